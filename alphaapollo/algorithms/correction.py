@@ -37,7 +37,7 @@ def rollout_correction_weights(
 
     Args:
         method: tis truncates rho to [low, high]; mask sets rho outside [low, high] to 0.
-        level: rho per token, or per row: the product (sequence) or the geometric mean of the ratios of its tokens.
+        level: rho is a token's ratio (token), or its row's product (sequence) or geometric mean (geometric) of ratios.
     """
     d = apply_mask(train_logp.detach() - rollout_logp.detach(), mask)
     if level == "sequence":

@@ -36,7 +36,7 @@ def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, facto
 
 
 def overlong_filter(mask: Tensor, truncated: Tensor) -> Tensor:
-    """Set the loss mask [B, L] of truncated [B] responses to 0 (DAPO, arXiv 2503.14476, section 3.4)."""
+    """Set the loss mask [B, L] to 0 where truncated [B] is true (DAPO, arXiv 2503.14476, section 3.4)."""
     return mask * (~truncated.bool()).to(mask.dtype).unsqueeze(1)
 
 

@@ -95,7 +95,7 @@ def has_gradient_without_advantages(policy_loss: PolicyLoss, config: Actor) -> b
 
 
 def make_toy_advantage_inputs(group_size: int, reward_names: Iterable[str]) -> AdvantageInputs:
-    """Create two groups of responses of one, two and three tokens; every second response has reward 1, the rest 0."""
+    """Create two groups of `group_size` responses with lengths 1, 2, 3, 1, ... and rewards 0, 1, 0, 1, ..."""
     rows = GROUPS * group_size
     lengths = torch.arange(rows) % LENGTH + 1
     mask = (torch.arange(LENGTH) < lengths[:, None]).double()

@@ -92,7 +92,7 @@ def check_packages() -> Iterator[CheckResult]:
 
 
 def check_processors() -> Iterator[CheckResult]:
-    """Check that there is enough memory, and whether the container has a lower limit than the machine."""
+    """Report CPU cores and memory, and check that there is enough memory and this container may use all of it."""
     from alphaapollo.controller.placement import detect_machine
 
     machine = detect_machine()

@@ -62,7 +62,7 @@ def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpu
 def resolve_inference_rollout(
     rollout: Rollout, model: Model, device: Device, num_gpus: int, num_cores: int, nnodes: int = 1
 ) -> Rollout:
-    """Choose dtype, number and CPU threads of the engines for a command without training, and disable their sleep."""
+    """Choose the engines' number, dtype and CPU threads for a command without training, and disable sleep mode."""
     rollout = resolve_rollout(rollout, model, device, num_gpus)
     threads = count_engine_threads(rollout, num_cores, nnodes, runs_during_training=False)
     without_trainer = {"colocate": False, "free_cache_engine": False, "router_replay": False}
@@ -70,7 +70,7 @@ def resolve_inference_rollout(
 
 
 def get_attention_kernel(model: Model) -> Attention:
-    """Return the attention kernel; the section must be resolved (resolve_model)."""
+    """Return the attention kernel of a model section that resolve_model has resolved."""
     assert model.attention != "auto", "resolve_model comes first"
     return model.attention
 

@@ -42,7 +42,8 @@ def list_verl_key_statuses() -> dict[str, dict[str, str]]:
 def find_verl_key_status(name: str, *schemas: type[BaseModel]) -> str | None:
     """Return what became of a verl key, e.g. `renamed to env.max_steps`; None if verl does not have the key.
 
-    If several patterns match, the longest applies. Schemas that have the key's section take precedence.
+    Keys are listed by name or pattern (`critic.*`) for each schema. Precedence: names over patterns, then schemas that
+    have the key's section over others, then longer over shorter patterns.
     """
     found: list[tuple[bool, bool, int, str]] = []
     for schema in schemas:
@@ -69,7 +70,7 @@ def find_differences_from_verl(schema: type[BaseModel]) -> dict[str, str]:
 
 
 def find_values_meant_for_verl(config: Config, user_keys: Set[str]) -> Iterator[str]:
-    """Yield a warning for each key with another meaning in verl that the user set to a value that suits verl."""
+    """Yield a warning for each key that works differently in verl, if the user's value seems to be meant for verl."""
     size, samples = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.group_size
     if MINI_BATCH in user_keys and samples > 1 and size <= config.data.train_batch_size:  # as verl requires
         yield (

@@ -42,8 +42,8 @@ CLOSE_SECONDS = 5.0
 async def launch_ray_workers(
     specs: WorkerSpecs, start_timeout: float, required_paths: Mapping[str, str] | None = None
 ) -> RayWorkerGroups:
-    """Reserve resources for all workers over Ray and start them concurrently. Arguments and errors are those of
-    launcher.launch_workers; required_paths=None: Ray runs only on this machine."""
+    """Reserve resources for all workers in Ray and start them concurrently. Arguments and errors are those of
+    launcher.launch_workers, but required_paths may be None if Ray runs only on this machine."""
     reserved = await reserve_placement_groups(specs.placement, start_timeout)
     if required_paths is not None:
         await check_nodes_match_driver(reserved, required_paths)
@@ -116,7 +116,7 @@ class RayWorkerGroups(WorkerGroups):
     async def _make_rank_placements(
         self, ranks: RayRanks[Any], weight_sync_nodes: Sequence[str | None]
     ) -> list[RankPlacement]:
-        """Return the settings of each training rank. weight_sync_nodes: node for which it writes weights."""
+        """Return the settings of each training rank. weight_sync_nodes[r]: node to which rank r writes weights."""
         from alphaapollo.workers.process_group import RankPlacement
 
         placement, address = self.specs.placement, await ranks.reserve_address()

@@ -103,7 +103,7 @@ class Rows:
         return self.prefixes.select(row_indices).get_segment_and_prefix_lengths(lengths)
 
     def count_computed_tokens(self, row_indices: Sequence[int], padded: bool) -> int:
-        """Count the tokens that a forward pass over some rows computes. Padding counts; shared prefixes count once."""
+        """Count the tokens of a forward pass over some rows, with padding if `padded`. Shared prefixes count once."""
         lengths = self.get_segment_and_prefix_lengths(row_indices)[0]
         is_padded = padded and self.prefixes is None
         return len(lengths) * int(lengths.max(initial=0)) if is_padded else int(lengths.sum())
@@ -128,7 +128,7 @@ class Columns(Generic[A]):
     selected_tokens: A | None = None  # uint8 [sum responses], tokens selected by PolicyLoss.select_tokens
 
     def select(self: Columns[np.ndarray], rows: Rows, row_indices: Sequence[int]) -> Columns[np.ndarray]:
-        """Return the values of the rows with the given indices. `rows`: all rows that these columns belong to."""
+        """Return the columns of the rows at `row_indices`. `rows`: all rows; their offsets locate the values."""
         selected = {}
         for name, column in vars(self).items():
             if column is not None and name in PER_ROW:
@@ -200,7 +200,7 @@ class TrainBatch:
         return max((int(rank.rows.response_lengths.max(initial=0)) for rank in self.rank_batches), default=0)
 
     def to_matrix(self, columns: Sequence[np.ndarray]) -> np.ndarray:
-        """Copy one array of response tokens per rank, [sum responses] each, into a matrix [B, L] padded with 0."""
+        """Arrange values of response tokens, one array [response tokens] per rank, as a matrix [B, L] padded with 0."""
         matrix = np.zeros((self.num_rows, self.max_response_length), dtype=columns[0].dtype)
         for column, spans in zip(columns, self._response_spans, strict=True):
             for row, start, end in spans:

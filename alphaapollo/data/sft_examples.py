@@ -23,7 +23,7 @@ from alphaapollo.types import Message, Row
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Part of the text of an example that is tokenized separately, e.g. one assistant turn."""
+    """Separately tokenized part of an example's text, e.g. one assistant turn."""
 
     text: str
     is_trained: bool  # whether the model is trained on the tokens of the piece
@@ -146,7 +146,7 @@ def _is_prompt_text(piece: TextPiece) -> bool:
 
 
 def _append_piece(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer) -> None:
-    """Append the tokens of a piece to a tokenized example. A chat turn is trained on up to its end-of-turn token."""
+    """Append the tokens of a piece to a tokenized example. Tokens after the end-of-turn token are not trained on."""
     eos = renderer.tokenizer.eos_token_id
     if piece.is_trained and not piece.is_chat_text and eos is not None:
         token_ids = [*token_ids, eos]

@@ -119,9 +119,9 @@ def _make_sample_results(groups: Sequence[TrajectoryGroup], needs_answers: bool)
 
 
 def compute_val_metrics(results: Sequence[SampleResult], name_template: str) -> dict[str, float]:
-    """Compute means over problems with up to n samples each, and the share of failed samples.
+    """Compute accuracy, reward and response length, averaged over problems, and the share of failed samples.
 
-    With n > 1, the metrics include pass@k for powers of two, and maj@n. name_template: e.g. "val/{}_greedy".
+    With up to n > 1 samples per problem, also pass@k for powers of two, and maj@n. name_template: "val/{}_greedy", ...
     """
     n = count_max_samples_per_problem(results)
     means = compute_mean_metrics(results, n)

@@ -1,7 +1,7 @@
 """Call the models of roles: one question, a conversation with tools, or an episode in the run's environment.
 
 `role` is a key of the config section `roles`, e.g. `verifier`. `default_model` is the name of the model that answers if
-roles.SLOT.model is not set.
+the role's key `model` is not set.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class RoleModelCaller:
 
     Args:
         clients: clients by model name.
-        services: services of the environment. Its tools, env.max_steps and env.episode_timeout also apply to
-            conversations with tools.
+        services: services of the environment. Conversations with tools use the same tools and limits (env.max_steps,
+            env.episode_timeout) as episodes.
 
     Raises ValueError if a role plugin is not registered.
     """
@@ -107,7 +107,7 @@ class RoleModelCaller:
         return derive_seed(self._config.trainer.seed, "evolve", call_key)
 
     async def call_model(self, role: str, default_model: str, call_key: str, messages: Sequence[Message]) -> ModelReply:
-        """Return one reply of a role's model. The reply of a call that succeeded before is read from the pool.
+        """Return one reply of a role's model, from the pool if the same request with this call_key succeeded before.
 
         Raises:
             ModelCallError: the call failed; the failure is logged.
@@ -176,8 +176,8 @@ class RoleModelCaller:
             raise EvolutionStopped("budget.seconds ran out while a call was in flight") from error
 
     def _estimate_max_usage(self, model: str, messages: Sequence[Message], sampling: Sampling) -> Usage:
-        """Return an upper bound on the usage of a call. Each prompt character counts as one token, which is
-        too low for languages with several tokens per character."""
+        """Estimate the maximum usage of a call, with one token per prompt character. The estimate is too low for
+        languages with several tokens per character."""
         characters = sum(len(message["content"]) for message in messages)
         price = compute_call_price(self._config.models[model], characters, sampling.max_tokens)
         return Usage(1, characters + sampling.max_tokens, price)

@@ -87,7 +87,7 @@ class CheckpointFolder:
         return folder
 
     def remove_incomplete(self) -> None:
-        """Remove the folders of saves and removals that were interrupted."""
+        """Remove folders that an interrupted save, or an interrupted deletion of a checkpoint, left behind."""
         for pattern in (".writing_*", ".removing_*"):
             for folder in self.folder.glob(pattern):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -213,7 +213,7 @@ def find_damage(checkpoint: Path) -> list[str]:
 
 
 def find_folder_name_errors(checkpoint: Path) -> list[str]:
-    """Return a message if the folder was renamed, so that its name has another iteration than its progress.json."""
+    """Return a message if the iteration in the checkpoint's folder name differs from the one in progress.json."""
     step = read_progress(checkpoint)["step"]
     wrong = NAME.fullmatch(checkpoint.name) and parse_step(checkpoint) != step
     return [f"it is of iteration {step}"] if wrong else []

@@ -34,7 +34,7 @@ class ExpertSizes:
 
     @classmethod
     def from_config(cls, config: PretrainedConfig) -> ExpertSizes | None:
-        """Read both numbers from a model's configuration; None for a dense model."""
+        """Read the numbers of experts and of experts per token from a model's configuration; None for a dense model."""
         text = config.get_text_config()
         names = ("num_experts", "num_local_experts", "n_routed_experts")
         experts = next((count for name in names if (count := getattr(text, name, None))), 0)
@@ -74,8 +74,8 @@ class RoutingRecord:
 class RouterHooks:
     """Hooks on the routers of one model, which record statistics and can be forced to use given experts.
 
-    Call `start_recording` before a forward pass, and set `is_recording` of its result to false after it. Forced experts
-    are used until the next `start_recording`, because gradient checkpointing recomputes layers in the backward pass.
+    Call `start_recording` before a forward pass. After the pass, set `is_recording` of the returned record to false.
+    Forced experts stay in use until the next `start_recording`, because gradient checkpointing repeats forward passes.
     """
 
     def __init__(self, model: PreTrainedModel, sizes: ExpertSizes):
@@ -185,7 +185,7 @@ def check_routers_supported(model: Model, config_key: str, needs_balancing: bool
 
 @torch.no_grad()
 def _is_supported_router(router: nn.Module, sizes: ExpertSizes, config: PretrainedConfig) -> bool:
-    """Return whether a router chooses experts with torch.topk and returns (logits, weights, experts), by a test run."""
+    """Run a router to test whether it chooses experts with torch.topk and returns (logits, weights, experts)."""
     parameter = next(router.parameters(), None)
     if parameter is None:
         return False

@@ -82,7 +82,7 @@ SPANS = SpanRecorder()
 
 
 def start_recording_spans() -> None:
-    """Start recording in a worker process. Send this function to workers, not SPANS.start, which would copy SPANS."""
+    """Start recording spans in this worker process. Sending it the method SPANS.start would start a copy of SPANS."""
     SPANS.start()
 
 

@@ -68,15 +68,15 @@ class AppendContext:
         self.prompt_ids = self._render_prompt(first_observation)
 
     def add_turn_and_get_context(self, action_ids: Sequence[int], step: Step) -> list[int]:
-        """Add an action of the model and the observation that follows. Returns the context of the next turn: the tokens
-        of the observation (append context), or the complete new prompt (memory context)."""
+        """Add an action of the model and the observation that follows. Returns the context of the next turn: here the
+        tokens of the observation, in MemoryContext the complete new prompt."""
         with wrap_environment_errors("rendering the observation"):
             observation_ids = self._render_observation(step.observation, action_ids[-1])
         self.prompt_ids = [*self.prompt_ids, *action_ids, *observation_ids]
         return observation_ids
 
     def count_response_tokens(self, context_ids: list[int]) -> int:
-        """Return how many tokens the context of a turn after the first takes from the episode's token budget."""
+        """Return how many of the context tokens of the second or a later turn count towards the episode's budget."""
         return len(context_ids)
 
 

@@ -1,4 +1,4 @@
-"""Render prompts within data.max_prompt_length: the first prompt of an episode, and in memory context every prompt."""
+"""Render an episode's first prompt (with env.context=memory, each prompt) within data.max_prompt_length tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PromptTooLong(EnvironmentFailure):
 
 
 class PromptRenderer:
-    """Renders messages or text to at most `max_tokens` prompt tokens.
+    """Callable that renders messages or text to prompt tokens, and truncates or rejects more than `max_tokens`.
 
     The last CACHE_SIZE prompts are cached, because chat templates are slow and the episodes of a group start with the
     same prompt. Prompts of datasets are checked before training. A prompt that is too long therefore comes from an

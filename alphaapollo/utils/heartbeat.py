@@ -67,7 +67,7 @@ class Heartbeat:
 
     @property
     def ticks(self) -> int:
-        """Progress counter: ticks and calls of this process, plus the counter that `watch_helper_processes` added."""
+        """Progress counter: this process's ticks, call starts and call ends, plus the progress of a watched engine."""
         return self._ticks + self._progress()
 
     def tick(self) -> None:
@@ -99,7 +99,7 @@ class Heartbeat:
             self.end_call(key)
 
     def watch_helper_processes(self, get_progress: Callable[[], int], helpers: Callable[[], Mapping[int, str]]) -> None:
-        """Also observe an engine's progress and helper processes, instead of those of an earlier call.
+        """Include an engine's progress and helper processes in the reports; a later call replaces them.
 
         get_progress: returns the engine's progress counter. helpers: returns {pid: name} of required helper processes.
         """

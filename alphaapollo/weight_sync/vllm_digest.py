@@ -32,8 +32,8 @@ def select_tensor_parts_for_digest(layer: Any, parameter_name: str, tensor: torc
 def compute_model_digest(model: torch.nn.Module, packed_digest_attribute: str) -> int:
     """Compute this tensor-parallel rank's part of the digest of the weights that a vLLM model computes with.
 
-    packed_digest_attribute: layer attribute with the digest (a future) from before vLLM packed the weight. If a layer
-    also keeps the unpacked weight (tied embeddings), a difference between both weights changes the digest.
+    packed_digest_attribute: layer attribute with a future of the weight's digest, computed before vLLM packed the
+    weight. If a layer also keeps the unpacked weight (tied embeddings), the result changes if their digests differ.
     """
     total = 0
     live: dict[int, int] = {}  # digest by parameter id; layers may share a parameter

@@ -44,8 +44,8 @@ class VllmTransferSender:
         self._update_client = SingleUpdateWeightSyncClient(self.client)
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """Send (name in the Hugging Face checkpoint, full tensor on the GPU) pairs to the engines. A collective: all
-        ranks must iterate the same names. Returns the weights' version and digest on rank 0, else None."""
+        """Send weights to the engines (a collective: all ranks need the same names). Returns, on rank 0, their version
+        and digest. `tensors`: pairs of a name in the Hugging Face checkpoint and the full tensor on the GPU."""
         if self._engine is None:
             self._engine = self._connect_to_engines()
         digest = 0

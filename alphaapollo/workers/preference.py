@@ -36,7 +36,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     model: PolicyModel
 
     def load_model(self) -> None:
-        """Load the model, and a frozen reference model if each step computes reference log-probs without LoRA."""
+        """Load the model. If steps compute reference log-probs and LoRA is off, also load a frozen reference model."""
         super().load_model()
         self.preference = self.tuning.preference
         if self.preference.custom_module:
@@ -65,7 +65,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         return sums
 
     def compute_weights_digest(self) -> int:
-        """Compute a digest of this rank's shard of the base model. Digests of all ranks are added modulo 2**64."""
+        """Return this rank's part of the base model's digest. The caller adds the parts of all ranks modulo 2**64."""
         if not self.is_first_replica():
             return 0
         named = self.model.named_parameters()
@@ -141,7 +141,7 @@ def _sum_answer_logprobs(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, T
 
 
 def count_correct_by_source(batch: PreferenceBatch, row_indices: list[int], correct: Tensor) -> dict[str, Tensor]:
-    """Count correctly ranked pairs (or single answers) in a micro-batch, also per data source if there are several."""
+    """Count the True values of `correct` [pairs, or single answers], also per data source if there are several."""
     sums = {"right": correct.sum()}
     if len(batch.source_names) == 1:
         return sums

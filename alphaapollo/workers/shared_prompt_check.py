@@ -25,7 +25,7 @@ NUM_ROWS = 2  # rows of a batch to compare; with more, both layouts may not fit 
 
 
 class SharedPromptCheck:
-    """Comparison of a model's results with and without shared prompts, at creation and on the first batch.
+    """Comparison of a model's results with and without shared prompts, in the constructor and on the first batch.
 
     Args:
         compute_outputs: forward pass that returns one number per response token of a micro-batch.
@@ -56,7 +56,7 @@ class SharedPromptCheck:
                 self.unsupported_reason = self._describe_mismatch(mismatch)
 
     def check_batch(self, batch: RankBatch) -> None:
-        """Compare results on the first batch that shares prompts. Raises ValueError if the difference is too large."""
+        """Raise ValueError if results with and without sharing differ too much on the first batch that shares prompts."""
         if self.mismatch is None and batch.rows.prefixes is not None:
             self.mismatch = self._measure_mismatch(batch.rows, batch.mini_batches[0].micro_batches[0][:NUM_ROWS])
             self._unreported = {"sharing_gap": self.mismatch}
@@ -66,7 +66,7 @@ class SharedPromptCheck:
                 )
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return the difference measured on the first batch as a metric. {} in later calls."""
+        """Return the metric `sharing_gap`: the mismatch measured on the first batch. Later calls return {}."""
         metrics, self._unreported = self._unreported, {}
         return metrics
 
@@ -78,7 +78,7 @@ class SharedPromptCheck:
 
     @torch.no_grad()
     def _measure_mismatch(self, rows: Rows, row_indices: Sequence[int]) -> float:
-        """Compute the mean |difference| of results with and without shared prompts, in their standard deviations."""
+        """Compute mean(|shared - plain|) / std(plain) of results with (shared) and without (plain) shared prompts."""
         shared, plain = (
             self.compute_outputs(self.builder.build(layout, row_indices)).float()
             for layout in (rows, replace(rows, prefixes=None))

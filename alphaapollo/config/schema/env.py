@@ -23,7 +23,7 @@ WHEN_MEMORY = ActiveWhen("context", "memory")
 
 
 def _make_environment_condition(env_name: str) -> ActiveWhen:
-    """Return the marker for the settings of a built-in environment: with another one they have no effect."""
+    """Return a marker for settings that have an effect only in the built-in environment `env_name`."""
     return ActiveWhen("active_env_section", env_name, None, shown_key="env_name")
 
 
@@ -149,7 +149,7 @@ class Env(Section):
 
     @property
     def active_env_section(self) -> str | None:
-        """Section of settings that the environment reads, e.g. `grid_world`; None = any (env.custom_module is set)."""
+        """Name of the section that the environment reads, e.g. `grid_world`. None: env.custom_module may read any."""
         return None if self.custom_module else self.env_name
 
     @property

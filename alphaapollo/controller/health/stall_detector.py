@@ -51,7 +51,7 @@ class WorkerSnapshot:
         return [self.process] if self.process else []
 
     def format_process_name(self, process: ProcessStatus) -> str:
-        """Return a name for one of this worker's processes that is unique in the run."""
+        """Return a name, unique in the run, for one of this worker's processes."""
         if process.pid == self.pid:
             return self.name
         return f"{process.name} (pid {process.pid})" + ("" if process.is_required else f" of {self.name}")
@@ -127,7 +127,7 @@ def find_stall(before: RunSnapshot, now: RunSnapshot, device: Device) -> StallFi
 
 
 def _find_stopped_processes(workers: Iterable[WorkerSnapshot], is_required: bool = True) -> list[NamedProcess]:
-    """Return the processes that a signal has stopped: required ones, or optional ones such as graders."""
+    """Return the processes that a signal has stopped: only required ones, or only optional ones if not is_required."""
     return [
         (worker, worker.format_process_name(process))
         for worker in workers
@@ -150,7 +150,7 @@ def _find_computing_processes(
 
 
 def _may_be_waiting_for_gpu(worker: WorkerSnapshot, process: ProcessStatus, now: RunSnapshot) -> bool:
-    """Return whether a process may use CPU time only to wait for a GPU, unlike e.g. graders and compilers."""
+    """Return whether a process's CPU use may only be busy-waiting for a GPU. False for e.g. graders and compilers."""
     return any(call.worker for call in now.calls) if worker is now.controller else process.is_required
 
 

@@ -187,7 +187,7 @@ class VllmEngine(Engine):
         )
 
     def _check_routed_experts(self, routed_experts: np.ndarray | None, num_tokens: int) -> np.ndarray | None:
-        """Raise EngineError unless there are routed experts for all tokens. None without rollout.router_replay."""
+        """Return `routed_experts` (None without rollout.router_replay). Raises EngineError if any token has none."""
         if not self.spec.rollout.router_replay:
             return None
         found = 0 if routed_experts is None else len(routed_experts)
@@ -260,8 +260,8 @@ class VllmEngine(Engine):
         self._adapter = adapter
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Connect vLLM's workers to the trainer, the first of the four calls of vLLM's weight transfer (this method and
-        the next three). With CUDA IPC and NCCL the trainer makes these calls, otherwise receive_weights."""
+        """Connect vLLM's workers to the trainer. With CUDA IPC and NCCL, the trainer calls this and the next three
+        methods. Otherwise, receive_weights calls the next three."""
         if "rank_offset" in init_info:  # the offset of the first engine
             ranks_before = self.spec.index * self.spec.rollout.tensor_model_parallel_size
             init_info = init_info | {"rank_offset": init_info["rank_offset"] + ranks_before}

@@ -33,7 +33,7 @@ def build_vllm_environment(spec: EngineSpec) -> dict[str, str]:
 
 
 def get_sockets_folder(spec: EngineSpec) -> str:
-    """Return a folder for vLLM's sockets that is removed with the run, because vLLM never removes its sockets."""
+    """Return a folder for vLLM's sockets. vLLM never removes them; this folder is removed when the run ends."""
     return f"{spec.cleanup_folders[0]}/sockets"
 
 

@@ -70,7 +70,7 @@ class MemoryPlan:
         return not self.capacity or self.peak[1].total <= COMFORTABLE * self.capacity
 
     def mark_as_too_large(self, advice: str) -> MemoryPlan:
-        """Return the plan with a `problem`: the peak does not fit. advice: sentence with the suggested fix."""
+        """Return a copy with the `problem` that the peak does not fit. advice: sentence with the suggested fix."""
         phase, usage = self.peak
         largest = sorted(usage.to_dict().items(), key=lambda item: -item[1])[:3]
         parts = ", ".join(f"{kind.replace('_', ' ')} {size / GIB:.1f}" for kind, size in largest)
@@ -205,9 +205,9 @@ def _estimate_trained_model_memory(
     divergence: Divergence | None = None,
     computes_logits: bool = True,
 ) -> TrainedModelMemory:
-    """Return the memory of the policy or the critic on one rank. If samples of a group share the computation of their
-    prompt, the keys and values that attention copies for each sample are included. Their number assumes prompts of
-    maximum length and responses of a quarter of the maximum length. steps: optimizer steps per update."""
+    """Estimate the memory of the policy or the critic on one rank. steps: optimizer steps per update. With shared
+    prompts, this includes the copies of a prompt's keys and values that attention makes for each sample, assuming
+    prompts of maximum length and responses of a quarter of the maximum length."""
     rows, length = find_micro_batch_shape(config)
     trained = plan_trained_model(
         model, fsdp, device, config.trainer.num_ranks, (rows, length), computes_logits, divergence
@@ -246,7 +246,7 @@ def _count_engine_weight_bytes(config: Config) -> int:
 
 
 def _estimate_engine_memory(config: Config, device: Device, capacity: int) -> MemoryUsage:
-    """Return an engine's memory. On a GPU, weights, activations and KV cache fill rollout.gpu_memory_utilization."""
+    """Estimate an engine's memory. On a GPU, its KV cache fills up rollout.gpu_memory_utilization * capacity."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     weights = _count_engine_weight_bytes(config)
     if rollout.name == "fake":

@@ -151,8 +151,8 @@ def make_attention_interface(attend: Callable[[AttentionCall], Tensor]) -> Calla
 
 
 def find_window_of_mask(module: nn.Module) -> int | None:
-    """Return the sliding window of a layer that does not pass it to attention, because its model applies it with a mask
-    (qwen2_moe, phimoe, doge). It follows from config.json, as in transformers."""
+    """Return the layer's sliding window from config.json, as transformers does, for models that apply the window with a
+    mask and do not pass it to attention (qwen2_moe, phimoe, doge). None for layers with full attention."""
     config: Any = module.config
     layer_types = getattr(config, "layer_types", None)
     if layer_types and layer_types[module.layer_idx] != "sliding_attention":
@@ -168,7 +168,7 @@ def _attend_padded(call: AttentionCall) -> Tensor:
 
 
 def _attend_shared_prompts(call: AttentionCall, packing: Packing) -> Tensor:
-    """Compute padded attention over rows that share prompts: over each prompt once, then over the rest of each row."""
+    """Compute attention in two padded batches: shared prompts, then the rest of each row, which also sees its prompt."""
     padded = compute_padded_indices(packing, call.window)
     query, key, value = (flatten_heads(x) for x in (call.query, call.key, call.value))
     heads, kv_heads = call.query.shape[1], call.key.shape[1]

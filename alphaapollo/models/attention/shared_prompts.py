@@ -15,8 +15,8 @@ from alphaapollo.models.micro_batch import Packing
 
 @dataclass(frozen=True)
 class PaddedIndices:
-    """Indices of packed tokens in padded matrices, for attention over b rows that share f prompts. A row's suffix is
-    its part after the prompt. Padding repeats the last token of a prompt or suffix; its output is unused."""
+    """Indices that gather packed tokens into padded matrices, for attention over b rows that share f prompts. A row's
+    suffix is its part after the prompt. Padding repeats the last token of a prompt or suffix; its output is unused."""
 
     prompts: Tensor  # int64 [f, P]: tokens of each shared prompt
     suffixes: Tensor  # int64 [b, C]: tokens of each suffix
@@ -27,7 +27,8 @@ class PaddedIndices:
 
 @lru_cache(maxsize=2)  # shared by the layers of a forward pass: full and sliding-window attention
 def compute_padded_indices(packing: Packing, window: int | None) -> PaddedIndices:
-    """Compute the padded indices of a micro-batch with shared prompts. `window`: sliding window in tokens, or None."""
+    """Find which packed token is in each cell of the padded matrices of prompts and suffixes; make the attention mask.
+    `window`: sliding window in tokens, or None."""
     assert packing.keys is not None, "rows without shared prompts are padded when the batch is built"
     lengths, prefix_index = np.array(packing.lengths), np.array(packing.keys.prefix_segments)
     starts = np.cumsum(lengths) - lengths
@@ -59,8 +60,8 @@ def compute_padded_indices(packing: Packing, window: int | None) -> PaddedIndice
 
 
 def make_causal_mask(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Make a causal mask for queries that are the last of the key tokens. bool [num_queries, num_keys], true where a
-    query attends to a key. `window`: sliding window in tokens."""
+    """Make a causal mask, with queries only at the last num_queries of the num_keys tokens. Returns bool
+    [num_queries, num_keys], true where a query attends to a key. `window`: sliding window in tokens."""
     query = torch.arange(num_keys - num_queries, num_keys, device=device)
     distance = query[:, None] - torch.arange(num_keys, device=device)
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)

@@ -60,7 +60,7 @@ def compare_numbers_in_base_notation(truth: str, answer: str) -> bool | None:
 
 
 def compare_clock_times(truth: str, answer: str) -> bool | None:
-    """Return whether two times of day are equal, or None for other answers. At least one time must have am or pm."""
+    """Return whether two times of day are equal; None if one is not a time of day, or neither has am or pm."""
     expected, found = CLOCK.fullmatch(extract_words(truth)), CLOCK.fullmatch(extract_words(answer))
     if not expected or not found or not (expected[3] or found[3]):
         return None
@@ -87,10 +87,10 @@ def _normalize_words(text: str) -> str:
 
 
 def split_unit(text: str, compared_answer: str) -> tuple[str, str]:
-    r"""Split an answer into (value, unit), e.g. `12 \text{ cm}` into `12`, `cm`. An unknown or missing unit is empty.
+    r"""Split an answer into (value, known unit or ""), e.g. `12 \text{ cm}` into `12`, `cm`. Unknown units are dropped.
 
-    Words in `\text` after a value are always removed. Letters after a number (2ab) are removed if they are a known unit
-    or a separate word. A single letter (5 m) is removed only if `compared_answer` is a number without letters.
+    Words in `\text` after a value always count as a unit. Letters after a number count if they are a known unit (2cm) or
+    a separate word (2 dogs); a single letter (5 m) counts only if `compared_answer` is a number without letters.
     """
     if match := TEXT_UNIT.fullmatch(text):
         return match[1], _find_unit(match[2])
@@ -102,7 +102,7 @@ def split_unit(text: str, compared_answer: str) -> tuple[str, str]:
 
 
 def _find_unit(text: str) -> str:
-    """Return the short form of a unit without `square` and `cubic` (cm for square centimeters); empty if unknown."""
+    """Return the short form of a unit, dropping `square` and `cubic`: cm for square centimeters; empty if unknown."""
     names = [
         name for name in re.findall("[a-z]+", extract_words(text).lower()) if name not in ("square", "sq", "cubic")
     ]

@@ -94,7 +94,7 @@ class Sandbox:
         self.missing: dict[str, str] = {}  # layer -> reason why it is not used
 
     def start(self) -> Self:
-        """Start the sandbox if it is not running. The first start tests which layers work. Raises
+        """Start the sandbox if it is not running. The first start tests which isolation layers work here. Raises
         SandboxUnavailableError if this machine cannot isolate snippets, SandboxError if starting fails."""
         with self._lock:
             if self._zygote is None or self._zygote.has_ended:

@@ -55,7 +55,7 @@ class SandboxError(RuntimeError):
 
 
 class SandboxUnavailableError(ValueError):
-    """Error for a machine that cannot isolate untrusted code, unless the user allows running it without isolation."""
+    """Error: this machine cannot isolate untrusted code, and the user has not allowed code without isolation."""
 
 
 class OutputCapture:

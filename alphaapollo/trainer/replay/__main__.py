@@ -23,8 +23,8 @@ functions and compares the results (docs/replay.md)."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Compute a recorded iteration again and compare the results.
 
-    Returns 0 if the results are equal or an option changes the computation, 1 if they differ or the replay failed, 2 if
-    the input is invalid, 130 if interrupted.
+    Returns 0 if the results are equal, or differ because an option changes the computation; 1 if they differ otherwise
+    or the replay failed; 2 if the input is invalid; 130 if interrupted.
     """
     options = _parse_arguments(argv)
     with exit_on_config_error():

@@ -49,11 +49,11 @@ class ReferencePrefetcher:
         self._queue.put_nowait(group)
 
     async def wait_until_idle(self) -> None:
-        """Wait until all added groups are computed and no worker call is active."""
+        """Wait until the log-probs of all added groups are computed and no worker call is active."""
         await self._queue.join()
 
     async def prefetch_during(self, generating: Coroutine[Any, Any, T]) -> T:
-        """Await `generating` and compute the groups that are added meanwhile. Returns the result of `generating`.
+        """Await `generating`, compute the log-probs of groups as they are added, and return the result of `generating`.
 
         If generation or a computation raises, the other one is cancelled.
         """
@@ -69,7 +69,7 @@ class ReferencePrefetcher:
         return generated
 
     async def get_logprobs(self, groups: Sequence[TrajectoryGroup], batch: Batch) -> np.ndarray:
-        """Return the reference log-probs [B, L] of the batch of these groups. Computes groups that were not added."""
+        """Return the reference log-probs [B, L] of `batch`, built from `groups`. Computes those not computed before."""
         missing = [group for group in groups if any(id(row) not in self._columns for row in _list_rows(group))]
         for first in range(0, len(missing), self._num_ranks):
             await self._compute_group_logprobs(missing[first : first + self._num_ranks])
@@ -81,13 +81,13 @@ class ReferencePrefetcher:
         return matrix
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return the share of groups that were computed before generation ended, since the last call."""
+        """Return the share of groups since the last call whose log-probs were computed before generation ended."""
         share = 1 - self._late / self._added if self._added else 0.0
         self._added = self._computed = self._late = 0
         return {"perf/reference_ahead": share}
 
     async def _compute_logprobs_of_queued_groups(self) -> NoReturn:
-        """Compute queued groups until this task is cancelled."""
+        """Compute the reference log-probs of queued groups until this task is cancelled."""
         while True:
             groups = [await self._queue.get()]
             while len(groups) < self._num_ranks and not self._queue.empty():
