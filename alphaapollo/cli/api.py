@@ -174,7 +174,7 @@ def _set_nested_value(values: dict[str, Any], key_parts: Sequence[str], value: A
 
 
 def _check_no_key_set_twice(config: BaseModel, object_overrides: Sequence[str]) -> None:
-    """Raise ConfigError if the call sets a key and also passes a Python object for it, except a preset's estimator."""
+    """Raise ConfigError if a key, except algorithm.adv_estimator, is set both to a value and by a Python object."""
     known = list_keys(type(config))
     for key in (override.partition("=")[0] for override in object_overrides):
         if key != "algorithm.adv_estimator" and (value := get_value(config, key)) != known[key].default:

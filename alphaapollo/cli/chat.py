@@ -1,6 +1,6 @@
 """`alphaapollo chat RUN`: chat with a run's model in the run's environment, or with an OpenAI-compatible server.
 
-line -> Prompt(messages so far) -> one episode, whose turns and tool results are printed as they arrive
+user input -> Prompt(messages so far) -> one episode, whose turns and tool results are printed as they arrive
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def run_chat(answer: AnswerFunction) -> None:
 
 
 class EngineChat:
-    """Chat in a run's environment, with an engine that this process starts. A base model continues each line as text.
+    """Chat in a run's environment, with an engine that this process starts. Base models continue the user's line.
 
     Raises ValueError if the environment, a tool, the chat template or the model cannot be used.
     """

@@ -89,7 +89,7 @@ def find_path_errors(config: Section) -> Iterator[str]:
 
 
 def _find_path_error(path_kind: str, path: str) -> str:
-    """Return what is wrong with a path of a FilePath.kind, e.g. `no such file: a.parquet ...`; empty = it is valid."""
+    """Return an error such as `no such file: a.parquet ...` if `path` cannot be used as `path_kind`, else ""."""
     local = os.path.expanduser(path)  # os.path returns false for names that are too long; pathlib raises
     is_folder = os.path.isdir(local)
     if not path or (path_kind in ("data", "code") and os.path.isfile(local)) or (path_kind == "folder" and is_folder):

@@ -136,8 +136,8 @@ def _distribute_step_rows(
 ) -> tuple[list[_RowBundle], list[list[int]]]:
     """Distribute the rows of one optimizer step to ranks. Returns row bundles, and bundle indices for each rank.
 
-    A bundle has rows that must be in one micro-batch: one of the lists in `step_rows`, or rows with a common prefix.
-    Rows with a common prefix form several bundles if they exceed max_tokens or if the ranks' loads are unbalanced.
+    A bundle stays in one micro-batch. It is a list in `step_rows` or, if all lists have one row, rows with a common
+    prefix, which are split into several bundles if they exceed max_tokens or the ranks' loads would be unbalanced.
     """
     if prefixes is None or any(len(rows) > 1 for rows in step_rows):
         bundles = [_RowBundle(rows, _compute_token_costs(rows, lengths, prefixes)) for rows in step_rows]
@@ -158,7 +158,7 @@ def _distribute_step_rows(
 
 
 def _compute_token_costs(rows: list[int], lengths: list[int], prefixes: SharedPrefixes | None) -> list[int]:
-    """Return the computed tokens of each row; with `prefixes`, of each prefix and of each row without its prefix."""
+    """Count the tokens of each row; with `prefixes`, first of each prefix, and then of each row without its prefix."""
     if prefixes is None:
         return [lengths[row] for row in rows]
     shared = {int(prefixes.prefix_ids[row]): int(prefixes.lengths[row]) for row in rows}
@@ -168,7 +168,7 @@ def _compute_token_costs(rows: list[int], lengths: list[int], prefixes: SharedPr
 def _bundle_by_prefix(
     rows: list[int], lengths: list[int], prefix_ids: list[int], prefix_lengths: list[int], max_tokens: int
 ) -> list[_RowBundle]:
-    """Group rows, sorted by prefix, into bundles that have one prefix and compute at most max_tokens tokens."""
+    """Split rows, sorted by prefix, into bundles of one prefix and at most max_tokens tokens; a prefix counts once."""
     bundles: list[_RowBundle] = []
     prefix_id, cost = -1, 0
     for row in rows:
@@ -248,7 +248,7 @@ def split_bundles_into_micro_batches_by_rank(
 
 
 def _split_largest_micro_batches(batches: list[list[int]], count: int) -> list[list[int]]:
-    """Halve the micro-batches with the most bundles until there are `count` micro-batches. Appends empty ones."""
+    """Halve the micro-batches with the most bundles until there are `count`; if none can be halved, add empty ones."""
     batches = list(batches)
     while len(batches) < count:
         fullest = max(range(len(batches)), key=lambda i: len(batches[i]), default=None)

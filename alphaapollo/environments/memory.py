@@ -29,7 +29,7 @@ class Step:
 
 
 def select_steps(steps: Sequence[Step], count: int, memory_type: MemoryType) -> list[Step]:
-    """Return at most `count` (>= 1) of the past steps, oldest first."""
+    """Return at most `count` (>= 1) steps in their order: the newest, and the best of the others by `memory_type`."""
     if not steps:
         return []
     *earlier, newest = range(len(steps))
@@ -44,7 +44,7 @@ def select_steps(steps: Sequence[Step], count: int, memory_type: MemoryType) -> 
 
 
 def _sum_score_and_length_ranks(steps: Sequence[Step], indices: Sequence[int]) -> dict[int, float]:
-    """Return {index of a step: its rank by score + its rank by length}. Of equal actions, only the last is included."""
+    """Return {step index: score rank (0: best) + length rank (0: shortest)}. Of steps with equal actions, only the last."""
     unique = {steps[index].action: index for index in indices}.values()
     scores = sorted({-steps[index].score for index in unique})
     lengths = sorted({len(steps[index].action) for index in unique})

@@ -64,8 +64,8 @@ class EvolutionLoop:
         )
 
     async def _choose_answer(self, prompt: Prompt) -> str:
-        """Choose and record the answer of a problem. If the budget ends its tournament, the answer is chosen by votes.
-        Returns why the budget ended, or an empty string."""
+        """Choose and record the answer of a problem, by votes or by a tournament. If the tournament is stopped early,
+        the answer is chosen by votes and the reason for the stop is returned. Otherwise returns an empty string."""
         ranked, stopped = rank_candidates(self.pool, prompt.id), ""
         choice = ChosenCandidate(prompt.id, ranked[0].key if ranked else None, "vote")
         if self.settings.select == "tournament" and ranked:
@@ -127,7 +127,7 @@ def select_past_solutions(
 
 
 def rank_candidates(pool: Pool, problem: int, before_round: int | None = None) -> list[Candidate]:
-    """Return judged candidates of rounds < before_round, best first: by share of votes, shorter summary, then age."""
+    """Return judged candidates of rounds < before_round, best first: highest share of votes, shortest summary, oldest."""
     judged = pool.get_judged_candidates(problem, before_round)
     order = sorted(judged, key=lambda one: (-one[1].share_of_votes, len(one[0].summary)))
     return [candidate for candidate, _ in order]

@@ -126,7 +126,7 @@ class ConfusionMatrix:
 
 
 def compute_vote_confusion_matrix(judgements: Sequence[GradedJudgement]) -> ConfusionMatrix:
-    """Return the confusion matrix of all single votes."""
+    """Return the confusion matrix of all individual votes: for or against a candidate that is right or wrong."""
     counts = {True: [0, 0], False: [0, 0]}  # right -> [votes for, votes against]
     for judgement, right in judgements:
         counts[right][0] += judgement.votes_for
@@ -158,10 +158,10 @@ def compute_area_under_curve(points: Sequence[tuple[float, float]]) -> float:
 
 
 def compute_best_of_n(judgements: Sequence[GradedJudgement], n: int) -> float:
-    """Return the expected accuracy of the candidate with the most votes among n random candidates of a problem.
+    """Return the expected accuracy of drawing n of a problem's N candidates and taking the one with the top vote share.
 
-    The n are drawn from the problem's N candidates without replacement; NaN if N < n. Ties are broken at random. If s
-    candidates tie and b have fewer votes, one of the s wins with probability (C(b + s, n) - C(b, n)) / C(N, n).
+    Vote shares are known before the draw, which is without replacement; NaN if N < n. Ties are broken at random. If s
+    candidates tie and b have lower shares, one of the s wins with probability (C(b + s, n) - C(b, n)) / C(N, n).
     """
     if len(judgements) < n:
         return math.nan

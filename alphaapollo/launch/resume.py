@@ -214,8 +214,8 @@ def check_folder_belongs_to_command(config: EvalConfig) -> None:
 
 
 def _find_changes_since_run(folder: Path, config: Config | TuningConfig) -> list[ConfigChange]:
-    """Return the configuration changes since the run in `folder`, to which trainer.resume_from_path belongs. No change
-    is refused, because any run may be selected."""
+    """Return the configuration changes since another run, in `folder`, from whose checkpoint this run resumes.
+    All changes are allowed, because trainer.resume_from_path may select a checkpoint of any run."""
     if _find_saved_config(folder)[0] is None:
         return []
     changes = find_changes(_read_config_and_check_command(folder, type(config)), config)

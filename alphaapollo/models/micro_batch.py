@@ -3,7 +3,7 @@
 padded  [b, T]: each row starts at column 0, zeros on the right. Causal attention needs no mask for right padding.
 packed  [1, sum T]: rows end to end; `cu_seqlens` has the row boundaries.
 shared  [1, sum T]: packed, first each shared prompt once, then the rest of each row, which also attends to its prompt
-        (data/shared_prompts.py). Rows that share prompts have this layout also with padded attention.
+        (data/shared_prompts.py). Rows that share prompts always have this layout.
 
 With sequence parallelism (models/ulysses.py) each rank has its part of T, which is padded to a multiple of the group
 size. Values of response tokens, e.g. log-probs and masks, are complete on every rank.
@@ -26,8 +26,8 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 
 @dataclass(frozen=True)
 class SegmentAttentionKeys:
-    """Attention keys of the s segments of a packed micro-batch with shared prompts. A segment is a prompt, or the rest
-    of a row (token sequence), which attends to its prompt and to itself."""
+    """Attention keys of the s segments of a packed micro-batch with shared prompts. A segment is a prompt, which
+    attends to itself, or the rest of a row (token sequence), which also attends to the row's prompt."""
 
     prefix_segments: list[int]  # [s]: index of the row's prompt; of a prompt its own index
     lengths: list[int]  # [s]: number of tokens that the segment attends to
@@ -75,7 +75,7 @@ class MicroBatch:
         return values.new_zeros(shape[0] * shape[1]).index_copy(0, self.matrix_indices, values).view(shape)
 
     def drop_dummy_row(self, values: Tensor) -> Tensor:
-        """Return values of the n response tokens without the token of the dummy row."""
+        """Return `values` (one per row or response token) unchanged, or an empty tensor if the only row is a dummy."""
         return values[: 0 if self.is_dummy else None]
 
 
@@ -155,8 +155,8 @@ class MicroBatchBuilder:
         return Packing(self._to_device(offsets.astype(np.int32)), lengths.tolist(), keys)
 
     def _copy_columns(self, columns: Columns[np.ndarray], rows: Rows, row_indices: Sequence[int]) -> Columns[Tensor]:
-        """Copy the loss inputs of the selected rows to the device as float32 or float64, or zeros for the dummy row.
-        Trajectory ids remain integers, and are left out if no rows share a trajectory."""
+        """Copy the loss inputs of the rows at `row_indices` to the device, as float32 or float64. Without indices, each
+        input is a zero for the dummy row. Trajectory ids remain integers; omitted if no rows share a trajectory."""
         selected, copied = columns.select(rows, row_indices), {}
         for name in (field.name for field in fields(selected)):
             column = getattr(selected, name)
@@ -202,8 +202,8 @@ def _lay_out_rows(rows: Rows, padded: bool, width_multiple: int) -> _TokenLayout
 
 
 def _compute_shared_prompt_layout(rows: Rows, prefixes: SharedPrefixes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Place each shared prompt once, then the rest of each row. Returns the fields segment_lengths, prefix_segments and
-    flat_indices of _TokenLayout."""
+    """Lay out a packed micro-batch: each shared prompt once, then each row without its prompt. Returns the fields
+    segment_lengths, prefix_segments and flat_indices of _TokenLayout."""
     _, first, family = np.unique(prefixes.prefix_ids, return_index=True, return_inverse=True)
     lengths = np.concatenate([prefixes.lengths[first], rows.lengths - prefixes.lengths])
     starts = compute_offsets(lengths)[:-1]

@@ -57,5 +57,5 @@ def detect_language(text: str) -> str | None:
 
 
 def extract_prose(text: str) -> str:
-    """Return a text without code, LaTeX, tags, numbers and punctuation."""
+    """Remove code, LaTeX, tags, numbers and punctuation from a text."""
     return " ".join(NOT_PROSE.sub(" ", text).split())

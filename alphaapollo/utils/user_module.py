@@ -61,8 +61,8 @@ def load_user_object(path: str, name: str, path_key: str, name_key: str) -> Any:
 
 
 def format_error(error: BaseException, path: Path | None = None) -> str:
-    """Format an error in one line, with the source line that raised it. path: file of the user; its last line in the
-    traceback is shown, if there is one."""
+    """Format an error in one line, with the source line of the innermost traceback frame. If the traceback has frames
+    in the user's file `path`, the innermost of these is used instead."""
     kind = type(error).__name__
     if isinstance(error, SyntaxError):
         line = f": {error.text.strip()}" if error.text else ""

@@ -34,7 +34,7 @@ def initialize_rank(
     """Initialize torch.distributed in this process (a collective).
 
     Returns the device mesh of the model, the sequence-parallel group of this rank (None without sequence parallelism),
-    and the group of ranks that together have every token sequence once (None: all ranks).
+    and its data-parallel group, which has one rank of each sequence-parallel group (None: all ranks).
 
     Args:
         fsdp_size: number of ranks that share one replica of the model; -1 = all.

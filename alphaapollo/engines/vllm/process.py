@@ -80,8 +80,8 @@ def start_fork_server() -> EngineContext:
 
 
 def set_up_engine_process() -> None:
-    """Make this process of an engine exit with the engine's owner and write to the engine's log. No effect in the
-    owner's process."""
+    """Redirect this process's output to the engine's log, and make the process exit when the engine's owner exits.
+    Does nothing in the owner's process."""
     if os.getpid() != int(os.environ[PARENT]):
         _set_up_engine_process_once(os.getpid())
 

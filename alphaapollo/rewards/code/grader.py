@@ -1,6 +1,6 @@
 """Grader of code: unit tests in the sandbox. Tests and code run in separate processes.
 
-test process: run the tests, collect calls -> code process: execute the calls -> test process: repeat with the results
+test process: run tests, collect calls -> code process: execute the calls -> test process: rerun tests with the results
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def extract_code(completion: str) -> str:
 def find_function_test_failure(tests: FunctionTests, code: str, time_limit: float) -> str:
     """Return why the code fails the tests; empty if it passes. Raises ValueError if the tests are broken.
 
-    Each round runs the tests, which record calls of the code, and then executes these calls. No results are known in
-    the first round, so a failure in this round is an error in the tests.
+    Tests and code run in separate processes. Each round runs the tests with the results of the previous round's calls,
+    then runs the code on the calls that the tests made. If the tests fail in the first round, they are broken.
     """
     library = SANDBOX_PROGRAM.read_text(encoding="utf-8")
     program = f"{library}\nrun_answer({tests.setup_code + chr(10) + code!r})"
