@@ -41,7 +41,7 @@ class AnswerBatch:
 
     @property
     def log_ratio(self) -> Tensor:
-        """Log-ratio log pi/ref of each answer. [R]"""
+        """Log-ratio log pi - log ref of each answer. [R]"""
         assert self.ref_logp is not None, "the loss was declared without a reference"
         return self.logp - self.ref_logp
 
@@ -182,13 +182,13 @@ def robust_dpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 
 @register_preference_loss("ipo", reads=("beta", "sft_coef"))
 def ipo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """IPO: (margin - 1/(2 beta))^2 with summed log-ratios (arXiv 2310.12036, Eq. 17)."""
+    """IPO: (answers.margin - 1/(2 beta))^2, from log-ratios summed over tokens (arXiv 2310.12036, Eq. 17)."""
     return (answers.margin - 1.0 / (2.0 * beta)) ** 2
 
 
 @register_preference_loss("ipo_mean", reads=("beta", "sft_coef"), uses_token_means=True)
 def ipo_mean(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """IPO with mean log-ratios per token: (margin - 1/(2 beta))^2."""
+    """IPO with mean log-ratios r per token: (r(chosen) - r(rejected) - 1/(2 beta))^2."""
     means = answers.log_ratio / answers.lengths
     return (chosen(means) - rejected(means) - 1.0 / (2.0 * beta)) ** 2
 
@@ -284,7 +284,7 @@ def orpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     "simpo", beta=2.0, reads=("beta", "simpo_gamma", "sft_coef"), needs_reference=False, uses_token_means=True
 )
 def simpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """SimPO: -logsigmoid(beta (mean log-prob of chosen - of rejected) - simpo_gamma) (arXiv 2405.14734, Eq. 6)."""
+    """SimPO: -logsigmoid(beta (m(chosen) - m(rejected)) - simpo_gamma), m: mean log-prob (arXiv 2405.14734, Eq. 6)."""
     return -logsigmoid(beta * (chosen(answers.mean_logp) - rejected(answers.mean_logp)) - config.simpo_gamma)
 
 

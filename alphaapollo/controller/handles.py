@@ -82,7 +82,7 @@ class ModelWorkerGroup(WorkerGroup[M]):
         return (await self.ranks.call_with_items(function, batches_of_ranks))[:: self.sequence_parallel]
 
     async def _call_all_ranks(self, function: Callable[[M], Any]) -> list[Any]:
-        """Call function(worker) on all ranks. Returns one result per batch."""
+        """Call function(worker) on all ranks. Returns the result of the first rank of each sequence-parallel group."""
         return (await self.ranks.call(function))[:: self.sequence_parallel]
 
 
@@ -147,7 +147,7 @@ class FinetuningGroup(TrainingWorkerGroup["FinetuningWorker[B]"], Generic[B]):
         return (await self._call_with_batches(lambda worker, batch: worker.step(batch, skip_bad_step), batches))[0]
 
     async def evaluate(self, batches: Sequence[B]) -> dict[str, float]:
-        """Compute the training metrics of held-out batches without an update, summed over all ranks."""
+        """Return the sums of metrics and of loss denominators over held-out batches. Does not update the weights."""
         return (await self._call_with_batches(lambda worker, batch: worker.evaluate(batch), batches))[0]
 
 
@@ -210,7 +210,7 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         await self.ranks.call(lambda worker: worker.reset_reference_and_optimizer())
 
     async def send_weights(self, version: int) -> WeightUpdate:
-        """Send the policy's weights to the engines; all ranks take part. Returns their version and digest."""
+        """Send the policy's weights to the engines; all ranks take part. Returns the weights' version and digest."""
         return merge_weight_updates(await self.ranks.call(lambda worker: worker.send_weights(version)))
 
     async def release_sent_weights(self) -> None:

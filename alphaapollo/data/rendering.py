@@ -65,7 +65,7 @@ class Renderer:
         return ids[1:] if ids and ids[0] == last_sampled_token else ids
 
     def append_turn_end(self, token_ids: list[int]) -> list[int]:
-        """Append the template's text after the end-of-turn token, e.g. a newline. Truncated answers stay unchanged."""
+        """If the last token is the end-of-turn token, append what the chat template has after it, e.g. a newline."""
         end = self.turn_end_ids
         return token_ids + end[1:] if end[:1] == token_ids[-1:] else token_ids
 
@@ -97,7 +97,7 @@ class Renderer:
         return rendered
 
     def _encode_following_messages(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
-        """Tokenize the text that the chat template adds after the text of an assistant turn if `messages` follow."""
+        """Tokenize what the chat template renders after the text of an assistant turn: end of turn, then `messages`."""
         chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER), *messages]
         return self.encode([self.render_chat(chat, add_generation_prompt).partition(PLACEHOLDER)[2]])[0]
 

@@ -95,7 +95,7 @@ def _read_examples(
 ) -> tuple[LoadedExamples[Any], dict[str, list[Any]], list[str]]:
     """Read the data files. Returns training examples, validation examples by file name, and notices.
 
-    Raises ValueError if no examples remain of a file that has a weight.
+    Raises ValueError if data.train_max_samples and data.max_length exclude all examples of a file that has a weight.
     """
     data = config.data
     train = task.load_examples(data.train_files, data.train_max_samples, renderer)

@@ -195,7 +195,7 @@ class PolicyWorker(TrainingWorker):
 
     @torch.no_grad()
     def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
-        """Compute log-probs of all tokens except the first at temperature 1, to verify engines. Offloads the policy."""
+        """Compute log-probs (temperature 1) of all tokens but the first, to verify engines. Then offload the policy."""
         self.state.reload()
         rows = make_rows([np.array(token_ids)], [1])
         logprobs = self.policy(self.builder.build(rows, [0]), 1.0).logprobs.tolist()
@@ -269,7 +269,7 @@ class PolicyWorker(TrainingWorker):
     ) -> None:
         """Run the forward and backward pass of one micro-batch.
 
-        recorded_logprobs: not None to use the log-probs of this pass as old log-probs, and to record them.
+        recorded_logprobs: if not None, this pass's log-probs are appended to this list and used as old log-probs.
         """
         micro = self.builder.build(self.batch.rows, row_indices, replace(columns, returns=None, values=None))
         target = self._make_divergence_target(micro)

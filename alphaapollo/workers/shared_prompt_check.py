@@ -56,7 +56,7 @@ class SharedPromptCheck:
                 self.unsupported_reason = self._describe_mismatch(mismatch)
 
     def check_batch(self, batch: RankBatch) -> None:
-        """Raise ValueError if results with and without sharing differ too much on the first batch that shares prompts."""
+        """Raise ValueError if sharing changes the results too much, in the first batch that shares prompts."""
         if self.mismatch is None and batch.rows.prefixes is not None:
             self.mismatch = self._measure_mismatch(batch.rows, batch.mini_batches[0].micro_batches[0][:NUM_ROWS])
             self._unreported = {"sharing_gap": self.mismatch}

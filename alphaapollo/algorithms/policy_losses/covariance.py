@@ -59,7 +59,8 @@ def _count_selected_tokens(ratio: float, mask: Tensor) -> int:
 
 
 def _select_clipped_tokens(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
-    """Select the tokens whose loss Clip-Cov sets to 0: the first candidates. The n tokens are in random order."""
+    """Select the tokens whose loss Clip-Cov sets to 0. The n tokens are in random order, so the first candidates, as
+    many as find_clip_cov_candidates returns, are a random draw. [n] each -> bool [n]."""
     options, mask = config.policy_loss, torch.ones_like(logp)
     candidates, count = find_clip_cov_candidates(
         token_covariance(logp, advantages, mask),

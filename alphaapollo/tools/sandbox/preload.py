@@ -25,7 +25,7 @@ MODULES = f"{_STANDARD} {_SCIENTIFIC}".split()
 
 
 def trigger_lazy_imports() -> None:
-    """Trigger lazy imports of numpy and sympy now, because snippets without Landlock cannot open the imported files."""
+    """Trigger lazy imports of numpy and sympy now: without Landlock, the seccomp filter lets snippets open no files."""
     if "sympy" in sys.modules:
         import sympy
 

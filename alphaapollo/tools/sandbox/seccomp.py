@@ -92,8 +92,8 @@ def apply_snippet_filter(allow_files: bool) -> None:
 
 
 def apply_shell_filter() -> None:
-    """Apply the filter for bash to this process. It also allows forking and opening files for reading, but not reading
-    the metadata of files by path. Start bash with `execveat`, the only exec call that the filter allows."""
+    """Apply the filter for bash to this process. Compared with apply_snippet_filter(False), it also allows forking and
+    opening files for reading, but no metadata of files by path. Start bash with `execveat`, its only exec call."""
     rules = _make_argument_rules() | {
         "clone": [(_argument_offset(0), _NEW_NAMESPACES, [0])],
         "open": [(_argument_offset(1), _WRITE_FLAGS, [0])],

@@ -1,11 +1,11 @@
 """Zygote: interpreter that imports the libraries of snippets once, and forks one child per snippet or session.
 
     program --(socket on descriptor 0: ChildSpec with descriptors of the child)--> zygote --fork--> child
-    program <--(notice connection of each child: stop, continue, kill | its end)--> zygote
+    program --(notice connection of a child: stop, continue, kill)--> zygote --(notice that the child ended)--> program
 
-Code, input and output go directly between program and child. The memory of the zygote, which every child inherits,
-contains none of them. The zygote limits the number of threads of a child, because the kernel has no such limit. When
-the program ends, the zygote kills all children and exits.
+Code, input and output go directly between program and child, so the zygote's memory, which every child inherits, never
+contains them. The zygote limits the number of threads of a child, because the kernel has no such limit. When the
+program ends, the zygote kills all children and exits.
 
 In bubblewrap only this package of the project exists, so it must not import other packages of the project.
 """
@@ -182,7 +182,7 @@ class Zygote:
         self._poller.register(notice_socket, select.POLLIN)
 
     def _reap_children(self) -> None:
-        """Remove the folders of children that have ended, and send the program their notices."""
+        """Remove the folders of ended children, and send each child's exit status through its notice connection."""
         while self._children or self._cleaners:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -199,7 +199,7 @@ class Zygote:
             _send_end_notice(child.notice_socket, status, child.stop_reason)
 
     def _remove_folder(self, folder: str) -> None:
-        """Remove the folder of a child. A separate process removes a folder with contents, which can take long."""
+        """Remove a child's folder, in a separate process if it is not empty, because that can take long."""
         with contextlib.suppress(OSError):
             os.rmdir(folder)
             return
@@ -231,7 +231,7 @@ def remove_tree(folder: str) -> None:
 
 
 def _send_end_notice(notice_socket: int, wait_status: int, stop_reason: str) -> None:
-    """Tell the program that a child has ended, and close the notice connection of the child."""
+    """Send an ended child's wait status and stop reason through its notice connection, and close the connection."""
     with contextlib.suppress(BrokenPipeError):
         os.write(notice_socket, json.dumps({"status": wait_status, "stop_reason": stop_reason}).encode())
     os.close(notice_socket)
@@ -243,6 +243,6 @@ def _kill_child(pid: int) -> None:
 
 
 def _kill_process_group(pid: int) -> None:
-    """Kill a child and its process group, which includes processes that a child without seccomp filter started."""
+    """Kill the process group of the child `pid`: the child and processes that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

@@ -115,7 +115,7 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
 
 
 def can_skip_rows_without_advantage(config: Config, policy_loss: PolicyLoss) -> bool:
-    """Whether the policy update can skip sequences with zero advantage, because no loss term gives them a gradient."""
+    """Whether sequences with zero advantage get no gradient from any loss term, so the policy update can skip them."""
     role = config.actor_rollout_ref
     other_terms = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
     other_terms = other_terms or config.teacher.uses_full_vocabulary

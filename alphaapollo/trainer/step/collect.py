@@ -33,7 +33,7 @@ class CollectedGroups:
 
 
 async def collect_groups(run: TrainingRun, step: int, timer: Timer) -> CollectedGroups:
-    """Generate the data.train_batch_size groups of an iteration, with dynamic sampling in several rounds if needed."""
+    """Generate the data.train_batch_size groups of an iteration. Dynamic sampling may need several rounds."""
     config, size = run.config, run.config.data.train_batch_size
     filters = config.algorithm.filter_groups
     generated: list[TrajectoryGroup] = []
@@ -142,7 +142,7 @@ def _prefetch_reference_logprobs(run: TrainingRun, group: TrajectoryGroup) -> No
 
 
 def passes_dynamic_sampling(run: TrainingRun, group: TrajectoryGroup) -> bool:
-    """Whether dynamic sampling (algorithm.filter_groups) keeps a usable group; always True if it is disabled."""
+    """Whether dynamic sampling (algorithm.filter_groups) is disabled or keeps the group, which must be usable."""
     filters = run.config.algorithm.filter_groups
     return not filters.enable or has_metric_variance(group, filters.metric)
 
