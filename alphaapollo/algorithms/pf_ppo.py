@@ -1,7 +1,7 @@
-"""PF-PPO: train only on the samples of a prompt with reliable rewards, the best and the worst (arXiv 2409.06957).
+"""PF-PPO: train only on each prompt's best and worst samples, because their rewards are reliable (arXiv 2409.06957).
 
-The paper draws training samples at random. Here each of the N losses is weighted by N times the probability of its
-sample, which has the same expectation and no sampling noise.
+The paper draws training samples at random. Here each of a prompt's N losses is weighted by N times the probability that
+the paper draws this sample, which has the same expectation and no sampling noise.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def apo_zero(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 
 @register_preference_loss("apo_down", reads=("beta", "sft_coef"))
 def apo_down(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
-    """APO-down: sigmoid(beta u) + 1 - sigmoid(beta margin), with the chosen log-ratio u (arXiv 2408.06266)."""
+    """APO-down: sigmoid(beta u) + 1 - sigmoid(beta (u - v)), log-ratios u (chosen), v (rejected) (arXiv 2408.06266)."""
     u, v = chosen(answers.log_ratio), rejected(answers.log_ratio)
     return (beta * u).sigmoid() + (-beta * (u - v)).sigmoid()
 

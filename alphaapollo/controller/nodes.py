@@ -56,7 +56,8 @@ def describe_missing_nodes(nodes: Sequence[ClusterNode], trainer: TrainerSection
 
 
 def inspect_node(paths: Mapping[str, str], base_folder: str) -> NodeContents:
-    """Return the versions and files of this node. paths: configuration key -> path, absolute or in `base_folder`."""
+    """Return this node's library versions, and the number and size of the files at each of `paths`.
+    paths: configuration key -> path, absolute or relative to `base_folder`."""
     files = {key: _count_files_and_bytes(Path(base_folder, path)) for key, path in paths.items()}
     versions = {name: (find_version(name) or NOTHING).split("+")[0] for name in LIBRARIES}  # without build (+cpu)
     own = {"Python": platform.python_version(), "alphaapollo": compute_code_version()}
@@ -99,7 +100,7 @@ RUN_FOLDER = "trainer.output_dir"  # key of a file that the driver has just writ
 
 
 def _count_files_and_bytes(path: Path) -> tuple[int, int] | None:
-    """Return (number, total bytes) of the file at `path` or of the files in that folder; None: no such path."""
+    """Return (number of files, their total bytes) at `path`, a file or a folder; None if the path does not exist."""
     if not path.exists():
         return None
     files = [path] if path.is_file() else list(path.iterdir())

@@ -255,8 +255,8 @@ class RayRanks(Ranks[W]):
                 task.cancel()
 
     async def _gather_results(self, calls: list[Any], call_name: str) -> list[Any] | None:
-        """Return the results of one remote call per rank, or None as soon as one call fails. A Ray thread receives the
-        results and wakes the event loop only once, not once per rank."""
+        """Return the results of one remote call per rank, or None as soon as one call fails (the error is not raised).
+        A Ray thread receives the results and wakes the event loop once in total, not once per rank."""
         loop = asyncio.get_running_loop()
         over = loop.create_future()
         missing = {rank: HEARTBEAT.begin_call(call_name, f"{self.role} {rank}") for rank in range(len(calls))}
@@ -317,7 +317,7 @@ class RayRanks(Ranks[W]):
 
 
 async def raise_first_worker_death(tasks: Sequence[asyncio.Future[Any]], timeout: float) -> None:
-    """Wait for the tasks for at most `timeout` seconds, and raise the first WorkerDied with which a task fails."""
+    """Wait at most `timeout` seconds for the tasks to end. If one of them raises WorkerDied, raise it at once."""
     waiting, end = set(tasks), time.monotonic() + timeout
     while waiting and (left := end - time.monotonic()) > 0:
         done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)

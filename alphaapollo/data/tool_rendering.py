@@ -46,7 +46,7 @@ class ToolRenderer(Renderer):
         super().__init__(tokenizer, {**template_arguments, "tools": self.schemas})
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decode tokens without the end-of-turn token. Keeps other special tokens, which calls may contain."""
+        """Decode tokens without a final end-of-turn token. Keeps other special tokens, which tool calls may contain."""
         ids = list(token_ids)
         if ids and ids[-1] in self.eos_token_ids:
             ids.pop()

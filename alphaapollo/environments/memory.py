@@ -44,7 +44,7 @@ def select_steps(steps: Sequence[Step], count: int, memory_type: MemoryType) -> 
 
 
 def _sum_score_and_length_ranks(steps: Sequence[Step], indices: Sequence[int]) -> dict[int, float]:
-    """Return {step index: score rank (0: best) + length rank (0: shortest)}. Of steps with equal actions, only the last."""
+    """Return {step index: score rank (0: best) + length rank (0: shortest)}, for the last step of each action."""
     unique = {steps[index].action: index for index in indices}.values()
     scores = sorted({-steps[index].score for index in unique})
     lengths = sorted({len(steps[index].action) for index in unique})

@@ -63,7 +63,7 @@ class GenerationPlan:
 
     @property
     def requests(self) -> list[GroupRequest]:
-        """Sampling requests of the prompts without results. A validation with the same seed gets the same samples."""
+        """Sampling requests of the prompts without results. The same seed gives the same samples as a validation."""
         done, sampling = self.finished.problem_ids, make_sampling(self.config)
         return [
             GroupRequest(prompt, self.config.data.n_samples, sampling, stream_position=0, validate=True)

@@ -118,10 +118,10 @@ def read_sample_result(record: Mapping[str, Any]) -> SampleResult:
 
 
 def merge_repeated_prompts(results: Sequence[SampleResult], prompts: Iterable[Prompt]) -> list[SampleResult]:
-    """Count repeated prompts, which prepare_validation writes, as one problem with more samples.
+    """Return the results with all repeats of a prompt treated as one problem with more samples.
 
-    Repeated prompts have the same data source, content, ground truth and extra_info.index. In the returned results,
-    problem_id is the id of the first of these prompts, and sample_index counts the samples of all of them.
+    prepare_validation writes repeats: prompts of equal data source, content, ground truth and extra_info.index. In the
+    results, problem_id is the id of the first of these prompts, and sample_index counts the samples of all of them.
     """
     first: dict[tuple[object, ...], int] = {}
     before: Counter[int] = Counter()

@@ -63,7 +63,7 @@ class Transcript:
 
     @property
     def last_message(self) -> str:
-        """Last message of the model, without the text that the environment ignored; empty if there is none."""
+        """Last message of the model, cut after the part that the environment used; empty if there is none."""
         own = self.messages[self.num_prompt_messages :]
         return next((message["content"] for message in reversed(own) if message["role"] == "assistant"), "")
 

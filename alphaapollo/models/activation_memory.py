@@ -64,7 +64,7 @@ def load_on_meta_device(model: Model, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _simulate_attention(backend: Attention, call: AttentionCall) -> Tensor:
-    """Return an attention output on the meta device, and save the tensors that the backend saves for backward."""
+    """Return an attention output on the meta device; autograd saves the same tensors for backward as with `backend`."""
     call.check_supported_by(backend)
     if backend in ("padded", "sdpa") and (call.softcap is not None or call.sinks is not None):
         call = call.repeat_key_value_heads()

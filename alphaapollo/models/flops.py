@@ -52,7 +52,7 @@ class FlopsEstimator:
 
     @classmethod
     def from_model(cls, model: Any) -> FlopsEstimator | None:
-        """Count the parameters that one token uses. None for an MoE model with an unknown number of experts."""
+        """Build an estimator from a model's parameters; None for an MoE model with an unknown number of experts."""
         config = model.config.get_text_config()
         experts = ExpertSizes.from_config(model.config)
         matrices = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim >= 2}

@@ -90,8 +90,8 @@ def resolve_target_modules(model: PreTrainedModel, lora: Lora) -> list[str]:
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
-    """Add LoRA adapters to the model's linear layers in place, and freeze all other parameters. A is drawn with `seed`
-    from peft's initial distribution; B is 0."""
+    """Add LoRA adapters to the model's linear layers in place, and freeze all other parameters. The A matrices are
+    drawn from peft's initial distribution with `seed`; the B matrices are 0."""
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(

@@ -144,7 +144,7 @@ def _scatter_params(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMe
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the parameters that a forward pass without backward has gathered, before an optimizer step changes them."""
+    """Free the full parameters that a forward pass without backward leaves gathered. Call it before optimizer steps."""
     cast(FSDPModule, model).reshard()
 
 

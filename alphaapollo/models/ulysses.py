@@ -42,7 +42,7 @@ class SequenceGroup:
 
 @dataclass(frozen=True)
 class TokenSelection:
-    """p selected tokens of a micro-batch, m of which are in this rank's part of the sequences."""
+    """Selected tokens of a micro-batch: p over all ranks of the sequence group, m of them on this rank."""
 
     shard_positions: Tensor  # int64 [m]: positions in the rank's part of the micro-batch, flattened
     selection_indices: Tensor | None  # int64 [m]: which of the p tokens this rank has; None: all, in order
@@ -61,8 +61,8 @@ def create_sequence_groups(device: str, size: int) -> tuple[SequenceGroup | None
 def find_local_positions(
     positions: np.ndarray, num_columns: int, rank: int, num_ranks: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find a rank's share of the tokens at `positions` in a flattened array [b, C] with columns split over ranks.
-    Returns positions in the rank's flattened part [b, C / num_ranks], and indices in `positions`."""
+    """Find the tokens of a rank if an array [b, C] is split by columns. `positions`: tokens in the flattened array.
+    Returns their positions in the rank's flattened part [b, C / num_ranks], and their indices in `positions`."""
     rows, columns = np.divmod(positions, num_columns)
     part_width = num_columns // num_ranks
     indices = np.flatnonzero(columns // part_width == rank)
@@ -84,7 +84,7 @@ def exchange_heads_for_tokens(x: Tensor, sequence: SequenceGroup) -> Tensor:
 
 
 def gather_token_values(local: Tensor, selection: TokenSelection, sequence: SequenceGroup | None) -> Tensor:
-    """Gather k values per selected token from all ranks of a sequence group. [k, m] on this rank -> [k, p] of all ranks
+    """Gather k values per selected token: [k, m] of this rank's m tokens -> [k, p] of the sequence group's p tokens.
 
     Differentiable if all ranks compute the same loss from the result. Each rank gets the gradient of its m tokens.
     """

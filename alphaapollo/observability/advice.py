@@ -80,7 +80,7 @@ class MetricsAdvisor:
 
 
 def _find_iteration_warnings(metrics: Metrics) -> dict[str, str]:
-    """Check the metrics of a single iteration for failures, truncation, zero gradients and log-prob mismatch."""
+    """Return warnings {id: text} about failures, truncation, zero gradients and log-prob mismatch in one iteration."""
     warnings = {
         name: text.format(metrics[name], name=name)
         for name, (limit, text) in LIMITS.items()
@@ -148,7 +148,7 @@ def _check_reward(recent: Sequence[Metrics]) -> dict[str, str]:
 
 
 def _check_groups(recent: Sequence[Metrics]) -> dict[str, str]:
-    """Check the share of groups with equal rewards, and the entropy, both averaged over several iterations."""
+    """Return warnings {id: text} if, over several iterations, many groups have equal rewards or the entropy is low."""
     if len(recent) < WINDOW or "critic/advantages/share_zero" not in recent[-1]:
         return {}  # too few iterations, or the algorithm does not train on rewards
     zero_variance = fmean(metrics.get("groups/zero_variance", 0.0) for metrics in recent)

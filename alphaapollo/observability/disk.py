@@ -34,8 +34,8 @@ def replace_file(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def close_all(*close_functions: Callable[[], None]) -> None:
-    """Call all functions, for use in a `finally` block. At the end, raise the first OSError of the functions, unless
-    another exception is active: after a write to a full disk, closing fails as well."""
+    """Call all functions, then raise the first OSError that they raised. For use in a `finally` block: if another
+    exception is active, no OSError is raised, because closing usually fails, too, after a write to a full disk."""
     active_error, failures = sys.exc_info()[1], list[OSError]()
     for close in close_functions:
         try:

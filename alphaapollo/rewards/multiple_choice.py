@@ -28,7 +28,7 @@ def grade(prompt: Prompt, completion: str) -> Score:
 
 
 def find_chosen_letter(text: str) -> str | None:
-    """Return the letter of the marked answer, else the stated one ("answer is B"), else the first on the last line."""
+    """Return the letter marked by <answer>, box or ####, else after "answer is", else at the start of the last line."""
     marked = find_marked_answer(text)
     if marked is not None:
         return read_first_letter(marked) or _find_stated_letter(marked)
@@ -37,7 +37,7 @@ def find_chosen_letter(text: str) -> str | None:
 
 
 def read_first_letter(text: str) -> str | None:
-    """Return the choice letter with which a text begins; None if there is none."""
+    """Return the choice letter at the start of a text; None if the text starts with anything else."""
     found = LETTER.match(LATEX.sub("", text).strip())
     return (found[1] or found[2] or found[3]).upper() if found else None
 

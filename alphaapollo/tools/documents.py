@@ -45,7 +45,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def split_passages(path: str, text: str) -> Iterator[Passage]:
-    """Yield the passages of a document: joined paragraphs, or parts of a long one, of up to PASSAGE_CHARACTERS."""
+    """Split a document into passages of up to PASSAGE_CHARACTERS: join short paragraphs, split long paragraphs."""
     begin, lines, size = 1, list[str](), 0
     for number, line in enumerate(text.splitlines(), start=1):
         is_full = size + len(line) > PASSAGE_CHARACTERS

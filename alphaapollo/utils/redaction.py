@@ -36,8 +36,7 @@ def redact(text: str, secrets: Mapping[str, str] | None = None) -> str:
 
 
 def find_secret_keys_and_reasons(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, reason) of each value in a nested map that contains a secret. The reason does not show the
-    secret."""
+    """For each value with a secret in a nested map, yield (dotted key, reason). The reason does not show the secret."""
     known = find_secret_variables()
     for name, value in values.items():
         key = f"{prefix}{name}"

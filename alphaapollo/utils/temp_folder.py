@@ -58,14 +58,14 @@ def run_in_temp_folder(command: Callable[[], int]) -> int:
 
 
 def register_cleanup(paths: Iterable[str | Path]) -> None:
-    """Register paths in shared memory to be removed when the command's temporary folder is removed."""
+    """Register folders, e.g. in /dev/shm, to be removed together with the command's temporary folder."""
     for folder in _active[-1:]:
         with (folder / CLEANUP_LIST).open("a") as file:
             file.writelines(f"{path}\n" for path in paths)
 
 
 def remove_stale_folders(base: Path) -> None:
-    """Remove the folders that this user's ended commands left in `base`, and the paths registered in them."""
+    """Remove folders in `base` that this user's earlier commands left behind, and the paths listed in each folder."""
     for folder in base.glob("alphaapollo-*"):
         with suppress(OSError):  # locked (Timeout), or removed by another command
             if NAME.fullmatch(folder.name) and folder.lstat().st_uid == os.getuid() and (folder / LOCK).exists():
@@ -84,8 +84,8 @@ def _remove_folder(folder: Path) -> None:
 
 
 def _make_locked_folder(base: Path) -> tuple[Path, FileLock]:
-    """Create a temporary folder in `base` and lock it. Its name starts with a dot until it is locked, so that no other
-    command removes it."""
+    """Create a temporary folder in `base` and lock it. The folder's name starts with a dot until the folder is locked,
+    because other commands remove unlocked folders without a dot."""
     new = Path(tempfile.mkdtemp(prefix=".alphaapollo-", dir=base))
     lock = FileLock(new / LOCK)
     lock.acquire()

@@ -46,7 +46,7 @@ def _check_gdpo_keys(config: Algorithm, group_size: int) -> None:
     check=_check_gdpo_keys,
 )
 def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    """Standardize the weighted sum of normalized rewards over all samples of the batch (arXiv 2601.05242, Eq. 6)."""
+    """Compute the weighted sum of normalized rewards, standardized over the whole batch (arXiv 2601.05242, Eq. 6)."""
     assert inputs.components is not None
     trajectories = Trajectories.from_inputs(inputs)
     names, weights = _select_rewards(inputs.components, config)
@@ -68,7 +68,7 @@ def apply_reward_conditions(rewards: dict[str, Tensor], conditions: dict[str, tu
 
 
 def _select_rewards(components: dict[str, Tensor], config: Algorithm) -> tuple[list[str], list[float]]:
-    """Return names and weights of the rewards to sum. Raises ValueError if the reward function does not return them."""
+    """Return names and weights of the rewards to sum. Raises ValueError if one is missing or not finite."""
     ignored = {"accuracy"} if "task" in components else set()  # both measure correctness, which would count twice
     names = config.gdpo_rewards or sorted(components.keys() - ignored)
     conditioned = [name for key, (other, _) in config.gdpo_conditions.items() for name in (key, other)]

@@ -25,7 +25,7 @@ def geometric_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
 
 
 def product_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
-    """Compute each row's product of the ratios pi/old of its tokens. [B, L] each -> [B], empty rows 1."""
+    """Compute the product of the ratios pi/old of each row's tokens; 1 for an empty row. [B, L] each -> [B]."""
     return clamp_log_ratio(apply_mask(logp - old_logp, mask).sum(dim=1)).exp()
 
 

@@ -139,7 +139,7 @@ def _find_stopped_processes(workers: Iterable[WorkerSnapshot], is_required: bool
 def _find_computing_processes(
     before: RunSnapshot, now: RunSnapshot, workers: Sequence[WorkerSnapshot], device: Device
 ) -> list[NamedProcess]:
-    """Return the processes that used CPU time between the snapshots, except those that may only wait for a GPU."""
+    """Return the processes that used CPU time between the snapshots, without those that may be waiting for a GPU."""
     seconds = max(now.time - before.time, 1e-9)
     return [
         (worker, worker.format_process_name(process))

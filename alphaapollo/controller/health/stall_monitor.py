@@ -139,7 +139,7 @@ class StallMonitor:
             self._end_run(finding, now)
 
     def _check_required_processes(self, elapsed_seconds: float) -> None:
-        """Report the required processes that have been stopped by a signal for stall_notice_seconds."""
+        """Print a notice for each required process that a signal stopped at least stall_notice_seconds ago."""
         for pid, name in self._required.items():
             process, before = read_process(pid), self._stopped.get(pid, 0.0)
             self._stopped[pid] = before + elapsed_seconds if process and process.is_suspended else 0.0
@@ -154,8 +154,8 @@ class StallMonitor:
         self._reported.clear()
 
     def _get_stall_timeout(self, finding: StallFinding) -> float | None:
-        """Return the seconds without progress after which the run ends; None: never. If the workers' active calls have
-        a longer timeout of their own, that timeout is used."""
+        """Return the seconds without progress after which the run ends: trainer.stall_timeout, or the timeout of the
+        workers' active calls (plus a margin) if it is longer. None: the run never ends because of a stall."""
         if self._timeout is None or not finding.call_timeout:
             return self._timeout
         return max(self._timeout, finding.call_timeout + MARGIN_SECONDS)
@@ -201,8 +201,8 @@ class StallMonitor:
         return f"Python stacks are in {path}"
 
     def _collect_stacks(self, worker: WorkerSnapshot, workers: Mapping[str, WorkerSnapshot]) -> str:
-        """Return a worker's Python stacks. If the worker is silent, the controller or another worker of its node
-        collects them."""
+        """Return a worker's Python stacks. If the worker does not answer, the controller or another worker of the same
+        node collects them."""
         pids = [process.pid for process in worker.processes if process.is_required] or [worker.pid]
         nearby = [worker, *workers.values()] if worker.role_and_rank in workers else []
         helper = next((other for other in nearby if other.report and other.node == worker.node), None)

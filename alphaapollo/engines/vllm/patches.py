@@ -107,7 +107,7 @@ def return_untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., An
 
 
 def return_untruncated_logits(sample_random: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the sampler of vLLM's V2 model runner: return the logits from before instead of after top-p and top-k."""
+    """Wrap the sampler of vLLM's V2 model runner to return logits without the truncation by top-p and top-k."""
 
     @functools.wraps(sample_random)
     def sample_tokens(

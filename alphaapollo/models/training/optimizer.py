@@ -24,7 +24,7 @@ def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.AdamW:
 
 
 def set_hyperparams(optimizer: torch.optim.Optimizer, config: Optimizer) -> None:
-    """Set weight decay and betas from `config`. Call it again after a checkpoint restored those of an earlier run."""
+    """Set weight decay and betas from `config`. Call it again after loading a checkpoint, which restores old values."""
     for group in optimizer.param_groups:
         decays = group["params"][0].ndim >= 2
         group |= {"weight_decay": config.weight_decay if decays else 0.0, "betas": config.betas}

@@ -183,7 +183,7 @@ class CallRecorder:
 
 
 def _replace_content(container: Any, content: Any) -> None:
-    """Replace the content of a list, dict or set that the tests passed to a function, which changed it in the call."""
+    """Repeat a change that the tested function made to its copy of an argument: set `container` to `content`."""
     if isinstance(container, list):
         container[:] = content
     elif isinstance(container, dict | set):
@@ -221,8 +221,8 @@ def _run_tests_once(request: dict[str, Any], recorder: CallRecorder, with_assert
 
 
 def run_tests() -> None:
-    """Read {tests, setup, names, check, known} as JSON from stdin and run the tests. Print {calls} if results of calls
-    are missing, else {passed, failure}; {broken} if the tests themselves are broken."""
+    """Read {tests, setup, names, check, known} as JSON from stdin and run the tests. Print {calls} if `known`
+    lacks the result of a call, else {passed, failure}; {broken} if the tests themselves are broken."""
     request = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, io.StringIO()
     try:
@@ -239,8 +239,8 @@ def run_tests() -> None:
 
 
 def run_answer(source: str) -> None:
-    """Run the answer's code, read a list of calls as JSON from stdin, and execute them. Print a list of [outcome,
-    value, arguments after the call] as JSON, or {broken} if the code itself fails."""
+    """Run the answer's code, and then the calls to its functions that stdin lists as JSON. Print the list of their
+    results (see _call_function) as JSON, or {"broken": error message} if the code itself fails."""
     calls = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, io.StringIO()
     namespace: dict[str, Any] = {"__name__": "answer"}

@@ -155,10 +155,10 @@ def is_equal_answer(truth: str, answer: str) -> bool:
 
 
 def _pair_values(truth: str, answer: str) -> list[tuple[str, str]] | None:
-    """Return the pairs of values to compare if both answers list several values in different notations, else None.
+    """Pair the values of two answers that list several values in different notations; None for other answers.
 
-    Pairs values of the same name (`x = 1, y = 2` and `y = 2, x = 1`), named values with a list (`x = 1, y = 2` and
-    `(1, 2)`), and a tuple with a column vector. Returns None if one answer has more values.
+    Values are paired by name (`x = 1, y = 2` and `y = 2, x = 1`), else by position: named values with a list (`x = 1,
+    y = 2` and `(1, 2)`), or a tuple with a column vector. None if the answers have different numbers of values.
     """
     named = [_read_named_values(text) for text in (truth, answer)]
     if named[0] and named[0].keys() == named[1].keys():
@@ -171,7 +171,7 @@ def _pair_values(truth: str, answer: str) -> list[tuple[str, str]] | None:
 
 
 def _read_named_values(text: str) -> dict[str, str]:
-    """Return the values of `a = 1, b = 2` by name; empty for other texts and repeated names (x_1 = 1, x_2 = 2)."""
+    """Return {"a": "1", "b": "2"} for `a = 1, b = 2`; {} for other texts, or if a name repeats."""
     parts = [NAMED_VALUE.fullmatch(part.strip()) for part in COMMA.split(text)]
     values = {part[1]: part[2] for part in parts if part}
     return values if len(values) == len(parts) > 1 else {}
@@ -214,7 +214,7 @@ def _parse_answer(answer: str) -> list[Any]:
 
 
 def _replace_imaginary_unit(expression: Any) -> Any:
-    """Replace the letter i by the imaginary unit, unless the expression has a summation or product sign (index i)."""
+    """Replace the letter i by the imaginary unit, except in sums and products, where it may be the index."""
     if not isinstance(expression, sympy.Basic) or expression.has(sympy.Sum, sympy.Product):
         return expression
     if isinstance(expression, sympy.Eq):  # sympy.Eq evaluates itself by default

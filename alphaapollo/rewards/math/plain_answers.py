@@ -89,8 +89,8 @@ def _normalize_words(text: str) -> str:
 def split_unit(text: str, compared_answer: str) -> tuple[str, str]:
     r"""Split an answer into (value, known unit or ""), e.g. `12 \text{ cm}` into `12`, `cm`. Unknown units are dropped.
 
-    Words in `\text` after a value always count as a unit. Letters after a number count if they are a known unit (2cm) or
-    a separate word (2 dogs); a single letter (5 m) counts only if `compared_answer` is a number without letters.
+    Words in `\text` after a value always count as a unit. Letters after a number count if they are a known unit (2cm)
+    or a separate word (2 dogs); a single letter (5 m) counts only if `compared_answer` is a number without letters.
     """
     if match := TEXT_UNIT.fullmatch(text):
         return match[1], _find_unit(match[2])

@@ -64,8 +64,8 @@ _SANDBOX_FILES = ["alphaapollo/__init__.py", "alphaapollo/tools/__init__.py", "a
 class ZygoteProcess:
     """Handle of the zygote, the interpreter that is forked for each snippet, optionally in bubblewrap.
 
-    Raises SandboxError if the zygote does not start. The attribute `available` tells for each of the isolation layers
-    landlock, seccomp and setuid whether the machine has it.
+    Raises SandboxError if the zygote does not start. The attribute `available` is a dict: isolation
+    layer (landlock, seccomp or setuid) -> whether the machine supports it.
     """
 
     def __init__(self, bubblewrap: bool):
@@ -336,7 +336,7 @@ def find_package_folders() -> list[str]:
 
 
 def _build_zygote_command(folder: str, bubblewrap: bool) -> list[str]:
-    """Build the command that starts the zygote. `folder`: parent of the snippets' folders; empty: /tmp."""
+    """Build the command that starts the zygote, which creates snippets' folders in `folder` (if empty, in /tmp)."""
     packages = find_package_folders()
     sites = sorted({os.path.dirname(package) for package in packages})
     settings = {"sites": sites, "packages": packages, "folder": folder or "/tmp"}

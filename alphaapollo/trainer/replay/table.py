@@ -21,7 +21,7 @@ Value = float | np.ndarray | tuple[str, float]
 
 @dataclass(frozen=True)
 class ComparedValue:
-    """Recorded and replayed value of a metric, or norm of per-token values or of weights."""
+    """Comparison of a recorded and a replayed number: a metric, or the norm of per-token values or of weights."""
 
     name: str
     recorded: float | None  # None if missing
@@ -80,7 +80,7 @@ def judge_replay(prepared: PreparedReplay, values: list[ComparedValue]) -> tuple
 
 
 def _check_update_errors(prepared: PreparedReplay, recorded: LearningOutcome, replayed: LearningOutcome) -> bool:
-    """Print the errors of both updates. Returns whether they are equal, or differ because of the replay's settings."""
+    """Print the errors of both updates. Returns True if they match, or if changed settings of the replay avoid them."""
     print(f"recorded: {recorded.error or 'a complete step'}")
     print(f"replayed: {replayed.error or 'a complete step'}")
     for value in compare_outcomes(replayed, replayed, compare_batching=False):

@@ -57,7 +57,7 @@ class BatchSettings:
 class Batch:
     """Training batch of one iteration: B rows (token sequences) of N trajectories.
 
-    Matrices [B, L] are float64; position 0 is a row's first action token (token that the model sampled).
+    Matrices [B, L] are float64. Column 0 is a row's first response token, which is the first one the model sampled.
     """
 
     rows: list[Row]
@@ -264,7 +264,7 @@ def _get_reward_components_per_row(trajectories: Sequence[Trajectory], trajector
 
 
 def _count_loss_tokens(trajectories: Sequence[Trajectory], joined: JoinedTrajectories, algorithm: Algorithm) -> Tensor:
-    """Return the number of tokens of each trajectory in the loss, [N]; 0 if DAPO's overlong filter excludes it."""
+    """Return the number of loss tokens of each trajectory, [N]; 0 for those that DAPO's overlong filter excludes."""
     cut = torch.tensor([algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
     return overlong_filter(joined.mask.sum(-1, keepdim=True), cut).squeeze(-1)
 
