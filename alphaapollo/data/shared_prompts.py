@@ -34,12 +34,10 @@ class SharedPrefixes:
         return SharedPrefixes(self.prefix_ids[list(row_indices)], self.lengths[list(row_indices)])
 
     def get_segment_and_prefix_lengths(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lengths of the sequences that a forward pass computes: each prefix, then each row without prefix.
+        """Return the lengths of the sequences that a forward pass computes: each prefix, then the rest of each row.
 
-        Returns two int64 arrays [prefixes + R]: lengths, and number of prefix tokens that the sequence also attends to.
-
-        Args:
-            lengths: [R] lengths of the rows.
+        Returns two int64 arrays [prefixes + R]: number of tokens of each sequence, and number of preceding prefix
+        tokens that it also attends to (0 for a prefix). `lengths` [R]: lengths of the rows, including their prefixes.
         """
         first = np.unique(self.prefix_ids, return_index=True)[1]
         shared, rest = self.lengths[first], lengths - self.lengths
@@ -83,7 +81,7 @@ def find_shared_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> Share
 def _group_by_prefix(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]]:
     """Group prompts that share a prefix. Returns (indices of prompts, length of their prefix) of each group.
 
-    n prompts that share p tokens save (n - 1) p tokens. Dynamic programming over the sorted prompts maximizes the sum.
+    n prompts that share p tokens save (n - 1) p tokens. Dynamic programming finds the groups that save the most.
     """
     if all(prompt == prompts[0] for prompt in prompts):
         return [(list(range(len(prompts))), len(prompts[0]))]

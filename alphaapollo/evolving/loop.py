@@ -127,7 +127,7 @@ def select_past_solutions(
 
 
 def rank_candidates(pool: Pool, problem: int, before_round: int | None = None) -> list[Candidate]:
-    """Return judged candidates of rounds < before_round, best first: highest share of votes, shortest summary, oldest."""
+    """Return judged candidates of rounds < before_round, best first: highest vote share, shortest summary, oldest."""
     judged = pool.get_judged_candidates(problem, before_round)
     order = sorted(judged, key=lambda one: (-one[1].share_of_votes, len(one[0].summary)))
     return [candidate for candidate, _ in order]

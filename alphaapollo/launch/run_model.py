@@ -34,7 +34,7 @@ class RunModel:
 
 
 def find_newest_model(path: Path) -> RunModel:
-    """Return the newest model in `path`: the folder of a run, of a checkpoint or of a model.
+    """Return the newest model in `path`, which is the folder of a run, of a checkpoint or of a model.
 
     Raises ValueError if the folder does not exist, or has neither a model nor a complete checkpoint.
     """
@@ -123,7 +123,7 @@ def load_run_model(run: str, overrides: Sequence[str]) -> tuple[RunModel, Genera
 
 
 def export_newest_model(newest: RunModel) -> None:
-    """Export the model's checkpoint in a subprocess, unless the model exists. Raises ConfigError if this fails."""
+    """Export the checkpoint in a subprocess, if it is not exported yet. Raises ConfigError if the export fails."""
     if newest.checkpoint is None:
         return
     keys = [format_override("checkpoint", str(newest.checkpoint)), format_override("output", str(newest.model_folder))]

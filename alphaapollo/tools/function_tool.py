@@ -106,7 +106,7 @@ def _make_arguments_model(function: Callable[..., Any], descriptions: dict[str, 
 
 
 def _build_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of a pydantic model without titles, which the model does not need."""
+    """Return the JSON schema of a pydantic model, without titles, which the language model does not need."""
     schema = model.model_json_schema()
     schema.pop("title", None)
     for argument in schema.get("properties", {}).values():

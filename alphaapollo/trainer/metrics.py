@@ -19,7 +19,7 @@ QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 def compute_rollout_metrics(
     generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup], rounds: int, generation_seconds: float
 ) -> dict[str, float]:
-    """Compute metrics of all generated trajectories. Reward metrics exclude failed trajectories."""
+    """Compute metrics of all `generated` groups, `trained` or not. Reward metrics exclude failed trajectories."""
     trajectories = [trajectory for group in generated for trajectory in group.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     tokens = np.array([trajectory.num_tokens for trajectory in trajectories])
@@ -204,7 +204,7 @@ def compute_batch_metrics(
 def compute_speed_metrics(
     trained_tokens: int, update_seconds: float, iteration_seconds: float, num_gpus: int
 ) -> dict[str, float]:
-    """Compute trained tokens per second of the update, and per GPU and second of the iteration. num_gpus: 0 on CPUs."""
+    """Compute trained tokens per update second and, if num_gpus > 0, trained tokens per iteration second and GPU."""
     metrics = {}
     if update_seconds:
         metrics["perf/train_tokens_per_second"] = trained_tokens / update_seconds

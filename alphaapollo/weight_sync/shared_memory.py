@@ -29,7 +29,7 @@ class SharedMemorySender:
     is_writer: bool = True  # whether this rank writes files; other ranks only take part in gathering the tensors
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """Write (name in the Hugging Face checkpoint, full tensor) pairs to files. All ranks must iterate `tensors`,
+        """Write `tensors`, pairs of Hugging Face name and full tensor, to files. All ranks must iterate `tensors`,
         because gathering a tensor is a collective. Returns version, digest and folder on the rank that writes, else
         None. Raises ValueError if shared memory is too small."""
         if not self.is_writer:

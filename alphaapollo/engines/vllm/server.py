@@ -37,7 +37,7 @@ def build_server_command(
 
 
 def build_server_environment(spec: EngineSpec) -> dict[str, str]:
-    """Return the server's environment variables: those of a rollout engine, but vLLM configures its logging."""
+    """Return the server's environment variables: those of a rollout engine except VLLM_CONFIGURE_LOGGING=0."""
     return {key: value for key, value in build_vllm_environment(spec).items() if key != "VLLM_CONFIGURE_LOGGING"}
 
 

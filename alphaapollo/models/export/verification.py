@@ -35,8 +35,8 @@ def make_probe_tokens(vocab_size: int, pad_token_id: int | None) -> list[int]:
 def compute_transformers_outputs(folder: Path, kind: ModelKind, token_ids: list[int], source: Model) -> list[float]:
     """Compute the outputs of an exported model on `token_ids` with transformers only, in float32.
 
-    Returns a policy's log-probs of all tokens except the first [T - 1], a critic's values of all tokens except the last
-    [T - 1], or a reward model's score [1]. Adapters are loaded on their base model.
+    Returns a policy's T - 1 log-probs of token_ids[1:], a critic's T - 1 values at token_ids[:-1], or a reward model's
+    score as a list of one number. Adapters are loaded on their base model.
     """
     import transformers
 

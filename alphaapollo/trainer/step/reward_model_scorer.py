@@ -36,7 +36,7 @@ class RewardModelTokenizer:
     vocab_size: int
 
     def describe_reward(self, config: RewardModel, has_reward_function: bool) -> str:
-        """Return the text about the reward in the table that is printed before the run."""
+        """Return the reward's entry in the table that is printed before training."""
         function = "the reward function + " if has_reward_function else ""
         text = "the policy's tokens" if self.shares_tokens else "chats in its own template"
         limit = "" if self.max_length is None else f", the last {self.max_length}"
@@ -128,9 +128,10 @@ def add_reward_model_score(
 ) -> Score:
     """Add the reward model's score to the score of the reward function or environment.
 
-    The new reward is reward + weight * model_score, or 0 if a required component is not above 0. The component
-    `reward_model` is set to model_score, `task` to the reward before; `accuracy` is kept. Returns a failed score if
-    model_score is not finite or the reward function has a component named `reward_model`.
+    The new reward is score.reward + weight * model_score, or 0 if a required component is not above 0. The new score
+    has the component `reward_model` (model_score) and, unless is_only_reward is true, the components `task`
+    (score.reward) and `accuracy`. Returns a failed score if model_score is not finite, or if `score` already has a
+    component `reward_model`.
     """
     if not math.isfinite(model_score):
         return make_failed_score(f"the reward model's score is {model_score}")
@@ -149,9 +150,9 @@ def add_reward_model_score(
 def uses_reward_function(config: Config, environment_uses_grader: bool, prompts: Iterable[Prompt]) -> bool:
     """Whether a reward function or the environment gives a reward, besides the reward model.
 
-    True for a user's function, for an environment that computes rewards without a grader, or if a
-    prompt's data_source has a built-in grader; always True if a reward is needed and there is no reward model. Raises
-    ValueError if a reward is needed, but the only one is a reward model with weight 0.
+    True for a user's function, for an environment that computes rewards without a grader, if a prompt has a built-in
+    grader, or if the advantage estimator needs rewards and there is no reward model. Otherwise raises ValueError if the
+    estimator needs rewards, but reward_model.weight is 0 or reward.required contains `task`.
     """
     reward_model, needs_reward = config.reward_model, config.algorithm.adv_estimator != NO_ESTIMATOR
     if needs_reward and not reward_model.enable:
@@ -179,7 +180,7 @@ def make_reward_model_tokenizer(
 ) -> RewardModelTokenizer:
     """Build the tokenizer of the reward model.
 
-    Raises ValueError if reward_model.model.path has no reward model or cannot read the chats of the prompts.
+    Raises ValueError if reward_model.model.path is not a reward model, or its chat template cannot render a prompt.
     """
     model = make_reward_model_settings(config.reward_model, config.actor_rollout_ref.model)
     loaded = load_config(model)
