@@ -20,7 +20,7 @@ class ConfigError(ValueError):
 
 
 def report_error(error: Exception, exit_code: int) -> int:
-    """Print the error that ended a command on stderr with secrets masked, and return `exit_code`."""
+    """Print a command's error to stderr, with secrets masked, and return `exit_code`."""
     with suppress(OSError):  # a full disk or a closed pipe
         print(end="", flush=True)  # flush stdout, so that the error is last if both streams go to one file
     print(redact(f"error: {error}"), file=sys.stderr)

@@ -211,7 +211,7 @@ def _parse_options(argv: Sequence[str], module: str, presets: Sequence[str]) -> 
 
 
 def _list_presets(config_folders: Sequence[Path]) -> list[str]:
-    """Return the presets in the folders as on the command line: `algorithm/dapo.yaml` is `algorithm=dapo`."""
+    """Return the overrides that select the presets in the folders, e.g. `algorithm=dapo` for `algorithm/dapo.yaml`."""
     return sorted({f"{file.parent.name}={file.stem}" for folder in config_folders for file in folder.glob("*/*.yaml")})
 
 
@@ -312,7 +312,7 @@ def _compose_values(
 
 
 def _format_hydra_override(override: Override, selected_groups: set[str], config_folders: Sequence[Path]) -> str:
-    """Format an override for Hydra: `+` adds a preset of a group without a selected preset, `++` sets a key."""
+    """Format an override for Hydra: `+` before a preset if its group has none selected yet, `++` before a key."""
     assert override.input_line is not None
     if override.is_delete():
         return override.input_line

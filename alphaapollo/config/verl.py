@@ -29,7 +29,7 @@ def load_verl_key_tables() -> dict[str, Tables]:
 
 @cache
 def list_verl_key_statuses() -> dict[str, dict[str, str]]:
-    """Return what became of verl's keys: {command: {key or pattern with `*`: "renamed to env.max_steps", ...}}."""
+    """Return the status of verl's keys: {command: {key or pattern with `*`: e.g. "renamed to env.max_steps"}}."""
     statuses = {}
     for command, tables in load_verl_key_tables().items():
         renamed = {key: f"renamed to {new}" for key, new in tables["renamed"].items()}

@@ -76,7 +76,7 @@ def choose_visible_gpus(placement: Placement, role: str, rank_gpus: Sequence[str
 
 
 def check_engine_nodes_have_ranks(ranks: Sequence[ActorLocation], engines: Sequence[ActorLocation]) -> None:
-    """Raise ValueError if an engine's node has no training rank, which would write the weights to shared memory."""
+    """Raise ValueError if an engine's node has no training rank to write the engine's weights to shared memory."""
     for index, engine in enumerate(engines):
         if engine.node not in {rank.node for rank in ranks}:
             raise ValueError(

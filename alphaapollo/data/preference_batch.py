@@ -36,6 +36,7 @@ def distribute_preference_examples(
     """Distribute the answers of one optimizer step to the ranks. Returns one batch per rank.
 
     Args:
+        max_tokens: token budget of a micro-batch. padded: padding counts in the budget.
         share_prompts: compute the prompt of a pair once if this saves enough tokens (MIN_SHARING_RATIO).
     """
     rows = [row for example in examples for row in example.rows]
@@ -89,7 +90,7 @@ def collect_row_values(batch: TrainBatch, rank_values: Sequence[np.ndarray]) -> 
 def _distribute_rows(
     rows: Sequence[Row], example_ids: Sequence[int], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
 ) -> TrainBatch:
-    """Build one mini-batch. example_ids: index of the example of each row; rows of one example stay together."""
+    """Distribute a mini-batch to ranks and micro-batches. example_ids: example of each row; its rows stay together."""
     return build_train_batch(
         rows,
         example_ids,

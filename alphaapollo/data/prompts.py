@@ -39,7 +39,7 @@ def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
 def read_chat(value: list[Any], column: str) -> list[Message]:
     """Convert a list of {role, content} from a data file to messages. Drops keys with the value None.
 
-    Raises ValueError, starting with `column`, if a message is malformed or all contents are empty.
+    Raises ValueError if a message is malformed or all contents are empty. The error text starts with `column`.
     """
     messages: list[Message] = []
     for message in value:
@@ -82,7 +82,7 @@ def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool) -> Prom
 
 
 def _check_prompt_content(value: Any, prompt_key: str, is_chat: bool) -> list[Message] | str:
-    """Return the chat or text in the prompt column. is_chat: whether the first prompt of the data is a chat."""
+    """Return `value`. Raises ValueError unless it is a valid chat (if `is_chat`) or a non-empty text (if not)."""
     label = f"{prompt_key!r}"
     if value is None:
         raise ValueError(f"{label} is missing. Fill it or remove the row.")

@@ -94,7 +94,7 @@ def render_prompt_and_answer(prompt: list[Message], answer: list[Message], rende
 
 
 def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:
-    """Return the two pieces of a text prompt and the answer that continues the prompt."""
+    """Return two pieces: a prompt that is plain text, and the answer that continues it."""
     return [TextPiece(prompt, False, False), TextPiece(answer, True, False)]
 
 

@@ -1,4 +1,4 @@
-"""Engine on Hugging Face transformers, slow but simple, to compare vLLM with.
+"""Engine on Hugging Face transformers: slow but simple, a reference for testing vLLM.
 
 Waiting requests are sampled as one left-padded batch, one token per step.
 """

@@ -32,7 +32,7 @@ class EnvironmentFailure(Exception):
 
 @contextmanager
 def wrap_environment_errors(operation: str) -> Iterator[None]:
-    """Context manager that converts any exception to an EnvironmentFailure. Its message starts with `operation`."""
+    """Context manager that converts exceptions to EnvironmentFailure, with a message that starts with `operation`."""
     try:
         yield
     except Exception as error:  # user code may raise anything

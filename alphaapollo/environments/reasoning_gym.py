@@ -50,7 +50,7 @@ def list_tasks(level: int | None) -> list[str]:
 
 @register_environment("reasoning_gym", check=check_settings, tools=None, own_prompts=True)
 class ReasoningGymEnvironment:
-    """Environment of one puzzle. The prompt's env_kwargs.task and .level override env.reasoning_gym."""
+    """Environment of one puzzle. The keys `task` and `level` of a prompt's env_kwargs override env.reasoning_gym."""
 
     def __init__(self, services: Services):
         self._config, self._score = services.config, services.score

@@ -43,7 +43,7 @@ def read_action(text: str, tags: Sequence[str] = ("answer",), allow_bare_word: b
 
 
 def _find_end_of_thought_opened_in_prompt(text: str) -> int:
-    """Return the position after a `</think>` whose `<think>` is part of the prompt; 0 if there is none."""
+    """Return the position after the first `</think>` if no `<think>` precedes it (the prompt has it); else 0."""
     end, opened = text.find(f"</{THINK}>"), text.find(f"<{THINK}>")
     return end + len(f"</{THINK}>") if end >= 0 and (opened < 0 or end < opened) else 0
 

@@ -45,7 +45,7 @@ class Budget:
 
     @property
     def seconds(self) -> float:
-        """Run time of all processes so far, in seconds."""
+        """Seconds that the run has taken so far, including earlier starts."""
         return time.monotonic() - self._began
 
     @property

@@ -1,6 +1,6 @@
 """Make one candidate solution and judge it: propose, ask for a missing answer, summarise, grade, verify.
 
-Verifiers vote in parallel. Votes rejected by the verifier of verifiers do not count. The majority's reports are merged.
+Each verifier votes and writes a report. A verifier of verifiers may reject votes. The majority's reports are merged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ASK_FOR_ANSWER = "You have not given an answer that could be read. Give your fin
 
 @dataclass(frozen=True)
 class Grader:
-    """Grader of solutions. It calls the reward function for problems with a ground truth."""
+    """Grader of solutions by the reward function. A problem without a ground truth gets a failed score."""
 
     score: ScoreFn
     has_ground_truth: Callable[[Prompt], bool]

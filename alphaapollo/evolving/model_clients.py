@@ -87,8 +87,8 @@ class ServerClient:
 class EngineClient:
     """Client of an inference engine in this process, with the interface of ServerClient.
 
-    Messages are rendered with the model's chat template, to at most `max_prompt_length` tokens. The `call_name` of a
-    call must be unique among the calls in flight.
+    Messages are rendered with the model's chat template. Prompts above `max_prompt_length`
+    tokens are truncated or raise ModelCallError (`truncation`). Each call in flight needs its own `call_name`.
     """
 
     time_limit: float | None = None

@@ -151,7 +151,7 @@ def compute_roc_curve(judgements: Sequence[GradedJudgement]) -> list[tuple[float
 
 
 def compute_area_under_curve(points: Sequence[tuple[float, float]]) -> float:
-    """Return the area under a ROC curve by the trapezoidal rule; 0.5 for random votes, NaN without points."""
+    """Return the area under a ROC curve, points (x, y) sorted by x, by the trapezoidal rule; NaN without points."""
     if not points:
         return math.nan
     return math.fsum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(points))
@@ -325,7 +325,7 @@ def count_failures(pool: Pool) -> dict[str, int]:
 
 
 def print_report(report: dict[str, Any], terminal: Terminal) -> None:
-    """Print accuracies by round, the table of right and accepted solutions, the calibration, and the cost per role."""
+    """Print accuracies by round, right and wrong solutions by verdict, the calibration, and the cost per role."""
     lines = ["", f"round  {''.join(f'{name:24}' for name in ACCURACIES).rstrip()}"]
     for summary in report["rounds"]:
         accuracies = "".join(f"{_format_estimate(summary[name]):24}" for name in ACCURACIES)

@@ -76,7 +76,7 @@ class TrainerEngine(Engine):
         return completion.result()
 
     async def _sample_batch(self) -> None:
-        """Sample completions of waiting requests on all ranks, sorted by length to reduce padding."""
+        """Sample completions for a batch of waiting requests on all ranks. Sorts them by length to reduce padding."""
         num_waiting, capacity = 0, self.ranks.size * self.batch_size
         while len(self._waiting_requests) > num_waiting and num_waiting < capacity:
             num_waiting = len(self._waiting_requests)

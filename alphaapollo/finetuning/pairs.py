@@ -32,9 +32,9 @@ class PairTask(FinetuningTask):
 
 
 def compute_pair_accuracy_metrics(metric_sums: Mapping[str, float]) -> dict[str, float]:
-    """Compute the share of pairs in which the chosen response has the higher reward, also per data source.
+    """Compute the share of pairs in which the chosen response gets the higher reward, in total and per data source.
 
-    metric_sums: numbers of compared and right pairs, e.g. `{"compared": 8, "right": 6}`; "maths/compared" for a source.
+    metric_sums: number of pairs, and how many are `right`: {"compared": 8, "right": 6, "maths/compared": 3, ...}.
     """
     metrics = {"accuracy": metric_sums["right"] / metric_sums["compared"]}
     for name, count in metric_sums.items():

@@ -39,7 +39,7 @@ class FinetuningTask(ABC):
 
     @abstractmethod
     def check_config_and_get_notices(self, num_gpus: int) -> list[str]:
-        """Check the configuration and the task's own inputs. Returns notices. Raises ValueError if they are invalid."""
+        """Check the configuration and the task's own inputs. Returns notices. Raises ValueError if a check fails."""
 
     @abstractmethod
     def load_examples(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Any]:
@@ -47,7 +47,7 @@ class FinetuningTask(ABC):
 
     @abstractmethod
     def make_memory_request(self, examples: Sequence[Any]) -> MemoryRequest:
-        """Describe what determines the memory of training on these examples, e.g. the longest example."""
+        """Return the inputs of the memory estimate for training on these examples, e.g. the longest length."""
 
     @abstractmethod
     def make_batches(self, examples: Sequence[Any], plan: FinetuningPlan) -> list[Any]:

@@ -110,18 +110,18 @@ class CheckpointFolder:
         return completed
 
     def find_best(self) -> Path | None:
-        """Return the checkpoint with the best value of the metric `keep_best`, or None if no checkpoint has a value.
+        """Return the checkpoint with the best value of the metric `keep_best`, or None if no checkpoint was validated.
         Of several equally good checkpoints, return the newest."""
         scores = {path: score for path in self.list_completed() if (score := self._read_score(path)) is not None}
         return max(scores, key=lambda path: (scores[path], parse_step(path)), default=None)
 
     def describe_best(self) -> str | None:
-        """Return e.g. `val/accuracy is best in <run>/checkpoints/step_000020`, or None if no checkpoint has a value."""
+        """Return e.g. `val/accuracy is best in <run>/checkpoints/step_000020`; None if no checkpoint was validated."""
         best = self.find_best()
         return None if best is None else f"{self.keep_best} is best in {best}"
 
     def check_keep_best_metric(self, metrics: Mapping[str, float]) -> None:
-        """Raise ValueError if `keep_best` is not among the metrics of the first validation."""
+        """Raise ValueError if `metrics`, those of the first validation, lack the metric named by `keep_best`."""
         has_failed = any(name.startswith("val/failed") and value == 1 for name, value in metrics.items())
         if self.keep_best is None or self._is_checked or has_failed:
             return

@@ -1,8 +1,8 @@
-"""Find the checkpoint that a run resumes from, and the configuration changes since it was written.
+"""Find the checkpoint that a run resumes from, and the configuration changes since the run's last start.
 
 find_start_point only reads. `StartPoint.prepare_folder` changes the folder when the run starts: it moves a previous run
 aside if the new run starts from scratch, and saves the configuration. config.yaml is the configuration of the first
-start. Each start with changes adds config.1.yaml, config.2.yaml, ...
+start. Each later start with changes saves one more file: config.1.yaml, then config.2.yaml, ...
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class StartPoint:
 
 
 def format_completed_run_message(folder: Path, total_steps: int) -> str:
-    """Return the message of a command whose run is already complete."""
+    """Return the message for a run that is already complete: where its model is, and how to continue training."""
     where = f" The model is in {folder / 'model'}." if (folder / "model").is_dir() else ""
     return (
         f"already complete: all {total_steps} iterations are done, nothing was started.{where} To continue training, "
@@ -146,9 +146,9 @@ def find_inference_start(config: GenerationConfig | EvolvingConfig, results_name
 
 
 def _describe_lost_metrics(metrics_file: Path, logged_steps: Sequence[int], step: int, log_interval: int) -> str:
-    """Return a message if metrics.jsonl has no lines of the last iterations before the checkpoint of `step`, else "".
+    """Return a message if metrics.jsonl lacks the last iterations up to the checkpoint's iteration, `step`; else "".
 
-    log_interval: configured interval between lines, in iterations; an earlier start may have used a longer one.
+    log_interval: configured iterations between lines; a larger gap in `logged_steps` takes precedence.
     """
     steps = [iteration for iteration in logged_steps if iteration <= step]
     last, widest = max(steps, default=0), max((after - before for before, after in pairwise(steps)), default=0)
@@ -168,7 +168,7 @@ def read_earlier_config(config: Config | TuningConfig) -> dict[str, Any]:
 
 
 def _list_resumable_checkpoints(config: Config | TuningConfig) -> list[Path]:
-    """Return the checkpoint of trainer.resume_from_path, or the checkpoints of this run, newest first."""
+    """Return only trainer.resume_from_path if resume_mode=resume_path, else this run's checkpoints, newest first."""
     trainer = config.trainer
     completed = list_checkpoints(trainer.folder)
     if trainer.resume_mode != "resume_path":

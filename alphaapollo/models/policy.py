@@ -138,7 +138,7 @@ def read_logit_scale_and_softcap(config: PretrainedConfig) -> tuple[float, float
 def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
     """Compare the policy's log-probs of two short sequences with transformers' own forward pass (a collective).
 
-    The check detects heads with unknown logit transforms, unsupported attention, packed sequences that attend to each
+    It detects output heads with unknown logit transforms, unsupported attention, packed sequences that attend to each
     other, and layers that do not work with sequence parallelism. Returns the mean |difference| in nats. Raises
     ValueError if it is larger than rounding, or if log-probs are not finite.
     """

@@ -36,8 +36,8 @@ class JsonlTracker:
 
 
 def _remove_lines_after(path: Path, step: int) -> list[str]:
-    """Remove incomplete lines of metrics.jsonl, and the lines of iterations later than `step`. Returns notices about
-    damaged lines. step: iteration of the resumed checkpoint; 0 for a new run, which removes all lines."""
+    """Remove lines of metrics.jsonl that cannot be parsed or belong to iterations after the resumed one, `step`. 0 (a
+    new run) removes all lines. Returns a notice about lines that cannot be parsed, except an unfinished last line."""
     remaining, damaged = [], []
     lines = path.read_bytes().splitlines(keepends=True) if step else []
     for number, line in enumerate(lines, start=1):

@@ -109,7 +109,7 @@ def compare_score_with_label(is_correct: bool, score: Score) -> str:
 
 
 def _keep_last_characters(text: str) -> str:
-    """Return the last MAX_SHOWN characters of a text on one line."""
+    """Join the lines of a text into one, and return its last MAX_SHOWN characters."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_SHOWN else "..." + line[-MAX_SHOWN:]
 

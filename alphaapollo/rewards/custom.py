@@ -20,7 +20,7 @@ VERL_NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
 def load_reward_function(path: str, name: str) -> RewardFunction:
     """Import the user's reward function from a file. A function with verl's parameters is adapted.
 
-    Raises ValueError if the file or the function is missing, the import fails (the message has the line), or the
+    Raises ValueError if the file or the function is missing, the import fails (the message names the line), or the
     function accepts neither (prompt, completion), nor (prompt, trajectory), nor verl's parameters.
     """
     path_key, name_key = "custom_reward_function.path", "custom_reward_function.name"

@@ -156,7 +156,7 @@ class RolloutWorker:
         return self._environment.factory(Services(score, self._setup.env, self._tools, self._read_calls))
 
     async def pause(self) -> None:
-        """Pause generation between two tokens (engines/protocol.py), and the time limits of environments."""
+        """Pause generation before the next token (engines/protocol.py), and pause the environments' time limits."""
         pause_all_time_limits()
         await self.engine.pause()
 

@@ -72,7 +72,7 @@ class Tool(Protocol):
     None: the text of a tag is a JSON object of all arguments."""
 
     async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
-        """Run one call. Must await slow operations. Raises ToolFailedError if the tool itself fails."""
+        """Run one call, without blocking the event loop. Raises ToolFailedError if the tool itself fails."""
         ...
 
     async def close(self) -> None:

@@ -160,7 +160,7 @@ class McpTool:
         return await self._client.call(self.name, arguments)
 
     async def close(self) -> None:
-        """Disconnect all tools of this server."""
+        """Disconnect from the server, for all of its tools."""
         await self._client.close()
 
 

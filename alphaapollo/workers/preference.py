@@ -74,7 +74,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         )
 
     def compute_loss_denominators(self, batch: PreferenceBatch) -> dict[str, Tensor]:
-        """Count pairs (or single answers) and their tokens. For KTO, also sum log-ratios to estimate the KL."""
+        """Count this rank's pairs (or single answers) and tokens. For KTO, also sum the log-ratios for the KL."""
         compared = len(batch.rows) // (2 if self.preference_loss.is_pairwise else 1)
         counts = {"compared": torch.tensor(compared), "tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
         if self.preference_loss.is_pairwise:
@@ -101,7 +101,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
 
     @torch.no_grad()
     def _sum_log_ratios_of_unrelated_answers(self, batch: PreferenceBatch) -> Tensor:
-        """Sum log(policy / reference) over answers to other prompts on this rank, for KTO's KL. float64 scalar."""
+        """Sum log(policy / reference) of this rank's prompts paired with another prompt's answer. float64 scalar."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for mini_batch in batch.unrelated_answers.mini_batches:
             for row_indices in mini_batch.micro_batches:

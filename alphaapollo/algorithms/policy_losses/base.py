@@ -79,7 +79,7 @@ class PolicyLoss:
 
     @property
     def needs_full_trajectories(self) -> bool:
-        """Whether all token sequences of a trajectory must be in one micro-batch, where they are joined into one."""
+        """Whether all token sequences of a trajectory must be in the same micro-batch, to be joined into one row."""
         return self.needs_full_sequence or self.level == "sequence"
 
     def __str__(self) -> str:
@@ -148,7 +148,7 @@ def token_sum(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def row_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum values over the rows that are not empty in the mask, without gradient. [B] -> float64 scalar."""
+    """Sum values over rows with at least one token in the mask, without gradient. [B] -> float64 scalar."""
     return apply_mask(values.detach().double(), mask.bool().any(dim=1)).sum()
 
 

@@ -25,9 +25,9 @@ REWRITES = {  # pattern -> replacement, for what stubs.sh cannot define
 
 
 def list_script_commands(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], list[str]]:
-    """Return the commands that the script `source` would run with only `variables` set, and bash's error messages.
+    """Return the commands that the script `source` would run if only `variables` were set, and bash's error messages.
 
-    A value that depends on the machine is kept as text between two control characters: `\\2${HOME}\\3/data`.
+    A value that depends on the machine is kept as text between the characters \\2 and \\3, e.g. `\\2${HOME}\\3/data`.
     Raises ValueError if bash cannot parse the script, or if this machine has no sandbox.
     """
     defaulted = re.findall(r"\$\{(\w+):?[-=+]", re.sub(r"(?<!\S)#.*", "", source))

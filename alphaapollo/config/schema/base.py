@@ -43,7 +43,7 @@ class ActiveWhen:
         self.shown_key, self.silent_value = shown_key or key, silent_value
 
     def is_met(self, value: object) -> bool:
-        """Return whether the marked field has an effect if the field `key` has this value."""
+        """Return whether the field with this marker has an effect when the field that `key` names has this value."""
         return (value in self.values if self.values else bool(value)) is self.expected
 
 

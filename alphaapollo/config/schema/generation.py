@@ -70,7 +70,7 @@ class GenerationTrainer(RunSettings):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all nodes that engines use."""
+        """Number of GPUs for engines, over all nodes."""
         return self.n_gpus_per_node * self.nnodes
 
 

@@ -38,7 +38,7 @@ class WorkerExtension:
         return compute_adapter_digest(self.model_runner.get_model())
 
     def alphaapollo_unlink_shared_memory(self) -> None:
-        """Unlink the shared-memory files of vLLM's CPU ranks, because vLLM never removes them. Call after the start."""
+        """Unlink the shared-memory files of vLLM's CPU ranks, which vLLM never removes. Call after all ranks start."""
         for path in Path("/dev/shm").glob(f"{os.environ['VLLM_DIST_IDENT']}*"):
             path.unlink(missing_ok=True)
 

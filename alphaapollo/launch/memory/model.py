@@ -84,7 +84,7 @@ class TrainedModelMemory:
 
     @property
     def num_trained_parameters(self) -> int:
-        """Number of trained parameters whose shards this rank owns."""
+        """Number of values in this rank's shards of the trained parameters."""
         return -(-(self.num_lora_parameters or self.sizes.parameters) // self.shards)
 
     @property
@@ -111,7 +111,7 @@ class TrainedModelMemory:
         )
 
     def offloaded_bytes(self) -> int:
-        """Return the bytes in host memory while another model uses the device."""
+        """Return the bytes of this model that are in host memory while another model uses the device."""
         return self.frozen_base_bytes + (FLOAT32 + ADAM) * self.num_trained_parameters - self.usage_while_idle().total
 
     def checkpoint_bytes(self) -> int:
@@ -119,8 +119,8 @@ class TrainedModelMemory:
         return (FLOAT32 + ADAM) * self.num_trained_parameters
 
     def usage_during_update(self) -> dict[str, MemoryUsage]:
-        """Return the memory in each phase of an update: when the `head`, a `layer` and the `root` compute, and in the
-        optimizer's `step`."""
+        """Return {phase: memory} of an update. Phases `head`, `layer`, `root` (not with LoRA): this part of the model
+        computes. Phase `step`: the optimizer step."""
         sizes, width, share = self.sizes, self.dtype_bytes, self.activations
         root, unit = sizes.root_parameters, sizes.layer_parameters
         step, reduction = self.usage_after_step(), FLOAT32
@@ -164,7 +164,7 @@ def plan_trained_model(
         model: resolved model section, with its LoRA keys.
         micro_batch_shape: (rows, tokens per row) on one rank.
         computes_logits: True: log-probs over the vocabulary (policy); False: one number per token (critic).
-        divergence: divergence over the full vocabulary from a frozen model; None: not computed.
+        divergence: divergence from a frozen model, over the full vocabulary, in the loss; None if there is none.
     """
     on_gpu, adapts = device == "cuda", bool(model.lora_rank)
     rows, length = micro_batch_shape
@@ -191,7 +191,7 @@ def compute_micro_batch_shape(
     """Return (rows, tokens per row) of the largest micro-batch on a rank. A row is one token sequence.
 
     Args:
-        longest_row: number of tokens of the longest row. A micro-batch has at least this row.
+        longest_row: number of tokens of the longest row. Micro-batches have at least this size, even above max_tokens.
         rows_per_step: number of rows of an optimizer step, over all ranks.
         max_tokens: token budget of a micro-batch on a rank.
         sequence_parallel_size: number of ranks that share every row.

@@ -188,7 +188,7 @@ def _estimate_rank_memory_by_phase(config: Config, device: Device) -> tuple[dict
 
 
 def _plan_teacher_head_and_forward(config: Config, model: Model) -> tuple[MemoryUsage, MemoryUsage]:
-    """Return the memory of the teacher's gathered head, and of the rest of its forward pass."""
+    """Return the memory of the teacher's output head, gathered from all ranks, and of the rest of its forward pass."""
     sizes, width, (rows, length) = load_model_sizes(model), get_dtype_bytes(model.dtype), find_micro_batch_shape(config)
     layers = MemoryUsage(
         gathered_layers=2 * width * sizes.layer_parameters, activations=measure_forward_bytes(model, rows * length)

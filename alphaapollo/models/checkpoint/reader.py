@@ -64,7 +64,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
 
 
 def _get_memory_format(enum: Any, name: str) -> Any:
-    """Return a member of torch's memory format enum. Python before 3.11.4 pickles enum members as calls of getattr."""
+    """Return a member of torch's memory format enum. Unpickling calls it instead of getattr (old Pythons)."""
     if enum is not dcp._MEM_FORMAT_ENCODING:
         raise pickle.UnpicklingError(f"the file calls getattr on {enum}, which is not allowed in a checkpoint")
     return enum[name]

@@ -51,7 +51,7 @@ class CheckpointWriter:
             self.save_future.set_result(self._write_snapshots(snapshots))
 
     def close(self) -> None:
-        """Stop the thread after the last checkpoint."""
+        """Wait until the last checkpoint is written, then stop the thread."""
         if self._thread:
             self._thread.shutdown()
         self._stager.close()

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 @lru_cache
 def is_onednn_faster() -> bool:
-    """Return whether oneDNN is faster than MKL. It depends only on the CPU, so runs on a machine are bit-identical."""
+    """Return whether oneDNN is faster than MKL, judged by the CPU model, not by timing, to keep runs bit-identical."""
     info = Path("/proc/cpuinfo")
     vendor = info.read_text() if info.exists() else "GenuineIntel"
     return (

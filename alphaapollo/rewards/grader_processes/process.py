@@ -28,7 +28,7 @@ class ProcessDiedError(GraderError):
 
 
 class GraderProcess:
-    """Handle of a grader process (`grader_processes.worker`). If a method raises GraderError, the process has ended."""
+    """Handle of a grader process (`grader_processes.worker`). The process is dead once a method raises GraderError."""
 
     def __init__(self, handle: asyncio.subprocess.Process):
         self._handle = handle

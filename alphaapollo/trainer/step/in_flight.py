@@ -48,7 +48,7 @@ class InFlightGroups:
         self._waited = 0.0  # seconds that the last batch waited for older groups after it was full
 
     def start_groups(self, version: int) -> None:
-        """Start as many groups as can be trained on in time. version: weight version of the engines."""
+        """Start as many groups as max_staleness and the run's goal allow. version: weight version of the engines."""
         if not self._staleness:
             return  # `take_batch` generates the groups of each iteration
         run, progress = self._run, self._run.progress
@@ -121,7 +121,7 @@ class InFlightGroups:
         return sorted(self._ready)[: self._size]
 
     def _is_batch_ready(self, step: int, num_dropped: int) -> bool:
-        """Whether the batch is full or dynamic sampling gives up, and no remaining group would become too old."""
+        """Whether the batch is full (or dynamic sampling gives up) and no group left for later would become too old."""
         filters, chosen = self._run.config.algorithm.filter_groups, self._choose_oldest_ready_positions()
         gives_up = filters.enable and num_dropped + len(self._ready) >= filters.max_num_gen_batches * self._size
         if len(chosen) < self._size and not gives_up:
@@ -133,10 +133,10 @@ class InFlightGroups:
         )
 
     async def _accept_or_drop_finished_groups(self, dropped: dict[int, TrajectoryGroup]) -> dict[int, TrajectoryGroup]:
-        """Mark each finished group as ready, or drop it. Returns the dropped groups, by stream position.
+        """Mark each finished group as ready, or drop it. Returns the groups dropped by this call, by stream position.
 
-        dropped: groups of this iteration that were dropped earlier. Raises the errors of engines, and ValueError if all
-        groups of this iteration so far have failed.
+        dropped: groups of this iteration that earlier calls dropped. Raises an engine's error if a group's generation
+        failed, and ValueError if all groups of this iteration so far have failed.
         """
         scorer, started = self._run.reward_model_scorer, sorted(self._generating.items())
         finished = {position: task.result() for position, task in started if task.done()}
