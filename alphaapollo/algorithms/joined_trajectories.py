@@ -49,7 +49,7 @@ class JoinedTrajectories:
         return cls(joined, rows, mask, ((row[order], column[order]), (owner, column_index)))
 
     def join(self, values: Tensor) -> Tensor:
-        """Join values of rows to values of trajectories; 0 outside the mask. Differentiable. [B, L] -> [N, K]."""
+        """Copy values of action tokens from rows to trajectories; 0 elsewhere. Differentiable. [B, L] -> [N, K]."""
         if self.token_positions is None:
             return apply_mask(values, self.mask)
         in_rows, in_trajectories = self.token_positions

@@ -108,7 +108,7 @@ def _read_output(pipe: IO[str], kept_lines: deque[str], show: bool) -> None:
 
 
 def _extract_error(output_lines: Sequence[str]) -> str:
-    """Return the last lines of the output: from the last line that starts with `error` or e.g. `3 errors`, else 20."""
+    """Return the output from the last line that starts with `error` or e.g. `3 errors`; else the last 20 lines."""
     lines = list(output_lines)
     starts = [i for i, line in enumerate(lines) if line.lstrip("0123456789 ").startswith("error")]
     return "\n".join(lines[starts[-1] :] if starts else lines[-20:]).removeprefix("error: ")

@@ -89,7 +89,7 @@ class WorkerGroups:
         raise NotImplementedError
 
     async def close(self) -> None:
-        """End every process that was started, within seconds."""
+        """End all processes that the worker groups have started. Takes only seconds."""
         raise NotImplementedError
 
 

@@ -60,7 +60,7 @@ class ModelCall(msgspec.Struct, frozen=True, tag_field="kind", tag="call"):
 
     @property
     def usage_key(self) -> str:
-        """Key of the candidate that the call belongs to, or e.g. `p17.final` for a tournament."""
+        """Key to sum usage by: the key of the call's candidate, or `p17.final` for the tournament of problem 17."""
         return self.key.partition("/")[0]
 
 

@@ -147,7 +147,7 @@ def read_reference_logps(path: Path, digest: str, notify: Callable[[str], None])
 
 
 def save_reference_logps(path: Path, digest: str, logps: np.ndarray) -> None:
-    """Write the reference log-probs of all responses and their digest to a file, atomically."""
+    """Write the reference log-probs of all responses, and the `digest` of what determines them, atomically."""
     partial = path.with_name(f".writing_{path.name}")
     with partial.open("wb") as file:
         np.savez(file, digest=np.array(digest), logps=logps)

@@ -22,7 +22,7 @@ CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}  # per chunk: 16 MiB of float32 fit
 
 
 class TokenStats(NamedTuple):
-    """Statistics of n response tokens, float32 [n] each. A NamedTuple, in which FSDP finds the tensors."""
+    """Statistics of n response tokens, float32 [n] each. A NamedTuple, so that FSDP finds its tensors."""
 
     logprobs: Tensor
     entropy: Tensor | None

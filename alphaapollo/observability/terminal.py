@@ -10,10 +10,10 @@ from rich.console import Console
 
 
 class Terminal(Console):
-    """Console of rich that uses colors and live displays only if the output is a terminal.
+    """Variant of rich's Console that uses colors and live displays only if the output is a terminal.
 
     It ignores FORCE_COLOR, which CI services set and which would write escape codes into log files. If the reader of a
-    pipe exits (`... | head`), it drops further output, where rich would exit the program.
+    pipe exits (`... | head`), further output is dropped, whereas rich's Console would exit the program.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class ToolBox:
         return [{"type": "function", "function": function} for function in functions]
 
     async def call_text(self, name: str, text: str, session: Session) -> ToolResult:
-        """Call a tool with the text of its tag, which is the value of `text_argument` or a JSON object of arguments."""
+        """Call a tool with its tag's text: the value of `text_argument` or, if it has none, JSON of all arguments."""
         argument = self._tools[name].text_argument if name in self._tools else None
         return await self.call(name, {argument: text} if argument else text, session)
 

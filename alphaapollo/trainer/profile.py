@@ -17,7 +17,7 @@ from alphaapollo.observability.timing import Timer
 
 
 class StepProfiler:
-    """Profiler of the iterations in `steps`. The profile of an iteration includes its checkpoint."""
+    """Profiler of the iterations in `steps`. The profile of an iteration also covers saving its checkpoint."""
 
     def __init__(self, steps: Sequence[int], workers: WorkerGroups, folder: Path, console: Console):
         self._steps, self._workers, self._folder, self._console = set(steps), workers, folder, console

@@ -64,9 +64,9 @@ class TrainingWorker(ModelWorker):
         self.free_gpu_cache()
 
     def save(self, checkpoint_folder: str) -> None:
-        """Start to write a checkpoint. The result is available from `get_save_future`.
+        """Start to write a checkpoint. Raises FloatingPointError if the weights are not finite.
 
-        Raises OSError, e.g. if the disk is full, and FloatingPointError if the weights are not finite.
+        An OSError, e.g. if the disk is full, is raised by the future (`get_save_future`) if a thread writes, else here.
         """
         self.writer.start([self.state.snapshot(checkpoint_folder)])
 

@@ -1,4 +1,4 @@
-"""Configuration of main_dpo, and the section of preference pairs that main_rm also reads."""
+"""Configuration of main_dpo, and `PairData`: the settings of the `data` section that main_dpo and main_rm share."""
 
 from __future__ import annotations
 
