@@ -58,7 +58,7 @@ def whiten(values: Tensor, mask: Tensor, ddof: int = 1, eps: float = 1e-8, eps_i
 
 
 def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
-    """Compute the discounted reward-to-go of each action token (mask 1), skipping other tokens. [B, L] -> [B, L]."""
+    """Compute the reward-to-go G_k = R_k + gamma G_{k+1} over a row's action tokens k (mask 1), else 0. [B, L] each."""
     is_action = mask.bool()
     rewards = apply_mask(token_rewards, mask)
     running = rewards.new_zeros(rewards.shape[0])

@@ -72,7 +72,7 @@ class PythonObjects:
 
 
 def _pickle_objects(objects: PythonObjects, loader_file: Path) -> str:
-    """Write a pickle and a Python file that loads it; return the latter. Raises ValueError for unpicklable objects."""
+    """Write `loader_file`, which loads the pickled objects; return its path. Raises ValueError if pickling fails."""
     import cloudpickle  # type: ignore[import-untyped]
 
     parts = [objects.reward, objects.environment, *objects.tools, objects.estimator, *objects.roles.values()]

@@ -48,5 +48,5 @@ def explain_inactive_key(config: Section, key: Key, device: Device | None = None
 
 
 def resolve_relative_key(section_prefix: str, relative_key: str) -> str:
-    """Return the full dotted key that a marker names: `type` in the section `algorithm.` is `algorithm.type`."""
+    """Return the full dotted key: `type` relative to the section `algorithm.` is `algorithm.type`; `/a.b` is `a.b`."""
     return relative_key[1:] if relative_key.startswith("/") else section_prefix + relative_key

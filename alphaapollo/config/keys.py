@@ -154,7 +154,7 @@ def get_value(config: BaseModel, key: str) -> object:
 
 
 def replace_value(config: ConfigT, key: str, value: object) -> ConfigT:
-    """Return a copy of the configuration with another value of a dotted key, without validation."""
+    """Return a copy of the configuration with the dotted `key` set to `value`, without validation."""
     name, _, rest = key.partition(".")
     inner = replace_value(getattr(config, name), rest, value) if rest else value
     return config.model_copy(update={name: inner})

@@ -105,7 +105,7 @@ def _make_tool_call_step(
 
 
 def _make_invalid_step(message: Message) -> StepResult:
-    """Return the result of a turn without a readable action. The text is not cut, so a penalty covers all tokens."""
+    """Return the result of a turn without a readable action: the turn is invalid, and all its text is kept."""
     return StepResult(Observation([message]), valid=False, info={"tool_status": "unreadable"})
 
 

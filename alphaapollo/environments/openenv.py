@@ -122,7 +122,7 @@ class OpenEnvEnvironment:
 
 
 def _read_error_code(error: Exception) -> str:
-    """Return the server's error code in an exception of the client, e.g. CAPACITY_REACHED; empty if there is none."""
+    """Return the server's error code, e.g. CAPACITY_REACHED, from the text of `error`; empty if it has none."""
     found = ERROR_CODE.search(str(error))
     return found[1] if found else ""
 

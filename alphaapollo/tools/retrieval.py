@@ -119,7 +119,7 @@ def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dic
 
 
 def _write_passage_index(folder: Path, passages: list[Passage]) -> None:
-    """Write the BM25 index and the passages of one repository to a new folder."""
+    """Write the passages of one repository (subfolder of documents) and their BM25 index to a new folder."""
     import bm25s
 
     folder.mkdir(parents=True)

@@ -41,7 +41,7 @@ class ExpertLoadBalancer:
             dist.all_reduce(self.tokens, group=self.group)
 
     def compute_last_pass_loss(self) -> Tensor | float:
-        """Count the expert loads of the last forward pass and return its share of the loss.
+        """Return the last forward pass's part of the load-balancing loss, and add its expert loads to `counts`.
 
         Gradients add up over ranks and micro-batches. A collective if `coefficient` > 0.
         """

@@ -3,9 +3,9 @@
 The loss is a weighted sum over token sequences. The driver computes the weights for the complete mini-batch, so the sum
 of all losses, and of their gradients, does not depend on micro-batches, ranks or packing:
 
-    sum_i w_i sum_t m_it (rho_it * policy loss + kl_coef * KL + teacher's coef * D - entropy_coef * entropy)
+    sum_i w_i sum_t m_it (rho_it * policy loss + kl_coef * KL + teacher.coef * D - entropy_coef * entropy)
 
-rho is the importance-sampling weight of algorithm.rollout_correction, or 1. It applies to the policy loss only.
+m: action mask. rho: importance-sampling weight (algorithm.rollout_correction), or 1. D: divergence from the teacher.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from alphaapollo.config.schema import Algorithm
 
 
 def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Compute GAE advantages A of action tokens, and returns A + V (arXiv 1506.02438, Eq. 16). All [B, L].
+    """Compute the GAE advantages A and the returns A + V of action tokens (arXiv 1506.02438, Eq. 16). All [B, L].
 
     delta_k = R_k + gamma V_{k+1} - V_k, A_k = delta_k + gamma lam A_{k+1}, where k + 1 is the next action token (mask
     1). Both results are 0 outside the mask.

@@ -21,7 +21,7 @@ def gpg_alpha(scores: Tensor, groups: Groups) -> Tensor:
 
 
 def gpg(scores: Tensor, groups: Groups, std_norm: bool = False, ddof: int = 1, eps: float = 0.0) -> Tensor:
-    """Compute gpg_alpha * (score - mean), divided by the group's std if std_norm (arXiv 2504.02546). [N] -> [N]."""
+    """Compute gpg_alpha() * (score - mean), divided by the group's std if std_norm (arXiv 2504.02546). [N] -> [N]."""
     centered = normalize_in_groups(scores, groups, ddof, eps) if std_norm else center_in_groups(scores, groups)
     return gpg_alpha(scores, groups) * centered
 

@@ -87,7 +87,7 @@ def _read_yaml_keys(config_path: str, file_name: str, script: Path) -> dict[str,
 
 
 def translate_keys(values: VerlValues, program: str) -> ArgumentLines:
-    """Translate verl's keys to keys of a program, e.g. main_ppo, with comments; add verl's defaults if ours differ."""
+    """Translate verl's keys to commented arguments of `program`; for main_ppo, add verl's defaults if they differ."""
     schema, lines = COMMANDS[program], ArgumentLines()
     for key, value in values.items():
         words, remark = _convert_key(key, value, values, program)

@@ -168,7 +168,7 @@ def _attend_padded(call: AttentionCall) -> Tensor:
 
 
 def _attend_shared_prompts(call: AttentionCall, packing: Packing) -> Tensor:
-    """Compute attention in two padded batches: shared prompts, then the rest of each row, which also sees its prompt."""
+    """Compute attention in two padded batches: prompts, then the rest of each row, which also attends to its prompt."""
     padded = compute_padded_indices(packing, call.window)
     query, key, value = (flatten_heads(x) for x in (call.query, call.key, call.value))
     heads, kv_heads = call.query.shape[1], call.key.shape[1]
