@@ -242,7 +242,7 @@ def read_prompts(
     data: Data | GenerationData,
     select: Callable[[list[Prompt]], list[Prompt]] = list,
 ) -> tuple[list[Prompt], list[str]]:
-    """Read the prompts of data files, and drop or truncate prompts above data.max_prompt_length. Returns prompts
+    """Read the prompts of data files. Drops or truncates those longer than data.max_prompt_length. Returns prompts
     and notices. files_key: configuration key of `files`. select: selects prompts before they are rendered."""
     chosen = select(load_prompts(files, data.prompt_key))
     if isinstance(first := chosen[0].content, list):
