@@ -31,7 +31,7 @@ BURST = 0.02  # seconds to wait for further requests before a batch is sampled
 
 def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     """Read data.val_prompts. Returns the prompts and notices. Raises ValueError if a prompt cannot be used."""
-    environment, data = input_checks.find_environment_spec(config.env), make_generation_data(config)
+    environment, data = input_checks.find_environment_spec(config.env), make_val_prompt_data(config)
     notices = input_checks.collect_environment_notices(config, environment)
     input_checks.check_context_length(config.model, Rollout(), data)
     renderer = input_checks.make_renderer(config.env, config.model, data.apply_chat_template_kwargs)
@@ -49,7 +49,7 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     ]
 
 
-def make_generation_data(config: SftConfig) -> GenerationData:
+def make_val_prompt_data(config: SftConfig) -> GenerationData:
     """Return a config section `data` of main_generation for the held-out prompts."""
     names = ("prompt_key", "max_prompt_length", "max_response_length", "truncation", "apply_chat_template_kwargs")
     return GenerationData(path=config.data.val_prompts, **{name: getattr(config.data, name) for name in names})
@@ -104,7 +104,7 @@ class HeldOutEvaluation:
             model=config.model,
             rollout=Rollout(),
             env=config.env,
-            data=make_generation_data(config),
+            data=make_val_prompt_data(config),
             reward=config.reward,
             custom_reward=config.custom_reward_function,
             device="cpu",

@@ -170,7 +170,7 @@ async def run_and_save_on_signal(writer: BackgroundCheckpointWriter[P], training
 
 
 async def _save_last_complete_iteration(writer: BackgroundCheckpointWriter[P], error: BaseException | None) -> None:
-    """Save the last complete iteration, unless the loop ended with `error`. All errors are printed, not raised."""
+    """Save the last complete iteration, or print `error` if the loop ended with it. Prints errors of saving, too."""
     try:
         if error:
             raise error

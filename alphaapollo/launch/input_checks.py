@@ -151,8 +151,8 @@ def _check_template_keeps_history(env: Env, renderer: Renderer) -> None:
         return
     if render_with_time_limit(lambda: renderer.rewrites_history):
         raise ValueError(
-            "the chat template changes earlier answers (e.g. it drops their reasoning), so the model would be trained "
-            "on chats that it never sees. Set env.context=memory (a new prompt every turn), or use a chat_template "
+            "the chat template changes earlier answers (e.g. it drops their reasoning), so the chats of training would "
+            "differ from those of generation. Set env.context=memory (a new prompt every turn), or use a chat_template "
             "that keeps earlier turns."
         )
 

@@ -48,7 +48,7 @@ async def try_reward_function(prompt: Prompt, reward: Reward, custom: CustomRewa
         return scores
     function = f"{custom.path}: {custom.name}" if custom.path else f"{reward.custom_module}: a component"
     raise ValueError(
-        f"{function} fails on row {prompt.id} for both trial answers, the ground truth and an empty text. Last error: "
+        f"{function} fails on row {prompt.id} for both trial answers (the ground truth, an empty text). Last error: "
         f"{scores[-1].reason}. Return a number or a dict of numbers for every answer."
     )
 

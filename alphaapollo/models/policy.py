@@ -40,7 +40,7 @@ WARN_ABOVE = 0.1
 class PolicyModel(FsdpRoot):
     """Causal language model with a forward pass that returns log-probs. Its parameter names begin with `model.`."""
 
-    forward_methods = ("compute_lm_head_input", "compute_transformers_logprobs", "next_logits")
+    forward_methods = ("compute_lm_head_input", "compute_logprobs_with_hf_attention", "next_logits")
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
@@ -80,7 +80,7 @@ class PolicyModel(FsdpRoot):
             routing.is_recording = False
         return LmHeadInput(states, head)
 
-    def compute_transformers_logprobs(self, token_ids: Tensor) -> Tensor:
+    def compute_logprobs_with_hf_attention(self, token_ids: Tensor) -> Tensor:
         """Compute the log-probs of tokens 1 to T - 1 with transformers' own forward pass. [1, T] -> [T - 1]"""
         attention = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
@@ -146,7 +146,7 @@ def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: 
     sequences = [(np.arange(length) * 37 + 11) % vocabulary for length in (9, 6)]
     logprobs = policy(builder.build(make_rows(sequences, [1, 1]), [0, 1]), 1.0).logprobs
     tokens = [torch.from_numpy(sequence)[None].to(builder.device) for sequence in sequences]
-    native = torch.cat([policy.compute_transformers_logprobs(sequence) for sequence in tokens])
+    native = torch.cat([policy.compute_logprobs_with_hf_attention(sequence) for sequence in tokens])
     name = type(policy.model).__name__
     if not native.isfinite().all():
         raise ValueError(

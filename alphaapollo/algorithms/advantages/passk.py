@@ -33,8 +33,8 @@ def passk_leave_one_out(
 def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
     """Compute pass@k advantages of binary rewards in closed form (arXiv 2508.10751). correct 0/1 [N] -> [N] float64.
 
-    For a group of N samples, N- of them wrong: R = 1 - C(N-, k)/C(N, k), s = sqrt(R (1 - R)), and the advantage is
-    (1 - R)/s of correct samples, (1 - R - C(N- - 1, k-1)/C(N-1, k-1))/s of wrong ones. It is 0 if s = 0 or N < k.
+    For a group of N samples, W of them wrong: R = 1 - C(W, k)/C(N, k), s = sqrt(R (1 - R)), and the advantage is
+    (1 - R)/s of correct samples, (1 - R - C(W - 1, k - 1)/C(N - 1, k - 1))/s of wrong ones. It is 0 if s = 0 or N < k.
 
     Raises ValueError if no group has k samples, or a reward is neither 0 nor 1.
     """

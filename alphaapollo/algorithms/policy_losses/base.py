@@ -73,9 +73,7 @@ class PolicyLoss:
     on_policy: bool = False  # has no importance ratio, so it is valid for only one optimizer step per iteration
     reads: tuple[str, ...] | None = None  # fields of Actor that `fn` reads, nested ones with dots; None = unknown
     needs_full_sequence: bool = False  # token loss depends on other tokens of the sequence; implied by level=sequence
-    select_tokens: TokenSelector | None = (
-        None  # selects tokens of a mini-batch, which are passed as inputs.selected_tokens
-    )
+    select_tokens: TokenSelector | None = None  # selects tokens of a mini-batch for inputs.selected_tokens
 
     @property
     def needs_full_trajectories(self) -> bool:
@@ -103,7 +101,7 @@ def register_policy_loss(name: str, **loss_fields: Any) -> Callable[[PolicyLossF
     """Return a decorator that registers a policy loss, selected by policy_loss.loss_mode=name.
 
     The decorated function is `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput`. loss_fields: optional
-    fields of `PolicyLoss`. If `reads` is given, a run warns about config keys that are set but not read.
+    fields of `PolicyLoss`, e.g. `reads`, the config keys that the loss reads. A run warns if other keys are set.
     """
 
     def register(fn: PolicyLossFn) -> PolicyLossFn:

@@ -14,7 +14,7 @@ from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.model import Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward, RewardModel
 from alphaapollo.config.schema.rollout import MAX_LORA_RANK, Rollout
-from alphaapollo.config.schema.sizes import find_adapter_export_errors, find_batch_token_errors, find_rank_group_errors
+from alphaapollo.config.schema.sizes import find_adapter_export_errors, find_batch_token_errors, find_group_size_errors
 from alphaapollo.config.schema.teacher import Teacher
 from alphaapollo.config.schema.trainer import Trainer
 
@@ -138,7 +138,7 @@ class Config(Section):
             f"{ACTOR}.fsdp_config.fsdp_size": actor.fsdp_config.fsdp_size,
             "critic.fsdp_config.fsdp_size": self.critic.fsdp_config.fsdp_size,
         }
-        yield from find_rank_group_errors(sizes, trainer)
+        yield from find_group_size_errors(sizes, trainer)
         if trainer.controller == "local" and (self.actor_rollout_ref.rollout.num_engines or 1) > 1:
             engines = self.actor_rollout_ref.rollout.num_engines
             yield f"trainer.controller=local has one engine, got {ROLLOUT}.num_engines={engines}. Set it to 1."

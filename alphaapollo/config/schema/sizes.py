@@ -9,7 +9,7 @@ from alphaapollo.config.schema.rollout import Rollout
 from alphaapollo.config.schema.trainer import Training
 
 
-def find_rank_group_errors(group_sizes: Mapping[str, int], trainer: Training) -> Iterator[str]:
+def find_group_size_errors(group_sizes: Mapping[str, int], trainer: Training) -> Iterator[str]:
     """Yield an error for each group size (by key; -1 = all ranks) that does not divide the ranks or splits a node."""
     ranks, per_node = trainer.num_ranks, trainer.n_gpus_per_node
     fits = [n for n in range(1, ranks + 1) if ranks % n == 0 and (per_node % n == 0 or n % per_node == 0)]

@@ -80,7 +80,8 @@ def judge_replay(prepared: PreparedReplay, values: list[ComparedValue]) -> tuple
 
 
 def _check_update_errors(prepared: PreparedReplay, recorded: LearningOutcome, replayed: LearningOutcome) -> bool:
-    """Print the errors of both updates. Returns True if they match, or if changed settings of the replay avoid them."""
+    """Print the error with which each update ended, if any. Returns True if both ended with the same error, or if only
+    the recorded one failed and the replay has other settings, e.g. float64."""
     print(f"recorded: {recorded.error or 'a complete step'}")
     print(f"replayed: {replayed.error or 'a complete step'}")
     for value in compare_outcomes(replayed, replayed, compare_batching=False):

@@ -115,14 +115,14 @@ def test_self_check_detects_an_unknown_logit_transform(model_folder):
 
 def test_in_bfloat16_a_difference_is_a_warning_and_a_huge_one_an_error(model_folder, monkeypatch: pytest.MonkeyPatch):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
-    own = policy.compute_transformers_logprobs
-    monkeypatch.setattr(policy, "compute_transformers_logprobs", lambda ids: own(ids) + 0.3)
+    own = policy.compute_logprobs_with_hf_attention
+    monkeypatch.setattr(policy, "compute_logprobs_with_hf_attention", lambda ids: own(ids) + 0.3)
     mismatch = check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
     assert mismatch == pytest.approx(0.3, abs=1e-4) and make_mismatch_warnings(0.05) == []
     assert "differ from those of transformers by 0.3 nats" in make_mismatch_warnings(mismatch)[0]
     with pytest.raises(ValueError, match="differ"):
         check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.float32)
-    monkeypatch.setattr(policy, "compute_transformers_logprobs", lambda ids: own(ids) + 1.1)
+    monkeypatch.setattr(policy, "compute_logprobs_with_hf_attention", lambda ids: own(ids) + 1.1)
     with pytest.raises(ValueError, match="differ"):
         check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
 
