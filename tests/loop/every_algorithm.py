@@ -39,11 +39,10 @@ def compute_score(prompt, completion):
 '''
 PASSK = ["algorithm.passk_k=2"]  # of groups of 4
 TEACHER = "TEACHER"  # replaced by the teacher's folder
+FILES = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model"]
 EXTRA = {  # in addition to the case's own settings
     "distill": [f"teacher.model.path={TEACHER}"],
-    "adv_estimator=none": [f"teacher.model.path={TEACHER}", "teacher.divergence=sampled"],
     "grpo_passk_analytic": PASSK,
-    "adv_estimator=grpo_passk_analytic": PASSK,
     "magistral": ["reward.components={}", "reward.required=[]"],
     "prorl": ["algorithm.reference_reset.every=1", "algorithm.reference_reset.patience=null"],
     "gdpo": ["algorithm.gdpo_rewards=[accuracy,length]"],
@@ -52,16 +51,17 @@ EXTRA = {  # in addition to the case's own settings
 
 
 def cases() -> dict[str, list[str]]:
-    """Overrides by name: each recipe of configs/algorithm, each estimator by its name, each loss with grpo, and
+    """Overrides by name: each recipe of configs/algorithm, each estimator and each loss that no recipe uses, and
     teacher divergences with and without a reward."""
     recipes = sorted(path.stem for path in (find_shipped_config_folder() / "algorithm").glob("*.yaml"))
+    plain = {name: [f"algorithm={name}"] for name in recipes}
+    found = [load_config(Config, "ppo", [*words, *EXTRA.get(name, []), *FILES]) for name, words in plain.items()]
+    for name in {*estimator_names()} - {config.algorithm.adv_estimator for config in found}:
+        plain[f"adv_estimator={name}"] = [f"algorithm.adv_estimator={name}"]
     loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
-    plain = (
-        {name: [f"algorithm={name}"] for name in recipes}
-        | {f"adv_estimator={name}": [f"algorithm.adv_estimator={name}"] for name in estimator_names()}
-        | {f"loss_mode={name}": ["algorithm.adv_estimator=grpo", f"{loss}={name}"] for name in policy_loss_names()}
-    )
-    for name, estimator in (("jsd", "none"), ("forward", "grpo")):
+    for name in {*policy_loss_names()} - {config.actor_rollout_ref.actor.policy_loss.loss_mode for config in found}:
+        plain[f"loss_mode={name}"] = ["algorithm.adv_estimator=grpo", f"{loss}={name}"]
+    for name, estimator in (("sampled", "none"), ("jsd", "none"), ("forward", "grpo")):
         taught = [f"teacher.divergence={name}", f"teacher.model.path={TEACHER}"]
         plain[f"divergence={name}"] = [f"algorithm.adv_estimator={estimator}", *taught]
     return {name: [*words, *EXTRA.get(name, [])] for name, words in plain.items()}

@@ -54,7 +54,7 @@ def test_zero_staleness_equals_synchronous_run(ppo: Runner) -> None:
 
 @pytest.mark.parametrize("mode", [CARRY, SEPARATE])
 def test_async_run_resumes_after_kill(ppo: Runner, mode: str) -> None:
-    """On Ray, so that generation runs during the update; killed and resumed."""
+    """Killed on Ray, where generation runs during the update, and resumed in one process."""
     settings = (
         *(mode, CORRECTED, "trainer.max_staleness=2", "trainer.save_freq=3", "trainer.test_freq=3"),
         *("data.max_response_length=48", "actor_rollout_ref.rollout.max_num_seqs=24", "trainer.total_training_steps=6"),
@@ -67,7 +67,7 @@ def test_async_run_resumes_after_kill(ppo: Runner, mode: str) -> None:
     saved = json.loads(progress.read_text())
     assert saved["unfinished"]
     wait_until_nothing_is_left(ppo)
-    done = ppo.run(*settings)
+    done = ppo.run(LOCAL, *settings)
     assert "resumed from" in done.output
     lines = done.metrics[1:]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
@@ -103,7 +103,7 @@ GREEDY = ("algorithm.adv_estimator=remax", "data.max_response_length=48", "data.
 )
 def test_critic_with_tools_and_greedy_baseline(ppo: Runner, mode: str, settings: Sequence[str], metric: str) -> None:
     done = ppo.run(
-        *(mode, CORRECTED, "trainer.max_staleness=2", "trainer.total_training_steps=4", *settings),
+        *(LOCAL, mode, CORRECTED, "trainer.max_staleness=2", "trainer.total_training_steps=4", *settings),
         "actor_rollout_ref.rollout.max_num_seqs=24",
     )
     lines = done.metrics[1:]

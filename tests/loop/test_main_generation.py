@@ -30,7 +30,7 @@ class GenerationRunner(Runner):
             "data.path": self.task.data / "train.parquet",
             "data.n_samples": SAMPLES,
             "data.max_prompt_length": 32,
-            "data.max_response_length": 64,
+            "data.max_response_length": 32,
             "model.path": self.task.model,
             "rollout.kv_cache_gib": 0.1,
             "rollout.max_num_seqs": 8,
