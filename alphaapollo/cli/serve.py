@@ -50,7 +50,6 @@ def make_engine_spec(config: GenerationConfig) -> EngineSpec:
         config.rollout, config.model, device, config.trainer.num_gpus, machine.num_cores
     )
     positions = getattr(load_config(config.model).get_text_config(), "max_position_embeddings", DEFAULT_CONTEXT)
-    trained = config.data.max_prompt_length + config.data.max_response_length
     return EngineSpec(
         index=0,
         model_path=config.model.path,
@@ -58,7 +57,7 @@ def make_engine_spec(config: GenerationConfig) -> EngineSpec:
         rollout=rollout,
         device=device,
         dtype=rollout.dtype,
-        max_model_len=min(positions, max(trained, DEFAULT_CONTEXT)),
+        max_model_len=min(positions, max(config.data.max_length, DEFAULT_CONTEXT)),
         log_path="",
     )
 

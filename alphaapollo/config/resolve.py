@@ -33,17 +33,19 @@ def resolve_controller(trainer: Trainer | TuningTrainer | GenerationTrainer) -> 
     return "ray" if trainer.n_gpus_per_node * trainer.nnodes > 1 or os.environ.get("RAY_ADDRESS") else "local"
 
 
-def resolve_model(model: Model, device: Device) -> Model:
+def resolve_model(model: Model, device: Device, max_length: int = 0) -> Model:
     """Replace `auto` in dtype, attention, use_liger and enable_gradient_checkpointing of a trained model.
 
     `enable_gradient_checkpointing=auto` becomes false here; the memory plan (launch/memory/plan.py) may enable it.
-    Raises ValueError for a value that cannot run on the device.
+    `max_length`: tokens of the longest row of the run. Raises ValueError for a value that cannot run on the device.
     """
     dtype: Dtype = _choose_dtype(device) if model.dtype == "auto" else model.dtype
     checkpointing = model.enable_gradient_checkpointing is True
     attention = _choose_attention(model.attention, dtype, device)
     chosen = {"dtype": dtype, "attention": attention, "enable_gradient_checkpointing": checkpointing}
-    return model.model_copy(update=chosen | {"use_liger": _should_use_liger(model, dtype, device)})
+    resolved = model.model_copy(update=chosen | {"use_liger": _should_use_liger(model, dtype, device)})
+    resolved._max_length = max_length
+    return resolved
 
 
 def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpus: int) -> Rollout:

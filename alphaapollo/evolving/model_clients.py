@@ -159,7 +159,7 @@ def make_engine_clients(
             rollout=rollout,
             device=device,
             dtype=rollout.dtype,
-            max_model_len=data.max_prompt_length + data.max_response_length,
+            max_model_len=data.max_length,
             log_path=str(folder.resolve() / "logs" / f"engine_{name}.log"),
         )
         clients[name] = EngineClient(make_engine(spec), renderer, data.max_prompt_length, data.truncation)

@@ -123,7 +123,8 @@ def _plan_memory(
     The plan is None, with a notice, if memory cannot be measured. Raises ValueError if the run does not fit.
     """
     device = placement.device
-    model = input_checks.choose_liger_kernels(resolve_model(config.model, device), config.model.use_liger)
+    model = resolve_model(config.model, device, config.data.max_length)
+    model = input_checks.choose_liger_kernels(model, config.model.use_liger)
     request = task.make_memory_request(train.examples)
     try:
         capacity = machine.get_training_memory(device)

@@ -180,11 +180,10 @@ def check_context_length(model: Model, rollout: Rollout, data: Data | Generation
     text = load_config(model).get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
     scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
-    total = data.max_prompt_length + data.max_response_length
-    if positions is not None and not scaled and total > positions:
+    if positions is not None and not scaled and data.max_length > positions:
         raise ValueError(
             f"data.max_prompt_length={data.max_prompt_length} + data.max_response_length={data.max_response_length} = "
-            f"{total} exceeds the context length of {model.path}, {positions} tokens. Lower one of the two keys."
+            f"{data.max_length} exceeds the context length of {model.path}, {positions} tokens. Lower one of these keys."
         )
 
 

@@ -15,6 +15,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.models.attention.backends import register_attn_implementation
 from alphaapollo.models.cpu.linear import use_onednn
 from alphaapollo.models.decoder import find_decoder_layers
+from alphaapollo.models.rope import fix_rope_frequencies
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.seeds import derive_seed
 
@@ -201,6 +202,7 @@ def _load_model(
                 f"{_get_first_line(error)}). Correct config.json, or choose another model."
             ) from error
     loaded.eval()
+    fix_rope_frequencies(loaded, model.max_length)
     use_onednn(loaded)
     if model.use_liger is True:  # resolved, on a GPU
         use_liger_kernels(loaded)

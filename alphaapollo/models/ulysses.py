@@ -111,23 +111,14 @@ def check_ulysses_support(config: PretrainedConfig, model: str, size: int, size_
     """
     text = config.get_text_config()
     heads, possible, reason = getattr(text, "num_attention_heads", 0), 1, ""
-    rope = set(_find_rope_types(getattr(text, "rope_parameters", None) or {})) & {"dynamic", "longrope"}
     if stateful := find_stateful_layer_types(config):
         reason = f"has layers of type {', '.join(sorted(stateful))}, which carry state along the sequence"
     elif custom_code:
         reason = "has its own modeling code, whose attention cannot be split"
-    elif rope:
-        reason = f"has {rope.pop()} position embeddings, which depend on the longest row of a rank"
     elif heads % size or not heads:
         reason, possible = f"has {heads} attention heads", math.gcd(heads, size) if heads else 1
     if reason:
         raise ValueError(f"{size_key}={size} is not supported: {model} {reason}. Set {size_key}={possible}.")
-
-
-def _find_rope_types(rope_parameters: dict[str, Any]) -> list[str]:
-    """Return the RoPE types of a model, which may differ between layer types."""
-    nested = [_find_rope_types(value) for value in rope_parameters.values() if isinstance(value, dict)]
-    return [str(rope_parameters.get("rope_type", "default")), *(kind for kinds in nested for kind in kinds)]
 
 
 class _AllToAll(torch.autograd.Function):

@@ -78,7 +78,7 @@ class RolloutWorker:
             rollout=rollout,
             device=setup.device,
             dtype=rollout.dtype,
-            max_model_len=data.max_prompt_length + data.max_response_length,
+            max_model_len=data.max_length,
             log_path=str(Path(setup.run_dir) / "logs" / f"engine_{index}.log"),
             transport=setup.transport,
             lora_rank=model.lora_rank,

@@ -51,6 +51,11 @@ class PromptData(Section):
     apply_chat_template_kwargs: TemplateArguments = {}
     """Arguments of the chat template, e.g. {enable_thinking: false}."""
 
+    @property
+    def max_length(self) -> int:
+        """Maximum tokens of a prompt and all that follows it."""
+        return self.max_prompt_length + self.max_response_length
+
 
 class Data(PromptData, TrainingFiles):
     train_batch_size: PositiveInt = 32

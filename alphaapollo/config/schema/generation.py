@@ -100,5 +100,4 @@ class GenerationConfig(Section):
     trainer: GenerationTrainer = GenerationTrainer()
 
     def find_problems(self) -> Iterator[str]:
-        longest = self.data.max_prompt_length + self.data.max_response_length
-        yield from find_batch_token_errors("rollout", self.rollout, longest)
+        yield from find_batch_token_errors("rollout", self.rollout, self.data.max_length)

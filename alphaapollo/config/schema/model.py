@@ -81,6 +81,13 @@ class Model(Lora):
     router_aux_loss_coef: NonNegativeFloat = 0.0
     """Weight of the load-balancing loss of a mixture of experts (docs/moe.md); 0 = off, which is usual in RL."""
 
+    _max_length: int = 0
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest row of the run, which resolve_model sets; 0 = unknown."""
+        return self._max_length
+
     def find_problems(self) -> Iterator[str]:
         yield from super().find_problems()
         if self.router_aux_loss_coef and self.lora_rank:

@@ -125,8 +125,7 @@ class Config(Section):
 
     def _find_model_problems(self) -> Iterator[str]:
         rank = self.actor_rollout_ref.model.lora_rank
-        longest = self.data.max_prompt_length + self.data.max_response_length
-        yield from find_batch_token_errors(ROLLOUT, self.actor_rollout_ref.rollout, longest)
+        yield from find_batch_token_errors(ROLLOUT, self.actor_rollout_ref.rollout, self.data.max_length)
         yield from find_adapter_export_errors(MODEL, self.actor_rollout_ref.model, self.trainer)
         if self.actor_rollout_ref.rollout.lora == "adapter" and not 0 < rank <= MAX_LORA_RANK:
             yield f"{ROLLOUT}.lora=adapter needs {MODEL}.lora_rank from 1 to {MAX_LORA_RANK}, got {rank}."

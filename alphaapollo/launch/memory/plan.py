@@ -231,7 +231,7 @@ def find_micro_batch_shape(config: Config) -> tuple[int, int]:
     """Return (rows, tokens per row) of the largest micro-batch on a rank."""
     data, actor = config.data, config.actor_rollout_ref.actor
     return compute_micro_batch_shape(
-        longest_row=data.max_prompt_length + data.max_response_length,
+        longest_row=data.max_length,
         rows_per_step=min(actor.ppo_mini_batch_size, config.trajectories_per_batch),
         max_tokens=actor.ppo_max_token_len_per_gpu,
         num_ranks=config.trainer.num_ranks,
@@ -253,8 +253,8 @@ def _estimate_engine_memory(config: Config, device: Device, capacity: int) -> Me
         return MemoryUsage()
     if device == "cpu":
         return MemoryUsage(engine=weights, kv_cache=int(rollout.kv_cache_gib * GIB) if rollout.name == "vllm" else 0)
-    sizes, longest = load_model_sizes(model), config.data.max_prompt_length + config.data.max_response_length
-    tokens = max(rollout.max_num_batched_tokens, longest)
+    sizes = load_model_sizes(model)
+    tokens = max(rollout.max_num_batched_tokens, config.data.max_length)
     logits = (
         2 * 4 * rollout.max_num_seqs * (sizes.head_parameters // sizes.hidden_size)
     )  # float32, and a copy to sample from
@@ -297,7 +297,7 @@ def fit_config_to_memory(
 
 def _explain_small_kv_cache(config: Config, plan: MemoryPlan) -> str:
     """Return why an engine's KV cache is too small for one sequence, or "" if it is large enough."""
-    rollout, longest = config.actor_rollout_ref.rollout, config.data.max_prompt_length + config.data.max_response_length
+    rollout, longest = config.actor_rollout_ref.rollout, config.data.max_length
     if rollout.name != "vllm" or plan.kv_cache_tokens >= longest:
         return ""
     return (
@@ -349,7 +349,7 @@ def list_memory_saving_keys(config: Config, device: Device) -> Iterator[tuple[st
             yield "actor_rollout_ref.ref.fsdp_config.param_offload", True
         if config.teacher.divergence:
             yield "teacher.model.fsdp_config.param_offload", True
-    longest, budget = data.max_prompt_length + data.max_response_length, role.actor.ppo_max_token_len_per_gpu
+    longest, budget = data.max_length, role.actor.ppo_max_token_len_per_gpu
     while budget > longest:
         budget = max(longest, budget // 2)
         yield f"{ACTOR}.{BUDGET}", budget

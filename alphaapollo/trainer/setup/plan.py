@@ -78,7 +78,7 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     critic, trainer = "values" in estimator.needs, config.trainer
     device = resolve_device(trainer.device, machine.num_gpus)
-    model = resolve_model(config.actor_rollout_ref.model, device)
+    model = resolve_model(config.actor_rollout_ref.model, device, config.data.max_length)
     rollout = resolve_rollout(rollout, model, device, trainer.num_ranks)
     placement = make_placement(
         trainer,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.models.load import load_causal_lm
@@ -31,6 +32,7 @@ SHAPE = {
     "pad_token_id": 0,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+SHORT, LONG = [1.0, 1.5, 2.0, 2.5], [2.0, 4.0, 5.0, 6.0]
 WINDOW = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
 
 
@@ -38,12 +40,24 @@ def rope(kind: str, **keys: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **keys}}
 
 
+def longrope(short: list[float], long: list[float], original: int, **keys: Any) -> dict[str, Any]:
+    return rope("longrope", short_factor=short, long_factor=long, original_max_position_embeddings=original, **keys) | {
+        "original_max_position_embeddings": original
+    }
+
+
 MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"window": WINDOW},
     "qwen2_moe": {"window": EXPERTS | WINDOW | {"shared_expert_intermediate_size": 24}},
     "qwen3": {"plain": {}},
     "qwen3_moe": {"plain": EXPERTS},
+    "phi3": {
+        "long factors": longrope(SHORT, LONG, 32),
+        "short factors": longrope(SHORT, LONG, 100),
+    },
+    "phimoe": {"long factors": longrope(SHORT, LONG, 32, short_mscale=1.2, long_mscale=1.4)},
     "llama": {
+        "dynamic": rope("dynamic", factor=4.0) | {"max_position_embeddings": 32},
         "linear": rope("linear", factor=2.0),
         "yarn": rope("yarn", factor=4.0, original_max_position_embeddings=32),
         "llama3": rope(
@@ -67,9 +81,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "glm4": {"plain": {}},
 }  # fmt: skip
 
+AS_VLLM_COMPUTES = {  # independent of the other rows, where transformers is not
+    ("phi3", "long factors"): longrope(LONG, LONG, 32),
+    ("phimoe", "long factors"): longrope(LONG, LONG, 32, short_mscale=1.4, long_mscale=1.4),
+    ("llama", "dynamic"): rope("default"),
+}
+
 
 def make_policy(folder: Any, attention: str, checkpointing: bool = False) -> PolicyModel:
-    model = Model(path=str(folder), enable_gradient_checkpointing=checkpointing)
+    model = resolve_model(Model(path=str(folder), enable_gradient_checkpointing=checkpointing), "cpu", max_length=100)
     return PolicyModel(load_causal_lm(model, attention, torch.float32))
 
 
@@ -100,6 +120,11 @@ def test_logprobs_of_a_row_depend_on_nothing_else(tmp_path, name: str, variant: 
         if parameter.ndim >= 2:
             parameter.data.normal_(std=0.2)
     plain.eval().save_pretrained(tmp_path)
+    if same := AS_VLLM_COMPUTES.get((name, variant)):
+        weights = plain.state_dict()
+        config = AutoConfig.for_model(name, **SHAPE | MODELS[name][variant] | same)
+        plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+        plain.load_state_dict(weights)
     offsets = np.cumsum([0, *LENGTHS])
     tokens = np.random.default_rng(5).integers(2, 48, sum(LENGTHS))
     expected = []

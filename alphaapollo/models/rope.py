@@ -1,0 +1,45 @@
+"""Frequencies of rotary position embeddings that depend on the length of a sequence."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def fix_rope_frequencies(model: PreTrainedModel, max_length: int) -> None:
+    """Choose the frequencies of dynamic and longrope position embeddings once per run, as vLLM does.
+
+    Transformers chooses them in each forward pass by its longest row, so that a row's log-probs would depend on the
+    other rows of its micro-batch. `max_length`: tokens of the longest row of the run.
+    """
+    for name, module in list(model.named_modules()):
+        if isinstance(getattr(module, "rope_type", None), str | dict):
+            config = copy.deepcopy(module.config)
+            config.rope_parameters = fixed = fix_rope_parameters(config.rope_parameters, max_length)
+            if fixed != module.config.rope_parameters:
+                with torch.device(next(model.parameters()).device):
+                    model.set_submodule(name, type(module)(config))  # model.config, which is exported, stays as it is
+
+
+def fix_rope_parameters(parameters: dict[str, Any], max_length: int) -> dict[str, Any]:
+    """Return RoPE parameters, which may be nested by layer type, with the same factors for sequences of any length.
+
+    longrope: the long factors if `max_length` exceeds the original context. dynamic: no scaling.
+    """
+    fixed: dict[str, Any] = {
+        name: fix_rope_parameters(value, max_length) if isinstance(value, dict) else value
+        for name, value in parameters.items()
+    }
+    if fixed.get("rope_type") == "dynamic" and "alpha" not in fixed:  # alpha: a constant scale of Hunyuan
+        fixed["rope_type"] = "default"
+    elif fixed.get("rope_type") == "longrope":
+        chosen = "long" if max_length > fixed["original_max_position_embeddings"] else "short"
+        for name in ("factor", "mscale"):  # mscale: of phimoe
+            if f"{chosen}_{name}" in fixed:
+                fixed[f"short_{name}"] = fixed[f"long_{name}"] = fixed[f"{chosen}_{name}"]
+    return fixed
