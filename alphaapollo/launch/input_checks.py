@@ -183,7 +183,7 @@ def check_context_length(model: Model, rollout: Rollout, data: Data | Generation
     if positions is not None and not scaled and data.max_length > positions:
         raise ValueError(
             f"data.max_prompt_length={data.max_prompt_length} + data.max_response_length={data.max_response_length} = "
-            f"{data.max_length} exceeds the context length of {model.path}, {positions} tokens. Lower one of these keys."
+            f"{data.max_length} exceeds the context length of {model.path}, {positions} tokens. Lower one of them."
         )
 
 

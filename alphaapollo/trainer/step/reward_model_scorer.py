@@ -16,7 +16,7 @@ from alphaapollo.models.load import find_reward_model_class, load_config
 from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.registry import is_gradable
-from alphaapollo.types import Message, Prompt, Row, Score, Trajectory, TrajectoryGroup
+from alphaapollo.types import Message, Prompt, Row, Score, StopReason, Trajectory, TrajectoryGroup
 
 COMPONENT = "reward_model"
 """Name of the reward component with the reward model's score."""
@@ -48,12 +48,18 @@ class RewardModelTokenizer:
             return []
         if self.shares_tokens:
             return self.renderer.append_turn_end(list(trajectory.rows[-1].token_ids))
-        prompt, answer = trajectory.first_observation, trajectory.turns[-1].text
+        prompt, turn = trajectory.first_observation, trajectory.turns[-1]
         assert prompt is not None and len(trajectory.turns) == 1, "make_reward_model_tokenizer refuses several turns"
+        end = self.renderer.turn_end_ids
         if isinstance(prompt, str):
-            return self.renderer.encode([prompt + answer], add_special_tokens=True)[0]
-        chat = self.renderer.render_chat(_append_answer(prompt, answer), add_generation_prompt=False)
-        return self.renderer.encode([chat])[0]
+            ids = self.renderer.encode([prompt + turn.text], add_special_tokens=True)[0]
+            eos = self.renderer.tokenizer.eos_token_id
+            end = [] if eos is None else [eos]
+        else:
+            chat = self.renderer.render_chat(_append_answer(prompt, turn.text), add_generation_prompt=False)
+            ids = self.renderer.encode([chat])[0]
+        ids = ids[: len(ids) - len(end)] if ids[len(ids) - len(end) :] == end else ids
+        return ids + end if turn.completion.stop_reason is StopReason.STOP else ids
 
     def find_input_error(self, token_ids: list[int]) -> str | None:
         """Return why the reward model cannot score these token ids, or None if it can."""

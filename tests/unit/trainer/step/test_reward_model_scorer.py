@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,20 @@ def test_another_template_is_rendered_again(renderer: Renderer, folder: Path) ->
     continued = trajectory([5, 6], text="4")
     continued.first_observation = "2+2="
     assert own.decode(own_reader.encode_trajectory(continued)) == "2+2=4"
+
+
+@pytest.mark.parametrize("prompt", [CHAT, "2+2="], ids=["chat", "text"])
+def test_only_a_complete_response_ends_for_the_reward_model(renderer: Renderer, prompt: Any) -> None:
+    """Rendered again as in reward-model training; a response cut off by the length limit has no end."""
+    rerendered = reader(renderer, shares_tokens=False)
+    complete, truncated = trajectory([5, 6]), trajectory([5, 6])
+    truncated.turns[0].completion = replace(truncated.turns[0].completion, stop_reason=StopReason.LENGTH)
+    for one in (complete, truncated):
+        one.first_observation = prompt
+    end = renderer.turn_end_ids if prompt is CHAT else [renderer.tokenizer.eos_token_id]
+    ids = rerendered.encode_trajectory(truncated)
+    assert renderer.decode(ids).endswith("2+2=4" if prompt != CHAT else "4")
+    assert rerendered.encode_trajectory(complete) == ids + end and ids[-len(end) :] != end
 
 
 def test_additional_tokens_of_the_reward_model_are_allowed(renderer: Renderer, tmp_path: Path) -> None:
