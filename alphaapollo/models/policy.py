@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,9 +67,14 @@ class PolicyModel(FsdpRoot):
         # Clones instead of views, because FSDP hooks the output.
         return stats._replace(**{name: row.clone() for name, row in zip(present, gathered, strict=True)})
 
-    def make_logprobs_function(self, temperature: float) -> Callable[[MicroBatch], Tensor]:
-        """Return a function that computes the log-probs [n] of a micro-batch's response tokens at `temperature`."""
-        return lambda micro: self(micro, temperature).logprobs
+    def make_logprobs_function(
+        self, temperature: float, replays_routing: bool = True
+    ) -> Callable[[MicroBatch], Tensor]:
+        """Return a function that computes the log-probs [n] of a micro-batch's response tokens at `temperature`.
+        `replays_routing`: use the experts that the policy's engine chose, if they are recorded."""
+        if replays_routing:
+            return lambda micro: self(micro, temperature).logprobs
+        return lambda micro: self(replace(micro, routed_experts=None), temperature).logprobs
 
     def compute_lm_head_input(self, micro: MicroBatch) -> LmHeadInput:
         """Compute the hidden states that predict this rank's response tokens, and return them with the output head."""

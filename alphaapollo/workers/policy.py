@@ -108,7 +108,7 @@ class PolicyWorker(TrainingWorker):
         """Compute log-probs under the reference model. `batch`: None = the loaded batch. float32 [response tokens]"""
         batch = batch or self.batch
         with self._use_reference_model() as reference:
-            column = self._compute_log_probs(reference, batch, batch.mini_batches)
+            column = self._compute_log_probs(reference, batch, batch.mini_batches, replays_routing=False)
         self.reference_parameters.offload()
         return column
 
@@ -253,11 +253,12 @@ class PolicyWorker(TrainingWorker):
         with disable_adapters(self.policy):
             yield self.policy
 
-    def _compute_log_probs(self, model: PolicyModel, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
+    def _compute_log_probs(
+        self, model: PolicyModel, batch: RankBatch, mini_batches: Sequence[MiniBatch], replays_routing: bool = True
+    ) -> np.ndarray:
         """Compute log-probs of the rows in `mini_batches`, and 0 for other rows. float32 [response tokens]"""
-        return compute_token_outputs(
-            model, model.make_logprobs_function(self.temperature), batch.rows, mini_batches, self.builder
-        )
+        compute = model.make_logprobs_function(self.temperature, replays_routing)
+        return compute_token_outputs(model, compute, batch.rows, mini_batches, self.builder)
 
     def _accumulate_gradients(
         self,
@@ -295,7 +296,7 @@ class PolicyWorker(TrainingWorker):
         if not self.actor.uses_full_kl:
             return None
         with self._use_reference_model() as reference:
-            return DivergenceTarget(reference.compute_lm_head_input(micro), REVERSE)
+            return DivergenceTarget(reference.compute_lm_head_input(replace(micro, routed_experts=None)), REVERSE)
 
     def _compute_mfu(self, mini_batches: Sequence[MiniBatch], seconds: float) -> dict[str, float]:
         """Compute the model FLOP/s utilization (MFU) of an update. {} if the peak FLOP/s of the device are unknown."""

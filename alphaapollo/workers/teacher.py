@@ -39,18 +39,19 @@ class FrozenTeacher:
         temperature: float,
         vocabulary_size: int,
     ):
-        self.builder, self.temperature, self.vocabulary = builder, temperature, vocabulary_size
+        self.builder, self.vocabulary = builder, vocabulary_size
         dtype: torch.dtype = getattr(torch, model.dtype)
         self.model = load_policy(model, mesh, dtype, fsdp.offload_policy)
         check_forward_vs_hf(self.model, builder, dtype)
-        self.sharing = SharedPromptCheck(self.model, self._compute_logprobs, builder, dtype)
+        self.compute_logprobs = self.model.make_logprobs_function(temperature, replays_routing=False)
+        self.sharing = SharedPromptCheck(self.model, self.compute_logprobs, builder, dtype)
         self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
         self.offload()
 
     def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
         """Compute log-probs of the response tokens, then offload the teacher. float32 [response tokens]"""
         self.reload_and_check_batch(batch)
-        column = compute_token_outputs(self.model, self._compute_logprobs, batch.rows, batch.mini_batches, self.builder)
+        column = compute_token_outputs(self.model, self.compute_logprobs, batch.rows, batch.mini_batches, self.builder)
         self.offload()
         return column
 
@@ -72,11 +73,6 @@ class FrozenTeacher:
         """Free GPU memory: reshard the model and offload the configured tensors."""
         reshard(self.model)
         self.parameters.offload()
-
-    def _compute_logprobs(self, micro: MicroBatch) -> Tensor:
-        unrouted = replace(micro, routed_experts=None)  # not the experts that the policy's engine chose
-        logprobs: Tensor = self.model(unrouted, self.temperature).logprobs
-        return logprobs
 
 
 def sum_distillation_metrics(stats: TokenStats, mask: Tensor) -> dict[str, Tensor]:

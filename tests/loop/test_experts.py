@@ -61,7 +61,7 @@ def test_engine_routing_is_replayed_in_training(ppo: Runner) -> None:
         assert 1.0 < line["actor/expert_load_max"] < 8 and 0 <= line["actor/expert_dead"] < 1
         assert 1.9 < line["actor/router_aux_loss"] < 4
         assert line["actor/grad_norm"] > 0 and line["mismatch/k3"] < 0.01
-    assert done.metrics[1]["actor/ref_kl"] == pytest.approx(0, abs=1e-6)  # the reference is sent to the same experts
+    assert 1e-6 < done.metrics[1]["actor/ref_kl"] < 0.01  # the reference chooses its own experts
     from transformers import AutoModelForCausalLM
 
     assert type(AutoModelForCausalLM.from_pretrained(done.folder / "model")).__name__ == "Qwen3MoeForCausalLM"
