@@ -17,6 +17,7 @@ class Progress(RunProgress):
     best_accuracy: float | None = None  # best validation accuracy so far
     validations_without_gain: int = 0  # consecutive validations, counted since the last reference reset
     reference_resets: int = 0
+    iterations_skipped: int = 0  # consecutive iterations skipped because of non-finite columns
     unfinished: list[int] = field(default_factory=list)
     """Positions before `prompts_consumed` that no iteration has trained on or dropped yet (asynchronous training)."""
     validation: dict[str, float] = field(default_factory=dict)

@@ -33,7 +33,6 @@ class LearnerState:
     column_dtype: ColumnDtype = "float32"  # dtype of the columns that the driver computes
     shares_prompts: bool = False  # prompts are computed once for all their samples
     reference_prefetcher: ReferencePrefetcher | None = None  # None: reference log-probs are computed per batch
-    iterations_skipped: int = 0  # consecutive iterations skipped because of non-finite columns
 
     def create_reference_prefetcher(self) -> None:
         """Create the prefetcher of reference log-probs, if planned. `shares_prompts` must be set already."""

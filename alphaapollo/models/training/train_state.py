@@ -55,7 +55,7 @@ class TrainState:
         self.moments = TensorOffloader(self._iterate_moments, fsdp.optimizer_offload and on_gpu)
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
         self.num_steps = 0  # steps made so far
-        self._num_skipped = 0  # steps skipped in a row
+        self.num_skipped = 0  # steps skipped in a row
 
     def iterate_micro_batches(self, micro_batches: Sequence[T]) -> Iterator[T]:
         """Yield the micro-batches of one optimizer step. The caller runs the backward pass of each.
@@ -79,9 +79,9 @@ class TrainState:
         norm = clip_gradients(self.module.parameters(), self.config.grad_clip)
         lr = compute_learning_rate(self.num_steps, self.config.optim, self.total_steps)
         if not math.isfinite(norm):
-            self._num_skipped += 1
-            if not skip_bad_step or self._num_skipped == MAX_SKIPPED_STEPS:
-                repeated = f", {self._num_skipped} times in a row" if skip_bad_step else ""
+            self.num_skipped += 1
+            if not skip_bad_step or self.num_skipped == MAX_SKIPPED_STEPS:
+                repeated = f", {self.num_skipped} times in a row" if skip_bad_step else ""
                 skip = "" if skip_bad_step else " trainer.on_bad_step=skip,"
                 raise FloatingPointError(
                     f"the {self.name}'s gradient norm is {norm} at optimizer step {self.num_steps + 1}{repeated}; "
@@ -91,7 +91,7 @@ class TrainState:
                 )
             self.optimizer.zero_grad(set_to_none=True)
             return OptimizerStep(norm, lr, skipped=True)
-        self._num_skipped = 0
+        self.num_skipped = 0
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.moments.reload()
@@ -130,12 +130,14 @@ class TrainState:
         """Take a snapshot for a checkpoint in `folder` (a collective). Raises like check_weights_finite."""
         self._reload_all_tensors()
         self.check_weights_finite()
-        return take_snapshot(folder, self.module, self.optimizer, {"num_steps": self.num_steps})
+        counts = {"num_steps": self.num_steps, "num_skipped": self.num_skipped}
+        return take_snapshot(folder, self.module, self.optimizer, counts)
 
     def load(self, folder: str) -> None:
-        """Load weights, optimizer state and step count of a checkpoint. Weight decay and betas remain as configured."""
+        """Load weights, optimizer state and step counts of a checkpoint. Weight decay and betas remain as configured."""
         self._reload_all_tensors()
-        self.num_steps = load_snapshot(folder, self.module, self.optimizer)["num_steps"]
+        counts = load_snapshot(folder, self.module, self.optimizer)
+        self.num_steps, self.num_skipped = counts["num_steps"], counts.get("num_skipped", 0)
         set_hyperparams(self.optimizer, self.config.optim)
 
     def get_trained_tensors(self) -> dict[str, list[Tensor]]:

@@ -56,7 +56,7 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
         computed = await compute_logprobs_and_values(run, groups, batch)
     if error := computed.describe_non_finite(batch.mask):
         return await _skip_iteration(run, step, error)
-    run.iterations_skipped = 0
+    run.progress.iterations_skipped = 0
     with timer("advantage"):
         options = CreditSettings(plan.estimator, config.algorithm, actor, coef, run.column_dtype, config.teacher)
         credit = assign_credit(batch, computed, options)
@@ -88,10 +88,10 @@ async def _skip_iteration(run: LearnerState, step: int, error: str) -> UpdateRes
 
     Raises FloatingPointError if trainer.on_bad_step=stop, or after too many consecutive skipped iterations.
     """
-    may_skip = run.config.trainer.on_bad_step == "skip"
-    run.iterations_skipped += 1
-    if not may_skip or run.iterations_skipped == MAX_SKIPPED_STEPS:
-        earlier = f", like the {run.iterations_skipped - 1} batches before it" if run.iterations_skipped > 1 else ""
+    may_skip, skipped_before = run.config.trainer.on_bad_step == "skip", run.progress.iterations_skipped
+    run.progress.iterations_skipped += 1
+    if not may_skip or run.progress.iterations_skipped == MAX_SKIPPED_STEPS:
+        earlier = f", like the {skipped_before} batches before it" if skipped_before else ""
         fixes = [f"data.seed={1000 + step} (other batches after resuming)", "actor_rollout_ref.model.dtype=float32"]
         fixes += [] if may_skip else ["trainer.on_bad_step=skip (skip such iterations)"]
         raise FloatingPointError(

@@ -71,7 +71,6 @@ def learner(workers: Workers, **trainer: Any) -> Any:
         shares_prompts=False,
         reference_prefetcher=None,
         progress=Progress(kl_coef=1e-3),
-        iterations_skipped=0,
         console=Console(),
     )
 
