@@ -19,7 +19,12 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
-from alphaapollo.weight_sync.verification import check_probe_finite, check_probe_log_probs, check_weight_receipts
+from alphaapollo.weight_sync.verification import (
+    check_probe_finite,
+    check_probe_log_probs,
+    check_weight_receipts,
+    tighten_tolerance,
+)
 
 
 @dataclass
@@ -67,4 +72,6 @@ class WeightPublisher:
         moved = {"sync/probe_moved": fmean(abs(x - y) for x, y in zip(expected, last, strict=True))} if last else {}
         actual = await self.engines.compute_log_probs_per_engine(self.probe_token_ids)
         gap = check_probe_log_probs(expected, actual, self.probe_tolerance)
+        if not last:
+            self.probe_tolerance = tighten_tolerance(self.probe_tolerance, gap)
         return {"sync/probe_gap": gap, **moved}

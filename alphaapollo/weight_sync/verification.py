@@ -14,10 +14,11 @@ import numpy as np
 
 from alphaapollo.types import WeightReceipt, WeightUpdate
 
-# Tolerances of the mean |log-prob difference|, in nats. float32: at most 1e-7 if all weights are correct, 7e-4 to 9e-3
-# with one stale layer. bfloat16: about 0.02 from rounding alone; above 0.1, observability/advice.py logs a warning.
+# Tolerances of the mean |log-prob difference|, in nats. float32: at most 1e-5 if all weights are correct, 7e-4 to 9e-3
+# with one stale layer. bfloat16: about 0.02 from rounding alone, depending on the model; above 0.1,
+# observability/advice.py logs a warning.
 PROBE_TOLERANCE_FLOAT32 = 5e-5
-PROBE_TOLERANCE_BFLOAT16 = 1.0
+PROBE_TOLERANCE_BFLOAT16 = 1.0  # of the first sync, whose difference limits that of later ones
 MAX_PROBE_LOGPROB = 1e4  # limit of |log-prob| in nats; a uniform distribution over a million tokens has 14
 
 
@@ -58,6 +59,13 @@ def check_probe_finite(logprobs: Sequence[float], version: int) -> None:
             "neither sent to the engines nor saved. Run the same command with a lower "
             "actor_rollout_ref.actor.optim.lr to resume from the last checkpoint."
         )
+
+
+def tighten_tolerance(tolerance: float, first_difference: float) -> float:
+    """Return the tolerance of later syncs, from the difference between engine and trainer at the first sync."""
+    if tolerance == PROBE_TOLERANCE_FLOAT32:
+        return tolerance
+    return min(tolerance, max(0.05, 8 * first_difference))
 
 
 def check_probe_log_probs(

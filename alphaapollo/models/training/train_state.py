@@ -134,7 +134,7 @@ class TrainState:
         return take_snapshot(folder, self.module, self.optimizer, counts)
 
     def load(self, folder: str) -> None:
-        """Load weights, optimizer state and step counts of a checkpoint. Weight decay and betas remain as configured."""
+        """Load weights, optimizer state and counts of a checkpoint. Weight decay and betas remain as configured."""
         self._reload_all_tensors()
         counts = load_snapshot(folder, self.module, self.optimizer)
         self.num_steps, self.num_skipped = counts["num_steps"], counts.get("num_skipped", 0)

@@ -90,11 +90,12 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     )
     notices += _list_data_size_notices(config, goal, len(prompts))
     uses_reward_model = config.reward_model.enable
+    probe = renderer.encode_prompt(prompts[0].content) * PROBE_TOKENS  # a prompt may be a single token
     return TrainingInputs(
         prompts,
         val_prompts,
         goal=goal,
-        probe_token_ids=renderer.encode_prompt(prompts[0].content)[:PROBE_TOKENS],
+        probe_token_ids=probe[: min(PROBE_TOKENS, data.max_length - 1)],
         reward_model_tokenizer=make_reward_model_tokenizer(config, renderer, everything) if uses_reward_model else None,
         has_reward_function=has_reward_function,
         notices=notices,

@@ -9,7 +9,7 @@ from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
-from alphaapollo.weight_sync.verification import WeightSyncError
+from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, WeightSyncError
 
 
 @dataclass
@@ -114,6 +114,16 @@ def test_publish_returns_how_far_the_policy_has_moved() -> None:
     assert "sync/probe_moved" not in asyncio.run(one.publish(1))
     one.probe_tolerance, one.policy = 1.0, PolicyGroup(LocalRanks(Moved()))  # type: ignore[arg-type]
     assert asyncio.run(one.publish(1))["sync/probe_moved"] == pytest.approx(0.3)
+
+
+def test_the_first_gap_limits_later_ones_in_bfloat16() -> None:
+    one = publisher(Engine(held=[-1.0, -2.02]))
+    one.probe_tolerance = PROBE_TOLERANCE_BFLOAT16
+    asyncio.run(one.publish(1))
+    assert one.probe_tolerance == pytest.approx(8 * 0.01)
+    one.policy = PolicyGroup(LocalRanks(Moved()))  # type: ignore[arg-type]
+    with pytest.raises(WeightSyncError, match="its forward pass uses others"):
+        asyncio.run(one.publish(1))
 
 
 @pytest.mark.parametrize(
