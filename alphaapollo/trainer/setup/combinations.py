@@ -117,7 +117,12 @@ def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss:
         key = "trainer.max_staleness"
         yield f"{derived}, but {key}={trainer.max_staleness} uses older samples. Set {key}=0."
     correction = config.algorithm.rollout_correction
-    if needs_full_sequences(correction) and correction.method == "mask" and trainer.async_mode and trainer.max_staleness:
+    if (
+        needs_full_sequences(correction)
+        and correction.method == "mask"
+        and trainer.async_mode
+        and trainer.max_staleness
+    ):
         yield (
             f"{CORRECTION}.method=mask with level={correction.level} removes mostly long trajectories, because they span "
             f"several weight versions. Set {CORRECTION}.method=tis, or trainer.max_staleness=0."

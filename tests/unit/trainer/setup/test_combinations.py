@@ -122,6 +122,14 @@ def test_estimators_without_groups_accept_a_group_of_one(name: str):
     assert notices(name, env__rollout__n=1, **taught) == []
 
 
+@pytest.mark.parametrize(("method", "level", "warns"), [("mask", "geometric", True), ("tis", "sequence", False)])
+def test_a_mask_of_whole_trajectories_over_several_versions_is_a_warning(method: str, level: str, warns: bool):
+    correction = {f"{CORRECTION}.method": method, f"{CORRECTION}.level": level}
+    stale = {"trainer.async_mode": "carry", "trainer.max_staleness": 1}
+    found = [line for line in notices("grpo", **correction, **stale) if "removes mostly long trajectories" in line]
+    assert len(found) == warns
+
+
 def test_passk_k_is_at_most_the_group_size():
     assert problem("grpo_passk_analytic", passk_k=5) == (
         "algorithm.passk_k=5 must not exceed the group size, env.rollout.n=4. Raise env.rollout.n or lower "
