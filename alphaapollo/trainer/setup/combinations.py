@@ -124,7 +124,7 @@ def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss:
         and trainer.max_staleness
     ):
         yield (
-            f"{CORRECTION}.method=mask with level={correction.level} removes mostly long trajectories, because they span "
+            f"{CORRECTION}.method=mask with level={correction.level} removes mostly long trajectories, as they span "
             f"several weight versions. Set {CORRECTION}.method=tis, or trainer.max_staleness=0."
         )
     if config.steps_per_iteration == 1:
