@@ -124,7 +124,7 @@ def _plan_memory(
     """
     device = placement.device
     model = resolve_model(config.model, device, config.data.max_length)
-    model = input_checks.choose_liger_kernels(model, config.model.use_liger)
+    model = input_checks.choose_kernels(model, config.model)
     request = task.make_memory_request(train.examples)
     try:
         capacity = machine.get_training_memory(device)

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from alphaapollo.config.effects import describe_ineffective_keys
 from alphaapollo.config.resolve import resolve_controller
@@ -202,17 +202,28 @@ def check_tensor_parallel_size(model: Model, rollout: Rollout, section: str) -> 
         )
 
 
-def choose_liger_kernels(model: Model, use_liger: bool | Literal["auto"]) -> Model:
-    """Return the resolved model section, with Liger kernels disabled if they are not tested on the architecture.
+def choose_kernels(model: Model, configured: Model) -> Model:
+    """Return the resolved model section with kernels that the architecture supports.
 
-    use_liger: value that the user configured. Raises ValueError if it is true and the architecture is not tested.
+    Liger kernels are disabled if they are not tested on it. Layers with recurrent state need padded rows.
+
+    configured: the section before `resolve_model`. Raises ValueError if it sets a kernel that is not supported.
     """
     from alphaapollo.models.load import LIGER_ARCHITECTURES, load_config  # imports torch
+    from alphaapollo.models.ulysses import find_stateful_layer_types
 
+    config = load_config(model)
+    if (stateful := find_stateful_layer_types(config)) and model.attention != "padded":
+        if configured.attention != "auto":
+            raise ValueError(
+                f"model.attention={model.attention} packs rows, but {model.path} has layers of type "
+                f"{', '.join(sorted(stateful))}, whose state would pass to the next row. Set model.attention=padded."
+            )
+        model = model.model_copy(update={"attention": "padded"})
     if not model.use_liger:
         return model
-    kind = load_config(model).model_type
-    if use_liger is True and kind not in LIGER_ARCHITECTURES:
+    kind = config.model_type
+    if configured.use_liger is True and kind not in LIGER_ARCHITECTURES:
         raise ValueError(
             f"model.use_liger=true is not tested on {kind!r} models ({model.path}), only on "
             f"{', '.join(LIGER_ARCHITECTURES)}. Set model.use_liger=auto. To fuse the same operations, set "

@@ -144,13 +144,16 @@ def read_logit_scale_and_softcap(config: PretrainedConfig) -> tuple[float, float
 def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
     """Compare the policy's log-probs of two short sequences with transformers' own forward pass (a collective).
 
-    It detects output heads with unknown logit transforms, unsupported attention, packed sequences that attend to each
-    other, and layers that do not work with sequence parallelism. Returns the mean |difference| in nats. Raises
-    ValueError if it is larger than rounding, or if log-probs are not finite.
+    It detects output heads with unknown logit transforms, unsupported attention, ignored sliding windows, packed
+    sequences that influence each other, and layers that do not work with sequence parallelism. Returns the mean
+    |difference| in nats. Raises ValueError if it is larger than rounding, or if log-probs are not finite.
     """
-    vocabulary = policy.model.config.get_text_config().vocab_size
-    sequences = [(np.arange(length) * 37 + 11) % vocabulary for length in (9, 6)]
-    logprobs = policy(builder.build(make_rows(sequences, [1, 1]), [0, 1]), 1.0).logprobs
+    text = policy.model.config.get_text_config()
+    window = getattr(text, "sliding_window", None) or 0
+    lengths = (9 + window * (window <= 1024), 6)  # longer windows would need too much memory
+    sequences = [(np.arange(length) * 37 + 11) % text.vocab_size for length in lengths]
+    rows = make_rows(sequences, [1, 1])
+    logprobs, *alone = (policy(builder.build(rows, chosen), 1.0).logprobs for chosen in ([0, 1], [0], [1]))
     tokens = [torch.from_numpy(sequence)[None].to(builder.device) for sequence in sequences]
     native = torch.cat([policy.compute_logprobs_with_hf_attention(sequence) for sequence in tokens])
     name = type(policy.model).__name__
@@ -158,6 +161,12 @@ def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: 
         raise ValueError(
             f"{name}: the model's log-probs are not finite, because its weights are damaged or too large for "
             f"{str(dtype).removeprefix('torch.')}. Use another copy of the model, or model.dtype=float32."
+        )
+    influence = float((logprobs - torch.cat(alone)).abs().mean())
+    if not influence <= min(LIMIT[dtype], WARN_ABOVE):
+        raise ValueError(
+            f"{name}: the log-probs of a sequence change by {influence:.2g} nats on average beside another sequence. "
+            "Set model.attention=padded, or choose another model."
         )
     mismatch = float((logprobs - native).abs().mean())
     if not mismatch <= LIMIT[dtype]:

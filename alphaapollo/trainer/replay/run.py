@@ -17,7 +17,7 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.controller.worker_groups import LocalWorkerGroups
 from alphaapollo.launch.failures import FAILURES
-from alphaapollo.launch.input_checks import choose_liger_kernels
+from alphaapollo.launch.input_checks import choose_kernels
 from alphaapollo.models.float64_mode import Float64Mode
 from alphaapollo.models.load import load_config
 from alphaapollo.observability.console import Console
@@ -80,7 +80,7 @@ def prepare_replay(recording: Recording, config: Config, overrides: Sequence[str
     plan = resolve_plan(config, machine, [])
     plan = replace(plan, prefetches_reference_logprobs=config.needs_ref_log_probs and info.reference_ahead)
     load_config(plan.model)
-    plan = replace(plan, model=choose_liger_kernels(plan.model, config.actor_rollout_ref.model.use_liger))
+    plan = replace(plan, model=choose_kernels(plan.model, config.actor_rollout_ref.model))
     if float64:
         plan = replace(plan, model=plan.model.model_copy(update=FLOAT64))
     changes = [word for word, key in zip(overrides, override_keys, strict=True) if key not in LOCATION_KEYS]

@@ -17,7 +17,7 @@ from alphaapollo.config.resolve import explain_dtype, resolve_device, resolve_mo
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.data.shared_prompts import decide_prompt_sharing
-from alphaapollo.launch.input_checks import choose_liger_kernels, collect_environment_notices, find_environment_spec
+from alphaapollo.launch.input_checks import choose_kernels, collect_environment_notices, find_environment_spec
 from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, fit_config_to_memory, format_memory_planning_failure
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.types import Sampling
@@ -142,7 +142,7 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
     """Add the estimate of device memory, and choose kernels and gradient checkpointing. Reads the models' config.json.
     If the run does not fit into memory, `memory.problem` of the returned plan says why."""
     role = config.actor_rollout_ref
-    plan = replace(plan, model=choose_liger_kernels(plan.model, role.model.use_liger))
+    plan = replace(plan, model=choose_kernels(plan.model, role.model))
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
     device = plan.placement.device
     capacity = machine.get_training_memory(device)

@@ -13,6 +13,7 @@ import torch
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
+from alphaapollo.launch.input_checks import choose_kernels
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
@@ -32,6 +33,13 @@ SHAPE = {
     "pad_token_id": 0,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+DELTA_NET = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 SHORT, LONG = [1.0, 1.5, 2.0, 2.5], [2.0, 4.0, 5.0, 6.0]
 WINDOW = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
 
@@ -79,6 +87,8 @@ MODELS: dict[str, dict[str, Any]] = {
         }
     },
     "glm4": {"plain": {}},
+    "qwen3_next": {"gated delta net": DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 24}},
+    "qwen3_5_text": {"gated delta net": DELTA_NET},
 }  # fmt: skip
 
 AS_VLLM_COMPUTES = {  # independent of the other rows, where transformers is not
@@ -133,7 +143,7 @@ def test_logprobs_of_a_row_depend_on_nothing_else(tmp_path, name: str, variant: 
             ids = torch.from_numpy(tokens[begin:end])[None]
             logits = plain(ids).logits[0, :-1]
             expected.append(logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0])
-    for attention in ("padded", "sdpa"):
+    for attention in ("padded",) if "gated delta net" in variant else ("padded", "sdpa"):
         for checkpointing in (False, True):
             policy = make_policy(tmp_path, attention, checkpointing)
             together = compute_row_logprobs(policy, attention, [0, 1, 2])
@@ -141,3 +151,14 @@ def test_logprobs_of_a_row_depend_on_nothing_else(tmp_path, name: str, variant: 
             alone = [compute_row_logprobs(policy, attention, [one])[0] for one in (0, 1, 2)]
             torch.testing.assert_close(together, expected, rtol=1e-4, atol=2e-5)
             torch.testing.assert_close(alone, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_recurrent_layers_need_padded_rows(tmp_path) -> None:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model("qwen3_5_text", **SHAPE | DELTA_NET).save_pretrained(tmp_path)
+    configured = Model(path=str(tmp_path))
+    assert choose_kernels(resolve_model(configured, "cuda"), configured).attention == "padded"
+    configured = Model(path=str(tmp_path), attention="sdpa")
+    with pytest.raises(ValueError, match=r"layers of type linear_attention, .* Set model\.attention=padded"):
+        choose_kernels(resolve_model(configured, "cuda"), configured)

@@ -11,7 +11,7 @@ import pytest
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model
 from alphaapollo.config.schema.base import Device
-from alphaapollo.launch.input_checks import choose_liger_kernels
+from alphaapollo.launch.input_checks import choose_kernels
 from alphaapollo.models import load
 from alphaapollo.models.load import LIGER_ARCHITECTURES
 from tests.unit.tiny import build_model, save_model
@@ -62,11 +62,12 @@ def test_impossible_settings_are_errors() -> None:
 def test_unsupported_architectures(tmp_path: Path) -> None:
     """An error before a worker starts if Liger is required, else the plain layers."""
     known, other = (Model(path=str(save_model(name, tmp_path / name))) for name in ("qwen3", "gemma2"))
-    assert choose_liger_kernels(resolve_model(known, "cuda"), "auto").use_liger is True
-    assert choose_liger_kernels(resolve_model(other, "cuda"), "auto").use_liger is False
-    assert choose_liger_kernels(resolve_model(other, "cpu"), "auto").use_liger is False
+    assert choose_kernels(resolve_model(known, "cuda"), known).use_liger is True
+    assert choose_kernels(resolve_model(other, "cuda"), other).use_liger is False
+    assert choose_kernels(resolve_model(other, "cpu"), other).use_liger is False
     with pytest.raises(ValueError, match=r"not tested on 'gemma2' models .* only on granite, llama"):
-        choose_liger_kernels(resolve_model(other.model_copy(update={"use_liger": True}), "cuda"), True)
+        fused = other.model_copy(update={"use_liger": True})
+        choose_kernels(resolve_model(fused, "cuda"), fused)
 
 
 @pytest.mark.parametrize("setting", [True, False, "auto"])
