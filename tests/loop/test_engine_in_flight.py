@@ -14,7 +14,7 @@ from tests.loop.engine_kit import PROBE, Session, logprobs_of, make_model, mean_
 
 pytestmark = pytest.mark.timeout(240)
 
-LENGTH = 200
+LENGTH = 250
 
 
 def test_every_token_has_the_version_that_sampled_it(tmp_path: Path) -> None:
@@ -44,9 +44,8 @@ async def completions_in_flight(session: Session, models: list[Any]) -> list[Com
     ]
     states = engine._running_llm.output_processor.request_states
     for version, model in enumerate(models[1:], start=2):
-        while (
-            len(states) < 2 or min(one.detokenizer.num_output_tokens() for one in states.values()) < 50 * version - 50
-        ):
+        sampled = 20 * (version - 1)  # few: on a busy machine the engine is ahead of this process
+        while len(states) < 2 or min(one.detokenizer.num_output_tokens() for one in states.values()) < sampled:
             await asyncio.sleep(0)
         await engine.pause()
         with session.sent(model, version) as update:

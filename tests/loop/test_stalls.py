@@ -64,7 +64,7 @@ def check_end(done: FinishedRun, stopped: str) -> None:
 
 
 def test_stopped_process_is_named(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    limits = ("trainer.stall_timeout=40",)
+    limits = ("trainer.stall_timeout=20",)
     program = start_run(ppo, "actor_rollout_ref.rollout.name=vllm", *limits)
     for count, words in enumerate(("EngineCore", "RolloutActor"), 1):
         stopped = stop(ppo, words)
