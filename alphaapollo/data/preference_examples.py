@@ -3,7 +3,7 @@
 A data row has one of these groups of columns:
 
     prompt (chat or text), chosen, rejected      written by prepare_preference; answers are texts or messages
-    chosen, rejected                             complete chats; their common prefix is the prompt
+    chosen, rejected                             complete chats or texts; their common prefix is the prompt
     prompt, response, label                      single answers; label true: desirable
 
 The action mask marks the tokens of the answer, as for supervised examples (data/sft_examples.py). The answers of a pair
@@ -13,21 +13,16 @@ have equal prompt tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
 from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows, to_file_list
-from alphaapollo.data.prompts import read_chat
+from alphaapollo.data.formats import LABELLED_FORMATS, read_rows_in_known_format
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sft_examples import (
-    TextPiece,
-    make_text_pieces,
-    read_text_column,
-    render_prompt_and_answer,
-    tokenize_examples,
-)
+from alphaapollo.data.sft_examples import TextPiece, join_prompt_and_answer, read_answer, tokenize_examples
 from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
 from alphaapollo.types import Message, Row
 from alphaapollo.utils.seeds import derive_seed
@@ -90,7 +85,8 @@ def load_labelled_answers(
     A pair becomes two single answers. Each example also gets an answer to another prompt (make_unrelated_answers).
     Raises ValueError like load_pairs, and if a label is invalid or all labels are equal.
     """
-    read = read_examples(files, lambda path: _read_labelled_answers(path, renderer, data), max_samples, data)
+    notices: list[str] = []
+    read = read_examples(files, lambda path: _read_labelled_answers(path, renderer, data, notices), max_samples, data)
     rows = iter(tokenize_examples([text for _, row in read for text in row.texts], renderer))
     numbered = [
         (number, PreferenceExample([next(rows)], [good], row.data_source))
@@ -109,7 +105,7 @@ def load_labelled_answers(
     unrelated = make_unrelated_answers([answer.rows[0] for answer in fitting], data.seed, data.max_length)
     for answer, row in zip(fitting, unrelated, strict=True):
         answer.unrelated_answer = row
-    return fitted
+    return replace(fitted, notices=notices + fitted.notices)
 
 
 def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -> list[Row]:
@@ -142,33 +138,38 @@ def _read_pairs(path: str, renderer: Renderer, data: PairData) -> list[Preferenc
     rows = read_rows(path)
     columns = list_column_names(rows)
     if not {data.chosen_key, data.rejected_key} <= {*columns}:
-        more = ""
-        if isinstance(data, PreferenceData) and {data.response_key, data.label_key} <= {*columns}:
-            more = " Single answers with labels need preference.loss=kto."
+        labelled = isinstance(data, PreferenceData) and data.label_key in columns
+        hint = (
+            "Set preference.loss=kto to train on single answers with labels."
+            if labelled
+            else ("Set data.chosen_key and data.rejected_key (docs/data.md).")
+        )
         raise ValueError(
             f"{path}: the file needs columns {data.chosen_key!r} and {data.rejected_key!r}. It has "
-            f"{', '.join(sorted(columns))}.{more} Set data.chosen_key and data.rejected_key, or convert the file to "
-            f"pairs with python -m examples.data_preprocess.prepare_preference --data_source {path} (docs/data.md)."
+            f"{', '.join(sorted(columns))}. {hint}"
         )
-    return convert_rows(path, rows, lambda row: _parse_pair(row, renderer, data))
+    return _convert_pairs(path, rows, renderer, data)
 
 
-def _read_labelled_answers(path: str, renderer: Renderer, data: PreferenceData) -> list[PreferenceTexts]:
-    rows = read_rows(path)
-    columns = list_column_names(rows)
-    if {data.response_key, data.label_key} <= {*columns}:
+def _read_labelled_answers(
+    path: str, renderer: Renderer, data: PreferenceData, notices: list[str]
+) -> list[PreferenceTexts]:
+    labelled, pairs = (data.response_key, data.label_key), (data.chosen_key, data.rejected_key)
+    names = {"response": data.response_key, "label": data.label_key, "prompt": data.prompt_key}
+    rows, converted = read_rows_in_known_format(path, [labelled, pairs], LABELLED_FORMATS, names)
+    notices += converted
+    if {*labelled} <= {*list_column_names(rows)}:
         return convert_rows(path, rows, lambda row: _parse_labelled_answer(row, renderer, data))
-    if {data.chosen_key, data.rejected_key} <= {*columns}:
-        return convert_rows(path, rows, lambda row: _parse_pair(row, renderer, data))
-    raise ValueError(
-        f"{path}: the file needs columns {data.prompt_key!r}, {data.response_key!r} and {data.label_key!r}, or "
-        f"{data.chosen_key!r} and {data.rejected_key!r}. It has {', '.join(sorted(columns))}. Set "
-        "data.response_key and data.label_key, or data.chosen_key and data.rejected_key."
-    )
+    return _convert_pairs(path, rows, renderer, data)
 
 
-def _parse_pair(row: DataRow, renderer: Renderer, data: PairData) -> PreferenceTexts:
-    chosen, rejected = (_read_answer(row, key) for key in (data.chosen_key, data.rejected_key))
+def _convert_pairs(path: str, rows: Sequence[DataRow], renderer: Renderer, data: PairData) -> list[PreferenceTexts]:
+    has_prompts = data.prompt_key in list_column_names(rows)
+    return convert_rows(path, rows, lambda row: _parse_pair(row, has_prompts, renderer, data))
+
+
+def _parse_pair(row: DataRow, has_prompts: bool, renderer: Renderer, data: PairData) -> PreferenceTexts:
+    chosen, rejected = (read_answer(row, key) for key in (data.chosen_key, data.rejected_key))
     if isinstance(chosen, list) != isinstance(rejected, list):
         raise ValueError(
             f"{data.chosen_key!r} and {data.rejected_key!r} must both be text or both be lists of messages."
@@ -178,7 +179,9 @@ def _parse_pair(row: DataRow, renderer: Renderer, data: PairData) -> PreferenceT
     prompt = row.get(data.prompt_key)
     if isinstance(chosen, list) and isinstance(rejected, list) and chosen[0]["role"] != "assistant":
         prompt, chosen, rejected = _split_common_prompt(chosen, rejected, data)
-    texts = [_join_prompt_and_answer(row, prompt, answer, renderer, data) for answer in (chosen, rejected)]
+    elif isinstance(chosen, str) and isinstance(rejected, str) and not has_prompts:
+        prompt, chosen, rejected = _split_common_text(chosen, rejected, data)
+    texts = [join_prompt_and_answer(prompt, data.prompt_key, answer, renderer) for answer in (chosen, rejected)]
     return PreferenceTexts(texts, _read_data_source(row), margin=_read_margin(row, data))
 
 
@@ -186,25 +189,19 @@ def _parse_labelled_answer(row: DataRow, renderer: Renderer, data: PreferenceDat
     label = row.get(data.label_key)
     if label not in (True, False):  # 1 and 0 are equal to True and False
         raise ValueError(f"{data.label_key!r} is {label!r}; it must be true (desirable) or false.")
-    answer = _read_answer(row, data.response_key)
+    answer = read_answer(row, data.response_key)
     return PreferenceTexts(
-        [_join_prompt_and_answer(row, row.get(data.prompt_key), answer, renderer, data)],
+        [join_prompt_and_answer(row.get(data.prompt_key), data.prompt_key, answer, renderer)],
         _read_data_source(row),
         is_desirable=bool(label),
     )
-
-
-def _read_answer(row: DataRow, key: str) -> str | list[Message]:
-    value = row.get(key)
-    return read_chat(value, repr(key)) if isinstance(value, list) and value else read_text_column(row, key)
 
 
 def _split_common_prompt(
     chosen: list[Message], rejected: list[Message], data: PairData
 ) -> tuple[list[Message], list[Message], list[Message]]:
     """Split two complete chats into their common prompt, the chosen answer and the rejected answer."""
-    pairs = zip(chosen, rejected, strict=False)
-    split = next((index for index, pair in enumerate(pairs) if pair[0] != pair[1]), min(len(chosen), len(rejected)))
+    split = _count_equal_items(chosen, rejected)
     roles = [chat[split]["role"] if split < len(chat) else "no message" for chat in (chosen, rejected)]
     if roles != ["assistant", "assistant"]:
         raise ValueError(
@@ -214,26 +211,22 @@ def _split_common_prompt(
     return chosen[:split], chosen[split:], rejected[split:]
 
 
-def _join_prompt_and_answer(
-    row: DataRow, prompt: object, answer: str | list[Message], renderer: Renderer, data: PairData
-) -> list[TextPiece]:
-    if not isinstance(prompt, list):
-        text = read_text_column(row, data.prompt_key)
-        if isinstance(answer, str):
-            return make_text_pieces(text, answer)
-        raise ValueError(f"{data.prompt_key!r} is text, but its answers are messages. Convert the prompt to a chat.")
-    chat = read_chat(prompt, repr(data.prompt_key))
-    if chat[-1]["role"] == "assistant":
+def _split_common_text(chosen: str, rejected: str, data: PairData) -> tuple[str, str, str]:
+    """Split two texts into their common words, which are the prompt, the chosen answer and the rejected answer."""
+    common = chosen[: _count_equal_items(chosen, rejected)]
+    end = max(common.rfind(" "), common.rfind("\n"))  # the answers begin with the space
+    if not common[: max(end, 0)].strip():
         raise ValueError(
-            f"{data.prompt_key!r} ends with an assistant message. Remove it; the answers follow the prompt."
+            f"there is no {data.prompt_key!r}, and {data.chosen_key!r} and {data.rejected_key!r} have no common "
+            "beginning. Add a column with the prompts, or set data.prompt_key."
         )
-    answer_messages = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
-    if answer_messages[0]["role"] != "assistant" or answer_messages[-1]["role"] != "assistant":
-        raise ValueError(
-            f"the first and the last message of an answer have the roles {answer_messages[0]['role']} and "
-            f"{answer_messages[-1]['role']}; both must be assistant."
-        )
-    return render_prompt_and_answer(chat, answer_messages, renderer)
+    return common[:end], chosen[end:], rejected[end:]
+
+
+def _count_equal_items(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return the length of the longest common prefix of two sequences."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, pair in pairs if pair[0] != pair[1]), min(len(first), len(second)))
 
 
 def _read_data_source(row: DataRow) -> str:

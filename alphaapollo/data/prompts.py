@@ -1,8 +1,9 @@
 """Read prompts from data files in verl's format.
 
 Columns: `prompt` (required; data.prompt_key renames it), `data_source`, `reward_model: {ground_truth}`,
-`extra_info`, `env_kwargs`, `metadata` (a JSON string; read into extra_info). Only `data_source` selects the reward
-function. `reward_model.style` and `ability` are ignored.
+`extra_info`, `env_kwargs`, `metadata` (a JSON string; read into extra_info). The ground truth may also be in a column
+`ground_truth` or `answer`. Only `data_source` selects the reward function. `reward_model.style` and `ability` are
+ignored.
 """
 
 from __future__ import annotations
@@ -13,23 +14,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows, to_file_list
+from alphaapollo.data.files import DataRow, convert_rows, to_file_list
+from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
 from alphaapollo.types import Message, Prompt
 
 
-def load_prompts(files: str | Sequence[str], prompt_key: str) -> list[Prompt]:
+def load_prompts(files: str | Sequence[str], prompt_key: str, notices: list[str] | None = None) -> list[Prompt]:
     """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files.
 
-    Raises ValueError for an unreadable file, a missing column `prompt_key`, invalid rows, or a mix of chats and texts.
+    A file without the column `prompt_key` may have questions instead (PROMPT_FORMATS), which is added to `notices`.
+    Raises ValueError for an unreadable file, missing columns, invalid rows, or a mix of chats and texts.
     """
     prompts: list[Prompt] = []
     for path in to_file_list(files):
-        rows = read_rows(path)
-        if prompt_key not in (columns := list_column_names(rows)):
-            raise ValueError(
-                f"{path}: no column {prompt_key!r}. The columns are {', '.join(columns)}. "
-                f"{_suggest_fix_for_missing_prompts(columns, path)}"
-            )
+        rows, converted = read_rows_in_known_format(path, [(prompt_key,)], PROMPT_FORMATS, {"prompt": prompt_key})
+        if notices is not None:
+            notices += converted
         contents = (row[prompt_key] for row in rows if row.get(prompt_key) is not None)
         is_chat = isinstance(prompts[0].content if prompts else next(contents, None), list)
         prompts += convert_rows(path, rows, partial(_convert_row_to_prompt, prompt_key=prompt_key, is_chat=is_chat))
@@ -53,21 +53,14 @@ def read_chat(value: list[Any], column: str) -> list[Message]:
     return messages
 
 
-def _suggest_fix_for_missing_prompts(columns: Sequence[str], path: str) -> str:
-    """Return the suggested fix for a data file without a prompt column: convert the file, or set data.prompt_key."""
-    if {"question", "problem", "Problem", "Question"} & {*columns}:
-        script = f"python -m examples.data_preprocess.prepare_informal_math --data_source {path}"
-        return f"Convert raw problems to prompts with {script} (docs/data.md), or set data.prompt_key."
-    return "Set data.prompt_key to the column with the prompts."
-
-
 def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool) -> Prompt:
     reward_model, extra_info, env_kwargs = (
         _read_struct_column(row, key) for key in ("reward_model", "extra_info", "env_kwargs")
     )
     if row.get("metadata"):
         extra_info = {**extra_info, "metadata": _parse_metadata(row["metadata"])}
-    truths = (section.get("ground_truth") for section in (reward_model, extra_info, env_kwargs))
+    truths = [section.get("ground_truth") for section in (reward_model, extra_info, env_kwargs, row)]
+    truths.append(row.get("answer"))
     data_source = row.get("data_source")
     if not isinstance(data_source, str | None):
         raise ValueError(f"data_source is {_shorten_repr(data_source)}; it must be text. Convert it to text.")

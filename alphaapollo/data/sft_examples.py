@@ -1,19 +1,20 @@
 """Tokenize supervised examples. Their action mask marks the tokens to train on: the text of the assistant turns.
 
 A file has either a column `messages` with chats, of which every assistant message is trained on, or the columns
-`prompt` (chat or text) and `response`. A chat is split where the chat template begins and ends each assistant turn, and
-the pieces are tokenized separately, like prompts and answers in a rollout. The end-of-turn token is trained on, the
-template text after it is not.
+`prompt` and `response` (each text or messages), or one of the formats in data/formats.py. A chat is split where the
+chat template begins and ends each assistant turn, and the pieces are tokenized separately, like prompts and answers in
+a rollout. The end-of-turn token is trained on, the template text after it is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from alphaapollo.config.schema import SftData
-from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows
+from alphaapollo.data.files import DataRow, convert_rows
+from alphaapollo.data.formats import SFT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.length_limit import Truncation, truncate_prompt
 from alphaapollo.data.prompts import read_chat
 from alphaapollo.data.rendering import Renderer
@@ -40,23 +41,21 @@ def load_examples(
     changes earlier turns, or if an example is too long and data.truncation=error.
     """
 
+    notices: list[str] = []
+
     def read_text_pieces(path: str) -> list[list[TextPiece]]:
-        rows = read_rows(path)
-        columns = list_column_names(rows)
-        if data.messages_key not in columns and not {data.prompt_key, data.response_key} <= {*columns}:
-            raise ValueError(
-                f"{path}: the file needs a column {data.messages_key!r}, or {data.prompt_key!r} and "
-                f"{data.response_key!r}. It has {', '.join(columns)}. Set data.messages_key, or data.prompt_key and "
-                "data.response_key; or convert the file to chats with python -m examples.data_preprocess.prepare_sft "
-                f"--data_source {path} (docs/data.md)."
-            )
+        needed = [(data.messages_key,), (data.prompt_key, data.response_key)]
+        names = {"messages": data.messages_key, "prompt": data.prompt_key, "response": data.response_key}
+        rows, converted = read_rows_in_known_format(path, needed, SFT_FORMATS, names)
+        notices.extend(converted)
         return convert_rows(path, rows, lambda row: _split_row_into_pieces(row, renderer, data))
 
     read = read_examples(files, read_text_pieces, max_samples, data)
     rows = tokenize_examples([pieces for _, pieces in read], renderer)
     numbered = [(number, row) for (number, _), row in zip(read, rows, strict=True)]
     truncate = partial(_truncate_example, max_length=data.max_length, truncation=data.truncation)
-    return apply_max_length(files, numbered, lambda row: len(row.token_ids), "examples", data, truncate)
+    loaded = apply_max_length(files, numbered, lambda row: len(row.token_ids), "examples", data, truncate)
+    return replace(loaded, notices=notices + loaded.notices)
 
 
 def split_chat_into_pieces(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
@@ -86,13 +85,6 @@ def split_chat_into_pieces(messages: list[Message], renderer: Renderer) -> list[
     return pieces
 
 
-def render_prompt_and_answer(prompt: list[Message], answer: list[Message], renderer: Renderer) -> list[TextPiece]:
-    """Render a chat of prompt and answer, and split its text into pieces. Only the answer is trained on."""
-    pieces = split_chat_into_pieces([*prompt, *answer], renderer)
-    start = 2 * sum(message["role"] == "assistant" for message in prompt) + 1
-    return [TextPiece("".join(piece.text for piece in pieces[:start]), False), *pieces[start:]]
-
-
 def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:
     """Return two pieces: a prompt that is plain text, and the answer that continues it."""
     return [TextPiece(prompt, False, False), TextPiece(answer, True, False)]
@@ -104,12 +96,42 @@ def _split_row_into_pieces(row: DataRow, renderer: Renderer, data: SftData) -> l
         if not isinstance(messages, list):
             raise ValueError(f"{data.messages_key!r} is a {type(messages).__name__}; it must be a list of messages.")
         return split_chat_into_pieces(read_chat(messages, repr(data.messages_key)), renderer)
-    response = read_text_column(row, data.response_key)
-    prompt = row.get(data.prompt_key)
+    if row.keys() == {"text"}:  # SFT_FORMATS: plain text
+        return make_text_pieces("", read_text_column(row, "text"))
+    answer = read_answer(row, data.response_key)
+    return join_prompt_and_answer(row.get(data.prompt_key), data.prompt_key, answer, renderer)
+
+
+def read_answer(row: DataRow, column: str) -> str | list[Message]:
+    """Return the text or the messages in a column. Raises ValueError if there is none or if they are malformed."""
+    value = row.get(column)
+    return read_chat(value, repr(column)) if isinstance(value, list) and value else read_text_column(row, column)
+
+
+def join_prompt_and_answer(
+    prompt: object, prompt_key: str, answer: str | list[Message], renderer: Renderer
+) -> list[TextPiece]:
+    """Split a prompt and an answer, each text or messages, into pieces. Only the answer is trained on.
+
+    Raises ValueError if the prompt is empty or ends with an assistant message, or if the answer does not fit it.
+    """
     if not isinstance(prompt, list):
-        return make_text_pieces(read_text_column(row, data.prompt_key), response)
-    chat = read_chat(prompt, repr(data.prompt_key))
-    return render_prompt_and_answer(chat, [Message(role="assistant", content=response)], renderer)
+        text = read_text_column({prompt_key: prompt}, prompt_key)
+        if isinstance(answer, str):
+            return make_text_pieces(text, answer)
+        raise ValueError(f"{prompt_key!r} is text, but its answers are messages. Convert the prompt to a chat.")
+    chat = read_chat(prompt, repr(prompt_key))
+    if chat[-1]["role"] == "assistant":
+        raise ValueError(f"{prompt_key!r} ends with an assistant message. Remove it; the answers follow the prompt.")
+    messages = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
+    if messages[0]["role"] != "assistant" or messages[-1]["role"] != "assistant":
+        raise ValueError(
+            f"the first and the last message of an answer have the roles {messages[0]['role']} and "
+            f"{messages[-1]['role']}; both must be assistant."
+        )
+    pieces = split_chat_into_pieces([*chat, *messages], renderer)
+    start = 2 * sum(message["role"] == "assistant" for message in chat) + 1
+    return [TextPiece("".join(piece.text for piece in pieces[:start]), False), *pieces[start:]]
 
 
 def read_text_column(row: DataRow, column: str) -> str:
@@ -135,7 +157,8 @@ def tokenize_examples(examples: list[list[TextPiece]], renderer: Renderer) -> li
         for piece in example:
             _append_piece(row, piece, next(tokens[_is_prompt_text(piece)]), renderer)
         end = row.turn_ends[-1] + 1
-        row.token_ids, row.action_mask = row.token_ids[:end], row.action_mask[:end]
+        # The first token cannot be predicted. It is an action only in a text without a prompt or BOS.
+        row.token_ids, row.action_mask = row.token_ids[:end], [0, *row.action_mask[1:end]]
         row.logprobs = [0.0] * len(row.token_ids)
         rows.append(row)
     return rows

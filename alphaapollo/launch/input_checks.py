@@ -254,16 +254,15 @@ def read_prompts(
 ) -> tuple[list[Prompt], list[str]]:
     """Read the prompts of data files. Drops or truncates those longer than data.max_prompt_length. Returns prompts
     and notices. files_key: configuration key of `files`. select: selects prompts before they are rendered."""
-    chosen = select(load_prompts(files, data.prompt_key))
+    notices: list[str] = []
+    chosen = select(load_prompts(files, data.prompt_key, notices))
     if isinstance(first := chosen[0].content, list):
         try_template(renderer, first)
     prompts, num_long = apply_length_limit(chosen, renderer, data.max_prompt_length, data.truncation)
-    if not num_long:
-        return prompts, []
-    treatment = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
-    return prompts, [
-        f"{files_key}: {num_long} of {len(chosen)} prompts exceed data.max_prompt_length and are {treatment}."
-    ]
+    if num_long:
+        treatment = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
+        notices.append(f"{num_long} of {len(chosen)} prompts exceed data.max_prompt_length and are {treatment}.")
+    return prompts, [f"{files_key}: {notice}" for notice in notices]
 
 
 def check_rewards(

@@ -96,10 +96,12 @@ def test_bad_rows_are_named(tmp_path, renderer, row, says):
 def test_other_columns_are_reported(tmp_path, renderer):
     with pytest.raises(ValueError, match=r"needs columns 'chosen' and 'rejected'\. It has answer, prompt"):
         pairs(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
-    with pytest.raises(ValueError, match=r"need preference\.loss=kto"):
-        path = write(tmp_path, [{"prompt": [USER], "response": "4", "label": True}])
+    with pytest.raises(ValueError, match=r"Set preference\.loss=kto"):
+        path = write(tmp_path, [{"prompt": [USER], "completion": "4", "label": True}])
         load_pairs(path, renderer, PreferenceData())
-    with pytest.raises(ValueError, match="needs columns 'prompt', 'response' and 'label', or"):
+    with pytest.raises(ValueError, match="'chosen' and 'rejected' have no common beginning"):
+        pairs(tmp_path, renderer, [{"chosen": "four", "rejected": "five"}])
+    with pytest.raises(ValueError, match="needs columns 'response' and 'label'; or 'chosen' and 'rejected'; or"):
         labelled(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
 
 
@@ -110,6 +112,20 @@ def test_long_pairs_are_an_error_or_are_dropped(tmp_path, renderer):
     read = pairs(tmp_path, renderer, rows, max_length=60, truncation="drop")
     assert len(read.examples) == 1 and read.file_sizes == [1]
     assert read.notices == ["1 of 2 pairs are longer than data.max_length and were dropped."]
+
+
+def test_texts_without_a_prompt_begin_with_it(tmp_path, renderer):
+    row = {"chosen": "Human: 2+2?\nAssistant: fo", "rejected": "Human: 2+2?\nAssistant: five"}
+    own = {"prompt": "Human: 2+2?\nAssistant:", "chosen": " fo", "rejected": " five"}
+    assert pairs(tmp_path, renderer, [row]).examples == pairs(tmp_path, renderer, [own]).examples
+
+
+def test_completions_with_labels_are_read_directly(tmp_path, renderer):
+    rows = [{"prompt": [USER], "completion": [FOUR], "label": True}, {"prompt": "3", "completion": "5", "label": False}]
+    own = [{**row, "response": row["completion"]} for row in rows]
+    read = labelled(tmp_path, renderer, rows)
+    assert read.examples == labelled(tmp_path, renderer, own).examples
+    assert "is read as labelled completions (prompt, completion, label)" in read.notices[0]
 
 
 def test_single_answers_and_pairs_as_two_of_them(tmp_path, renderer):

@@ -70,9 +70,28 @@ def test_unicode_survives(tmp_path):
 
 
 def test_a_missing_column_lists_those_there_are(tmp_path):
-    path = write(tmp_path / "data.parquet", [{"question": "q", "answer": "a"}])
-    with pytest.raises(ValueError, match=r"no column 'prompt'\. The columns are question, answer.*data\.prompt_key"):
+    path = write(tmp_path / "data.parquet", [{"task": "q", "answer": "a"}])
+    says = r"needs columns 'prompt'; or 'question'; .* It has task, answer\. .*set data\.prompt_key"
+    with pytest.raises(ValueError, match=says):
         load_prompts(path, "prompt")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [{"role": "user", "content": "2+2?"}], "ground_truth": 4},
+        {"prompt": [{"role": "user", "content": "2+2?"}], "answer": "4"},
+        {"question": "2+2?", "answer": "2 and 2 is\n#### 4"},
+        {"problem": "2+2?", "ground_truth": "4", "answer": "2 and 2 is 4"},
+    ],
+)
+def test_questions_with_answers_are_read_directly(tmp_path, row):
+    notices: list[str] = []
+    (prompt,) = load_prompts(write(tmp_path / "data.jsonl", [row]), "prompt", notices)
+    assert (prompt.content, prompt.ground_truth) == ([{"role": "user", "content": "2+2?"}], "4")
+    assert [notice.split(" is read as ")[1] for notice in notices] == (
+        [] if "prompt" in row else [f"questions, each asked in a chat ({next(iter(row))})."]
+    )
 
 
 BAD = [
@@ -202,11 +221,3 @@ def test_invalid_utf8_in_a_parquet_file_is_reported_with_the_file(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"prompt": texts}), tmp_path / "data.parquet")
     with pytest.raises(ValueError, match=r"data\.parquet: the file is not a readable parquet file .*0xff"):
         load_prompts(str(tmp_path / "data.parquet"), "prompt")
-
-
-def test_error_for_raw_problems_names_the_conversion_script(tmp_path):
-    path = tmp_path / "gsm8k_train.jsonl"
-    path.write_text('{"question": "2+2?", "answer": "#### 4"}')
-    says = rf"no column 'prompt'\. The columns are question.*prepare_informal_math --data_source {path} \(docs/data"
-    with pytest.raises(ValueError, match=says):
-        load_prompts(str(path), "prompt")

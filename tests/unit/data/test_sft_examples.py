@@ -43,6 +43,39 @@ def test_a_chat_trains_the_answer_and_its_end_token(tmp_path, renderer):
     assert row.logprobs == [0.0] * len(row.token_ids)
 
 
+@pytest.mark.parametrize(
+    ("row", "name", "is_chat"),
+    [
+        ({"conversations": [{"from": "human", "value": "2+2=?"}, {"from": "gpt", "value": "4"}]}, "ShareGPT", True),
+        ({"conversation": [USER, FOUR]}, "ShareGPT", True),
+        ({"instruction": "2+2=?", "input": "", "output": "4"}, "Alpaca", True),
+        ({"prompt": [USER], "completion": [FOUR]}, "prompts and completions", True),
+        ({"prompt": [USER], "completion": "4"}, "prompts and completions", True),
+        ({"prompt": "2+2=", "completion": "4"}, "prompts and completions", False),
+    ],
+)
+def test_common_formats_are_read_directly(tmp_path, renderer, row, name, is_chat):
+    own = {"messages": [USER, FOUR]} if is_chat else {"prompt": "2+2=", "response": "4"}
+    read = load_examples(write(tmp_path, [row | {"source": "x"}]), renderer, SftData())
+    assert read.examples == load(tmp_path, renderer, [own])
+    (notice,) = read.notices
+    assert f" is read as {name}" in notice and next(iter(row)) in notice
+
+
+def test_only_the_completion_is_trained_and_alpaca_inputs_follow_the_instruction(tmp_path, renderer):
+    (row,) = load(tmp_path, renderer, [{"prompt": [USER, FOUR, USER], "completion": [FOUR]}])
+    assert trained(renderer, row) == ["4<|im_end|>"]
+    (row,) = load(tmp_path, renderer, [{"instruction": "Add.", "input": "2, 2", "output": "4"}])
+    assert renderer.encode_prompt([{"role": "user", "content": "Add.\n\n2, 2"}]) == row.token_ids[: row.response_start]
+
+
+def test_plain_text_is_trained_on_except_its_first_token(tmp_path, renderer):
+    (row,) = load(tmp_path, renderer, [{"text": "2+2=4"}])
+    ids = renderer.encode(["2+2=4"])[0]
+    assert row.token_ids == [*ids, renderer.tokenizer.eos_token_id]
+    assert row.action_mask == [0, *[1] * len(ids)]
+
+
 def test_every_assistant_turn_is_trained_and_nothing_else(tmp_path, renderer):
     chat = [{"role": "system", "content": "s"}, USER, FOUR, USER, {"role": "assistant", "content": "four"}, USER]
     (row,) = load(tmp_path, renderer, [{"messages": chat}])
@@ -120,9 +153,8 @@ def test_bad_rows_are_named(tmp_path, renderer, row, what):
 
 
 def test_missing_columns_list_those_there_are(tmp_path, renderer):
-    with pytest.raises(
-        ValueError, match=r"needs a column 'messages', or 'prompt' and 'response'\. It has prompt, answer"
-    ):
+    says = r"needs columns 'messages'; or 'prompt' and 'response'; .* It has prompt, answer\. .*data\.response_key"
+    with pytest.raises(ValueError, match=says):
         load(tmp_path, renderer, [{"prompt": "p", "answer": "a"}])
 
 

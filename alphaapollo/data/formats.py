@@ -1,0 +1,95 @@
+"""Common formats of data sets. Files without the configured columns are converted to them, if they have a known format.
+
+A chat in `messages` or in two columns, ShareGPT, Alpaca, TRL's prompt and completion, plain text; questions with
+answers for RL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from alphaapollo.data.files import DataRow, list_column_names, read_rows
+
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+
+
+@dataclass(frozen=True)
+class DataFormat:
+    """Format of a data file, and its conversion."""
+
+    name: str
+    columns: tuple[str, ...]  # columns that a file must have
+    convert: Callable[[DataRow], DataRow]  # returns a row with the columns messages, prompt, response or text
+
+
+def read_rows_in_known_format(
+    path: str, needed: Sequence[Collection[str]], formats: Sequence[DataFormat], names: Mapping[str, str]
+) -> tuple[list[DataRow], list[str]]:
+    """Read a data file, and convert its rows if it has the columns of a known format instead of the configured ones.
+
+    Args:
+        needed: alternative groups of configured columns; a file with all columns of a group is not converted.
+        formats: known formats; the first one whose columns the file has is used.
+        names: {column that a format returns: configured name of this column}.
+
+    Returns rows, and a notice if they were converted. Raises ValueError if a file is unreadable or of no known format.
+    """
+    rows = read_rows(path)
+    columns = list_column_names(rows)
+    if any({*group} <= {*columns} for group in needed):
+        return rows, []
+    for one in formats:
+        if {*one.columns} <= {*columns}:
+            converted = [{names.get(key, key): value for key, value in one.convert(row).items()} for row in rows]
+            return converted, [f"{path} is read as {one.name} ({', '.join(one.columns)})."]
+    groups = [" and ".join(map(repr, group)) for group in [*needed, *(one.columns for one in formats)]]
+    keys = " or ".join(f"data.{name}_key" for name in names)
+    raise ValueError(
+        f"{path}: the file needs columns {'; or '.join(groups)}. It has {', '.join(columns)}. Rename its columns, or "
+        f"set {keys}."
+    )
+
+
+def _convert_sharegpt(row: DataRow, column: str) -> DataRow:
+    chat = row.get(column)
+    if isinstance(chat, list) and all(isinstance(one, dict) and "from" in one for one in chat):
+        chat = [{"role": SHAREGPT_ROLES.get(one["from"], one["from"]), "content": one.get("value")} for one in chat]
+    return {"messages": chat}
+
+
+def _convert_alpaca(row: DataRow) -> DataRow:
+    question = "\n\n".join(filter(None, (row.get("instruction"), row.get("input"))))
+    return {"messages": [_ask(question), {"role": "assistant", "content": row.get("output")}]}
+
+
+def _convert_completion(row: DataRow) -> DataRow:
+    return row | {"response": row.get("completion")}
+
+
+def _convert_question(row: DataRow, column: str) -> DataRow:
+    """Make a question a chat. GSM8K has the final answer after `####`."""
+    question, answer = row.get(column), row.get("answer")
+    final = {"answer": answer.rsplit("####")[-1].strip()} if isinstance(answer, str) else {}
+    return row | final | {"prompt": None if question is None else [_ask(question)]}
+
+
+def _ask(question: str) -> dict[str, str]:
+    return {"role": "user", "content": question}
+
+
+SFT_FORMATS = (
+    *(
+        DataFormat("ShareGPT chats", (name,), partial(_convert_sharegpt, column=name))
+        for name in ("conversations", "conversation")
+    ),
+    DataFormat("Alpaca instructions", ("instruction", "output"), _convert_alpaca),
+    DataFormat("prompts and completions", ("prompt", "completion"), _convert_completion),
+    DataFormat("plain text, trained on as a whole", ("text",), lambda row: {"text": row.get("text")}),
+)
+LABELLED_FORMATS = (DataFormat("labelled completions", ("prompt", "completion", "label"), _convert_completion),)
+PROMPT_FORMATS = tuple(
+    DataFormat("questions, each asked in a chat", (name,), partial(_convert_question, column=name))
+    for name in ("question", "problem", "Question", "Problem")
+)
