@@ -2,8 +2,8 @@
 
 Columns: `prompt` (required; data.prompt_key renames it), `data_source`, `reward_model: {ground_truth}`,
 `extra_info`, `env_kwargs`, `metadata` (a JSON string; read into extra_info). The ground truth may also be in a column
-`ground_truth` or `answer`. Only `data_source` selects the reward function. `reward_model.style` and `ability` are
-ignored.
+`ground_truth` or `answer`. Other columns are added to extra_info. Only `data_source` selects the reward function.
+`reward_model.style` and `ability` are ignored.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any, cast
 from alphaapollo.data.files import DataRow, convert_rows, to_file_list
 from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
 from alphaapollo.types import Message, Prompt
+
+READ_COLUMNS = ("data_source", "reward_model", "extra_info", "env_kwargs", "metadata", "ability")
 
 
 def load_prompts(files: str | Sequence[str], prompt_key: str, notices: list[str] | None = None) -> list[Prompt]:
@@ -59,6 +61,8 @@ def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool) -> Prom
     )
     if row.get("metadata"):
         extra_info = {**extra_info, "metadata": _parse_metadata(row["metadata"])}
+    read = {prompt_key, *READ_COLUMNS}
+    extra_info = {key: value for key, value in row.items() if key not in read and value is not None} | extra_info
     truths = [section.get("ground_truth") for section in (reward_model, extra_info, env_kwargs, row)]
     truths.append(row.get("answer"))
     data_source = row.get("data_source")

@@ -280,10 +280,13 @@ def check_rewards(
         check_reward_function(reward, custom)
     if needs_grading and not custom.path:
         check_prompts_are_gradable(prompts, reward)
-    tried = asyncio.run(try_reward_function(prompts[0], reward, custom)) if is_custom and needs_grading else []
+    notices: list[str] = []
+    tried: list[Score] = []
+    if is_custom and needs_grading:
+        notices, tried = asyncio.run(try_reward_function(prompts[0], reward, custom))
     if reward.judge.model and (custom.path or not any(is_graded_by_judge(prompt.data_source) for prompt in prompts)):
         because = (
             "custom_reward_function.path grades all rows" if custom.path else "no data_source is judge or judge/NAME"
         )
-        return [f"reward.judge.model={reward.judge.model} has no effect: {because}."], tried
-    return [], tried
+        notices.append(f"reward.judge.model={reward.judge.model} has no effect: {because}.")
+    return notices, tried

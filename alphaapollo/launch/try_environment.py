@@ -15,6 +15,7 @@ from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.time_limit import TimeLimit
 
+TRIAL_ANSWERS = ("<answer>TRUTH</answer>", r"The answer is \boxed{TRUTH}.", "TRUTH", "I do not know.", "")
 PLACEHOLDER = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # excludes LaTeX such as \boxed{n}
 
 
@@ -40,25 +41,31 @@ async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list
     ]
 
 
-async def try_reward_function(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
-    """Grade two trial answers to one prompt with the user's reward function, in a grader process. Returns both
-    scores. Raises ValueError if the reward function fails on both answers."""
+async def try_reward_function(
+    prompt: Prompt, reward: Reward, custom: CustomRewardFunction
+) -> tuple[list[str], list[Score]]:
+    """Grade TRIAL_ANSWERS to one prompt with the user's reward function, in a grader process. Returns notices, and the
+    scores. Raises ValueError if the reward function fails on most answers."""
     scores = await grade_trial_answers(prompt, reward, custom)
-    if not all(score.outcome.failed for score in scores):
-        return scores
+    failed = {answer: score.reason for answer, score in scores.items() if score.outcome.failed}
     function = f"{custom.path}: {custom.name}" if custom.path else f"{reward.custom_module}: a component"
-    raise ValueError(
-        f"{function} fails on row {prompt.id} for both trial answers (the ground truth, an empty text). Last error: "
-        f"{scores[-1].reason}. Return a number or a dict of numbers for every answer."
-    )
+    notices = [
+        f"{function} fails on {len(failed)} of {len(scores)} trial answers to row {prompt.id}, e.g. {answer!r}: "
+        f"{reason}. Return a number or a dict of numbers for every answer."
+        for answer, reason in [*failed.items()][:1]
+    ]
+    if 2 * len(failed) > len(scores):
+        raise ValueError(notices[0])
+    return notices, [*scores.values()]
 
 
-async def grade_trial_answers(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> list[Score]:
-    """Grade two answers to a prompt in a grader process: the ground truth and an empty answer. Returns both scores."""
+async def grade_trial_answers(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> dict[str, Score]:
+    """Grade TRIAL_ANSWERS to a prompt in a grader process. Returns {answer: score}."""
     client = RewardClient(reward.model_copy(update={"num_workers": 1}), custom)
     try:
         await client.start()
-        return [await client.score(prompt, text) for text in (f"<answer>{prompt.ground_truth or ''}</answer>", "")]
+        answers = [answer.replace("TRUTH", prompt.ground_truth or "") for answer in TRIAL_ANSWERS]
+        return {answer: await client.score(prompt, answer) for answer in answers}
     finally:
         await client.close()
 

@@ -1,13 +1,14 @@
-"""Load the user's reward function (`custom_reward_function`), with this project's or verl's signature.
+"""Load the user's reward function (`custom_reward_function`), with this project's, verl's or TRL's signature.
 
-verl's signature is `(data_source, solution_str, ground_truth, extra_info)`. These arguments are passed by name. A
-function with `solution_str` may omit the others, or accept all with `**kwargs`.
+verl's signature is `(data_source, solution_str, ground_truth, extra_info)`, and TRL's is `(prompts, completions, ...)`
+with lists and columns of the data. These arguments are passed by name. A function with `solution_str` or `completions`
+may omit the others, or accept all with `**kwargs`. The lists for TRL's functions have one element.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from alphaapollo.rewards.base import RewardFunction, RewardResult, explain_signature_mismatch
@@ -29,8 +30,10 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
         kind = "an async function" if callable(function) else f"a {type(function).__name__}"
         raise ValueError(f"{name_key}: {name} in {path} is {kind}. Define it as `def {name}(prompt, completion)`.")
     parameters = inspect.signature(function).parameters
-    if "solution_str" in parameters:
-        takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    if "completions" in parameters:
+        adapted, reason = adapt_trl_function(function, None if takes_all else {*parameters}), ""
+    elif "solution_str" in parameters:
         names = [one for one in VERL_NAMES if takes_all or one in parameters]
         reason = explain_signature_mismatch(function, **dict.fromkeys(names))
         adapted = adapt_verl_function(function, names)
@@ -39,8 +42,8 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
     if reason:
         raise ValueError(
             f"{name_key}: {path}: {name}{inspect.signature(function)} has unsupported parameters ({reason}). Use "
-            f"(prompt, completion), (prompt, trajectory), or those of verl, ({', '.join(VERL_NAMES)}). The ground "
-            "truth is prompt.ground_truth; other columns are in prompt.extra_info."
+            f"(prompt, completion), (prompt, trajectory), or those of verl, ({', '.join(VERL_NAMES)}), or TRL, "
+            "(completions, **kwargs). The ground truth is prompt.ground_truth; other columns are in prompt.extra_info."
         )
     return adapted
 
@@ -52,6 +55,25 @@ def adapt_verl_function(function: Callable[..., Any], parameter_names: list[str]
         values = (prompt.data_source, completion, prompt.ground_truth, prompt.extra_info)
         arguments = dict(zip(VERL_NAMES, values, strict=True))
         return convert_verl_result(function(**{name: arguments[name] for name in parameter_names}))
+
+    return reward
+
+
+def adapt_trl_function(function: Callable[..., Any], names: Collection[str] | None) -> RewardFunction:
+    """Wrap a reward function of TRL so that it takes (prompt, completion). `names`: its parameters; None: any."""
+
+    def reward(prompt: Prompt, completion: str) -> RewardResult:
+        is_chat = not isinstance(prompt.content, str)
+        columns = prompt.extra_info | {
+            "answer": prompt.ground_truth,
+            "ground_truth": prompt.ground_truth,
+            "data_source": prompt.data_source,
+            "prompts": prompt.content,
+            "completions": [{"role": "assistant", "content": completion}] if is_chat else completion,
+        }
+        (value,) = function(**{name: [value] for name, value in columns.items() if names is None or name in names})
+        result: RewardResult = value
+        return result
 
     return reward
 

@@ -61,15 +61,15 @@ def load_user_object(path: str, name: str, path_key: str, name_key: str) -> Any:
 
 
 def format_error(error: BaseException, path: Path | None = None) -> str:
-    """Format an error in one line, with the source line of the innermost traceback frame. If the traceback has frames
-    in the user's file `path`, the innermost of these is used instead."""
+    """Format an error in one line, with the source line of the innermost traceback frame. With the user's file `path`,
+    only frames in this file are considered."""
     kind = type(error).__name__
     if isinstance(error, SyntaxError):
         line = f": {error.text.strip()}" if error.text else ""
         return f"{kind}: {error.msg} ({error.filename}, line {error.lineno}{line})"
     frames = traceback.extract_tb(error.__traceback__)
-    frame = ([frame for frame in frames if frame.filename == str(path)] or frames)[-1]
-    return f"{kind}: {error} ({frame.filename}, line {frame.lineno}: {frame.line})"
+    own = [frame for frame in frames if path is None or frame.filename == str(path)]
+    return f"{kind}: {error}" + (f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else "")
 
 
 def _import_file(file: Path, module_name: str, path_key: str, path: str) -> None:

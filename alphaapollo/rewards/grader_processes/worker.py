@@ -78,8 +78,9 @@ class GraderWorker:
             }
             return add_component_rewards(task, values, weights, required)
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
-            path = Path(self._custom.path or self._reward.custom_module).expanduser().resolve()
-            return make_failed_score(f"the reward function failed: {format_error(error, path)}")
+            path = self._custom.path or self._reward.custom_module
+            reason = format_error(error, Path(path).expanduser().resolve() if path else None)
+            return make_failed_score(f"the reward function failed: {reason}")
 
     def _get_grader(self, data_source: str) -> EpisodeFunction:
         if data_source not in self._graders:

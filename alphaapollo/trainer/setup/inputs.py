@@ -167,7 +167,8 @@ async def check_reward_components_exist(config: Config, prompt: Prompt, scores: 
     named = dict(_list_reward_components_in_config(config))
     if not named or config.env.custom_module:
         return
-    scores = scores or await grade_trial_answers(prompt, config.reward, config.custom_reward_function)
+    if not scores:
+        scores = [*(await grade_trial_answers(prompt, config.reward, config.custom_reward_function)).values()]
     scores = [score for score in scores if not score.outcome.failed]
     returned = {name for score in scores for name in score.components}
     if not returned and not any(score.reward for score in scores):

@@ -64,6 +64,12 @@ def test_ground_truth_is_looked_for_in_extra_info_and_env_kwargs(tmp_path):
     assert [p.ground_truth for p in load_prompts(write(tmp_path / "d.jsonl", rows), "prompt")] == ["1", "2"]
 
 
+def test_other_columns_are_in_extra_info(tmp_path):
+    row = {"prompt": "p", "level": 3, "split": "a", "extra_info": {"split": "b"}, "ability": "x"}
+    (prompt,) = load_prompts(write(tmp_path / "d.jsonl", [row]), "prompt")
+    assert prompt.extra_info == {"level": 3, "split": "b"}
+
+
 def test_unicode_survives(tmp_path):
     path = write(tmp_path / "data.parquet", [{"prompt": "¿Cuánto? 数学 🙂"}])
     assert load_prompts(path, "prompt")[0].content == "¿Cuánto? 数学 🙂"

@@ -1,4 +1,5 @@
 import asyncio
+import re
 
 import pytest
 
@@ -103,7 +104,7 @@ ROW = Prompt(3, "text", "?", ground_truth="7")
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("pass", "None"),
+        ("pass", "the reward is a NoneType"),
         ("return 'good'", "the reward is a str"),
         ("return {'accuracy': None}", "accuracy"),
         ("return prompt.truth", "no attribute 'truth'"),
@@ -111,20 +112,31 @@ ROW = Prompt(3, "text", "?", ground_truth="7")
 )
 def test_a_broken_reward_function_is_refused(tmp_path, body, says):
     custom = reward_of(tmp_path, body)
-    with pytest.raises(ValueError, match=f"mine.py: compute_score fails on row 3 .*: .*{says}.*Return a number"):
+    says = f"mine.py: compute_score fails on 5 of 5 .* to row 3, e.g. '<answer>7</answer>': .*{says}.*Return a"
+    with pytest.raises(ValueError, match=says):
         asyncio.run(try_reward_function(ROW, Reward(), custom))
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "says"),
     [
-        "return float(completion[len('<answer>')] == prompt.ground_truth)",  # fails on an empty text
-        "assert not completion; return 0.0",  # fails on the ground truth
-        "return {'reward': 1, 'length': len(completion)}",
+        (
+            "return float(completion[len('<answer>')] == prompt.ground_truth)",
+            r"on 2 of 5 .*e\.g\. '7': .*, line 2: return",
+        ),
+        ("return {'reward': 1, 'length': len(completion)}", None),
     ],
 )
-def test_a_reward_function_that_fails_on_some_answers_may(tmp_path, body):
-    asyncio.run(try_reward_function(ROW, Reward(), reward_of(tmp_path, body)))
+def test_a_reward_function_that_fails_on_some_answers_is_a_notice(tmp_path, body, says):
+    notices, scores = asyncio.run(try_reward_function(ROW, Reward(), reward_of(tmp_path, body)))
+    assert len(scores) == 5 and len(notices) == (says is not None)
+    assert not notices or re.search(says, notices[0])
+
+
+def test_a_reward_function_that_fails_on_most_answers_is_refused(tmp_path):
+    custom = reward_of(tmp_path, "return float(completion == '<answer>7</answer>' or completion.index('<answer>'))")
+    with pytest.raises(ValueError, match=r"on 4 of 5 .*e\.g\. .*substring not found .*mine\.py, line 2: return float"):
+        asyncio.run(try_reward_function(ROW, Reward(), custom))
 
 
 def test_a_component_is_tried(tmp_path):
@@ -133,7 +145,7 @@ def test_a_component_is_tried(tmp_path):
     path.write_text(decorator + "def polite(prompt, completion):\n    return prompt.words\n")
     reward = Reward(custom_module=str(path), components={"polite": 0.5})
     row = Prompt(3, "openai/gsm8k", "?", ground_truth="7")
-    with pytest.raises(ValueError, match=r"component\.py: a component fails on row 3 .* no attribute 'words'"):
+    with pytest.raises(ValueError, match=r"component\.py: a component fails on 5 of 5 .* no attribute 'words'"):
         asyncio.run(try_reward_function(row, reward, CustomRewardFunction()))
 
 

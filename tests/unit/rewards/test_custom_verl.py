@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -58,3 +60,22 @@ def test_unavailable_arguments_are_rejected(tmp_path, parameters, what):
         match=rf"custom_reward_function\.name: .*reward\.py: compute_score.* has unsupported parameters \(.*{what}",
     ):
         load(tmp_path, f"def compute_score({parameters}):\n    return 1.0")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "value"),
+    [
+        ("completions, **kwargs", "[float(c[0]['content'] == a) for c, a in zip(completions, kwargs['answer'])]"),
+        ("prompts, completions, index", "[float(p[0]['content'] == '?' and i == 7) for p, i in zip(prompts, index)]"),
+        ("completions, ground_truth, **kwargs", "[1.0 if ground_truth == ['4'] else None]"),
+    ],
+)
+def test_functions_of_trl_get_lists_of_one(tmp_path, parameters, value):
+    function = load(tmp_path, f"def compute_score({parameters}):\n    return {value}")
+    chat = replace(PROMPT, content=[{"role": "user", "content": "?"}])
+    assert convert_to_score(function(chat, "4")) == Score(1.0)
+
+
+def test_functions_of_trl_get_texts_for_a_text_prompt(tmp_path):
+    function = load(tmp_path, "def compute_score(completions, **kwargs):\n    return [float(completions == ['4'])]")
+    assert convert_to_score(function(PROMPT, "4")) == Score(1.0)
