@@ -57,6 +57,14 @@ RL_SCHEMA = pa.schema(
     }
 )
 
+SFT_SCHEMA = pa.schema(
+    {
+        "data_source": pa.string(),
+        "messages": CHAT,
+        "extra_info": pa.struct({"split": pa.string(), "index": pa.int64(), "ground_truth": pa.string()}),
+    }
+)
+
 SHOWN = 1000  # characters per text in the printed sample row
 
 console = Terminal(highlight=False, soft_wrap=True)

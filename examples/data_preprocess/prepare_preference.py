@@ -4,7 +4,8 @@ r"""Prepare preference pairs: a prompt with a chosen and a rejected answer.
 
 A row has `chosen` and `rejected` (texts, or chats with a common beginning), or a question and labelled solutions
 `{solution, is_correct}` in columns of any name or in a list `solutions`. Each right solution is paired with a wrong
-one, at most --max_pairs per problem. Writes <local_dir>/<split>.parquet: `prompt`, `chosen` and `rejected` are chats.
+one, at most --max_pairs per problem. So are right and wrong answers in results.jsonl of main_generation. Writes
+<local_dir>/<split>.parquet: `prompt`, `chosen` and `rejected` are chats.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from examples.data_preprocess.columns import (
 )
 from examples.data_preprocess.common import (
     CHAT,
+    Count,
     convert,
     data_source_of,
     finish,
@@ -43,6 +45,7 @@ from examples.data_preprocess.common import (
     source_name,
     source_parser,
 )
+from examples.data_preprocess.prepare_right_answers import choose, is_results_file, read_answers
 from examples.data_preprocess.prepare_sft import read_messages
 from examples.data_preprocess.protocol import CALCULATOR
 
@@ -120,6 +123,9 @@ def prepare(
     """Write each split of the source. Raises ValueError if it cannot be read or has no usable row."""
     if max_pairs < 1:
         raise ValueError(f"--max_pairs {max_pairs}: must be at least 1.")
+    if is_results_file(source):
+        prepare_results(source, folder, max_pairs)
+        return
     data_source = data_source_of(source, fallback="math")
     for split, rows in read_splits(source, splits, config_name).items():
 
@@ -136,6 +142,24 @@ def prepare(
         made, count = convert(rows, make, split, columns)
         pairs = [pair for row in made for pair in row["pairs"]]
         finish(pairs, count, folder / f"{split}.parquet", f"{len(pairs)} pairs", PREFERENCE_SCHEMA)
+
+
+def prepare_results(source: str, folder: Path, max_pairs: int) -> None:
+    """Write train.parquet: pairs of right and wrong answers of a generation run. Raises ValueError if there is none."""
+    count, rows = Count(), list[DataRow]()
+    for answers in read_answers([source], count).values():
+        different = choose(answers, len(answers), shortest=False)
+        right, wrong = ([one for one in different if (one.accuracy >= 1) is good] for good in (True, False))
+        pairs = list(product(right, wrong))[:max_pairs]
+        count.kept += len(pairs)
+        count.dropped["no pair of a right and a wrong answer"] += 0 if pairs else len(answers)
+        for place, (good, bad) in enumerate(pairs):
+            prompt, chosen, rejected = _split_chats(good.messages, bad.messages)
+            facts = {"split": "train", "index": len(rows), "pair": place, "ground_truth": good.ground_truth}
+            rows.append({"data_source": good.data_source, "prompt": prompt, "chosen": chosen, "rejected": rejected})
+            rows[-1]["extra_info"] = facts
+    count.dropped = +count.dropped  # without zeros
+    finish(rows, count, folder / "train.parquet", f"{len(rows)} pairs", PREFERENCE_SCHEMA)
 
 
 def main() -> None:

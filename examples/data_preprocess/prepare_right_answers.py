@@ -22,22 +22,22 @@ from alphaapollo.data.files import DataRow
 from alphaapollo.evaluation.metrics import read_sample_result
 from alphaapollo.types import EpisodeEnd, Message
 from examples.data_preprocess.columns import Dropped, is_unicode
-from examples.data_preprocess.common import Count, finish, output_folder, run
-from examples.data_preprocess.prepare_sft import SFT_SCHEMA
+from examples.data_preprocess.common import SFT_SCHEMA, Count, finish, output_folder, run
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A correct answer to one problem."""
+    """A complete answer to one problem."""
 
     problem: str  # equal for samples of one problem
     data_source: str
     ground_truth: str | None
     messages: list[Message]
     num_tokens: int
+    accuracy: float
 
 
-def read_answer(record: Mapping[str, Any], min_accuracy: float) -> Answer:
+def read_answer(record: Mapping[str, Any]) -> Answer:
     """Read a line of results.jsonl. Raises Dropped if it cannot be used for training."""
     try:
         result, asked, turns = read_sample_result(record), record["prompt"], record["turns"]
@@ -46,8 +46,6 @@ def read_answer(record: Mapping[str, Any], min_accuracy: float) -> Answer:
         raise Dropped("not a result of main_generation") from error
     if result.outcome.failed:
         raise Dropped("its grader or environment failed")
-    if not result.accuracy >= min_accuracy:
-        raise Dropped("wrong")
     if result.end is not EpisodeEnd.DONE:
         raise Dropped("truncated by a limit")
     if several:
@@ -62,7 +60,7 @@ def read_answer(record: Mapping[str, Any], min_accuracy: float) -> Answer:
     truth = record["ground_truth"]
     problem = json.dumps([result.data_source, asked, truth])
     shown = None if truth is None else str(truth)
-    return Answer(problem, result.data_source, shown, messages, result.num_tokens or 0)
+    return Answer(problem, result.data_source, shown, messages, result.num_tokens or 0, result.accuracy)
 
 
 def _said(turns: Iterable[Mapping[str, Any]]) -> Iterator[Message]:
@@ -82,7 +80,17 @@ def choose(answers: Sequence[Answer], max_answers: int, shortest: bool) -> list[
     return different[:max_answers]
 
 
-def read_answers(files: Sequence[str], min_accuracy: float, count: Count) -> dict[str, list[Answer]]:
+def is_results_file(source: str) -> bool:
+    """Whether a source is a results.jsonl of main_generation."""
+    path = Path(source).expanduser()
+    if path.suffix != ".jsonl" or not path.is_file():
+        return False
+    with path.open(encoding="utf-8", errors="replace") as file:
+        first = file.readline()
+    return all(f'"{key}":' in first for key in ("prompt_id", "turns", "rows", "outcome"))
+
+
+def read_answers(files: Sequence[str], count: Count) -> dict[str, list[Answer]]:
     """Read answers by problem, and count dropped ones by reason. Raises ValueError if a file cannot be read."""
     problems: dict[str, list[Answer]] = defaultdict(list)
     for name in files:
@@ -92,7 +100,7 @@ def read_answers(files: Sequence[str], min_accuracy: float, count: Count) -> dic
         with path.open(encoding="utf-8") as file:
             for line in file:
                 try:
-                    answer = read_answer(json.loads(line), min_accuracy)
+                    answer = read_answer(json.loads(line))
                 except json.JSONDecodeError:
                     count.dropped["an incomplete line"] += 1
                 except Dropped as reason:
@@ -107,8 +115,11 @@ def prepare(files: Sequence[str], folder: Path, min_accuracy: float, max_answers
     if max_answers < 1:
         raise ValueError(f"--max_answers {max_answers}: must be at least 1.")
     count, rows = Count(), list[DataRow]()
-    problems = read_answers(files, min_accuracy, count)
+    problems = read_answers(files, count)
     for answers in problems.values():
+        right = [one for one in answers if one.accuracy >= min_accuracy]
+        count.dropped["wrong"] += len(answers) - len(right)
+        answers = right
         kept = choose(answers, max_answers, shortest)
         count.kept += len(kept)
         different = len({json.dumps(one.messages) for one in answers})

@@ -7,8 +7,8 @@ r"""Prepare supervised data: chats in a `messages` column. The assistant's turns
 
 Rows with a chat (`messages`, or `conversations` with from and value) are copied. Other rows become chats in which the
 solution, with its ground truth boxed, answers the question. If there are labelled solutions `{solution, is_correct}` in
-columns of any name or in a list `solutions`, each right one becomes a chat, at most --max_solutions per problem. Writes
-<local_dir>/<split>.parquet.
+columns of any name or in a list `solutions`, each right one becomes a chat, at most --max_solutions per problem. The
+right answers in results.jsonl of main_generation become chats, too. Writes <local_dir>/<split>.parquet.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from alphaapollo.data.files import DataRow
 from alphaapollo.data.prompts import read_chat
@@ -36,8 +34,8 @@ from examples.data_preprocess.columns import (
     labelled_solutions,
 )
 from examples.data_preprocess.common import (
-    CHAT,
     INSTRUCTION,
+    SFT_SCHEMA,
     convert,
     data_source_of,
     finish,
@@ -47,19 +45,13 @@ from examples.data_preprocess.common import (
     source_name,
     source_parser,
 )
+from examples.data_preprocess.prepare_right_answers import is_results_file
+from examples.data_preprocess.prepare_right_answers import prepare as prepare_right_answers
 from examples.data_preprocess.protocol import TOOL_INSTRUCTION, plain_turns, tool_turns
 
 CHAT_KEYS = ("messages", "conversations", "conversation")
 ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 PROTOCOLS = {"plain": (INSTRUCTION, plain_turns), "tools": (TOOL_INSTRUCTION, tool_turns)}
-SFT_SCHEMA = pa.schema(
-    {
-        "data_source": pa.string(),
-        "messages": CHAT,
-        "extra_info": pa.struct({"split": pa.string(), "index": pa.int64(), "ground_truth": pa.string()}),
-    }
-)
-
 
 Chat = tuple[list[Message], str | None]  # and its ground truth, where it is a problem's
 
@@ -139,6 +131,9 @@ def prepare(
     """Write each split of the source. Raises ValueError if it cannot be read or has no usable row."""
     if max_solutions < 1:
         raise ValueError(f"--max_solutions {max_solutions}: must be at least 1.")
+    if is_results_file(source):
+        prepare_right_answers([source], folder, 1.0, max_solutions, shortest=False)
+        return
     data_source = data_source_of(source, fallback="math")
     for split, rows in read_splits(source, splits, config_name).items():
 

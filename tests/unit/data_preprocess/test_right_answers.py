@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from alphaapollo.data.files import read_rows
+from examples.data_preprocess import prepare_preference, prepare_sft
+from examples.data_preprocess.columns import Columns
 from examples.data_preprocess.prepare_right_answers import prepare
 
 
@@ -110,3 +112,20 @@ def test_without_a_row_there_is_an_error_that_says_why(tmp_path: Path, change: d
 def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such file"):
         prepare([str(tmp_path / "none.jsonl")], tmp_path, 1.0, 4, False)
+
+
+def test_prepare_preference_and_prepare_sft_read_the_results_of_a_generation(tmp_path: Path, capsys) -> None:
+    source = tmp_path / "results.jsonl"
+    source.write_text("".join(json.dumps(one) + "\n" for one in SAID))
+    prepare_preference.prepare(str(source), tmp_path / "pairs", ["train"], None, 4, Columns())
+    pairs = read_rows(str(tmp_path / "pairs/train.parquet"))
+    assert [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in pairs] == [
+        ("it is surely 2", "3"),
+        ("2", "3"),
+        ("so 2", "3"),
+    ]
+    assert all(row["prompt"] == [{"role": "user", "content": "1+1?"}] for row in pairs)
+    assert "1 dropped: no pair of a right and a wrong answer" in capsys.readouterr().out
+    prepare_sft.prepare(str(source), tmp_path / "chats", ["train"], None, "plain", 1, Columns())
+    chats = [row["messages"][1]["content"] for row in read_rows(str(tmp_path / "chats/train.parquet"))]
+    assert chats == ["it is surely 2", "6"]
