@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alphaapollo.cli.serve import choose_context_length
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.schema import Env, GenerationConfig
 from alphaapollo.environments.base import (
@@ -79,6 +80,8 @@ def run_chat(answer: AnswerFunction) -> None:
             return
         if text == "/new":
             past = []
+        elif text.startswith("/") and " " not in text:
+            print(f"{text} is not a command. {USAGE}")
         elif text:
             chat = [*past, Message(role="user", content=text)]
             try:
@@ -105,6 +108,8 @@ class EngineChat:
         find_environment_spec(config.env)
         check_weight_files(config.model, "model.path")
         check_context_length(config.model, config.rollout, config.data)
+        longest = max(choose_context_length(config) - config.data.max_response_length, config.data.max_prompt_length)
+        config = config.model_copy(update={"data": config.data.model_copy(update={"max_prompt_length": longest})})
         renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
         self._is_chat_model = bool(renderer.tokenizer.chat_template)
         machine, trainer = detect_machine(), config.trainer

@@ -42,14 +42,12 @@ def make_engine_spec(config: GenerationConfig) -> EngineSpec:
     from alphaapollo.config.resolve import resolve_device, resolve_inference_rollout
     from alphaapollo.controller.placement import detect_machine
     from alphaapollo.engines.spec import EngineSpec
-    from alphaapollo.models.load import load_config
 
     machine = detect_machine()
     device = resolve_device(config.trainer.device, machine.num_gpus)
     rollout = resolve_inference_rollout(
         config.rollout, config.model, device, config.trainer.num_gpus, machine.num_cores
     )
-    positions = getattr(load_config(config.model).get_text_config(), "max_position_embeddings", DEFAULT_CONTEXT)
     return EngineSpec(
         index=0,
         model_path=config.model.path,
@@ -57,9 +55,17 @@ def make_engine_spec(config: GenerationConfig) -> EngineSpec:
         rollout=rollout,
         device=device,
         dtype=rollout.dtype,
-        max_model_len=min(positions, max(config.data.max_length, DEFAULT_CONTEXT)),
+        max_model_len=choose_context_length(config),
         log_path="",
     )
+
+
+def choose_context_length(config: GenerationConfig) -> int:
+    """Return the tokens of a conversation: DEFAULT_CONTEXT or those of the run, at most the model's positions."""
+    from alphaapollo.models.load import load_config
+
+    length = max(config.data.max_length, DEFAULT_CONTEXT)
+    return min(getattr(load_config(config.model).get_text_config(), "max_position_embeddings", length), length)
 
 
 def _is_override(word: str) -> bool:

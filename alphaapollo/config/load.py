@@ -40,6 +40,7 @@ from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.utils.registry import suggest_similar
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
+IGNORED = ("defaults", "hydra")  # sections of a YAML file for Hydra
 USER_FILE = "_own"  # name of the user's YAML file in Hydra
 
 EXPLAIN = "Pages of all keys: docs/config.md. One key: python -m alphaapollo.config explain KEY"
@@ -63,6 +64,7 @@ class UserSettings:
 
     presets: tuple[str, ...] = ()
     keys: frozenset[str] = frozenset()  # names of keys set on the command line or in the user's YAML file
+    notices: tuple[str, ...] = ()  # about values of the user's YAML file that a preset replaces
 
 
 NO_USER_SETTINGS = UserSettings()
@@ -101,7 +103,7 @@ def load_config_and_user_settings(
         raise SystemExit(0)
     if user_values is None and options.config_dir and (file := config_folders[0] / f"{name}.yaml").is_file():
         user_values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return config, _collect_user_settings(overrides, config_folders, user_values or {})
+    return config, _collect_user_settings(overrides, config_folders, user_values or {}, flatten_maps(values))
 
 
 def read_user_yaml(file: str) -> dict[str, Any]:
@@ -226,15 +228,26 @@ def flatten_maps(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _collect_user_settings(
-    overrides: Sequence[Override], config_folders: Sequence[Path], user_yaml: Mapping[str, Any]
+    overrides: Sequence[Override],
+    config_folders: Sequence[Path],
+    user_yaml: Mapping[str, Any],
+    composed: Mapping[str, Any],
 ) -> UserSettings:
-    """Collect the presets and keys that the user set on the command line (overrides) or in a YAML file (user_yaml)."""
+    """Collect what the user set on the command line (overrides) or in a YAML file. `composed`: {key: final value}."""
     named = {override.key_or_group: override.value() for override in overrides}
-    groups = [name for name in named if _is_preset_group(name, config_folders)]
-    presets = tuple(f"{group}={format_value(named[group])}" for group in groups)
+    listed = [entry for entry in user_yaml.get("defaults", []) if isinstance(entry, dict)]
+    groups = {name: value for entry in [*listed, named] for name, value in entry.items()}
+    groups = {name: value for name, value in groups.items() if _is_preset_group(name, config_folders)}
+    presets = tuple(f"{group}={format_value(value)}" for group, value in groups.items())
     inner = [f"{key}.{name}" for key, value in named.items() if isinstance(value, dict) for name in flatten_maps(value)]
-    keys = [*(key for key in named if "." in key), *inner, *flatten_maps(user_yaml)]
-    return UserSettings(presets, frozenset(key for key in keys if key.split(".")[0] not in ("defaults", "hydra")))
+    on_command_line = [*(key for key in named if "." in key), *inner]
+    in_file = {name: value for name, value in flatten_maps(user_yaml).items() if name.split(".")[0] not in IGNORED}
+    notices = tuple(
+        f"{key}={format_value(composed[key])} of a preset replaces {format_value(value)} of your YAML file."
+        for key, value in in_file.items()
+        if key not in on_command_line and composed.get(key, value) != value and "${" not in str(value)
+    )
+    return UserSettings(presets, frozenset([*on_command_line, *in_file]), notices)
 
 
 def _parse_overrides(words: Sequence[str]) -> list[Override]:
@@ -268,7 +281,8 @@ def _check_override_keys(
         if _is_preset_group(name, config_folders):
             if isinstance(got, str) and f"{name}={got}" not in _list_presets(config_folders):
                 presets = [preset for preset in _list_presets(config_folders) if preset.startswith(f"{name}=")]
-                errors.append(f"{name}={got}: no such preset. Known: {', '.join(presets)}.")
+                hint = suggest_similar(f"{name}={got}", presets) or f" Known: {', '.join(presets)}."
+                errors.append(f"{name}={got}: no such preset.{hint}")
         elif name not in known and not find_map_key_of_entry(name, schema):
             errors.append(describe_unknown_key(name, schema, got))
     if errors:

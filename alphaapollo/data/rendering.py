@@ -7,6 +7,7 @@ The token ids of a multi-turn episode are this concatenation. Sampled tokens are
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -136,6 +137,11 @@ def make_template_argument_warnings(arguments: Mapping[str, Any], tokenizer: Pre
         for name in arguments
         if not re.search(rf"\b{re.escape(name)}\b", template)
     ]
+
+
+def make_template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a digest of the chat template, which config.json of an exported model contains."""
+    return hashlib.blake2b(str(tokenizer.chat_template).encode(), digest_size=8).hexdigest()
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

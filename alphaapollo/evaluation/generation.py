@@ -21,7 +21,6 @@ from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
-from alphaapollo.data.rendering import make_template_argument_warnings
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result
 from alphaapollo.evaluation.report import write_report
@@ -34,6 +33,7 @@ from alphaapollo.launch.input_checks import (
     detect_node_resources,
     find_environment_spec,
     find_local_paths,
+    list_template_notices,
     make_renderer,
     read_prompts,
 )
@@ -93,7 +93,7 @@ def prepare_run(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     check_tensor_parallel_size(config.model, config.rollout, "rollout")
     renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
     prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
-    more += make_template_argument_warnings(config.data.apply_chat_template_kwargs, renderer.tokenizer)
+    more += list_template_notices(config.model, renderer.tokenizer, config.data.apply_chat_template_kwargs)
     more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)[0]
     asyncio.run(try_environment_resets(config.env, prompts[:1]))
     device = resolve_device(config.trainer.device, machine.num_gpus)

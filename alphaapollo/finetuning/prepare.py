@@ -8,7 +8,7 @@ from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
 from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_model
 from alphaapollo.config.schema import DpoConfig, Model, RmConfig, SftConfig, TuningConfig
 from alphaapollo.controller.placement import Machine, Placement
-from alphaapollo.data.rendering import Renderer, load_tokenizer, make_template_argument_warnings
+from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.sources import LoadedExamples, make_source_names
 from alphaapollo.data.stream import PromptStream, WeightedFileStream
 from alphaapollo.finetuning.dpo import DpoTask
@@ -59,7 +59,7 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings = NO_USER_SETT
         threads=trainer.cpu_threads or max(1, machine.num_cores // trainer.n_gpus_per_node),
         sequence_parallel=size,
     )
-    notices += make_template_argument_warnings(data.apply_chat_template_kwargs, tokenizer)
+    notices += input_checks.list_template_notices(config.model, tokenizer, data.apply_chat_template_kwargs)
     notices += filter(None, [input_checks.explain_missing_cluster(trainer)])
     model, memory, unmeasured = _plan_memory(task, config, train, placement, machine)
     stream = make_example_stream(config, train.file_sizes)

@@ -39,10 +39,12 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, mater
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = load_config(model)
-    if not has_custom_code(model, config) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    known = has_custom_code(model, config) or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if not known or not is_causal_lm(config):
+        kind = config.model_type if not known else config.architectures[0]
         raise ValueError(
-            f"model.path={model.path} is a {config.model_type!r} model, which is not a causal language model. "
-            "Choose a model that AutoModelForCausalLM loads."
+            f"model.path={model.path} is a {kind!r} model, which is not a causal language model. Choose a model that "
+            "AutoModelForCausalLM loads."
         )
     loaded = _load_model("AutoModelForCausalLM", config, model, attention, dtype, materialize)
     _enable_gradient_checkpointing(loaded, model)

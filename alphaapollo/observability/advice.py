@@ -29,11 +29,11 @@ VALIDATION_FAILED = "{:.0%} of the validation samples failed ({name}). Validatio
 LIMITS: dict[str, tuple[float, str]] = {  # metric -> largest normal value, warning about a larger one
     "outcome/grader_failed": (
         0.05,
-        "{:.0%} of the trajectories have no reward because the grader failed. See `reason` in rollouts/.",
+        "{:.0%} of the trajectories have no reward because the grader failed, e.g. {reason}. See rollouts/.",
     ),
     "outcome/environment_failed": (
         0.05,
-        "{:.0%} of the trajectories have no reward because the environment failed. See `reason` in rollouts/.",
+        "{:.0%} of the trajectories have no reward because the environment failed, e.g. {reason}. See rollouts/.",
     ),
     "val/failed": (0.05, VALIDATION_FAILED),
     "val/failed_greedy": (0.05, VALIDATION_FAILED),
@@ -67,9 +67,10 @@ class MetricsAdvisor:
         self._last: dict[str, int] = {}  # last iteration in which each cause was present
         self._recent: deque[Metrics] = deque(maxlen=HISTORY)
 
-    def list_warnings(self, step: int, metrics: Metrics) -> list[str]:
-        """Check the metrics of iteration `step`. Returns the warnings that have not been shown recently."""
-        warnings = _find_iteration_warnings(metrics)
+    def list_warnings(self, step: int, metrics: Metrics, failure_reason: str = "") -> list[str]:
+        """Check the metrics of iteration `step`. Returns the warnings that have not been shown recently.
+        `failure_reason`: why a trajectory of the iteration failed."""
+        warnings = _find_iteration_warnings(metrics, failure_reason)
         if "critic/score/mean" in metrics:
             self._recent.append(metrics)
             recent = [*self._recent]
@@ -79,10 +80,10 @@ class MetricsAdvisor:
         return [f"step {step}: {text}" for text in new]
 
 
-def _find_iteration_warnings(metrics: Metrics) -> dict[str, str]:
+def _find_iteration_warnings(metrics: Metrics, failure_reason: str) -> dict[str, str]:
     """Return warnings {id: text} about failures, truncation, zero gradients and log-prob mismatch in one iteration."""
     warnings = {
-        name: text.format(metrics[name], name=name)
+        name: text.format(metrics[name], name=name, reason=failure_reason or "no reason recorded")
         for name, (limit, text) in LIMITS.items()
         if metrics.get(name, limit) > limit
     }

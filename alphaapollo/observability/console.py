@@ -32,6 +32,7 @@ SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
         "train/loss": "loss {:.4f}",
         "response_length/mean": "length {:,.1f}",
     },
+    "critic": {"critic/vf_explained_var": "critic: explained variance {:.2f}"},
     "val": {
         "val/accuracy": "accuracy {:.3f}",
         "val/accuracy_greedy": "greedy {:.3f}",
@@ -112,8 +113,8 @@ class Console:
             self._print_line(f"{format_duration(time.monotonic() - self._start):>5}  {name} ...")
         self._view.phase_progress[name] = (done, total)
 
-    def show_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show the metrics of a finished iteration."""
+    def show_step(self, step: int, metrics: Mapping[str, float], failure_reason: str = "") -> None:
+        """Show the metrics of a finished iteration. `failure_reason`: why a trajectory of the iteration failed."""
         now = time.monotonic()
         if self._last is not None and step > self._view.step:  # the first iteration also includes worker start
             self._view.step_times.append((now - self._last) / (step - self._view.step))
@@ -123,7 +124,7 @@ class Console:
         self._view.phase_progress.clear()
         if self._live is None:
             self._print_line(format_plain_line(self._view, metrics))
-        for advice in self._advisor.list_warnings(step, metrics):
+        for advice in self._advisor.list_warnings(step, metrics, failure_reason):
             self.notify(advice)
 
     def notify(self, text: str) -> None:
@@ -207,6 +208,8 @@ def format_plain_line(view: RunView, metrics: Mapping[str, float]) -> str:
     rows = format_metric_rows(metrics)
     if "val" in rows:
         rows["val"] = f"val: {rows['val']}"
+    if view.step == 0:  # the time of the start is not that of a step
+        rows.pop("speed", None)
     head = f"step {view.step:>{len(str(view.total_steps))}}/{view.total_steps}"
     tail = [f"{format_duration(view.seconds_left())} left"] if view.step_times and view.step < view.total_steps else []
     return "   ".join([head, *rows.values(), *tail])

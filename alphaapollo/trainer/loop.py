@@ -15,7 +15,7 @@ from alphaapollo.config.schema import ReferenceReset
 from alphaapollo.evaluation.validation import ValidationResult, validate
 from alphaapollo.observability.memory import measure_resident_gib
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_metrics
+from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_metrics, find_failure_reason
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.replay.record import learn_and_record
 from alphaapollo.trainer.run_state import TrainingRun
@@ -70,7 +70,7 @@ async def finish_iteration(
     metrics |= in_flight.pop_metrics() if in_flight else {}
     metrics |= await run.saving.metrics() | await compute_run_metrics(run, timer, learned.trained_tokens)
     run.tracker.log(step, metrics)
-    run.console.show_step(step, metrics)
+    run.console.show_step(step, metrics, find_failure_reason(collected.generated))
     run.saving.mark_models_consistent(progress)
     timer = Timer()  # metrics are written before the checkpoint: a kill between the two must not lose them
     if is_due(step, config.trainer.save_freq, is_last):

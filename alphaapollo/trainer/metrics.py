@@ -201,6 +201,12 @@ def compute_batch_metrics(
     }
 
 
+def find_failure_reason(groups: Iterable[TrajectoryGroup]) -> str:
+    """Return the reason of the first failed trajectory; empty if none failed."""
+    members = (trajectory for group in groups for trajectory in group.trajectories)
+    return next((one.score.reason for one in members if one.score.outcome.failed), "")
+
+
 def compute_speed_metrics(
     trained_tokens: int, update_seconds: float, iteration_seconds: float, num_gpus: int
 ) -> dict[str, float]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.config.schema import LoraForm, Model
+from alphaapollo.data.rendering import make_template_digest
 from alphaapollo.models import lora
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.sharding import full_tensor
@@ -124,12 +125,13 @@ def _write_folder(
 
     folder.mkdir(parents=True, exist_ok=True)
     save_torch_state_dict(tensors, folder)
-    config.dtype = dtype
+    path = source.tokenizer_path or source.path
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=source.trust_remote_code)
+    tokenizer.save_pretrained(folder)
+    config.dtype, config.chat_template_digest = dtype, make_template_digest(tokenizer)
     config.save_pretrained(folder)
     for code in Path(source.path).glob("*.py"):  # modeling code that is part of the model folder
         shutil.copy(code, folder)
-    path = source.tokenizer_path or source.path
-    AutoTokenizer.from_pretrained(path, trust_remote_code=source.trust_remote_code).save_pretrained(folder)
 
 
 def _group_parameter_names_by_layer(model: PreTrainedModel) -> list[list[str]]:

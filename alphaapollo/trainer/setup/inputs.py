@@ -9,7 +9,7 @@ from functools import partial
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Config, Model, Teacher
-from alphaapollo.data.rendering import Renderer, load_tokenizer, make_template_argument_warnings
+from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.environments.base import get_environment_spec
@@ -21,6 +21,7 @@ from alphaapollo.launch.input_checks import (
     check_sequence_parallel_size,
     check_tensor_parallel_size,
     explain_missing_cluster,
+    list_template_notices,
     make_renderer,
     read_prompts,
 )
@@ -73,7 +74,9 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     prompts, notices = read_split(data.train_files, "data.train_files", data.train_max_samples)
     if config.teacher.divergence:
         notices += check_teacher_vocabulary(config.teacher, config.actor_rollout_ref.model, renderer)
-    notices += make_template_argument_warnings(data.apply_chat_template_kwargs, renderer.tokenizer)
+    notices += list_template_notices(
+        config.actor_rollout_ref.model, renderer.tokenizer, data.apply_chat_template_kwargs
+    )
     notices += filter(None, [explain_missing_cluster(trainer)])
     val_prompts: list[Prompt] = []
     if data.val_files:

@@ -59,6 +59,7 @@ class Plan:
 def make_plan(config: Config, machine: Machine, user_settings: UserSettings = NO_USER_SETTINGS) -> Plan:
     """Check the configuration and resolve its `auto` values. Raises ValueError for invalid settings."""
     notices = check_config_and_get_notices(config, machine.num_gpus, machine.num_cores, user_settings.keys)
+    notices += user_settings.notices
     algorithm = config.algorithm
     if algorithm.custom_module:
         load_user_module(algorithm.custom_module, "algorithm.custom_module")

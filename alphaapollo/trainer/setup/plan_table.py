@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Config, Env, Optimizer
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
@@ -29,9 +30,15 @@ def _describe_algorithm_and_data(plan: Plan, inputs: TrainingInputs, config: Con
     kl += [f"{algorithm.kl_ctrl.kl_coef} x {algorithm.kl_penalty} in the reward"] * algorithm.use_kl_in_reward
     dtypes = f"{plan.model.dtype}{plan.dtype_explanation}" + ", Liger's kernels" * (plan.model.use_liger is True)
     dtypes += f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
+    loss, low, high = get_policy_loss(actor.policy_loss.loss_mode), actor.clip_ratio_low, actor.clip_ratio_high
+    parts = [plan.estimator.name, f"loss {loss.name}", actor.loss_agg_mode]
+    if "clip_ratio" in (loss.reads or ()):
+        parts.append(f"clip range -{low or actor.clip_ratio:g} +{high or actor.clip_ratio:g}")
+    parts += ["dynamic sampling"] * algorithm.filter_groups.enable
+    parts += ["overlong penalty"] * algorithm.overlong_penalty.enable
     rows = {
         "preset": ", ".join(plan.presets) or "none",
-        "algorithm": f"{plan.estimator.name}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",
+        "algorithm": ", ".join(parts),
         "KL to the reference": " + ".join(kl) or "none",
         "model": f"{config.actor_rollout_ref.model.path}, {dtypes}{plan.model.lora_summary}",
         "data": f"{len(inputs.prompts)} training prompts, {len(inputs.val_prompts)} for validation",
@@ -42,7 +49,8 @@ def _describe_algorithm_and_data(plan: Plan, inputs: TrainingInputs, config: Con
         beta = f" (beta {teacher.beta:g})" if teacher.divergence == "jsd" else ""
         rows["teacher"] = f"{teacher.coef:g} x {teacher.divergence}{beta}, from {teacher.model.path}"
     if inputs.reward_model_tokenizer:
-        rows["reward"] = inputs.reward_model_tokenizer.describe_reward(config.reward_model, inputs.has_reward_function)
+        scores = inputs.reward_model_tokenizer.describe_reward(config.reward_model)
+        rows["reward"] = f"{rows['reward']} + {scores}" if inputs.has_reward_function else scores
     return rows
 
 
@@ -56,7 +64,8 @@ def _describe_iterations(plan: Plan, inputs: TrainingInputs, start: StartPoint, 
     rows = {"ahead of an iteration": _describe_async_mode(config)} if trainer.async_mode else {}
     if plan.prefetches_reference_logprobs:
         rows |= {"the reference's log-probs": "per group, during generation"}
-    validation = "never" if trainer.test_freq < 1 else f"every {trainer.test_freq} iterations, and at the end"
+    validation = ["before training"] * trainer.val_before_train
+    validation += [f"every {trainer.test_freq} iterations", "at the end"] if trainer.test_freq > 0 else []
     return rows | {
         "iterations": f"{inputs.goal.max_steps}" + f", {start.step} of them done" * bool(start.step),
         "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories_per_batch} trajectories",
@@ -66,7 +75,7 @@ def _describe_iterations(plan: Plan, inputs: TrainingInputs, start: StartPoint, 
         "optimizer steps an iteration": f"{steps} ({config.num_mini_batches} mini-batches x {actor.ppo_epochs} epochs)",
         "learning rate": "; ".join(rates),
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
-        "validation": validation if inputs.val_prompts else "none",
+        "validation": (inputs.val_prompts and ", ".join(validation)) or "none",
         "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "iterations", plan.memory),
         "memory": describe_memory_peak(plan.memory),
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",

@@ -35,12 +35,11 @@ class RewardModelTokenizer:
     max_length: int | None  # number of last tokens that the reward model reads; None: all
     vocab_size: int
 
-    def describe_reward(self, config: RewardModel, has_reward_function: bool) -> str:
-        """Return the reward's entry in the table that is printed before training."""
-        function = "the reward function + " if has_reward_function else ""
+    def describe_reward(self, config: RewardModel) -> str:
+        """Return the reward model's part of the reward in the table that is printed before training."""
         text = "the policy's tokens" if self.shares_tokens else "chats in its own template"
         limit = "" if self.max_length is None else f", the last {self.max_length}"
-        return f"{function}{config.weight:g} x the reward model's score (of {text}{limit}): {config.model.path}"
+        return f"{config.weight:g} x the reward model's score (of {text}{limit}): {config.model.path}"
 
     def encode_trajectory(self, trajectory: Trajectory) -> list[int]:
         """Return all token ids of a trajectory, not truncated; empty if the model has sampled nothing."""
