@@ -281,7 +281,8 @@ def _check_override_keys(
         if _is_preset_group(name, config_folders):
             if isinstance(got, str) and f"{name}={got}" not in _list_presets(config_folders):
                 presets = [preset for preset in _list_presets(config_folders) if preset.startswith(f"{name}=")]
-                hint = suggest_similar(f"{name}={got}", presets) or f" Known: {', '.join(presets)}."
+                hint = suggest_similar(got, [preset.partition("=")[2] for preset in presets])
+                hint = hint or f" Known: {', '.join(presets)}."
                 errors.append(f"{name}={got}: no such preset.{hint}")
         elif name not in known and not find_map_key_of_entry(name, schema):
             errors.append(describe_unknown_key(name, schema, got))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.algorithms.policy_losses.base import CLIP
 from alphaapollo.config.schema import Config, Env, Optimizer
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
@@ -30,10 +30,8 @@ def _describe_algorithm_and_data(plan: Plan, inputs: TrainingInputs, config: Con
     kl += [f"{algorithm.kl_ctrl.kl_coef} x {algorithm.kl_penalty} in the reward"] * algorithm.use_kl_in_reward
     dtypes = f"{plan.model.dtype}{plan.dtype_explanation}" + ", Liger's kernels" * (plan.model.use_liger is True)
     dtypes += f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
-    loss, low, high = get_policy_loss(actor.policy_loss.loss_mode), actor.clip_ratio_low, actor.clip_ratio_high
-    parts = [plan.estimator.name, f"loss {loss.name}", actor.loss_agg_mode]
-    if "clip_ratio" in (loss.reads or ()):
-        parts.append(f"clip range -{low or actor.clip_ratio:g} +{high or actor.clip_ratio:g}")
+    parts = [plan.estimator.name, f"loss {actor.policy_loss.loss_mode}", actor.loss_agg_mode]
+    parts += [f"{name} {value:g}" for name in CLIP if (value := getattr(actor, name)) is not None]
     parts += ["dynamic sampling"] * algorithm.filter_groups.enable
     parts += ["overlong penalty"] * algorithm.overlong_penalty.enable
     rows = {

@@ -176,7 +176,8 @@ def test_keys_of_verl_are_answered():
         ("data.train_files=a=b", "data.train_files=a=b: not of the form KEY=VALUE"),
         ("data.train_files=a,b", "or write a list: 'data.train_files=[a,b]'."),
         ("data.train_files=${nothing}", "'nothing' not found"),
-        ("algorithm=grpoo", "algorithm=grpoo: no such preset. Known: algorithm=bypass"),
+        ("algorithm=grpoo", "algorithm=grpoo: no such preset. Did you mean 'grpo'?"),
+        ("algorithm=zzzzzz", "algorithm=zzzzzz: no such preset. Known: algorithm=bypass"),
         ("--config-name=nothing", "--config-name nothing: there is no nothing.yaml in"),
         ("--config-dir=/nothing/here", "--config-dir /nothing/here: no such folder"),
         ("--config-nam=ppo", "unknown option --config-nam=ppo."),
@@ -269,6 +270,17 @@ def test_config_imports_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50
     ).stdout
     assert not {"torch", "ray", "vllm", "transformers", "numpy"} & set(modules.split())
+
+
+def test_presets_of_a_yaml_file_and_values_that_a_preset_replaces(tmp_path: Path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("defaults: [algorithm: dapo, _self_]\nenv:\n  rollout:\n    n: 8\n")
+    config, user_settings = load_config_and_user_settings(Config, "ppo", ["--config", str(file)])
+    assert (config.group_size, user_settings.presets, user_settings.notices) == (8, ("algorithm=dapo",), ())
+    file.write_text("env:\n  rollout:\n    n: 8\n")
+    config, user_settings = load_config_and_user_settings(Config, "ppo", ["--config", str(file), "algorithm=dapo"])
+    assert (config.group_size, user_settings.presets) == (16, ("algorithm=dapo",))
+    assert user_settings.notices == ("env.rollout.n=16 of a preset replaces 8 of your YAML file.",)
 
 
 def test_origin_is_the_user_value(tmp_path: Path):

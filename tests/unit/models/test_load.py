@@ -56,6 +56,14 @@ def test_not_a_causal_language_model(tmp_path: Path):
         load(tmp_path)
 
 
+def test_a_reward_model_is_not_a_policy(tmp_path: Path, model_folder):
+    folder = shutil.copytree(model_folder("qwen3"), tmp_path / "rm")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForSequenceClassification"]}))
+    with pytest.raises(ValueError, match="is a 'Qwen3ForSequenceClassification' model, which is not a causal"):
+        load(folder)
+
+
 def test_no_weights(broken: Path):
     (broken / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="its weights cannot be loaded"):

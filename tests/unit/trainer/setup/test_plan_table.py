@@ -44,7 +44,7 @@ def test_plan_of_the_defaults(table: Any):
     assert rows["environment"] == "single_turn, one turn"
     assert rows["reward"] == "the functions of the rows' data sources"
     assert rows["learning rate"] == "1e-06, constant"
-    assert rows["validation"] == "every 20 iterations, and at the end"
+    assert rows["validation"] == "before training, every 20 iterations, at the end"
     assert rows["checkpoints"] == "every 20 iterations, and at the end; written while the next one runs"
 
 
@@ -76,7 +76,7 @@ def test_a_recipe_and_its_schedules(table: Any):
         "3e-06, cosine, the first 10% of the steps warm-up; critic 1e-05, constant, 5 steps of warm-up"
     )
     often = "every 7 iterations, and at the end; written while the next one runs"
-    assert (rows["validation"], rows["checkpoints"]) == ("never", often)
+    assert (rows["validation"], rows["checkpoints"]) == ("before training", often)
 
 
 def test_turns_tools_and_rewards(table: Any):
@@ -96,3 +96,9 @@ def test_sequence_parallel_ranks_share_their_data(table: Any):
     rows = table("trainer.n_gpus_per_node=4", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
     assert rows["data-parallel degree"] == "2"
     assert "FSDP2, sequence parallel 2" in rows["actor and reference"]
+
+
+def test_parts_of_a_recipe_are_shown(table: Any):
+    assert table("algorithm=dapo")["algorithm"] == (
+        "grpo, loss ppo, token-mean, clip_ratio_low 0.2, clip_ratio_high 0.28, dynamic sampling, overlong penalty"
+    )
