@@ -33,13 +33,12 @@ from alphaapollo.launch.input_checks import (
     detect_node_resources,
     find_environment_spec,
     find_local_paths,
-    list_template_notices,
     make_renderer,
     read_prompts,
 )
 from alphaapollo.launch.resume import StartPoint, find_inference_start
 from alphaapollo.launch.try_environment import try_environment_resets
-from alphaapollo.models.folder_check import check_weight_files
+from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.observability.counter import LoopProgressBar
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.terminal import Terminal

@@ -21,7 +21,7 @@ from alphaapollo.launch.memory.finetuning import fit_finetuning_to_memory
 from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_memory_planning_failure
 from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
 from alphaapollo.launch.resume import find_start_point
-from alphaapollo.models.folder_check import check_weight_files
+from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.lora import check_target_modules
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import check_trackers
@@ -59,7 +59,7 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings = NO_USER_SETT
         threads=trainer.cpu_threads or max(1, machine.num_cores // trainer.n_gpus_per_node),
         sequence_parallel=size,
     )
-    notices += input_checks.list_template_notices(config.model, tokenizer, data.apply_chat_template_kwargs)
+    notices += list_template_notices(config.model, tokenizer, data.apply_chat_template_kwargs)
     notices += filter(None, [input_checks.explain_missing_cluster(trainer)])
     model, memory, unmeasured = _plan_memory(task, config, train, placement, machine)
     stream = make_example_stream(config, train.file_sizes)

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from alphaapollo.config.effects import describe_ineffective_keys
 from alphaapollo.config.resolve import resolve_controller
@@ -28,12 +28,7 @@ from alphaapollo.controller.nodes import TrainerSection
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.data.rendering import (
-    Renderer,
-    load_tokenizer,
-    make_template_argument_warnings,
-    make_template_digest,
-)
+from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
@@ -46,9 +41,6 @@ from alphaapollo.rewards.registry import check_prompts_are_gradable, is_graded_b
 from alphaapollo.rollout.tool_call_parser import check_tool_call_parser
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.user_module import load_user_module
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def detect_node_resources(trainer: TrainerSection) -> Machine:
@@ -143,22 +135,6 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
     _check_template_keeps_history(env, renderer)
     check_tool_call_parser(env, path, model.trust_remote_code, schemas, template_arguments)
     return renderer
-
-
-def list_template_notices(
-    model: Model, tokenizer: PreTrainedTokenizerBase, template_arguments: Mapping[str, Any]
-) -> list[str]:
-    """Return notices about template arguments without effect, and about another template than that of the training."""
-    from alphaapollo.models.load import load_config  # imports torch
-
-    notices = make_template_argument_warnings(template_arguments, tokenizer)
-    trained = getattr(load_config(model), "chat_template_digest", None)
-    if tokenizer.chat_template and trained not in (None, make_template_digest(tokenizer)):
-        notices.append(
-            f"{model.path} was trained with another chat template than that of {model.tokenizer_path or model.path}, "
-            "which usually makes its answers much worse. Use the tokenizer of its training."
-        )
-    return notices
 
 
 async def _list_tool_schemas(env: Env) -> list[dict[str, Any]]:

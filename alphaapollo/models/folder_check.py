@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from alphaapollo.config.schema import Model
+from alphaapollo.data.rendering import make_template_argument_warnings, make_template_digest
 from alphaapollo.models.load import has_custom_code, load_config, load_without_weights
 
 if TYPE_CHECKING:
@@ -66,6 +68,20 @@ def check_vocabulary_size(model: Model, tokenizer: PreTrainedTokenizerBase, path
             f"{path_key}={model.path}: the model has {size} embeddings, but the tokenizer has ids up to {max(ids)}. "
             "Use the tokenizer of this model, or a model with enough embeddings."
         )
+
+
+def list_template_notices(
+    model: Model, tokenizer: PreTrainedTokenizerBase, template_arguments: Mapping[str, Any]
+) -> list[str]:
+    """Return notices about template arguments without effect, and about another template than that of the training."""
+    notices = make_template_argument_warnings(template_arguments, tokenizer)
+    trained = getattr(load_config(model), "chat_template_digest", None)
+    if tokenizer.chat_template and trained not in (None, make_template_digest(tokenizer)):
+        notices.append(
+            f"{model.path} was trained with another chat template than that of {model.tokenizer_path or model.path}, "
+            "which usually makes its answers much worse. Use the tokenizer of its training."
+        )
+    return notices
 
 
 def _read_tensor_shapes(folder: Path, path_setting: str) -> dict[str, list[int]]:

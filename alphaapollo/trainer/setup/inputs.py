@@ -21,12 +21,11 @@ from alphaapollo.launch.input_checks import (
     check_sequence_parallel_size,
     check_tensor_parallel_size,
     explain_missing_cluster,
-    list_template_notices,
     make_renderer,
     read_prompts,
 )
 from alphaapollo.launch.try_environment import grade_trial_answers, try_environment_resets
-from alphaapollo.models.folder_check import check_weight_files
+from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.load import load_config
 from alphaapollo.models.lora import check_target_modules
 from alphaapollo.rewards.components import TASK

@@ -1,5 +1,7 @@
-from alphaapollo.data.rendering import Renderer, make_template_argument_warnings
+from alphaapollo.config.schema import Model
+from alphaapollo.data.rendering import Renderer, make_template_argument_warnings, make_template_digest
 from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.models.folder_check import list_template_notices
 from tests.unit.tool_templates import HERMES, schema, tokenizer_of
 
 THINKING = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
@@ -26,3 +28,15 @@ def test_template_variable_that_is_not_read_is_reported():
     assert make_template_argument_warnings(arguments, tokenizer_of(HERMES + THINKING)) == [
         "data.apply_chat_template_kwargs.x has no effect: the tokenizer's chat template does not read it."
     ]
+
+
+def test_another_template_than_in_training_is_reported(tmp_path):
+    from transformers import Qwen3Config
+
+    model, trained, other = Model(path=str(tmp_path)), tokenizer_of(HERMES), tokenizer_of(HERMES + THINKING)
+    Qwen3Config(chat_template_digest=make_template_digest(trained)).save_pretrained(tmp_path)
+    assert list_template_notices(model, trained, {}) == []
+    (notice,) = list_template_notices(model, other, {})
+    assert notice.startswith(f"{tmp_path} was trained with another chat template")
+    Qwen3Config().save_pretrained(tmp_path)
+    assert list_template_notices(model, other, {}) == []

@@ -35,6 +35,12 @@ def test_healthy_run_gets_no_warning() -> None:
     assert warnings_of(*[{}] * 20) == []
 
 
+def test_the_reason_of_a_failure_is_shown() -> None:
+    failing = FINE | {"outcome/grader_failed": 0.28}
+    (line,) = MetricsAdvisor().list_warnings(1, failing, "KeyError: 'x' (reward.py, line 2)")
+    assert "28% of the trajectories have no reward because the grader failed, e.g. KeyError: 'x' (reward.py" in line
+
+
 def test_zero_advantages_are_reported_once() -> None:
     silent = {"critic/advantages/share_zero": 1.0}
     (line,) = warnings_of(silent, silent, silent)

@@ -164,9 +164,7 @@ def test_non_finite_weights_are_not_saved_or_exported(make, tmp_path: Path):
     assert not (tmp_path / "saved").exists()
 
 
-def test_bad_steps_are_skipped_up_to_a_limit_which_a_resume_does_not_reset(
-    make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_bad_steps_are_skipped_up_to_a_limit(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     worker, case = make()
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
@@ -184,7 +182,7 @@ def test_bad_steps_are_skipped_up_to_a_limit_which_a_resume_does_not_reset(
     worker.update(replace(columns, advantages=bad), skip_bad_step=True)
     worker.save(str(tmp_path / "saved"))
     worker, _ = make()
-    worker.load(str(tmp_path / "saved"))
+    worker.load(str(tmp_path / "saved"))  # which does not reset the count
     worker.load_batch(batch.rank_batches[0])
     worker.update(replace(columns, advantages=bad), skip_bad_step=True)
     with pytest.raises(FloatingPointError, match="at optimizer step 2, 3 times in a row"):
