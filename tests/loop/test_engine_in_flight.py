@@ -14,7 +14,7 @@ from tests.loop.engine_kit import PROBE, Session, logprobs_of, make_model, mean_
 
 pytestmark = pytest.mark.timeout(240)
 
-LENGTH = 250
+LENGTH = 200
 
 
 def test_every_token_has_the_version_that_sampled_it(tmp_path: Path) -> None:
