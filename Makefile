@@ -41,7 +41,7 @@ format: setup-dev ## format and fix the code with ruff
 	@$(PY) -m ruff format .
 
 docs: setup-dev ## write docs/config/ and docs/verl_keys.md from the schema
-	@$(PY) -m scripts.config_pages
+	@$(PY) -m scripts.config_pages && $(PY) -m scripts.api_page
 
 lock: setup-dev ## pin requirements/*.txt again (ARGS=--upgrade takes the newest versions)
 	@source scripts/pip_settings.sh; $(PY) scripts/lock.py $(ARGS)

@@ -38,9 +38,9 @@ class Prompt:
     id: int  # position of the row in the data files, stable over epochs and restarts
     data_source: str  # selects the reward function
     content: list[Message] | str  # chat for the chat template, or text to continue
-    ground_truth: str | None = None
-    extra_info: dict[str, Any] = field(default_factory=dict)
-    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    ground_truth: str | None = None  # right answer; JSON if the data has a list
+    extra_info: dict[str, Any] = field(default_factory=dict)  # the column extra_info, and all columns not named here
+    env_kwargs: dict[str, Any] = field(default_factory=dict)  # for the environment
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Score:
     """Result of a reward function. `reason` explains a failure or a wrong format."""
 
     reward: float
-    components: dict[str, float] = field(default_factory=dict)
+    components: dict[str, float] = field(default_factory=dict)  # named parts of the reward, for metrics and filters
     outcome: Outcome = Outcome.SCORED
     reason: str = ""
 

@@ -63,7 +63,7 @@ class StepResult:
 class FinalAnswer:
     """Final answer of a model, in a turn without a tool call."""
 
-    text: str  # text to grade: the model's text up to the end of the answer
+    text: str  # text to grade: the model's text up to the end of the answer, with its tags
     kept_chars: int | None = None  # see StepResult.kept_chars
 
 
