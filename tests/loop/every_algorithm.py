@@ -16,10 +16,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from alphaapollo.algorithms.advantages import estimator_names
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
-from alphaapollo.config.load import find_shipped_config_folder, load_config
+from alphaapollo.config.load import find_shipped_config_folder, flatten_maps, load_config
 from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
 from alphaapollo.launch.session import TrainingSession, start_workers
 from alphaapollo.observability.console import Console
@@ -39,7 +40,6 @@ def compute_score(prompt, completion):
 '''
 PASSK = ["algorithm.passk_k=2"]  # of groups of 4
 TEACHER = "TEACHER"  # replaced by the teacher's folder
-FILES = ["data.train_files=train.parquet", "actor_rollout_ref.model.path=model"]
 EXTRA = {  # in addition to the case's own settings
     "distill": [f"teacher.model.path={TEACHER}"],
     "grpo_passk_analytic": PASSK,
@@ -53,14 +53,14 @@ EXTRA = {  # in addition to the case's own settings
 def cases() -> dict[str, list[str]]:
     """Overrides by name: each recipe of configs/algorithm, each estimator and each loss that no recipe uses, and
     teacher divergences with and without a reward."""
-    recipes = sorted(path.stem for path in (find_shipped_config_folder() / "algorithm").glob("*.yaml"))
-    plain = {name: [f"algorithm={name}"] for name in recipes}
-    found = [load_config(Config, "ppo", [*words, *EXTRA.get(name, []), *FILES]) for name, words in plain.items()]
-    for name in {*estimator_names()} - {config.algorithm.adv_estimator for config in found}:
-        plain[f"adv_estimator={name}"] = [f"algorithm.adv_estimator={name}"]
     loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
-    for name in {*policy_loss_names()} - {config.actor_rollout_ref.actor.policy_loss.loss_mode for config in found}:
-        plain[f"loss_mode={name}"] = ["algorithm.adv_estimator=grpo", f"{loss}={name}"]
+    files = sorted((find_shipped_config_folder() / "algorithm").glob("*.yaml"))
+    recipes = {file.stem: flatten_maps(yaml.safe_load(file.read_text())) for file in files}
+    estimators = {*estimator_names()} - {recipe["algorithm.adv_estimator"] for recipe in recipes.values()}
+    losses = {*policy_loss_names()} - {recipe.get(loss, "ppo") for recipe in recipes.values()}
+    plain = {name: [f"algorithm={name}"] for name in recipes}
+    plain |= {f"adv_estimator={name}": [f"algorithm.adv_estimator={name}"] for name in sorted(estimators)}
+    plain |= {f"loss_mode={name}": ["algorithm.adv_estimator=grpo", f"{loss}={name}"] for name in sorted(losses)}
     for name, estimator in (("sampled", "none"), ("jsd", "none"), ("forward", "grpo")):
         taught = [f"teacher.divergence={name}", f"teacher.model.path={TEACHER}"]
         plain[f"divergence={name}"] = [f"algorithm.adv_estimator={estimator}", *taught]

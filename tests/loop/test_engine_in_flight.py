@@ -44,7 +44,7 @@ async def completions_in_flight(session: Session, models: list[Any]) -> list[Com
     ]
     states = engine._running_llm.output_processor.request_states
     for version, model in enumerate(models[1:], start=2):
-        sampled = 20 * (version - 1)  # few: on a busy machine the engine is ahead of this process
+        sampled = 20 * (version - 1)  # few, because on a busy machine the engine gets ahead of this process
         while len(states) < 2 or min(one.detokenizer.num_output_tokens() for one in states.values()) < sampled:
             await asyncio.sleep(0)
         await engine.pause()
