@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from threading import RLock
 from types import ModuleType
@@ -62,14 +63,17 @@ def load_user_object(path: str, name: str, path_key: str, name_key: str) -> Any:
 
 def format_error(error: BaseException, path: Path | None = None) -> str:
     """Format an error in one line, with the source line of the innermost traceback frame. With the user's file `path`,
-    only frames in this file are considered."""
+    only frames in this file are considered. An unknown attribute of a dataclass lists the fields that exist."""
     kind = type(error).__name__
     if isinstance(error, SyntaxError):
         line = f": {error.text.strip()}" if error.text else ""
         return f"{kind}: {error.msg} ({error.filename}, line {error.lineno}{line})"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if path is None or frame.filename == str(path)]
-    return f"{kind}: {error}" + (f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else "")
+    where = f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
+    target = error.obj if isinstance(error, AttributeError) else None
+    known = f". Its fields: {', '.join(one.name for one in fields(target))}" if is_dataclass(target) else ""
+    return f"{kind}: {error}{where}{known}"
 
 
 def _import_file(file: Path, module_name: str, path_key: str, path: str) -> None:

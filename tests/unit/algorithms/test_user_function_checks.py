@@ -61,6 +61,7 @@ def registered(folder: Path, text: str, body: str) -> tuple[str, Path]:
         ("return Advantages(a / 0, a)", "the advantages of .* must be finite"),
         ("return Advantages(a + 1, a)", "must be zero outside the action mask"),
         ("return Advantages(a @ a, a)", r"raised RuntimeError: .*tried_\d+\.py, line 8: return Advantages\(a @ a, a\)"),
+        ("return Advantages(a * inputs.groups, a)", r"no attribute 'groups' .*Its fields: .*mask, scores, group_ids,"),
         ("return Advantages(a - inputs.values, a)", "raised TypeError"),  # which it has not asked for
     ],
 )
