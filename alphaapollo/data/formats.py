@@ -44,11 +44,12 @@ def read_rows_in_known_format(
         if {*one.columns} <= {*columns}:
             converted = [{names.get(key, key): value for key, value in one.convert(row).items()} for row in rows]
             return converted, [f"{path} is read as {one.name} ({', '.join(one.columns)})."]
-    groups = [" and ".join(map(repr, group)) for group in [*needed, *(one.columns for one in formats)]]
+    missing = " or ".join(" and ".join(map(repr, group)) for group in needed)
+    known = ", ".join(dict.fromkeys(one.name for one in formats))
     keys = " or ".join(f"data.{name}_key" for name in names)
     raise ValueError(
-        f"{path}: the file needs columns {'; or '.join(groups)}. It has {', '.join(columns)}. Rename its columns, or "
-        f"set {keys}."
+        f"{path}: no column {missing}. The file has {', '.join(map(repr, columns))}. Set {keys}, rename a column, or use "
+        f"a known format ({known}; see docs/data.md)."
     )
 
 

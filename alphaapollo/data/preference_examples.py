@@ -139,14 +139,11 @@ def _read_pairs(path: str, renderer: Renderer, data: PairData) -> list[Preferenc
     columns = list_column_names(rows)
     if not {data.chosen_key, data.rejected_key} <= {*columns}:
         labelled = isinstance(data, PreferenceData) and data.label_key in columns
-        hint = (
-            "Set preference.loss=kto to train on single answers with labels."
-            if labelled
-            else ("Set data.chosen_key and data.rejected_key (docs/data.md).")
-        )
+        kto = "Set preference.loss=kto to train on single answers with labels."
         raise ValueError(
-            f"{path}: the file needs columns {data.chosen_key!r} and {data.rejected_key!r}. It has "
-            f"{', '.join(sorted(columns))}. {hint}"
+            f"{path}: no column {data.chosen_key!r} and {data.rejected_key!r}. The file has "
+            f"{', '.join(map(repr, columns))}. "
+            + (kto if labelled else "Set data.chosen_key and data.rejected_key (docs/data.md).")
         )
     return _convert_pairs(path, rows, renderer, data)
 

@@ -124,7 +124,7 @@ def test_reward_model_is_trained_and_loaded(task: Task, pairs: Path, tmp_path: P
     ("command", "override", "says"),
     [
         ("main_dpo", "preference.loss=ipoo", "unknown preference loss 'ipoo'"),
-        ("main_dpo", "data.chosen_key=best", "needs columns 'best' and 'rejected'"),
+        ("main_dpo", "data.chosen_key=best", "no column 'best' and 'rejected'"),
         ("main_rm", "trainer.export_lora=adapter", "trainer.export_lora"),
     ],
 )

@@ -153,7 +153,7 @@ def test_bad_rows_are_named(tmp_path, renderer, row, what):
 
 
 def test_missing_columns_list_those_there_are(tmp_path, renderer):
-    says = r"needs columns 'messages'; or 'prompt' and 'response'; .* It has prompt, answer\. .*data\.response_key"
+    says = r"no column 'messages' or 'prompt' and 'response'.* The file has 'prompt', 'answer'\. .*data\.response_key"
     with pytest.raises(ValueError, match=says):
         load(tmp_path, renderer, [{"prompt": "p", "answer": "a"}])
 

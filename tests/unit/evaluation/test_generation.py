@@ -29,7 +29,7 @@ def compute_score(prompt, completion):
     words = completion.split()
     if prompt.ground_truth == "fails" and len(words) > 8:
         raise RuntimeError("too long for me")
-    even = sum(int(word[1:]) % 2 == 0 for word in words)
+    even = sum(int(word[1:]) % 2 == 0 for word in words if word[1:].isdigit())
     return {"reward": even / 16, "accuracy": float(even > len(words) / 2)}
 '''
 ROWS = [
@@ -219,7 +219,9 @@ def test_failures_are_counted_and_excluded(command: Command) -> None:
 
 
 def test_a_reward_that_always_fails_ends_the_run_with_its_reason(command: Command) -> None:
-    passes_a_try = "if completion.startswith('<answer>'):\n        return 0.0\n    raise KeyError('no key')\n"
+    passes_a_try = (
+        "if completion[:8] in ('<answer>', 'The answ', 'I do not'):\n        return 0.0\n    raise KeyError('no key')\n"
+    )
     failing = f"def compute_score(prompt, completion):\n    {passes_a_try}"
     (command.folder / "reward.py").write_text(failing)
     with pytest.raises(ValueError, match=r"All 18 samples failed\. First failure: prompt 0, sample 0: .*no key"):

@@ -149,11 +149,10 @@ def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.Captu
 
     (tmp_path / "reward.py").write_text("def length(prompt, completion):\n    raise OSError('gone')\n")
     assert run(tmp_path, path, *own) == 2, "it is tried before the start"
-    assert "reward.py: length fails on row 0" in capsys.readouterr().err
-    passes_a_try = (
-        "def length(prompt, completion):\n    if completion:\n        raise OSError('gone')\n    return 0.0\n"
-    )
-    (tmp_path / "reward.py").write_text(passes_a_try)
+    assert "reward.py: length fails on 5 of 5 trial answers to row 0" in capsys.readouterr().err
+    own_answers = [response for _, responses in RESPONSES.values() for response in responses]
+    passes_a_try = f"if completion in {own_answers}:\n        raise OSError('gone')\n    return 0.0\n"
+    (tmp_path / "reward.py").write_text(f"def length(prompt, completion):\n    {passes_a_try}")
     assert run(tmp_path, path, *own) == 1
     assert "All 8 samples failed. First failure: prompt 0, sample 0: grader_failed: " in capsys.readouterr().err
 
