@@ -102,10 +102,6 @@ def config(**fields: Any) -> Any:
             "layers of type linear_attention, which carry state along the sequence",
         ),
         ({"num_attention_heads": 8, "custom_code": True}, "has its own modeling code"),
-        (
-            {"num_attention_heads": 8, "rope_parameters": {"full": {"rope_type": "longrope"}}},
-            "longrope position embeddings, which depend on the longest row",
-        ),
     ],
 )
 def test_models_that_do_not_support_ulysses(fields: dict[str, Any], expected_text: str):
