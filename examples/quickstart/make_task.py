@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from examples.chatml import CHAT_TEMPLATE, SPECIAL_TOKENS
-from examples.quickstart.task import CARRY_RATE, lesson, pairs, question
+from examples.quickstart.task import CARRY_RATE, lesson, needs_carry, pairs, question
 
 WORDS = ["system", "user", "assistant", "tool", "<think>", "</think>", "<answer>", "</answer>"]
 WORDS += ["<python_code>", "</python_code>", "<tool_response>", "</tool_response>", "=?"]
@@ -77,7 +77,9 @@ def make_data(
 ) -> None:
     """Write sft.parquet (warm-up examples), train.parquet and val.parquet (questions with the true sum)."""
     rng = random.Random(seed)
-    taught = itertools.islice(pairs(rng, want_held_out=False), num_sft)
+    # only sums that need a carry: otherwise, lines with a carry are too rare for the warm-up to teach their digits
+    carried = (pair for pair in pairs(rng, want_held_out=False) if needs_carry(*pair))
+    taught = itertools.islice(carried, num_sft)
     sft = [
         {
             "messages": [

@@ -43,6 +43,10 @@ def scratchpad(a: int, b: int, carry: Callable[[int], bool]) -> str:
     return "\n".join(lines) + f"\n<answer>{answer}</answer>"
 
 
+def needs_carry(a: int, b: int) -> bool:
+    return scratchpad(a, b, lambda total: total >= 10) != scratchpad(a, b, lambda total: False)
+
+
 def lesson(a: int, b: int, rng: random.Random, carry_rate: float = CARRY_RATE, wrong_carry_rate: float = 0.0) -> str:
     """A warm-up example. wrong_carry_rate: probability of a wrong carry."""
     return scratchpad(a, b, lambda total: rng.random() < (carry_rate if total >= 10 else wrong_carry_rate))
