@@ -353,7 +353,7 @@ def test_checkpoint_and_export_across_numbers_of_ranks(model_folder, tmp_path: P
         original, exported = (
             json.loads(Path(path, "config.json").read_text()) for path in (case.folder, folder / "two_hf")
         )
-        assert exported == original
+        assert exported.pop("chat_template_digest") and exported == original
 
 
 def test_bfloat16_computes_with_float32_masters(make, tmp_path: Path):
