@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from rich.box import SIMPLE
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -20,8 +21,10 @@ from rich.text import Text
 
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.observability.curve import plot_curves
+from alphaapollo.observability.samples import choose_samples, get_last_message, shorten_text
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.time_spent import TimeSummary
+from alphaapollo.types import TrajectoryGroup
 from alphaapollo.utils.redaction import redact
 
 CURVES = ("reward/accuracy", "critic/score/mean", "train/loss")  # the first of these metrics that a run logs is plotted
@@ -52,6 +55,7 @@ SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
 RECENT_STEPS = 20  # iterations from which the remaining time is estimated
 BAR_WIDTH = 30
 CURVE_WIDTH, CURVE_HEIGHT = 76, 6
+PROMPT_CHARS, ANSWER_CHARS = 100, 200  # longer texts of samples are shortened
 
 
 @dataclass
@@ -126,6 +130,23 @@ class Console:
             self._print_line(format_plain_line(self._view, metrics))
         for advice in self._advisor.list_warnings(step, metrics, failure_reason):
             self.notify(advice)
+
+    def show_samples(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Show a bad, a median and a good sample of a validation: a table in a terminal, otherwise one line each."""
+        table = Table("reward", "validation prompt", "answer", box=SIMPLE)
+        for group, one in choose_samples(groups):
+            asked = get_last_message(group.prompt.content if one.first_observation is None else one.first_observation)
+            prompt = self._shorten(asked, PROMPT_CHARS)
+            answer = self._shorten(" ".join(turn.text for turn in one.turns), ANSWER_CHARS)
+            table.add_row(f"{one.reward:.3f}", Text(prompt), Text(answer))
+            if self._live is None:
+                self._print_line(Text(f"val sample: reward {one.reward:.3f}   prompt: {prompt}   answer: {answer}"))
+        if self._live and table.rows:
+            with suppress(OSError):
+                self._terminal.print(table)
+
+    def _shorten(self, text: str, max_chars: int) -> str:
+        return shorten_text(" ".join(text.split()), max_chars, self._terminal.encoding)
 
     def notify(self, text: str) -> None:
         """Print a line that starts with `note`, above the live view if there is one."""
