@@ -19,19 +19,18 @@ from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
 from alphaapollo.observability.samples import get_last_message, shorten_text
 from alphaapollo.observability.terminal import Terminal
 
-KINDS = ("step", "val", "val_greedy")  # prefixes of the files in rollouts/
-COLUMN_WIDTH = 38  # characters of a sample
-PROMPT_CHARS, HEADING_CHARS = 400, 160
+COLUMN_WIDTH = 38  # minimum number of characters per sample
+HEADING_CHARS = 400  # longer prompts, ground truths and reasons of failures are shortened
 
-LoggedSample = tuple[SampleResult, dict[str, Any]]  # and its line
+LoggedSample = tuple[SampleResult, dict[str, Any]]  # and its line in the file
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the groups of a step. Returns exit code 2 if the run has no samples of this step."""
     options, terminal = _parse_arguments(argv), Terminal(highlight=False)
     try:
-        path = find_samples_file(options.run.expanduser(), options.kind, options.step)
-        groups = read_groups(path)
+        path = find_samples_file(options.run.expanduser(), options.step, options.val)
+        groups: Iterator[list[LoggedSample]] = read_groups(path)
         if options.sort:
             groups = iter(sorted(groups, key=compute_mean_reward))
         terminal.write(str(path))
@@ -42,25 +41,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def find_samples_file(run: Path, kind: str | None, step: int | None) -> Path:
-    """Return the file with the samples of a step, by default of the last one. Raises ValueError if there is none.
+def find_samples_file(run: Path, step: int | None, validation: bool) -> Path:
+    """Return the newest file with samples of training, or else of a validation, or else of main_generation.
 
-    kind: one of KINDS; None = the first one that the run has, or else results.jsonl of main_generation.
+    Raises ValueError if there is none. step: return the file of this step instead of the newest.
     """
-    for prefix in (kind,) if kind else KINDS:
-        files = {int(file.stem[-6:]): file for file in sorted(run.glob(f"rollouts/{prefix}_[0-9]*.jsonl"))}
-        if files and step is not None and step not in files:
-            newest = ", ".join(map(str, sorted(files)[-5:]))
-            raise ValueError(f"--step {step}: no {prefix} file in {run}/rollouts. Its newest steps are {newest}.")
-        if files:
-            return files[max(files) if step is None else step]
-    results = run / "results.jsonl"
-    if results.is_file() and kind is None:
-        return results
-    raise ValueError(
-        f"{run} has no samples{f' of kind {kind}' if kind else ''}. main_ppo writes rollouts/ in each iteration and "
-        "validation (data.val_files), main_sft in validations with data.val_prompts, and main_generation results.jsonl."
-    )
+    number = "[0-9]*" if step is None else f"{step:06d}"
+    names = [f"rollouts/step_{number}.jsonl", f"rollouts/val_{number}.jsonl", "results.jsonl"]
+    files = [sorted(run.glob(name)) for name in (names[1:2] if validation else names)]
+    newest = next((found[-1] for found in files if found), None)
+    if newest is None:
+        what = "validation samples" if validation else "samples"
+        when = "" if step is None else f" of step {step}"
+        raise ValueError(
+            f"{run} has no {what}{when}. main_ppo writes rollouts/ in each iteration and validation (data.val_files), "
+            "main_sft in validations with data.val_prompts, and main_generation writes results.jsonl."
+        )
+    return newest
 
 
 def read_groups(path: Path) -> Iterator[list[LoggedSample]]:
@@ -80,29 +77,32 @@ def compute_mean_reward(group: Sequence[LoggedSample]) -> float:
 
 def print_group(group: Sequence[LoggedSample], max_chars: int, terminal: Terminal) -> None:
     """Print the prompt, and as many samples beside each other as the terminal is wide for."""
+
+    def shorten(text: str, max_chars: int = HEADING_CHARS) -> str:
+        return shorten_text(text, max_chars, terminal.encoding)
+
     result, record = group[0]
     equal = ", all equal" if result.reward == group[-1][0].reward and len(group) > 1 else ""
-    truth = "" if record["ground_truth"] is None else f"   ground truth {record['ground_truth']}"
-    heading = f"mean reward {compute_mean_reward(group):.3f}{equal}{truth}"
-    terminal.write(f"\nprompt {result.problem_id} {result.data_source}   {shorten_text(heading, HEADING_CHARS)}")
-    terminal.write(shorten_text(get_last_message(record["prompt"]), PROMPT_CHARS, terminal.encoding))
+    terminal.write(
+        f"\nprompt {result.problem_id} {result.data_source}   ground truth {shorten(str(record['ground_truth']))}   "
+        f"mean reward {compute_mean_reward(group):.3f}{equal}\n{shorten(get_last_message(record['prompt']))}\n"
+    )
     columns = max(1, min(len(group), terminal.width // COLUMN_WIDTH))
     for start in range(0, len(group), columns):
         part = group[start : start + columns]
         table = Table(box=SIMPLE_HEAD, show_edge=False, width=len(part) * terminal.width // columns)
         for result, record in part:
-            table.add_column(Text(shorten_text(format_heading(result, record), HEADING_CHARS)), ratio=1)
-        table.add_row(*(Text(shorten_text(record["text"], max_chars, terminal.encoding)) for _, record in part))
-        terminal.print("", table)
+            table.add_column(Text(shorten(describe_sample(result, record))), ratio=1)
+        table.add_row(*(Text(shorten(record["text"], max_chars)) for _, record in part))
+        terminal.print(table, "")
 
 
-def format_heading(result: SampleResult, record: dict[str, Any]) -> str:
-    """Format e.g. `sample 3: reward 0.500` and, on a second line, the components, the length and the stop reason."""
-    failed = result.outcome.failed
-    head = f"sample {result.sample_index}: {result.failure_reason if failed else f'reward {result.reward:.3f}'}"
+def describe_sample(result: SampleResult, record: dict[str, Any]) -> str:
+    """Return e.g. `sample 3: reward 0.500` and, on a second line, the components, the length and the stop reason."""
+    score = result.failure_reason if result.outcome.failed else f"reward {result.reward:.3f}"
     components = [f"{name} {value:g}" for name, value in record["components"].items() if value is not None]
-    end = record["stop_reason"] if result.end == "done" else result.end
-    return f"{head}\n{', '.join([*components, f'{result.num_tokens} tokens', f'{end}'.replace('_', ' ')])}"
+    end = record["stop_reason"] if result.end == "done" else str(result.end).replace("_", " ")
+    return f"sample {result.sample_index}: {score}\n{', '.join([*components, f'{result.num_tokens} tokens', end])}"
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -111,9 +111,9 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Print the samples of a run: each prompt with its answers side by side, the highest reward first.",
         allow_abbrev=False,
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run's folder; the run may still be running")
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run's folder, also of a run that has not ended")
     parser.add_argument("--step", type=int, help="iteration (default: the last one)")
-    parser.add_argument("--kind", choices=KINDS, help="training (step), validation (val) or greedy validation")
+    parser.add_argument("--val", action="store_true", help="samples of the validation, not of training")
     parser.add_argument("--sort", choices=["reward"], help="print the prompts with the lowest mean reward first")
     parser.add_argument("--groups", type=int, default=4, help="number of prompts (default 4)")
     parser.add_argument("--chars", type=int, default=600, help="longer answers are shortened (default 600)")
