@@ -98,13 +98,13 @@ class Console:
         self._advisor = MetricsAdvisor()
         self._spent = TimeSummary()
         self._live: Live | None = None
-        self._start = time.monotonic()
+        self._start, self._resumed_step = time.monotonic(), 0
         self._last: float | None = None  # end time of the last iteration
 
     def start(self, total_steps: int, completed_steps: int) -> None:
         """Start the output. total_steps: iterations of the run. completed_steps: those completed before a resume."""
         self._view = RunView(total_steps, completed_steps)
-        self._start, self._last = time.monotonic(), None
+        self._start, self._last, self._resumed_step = time.monotonic(), None, completed_steps
         supported = not self._terminal.is_dumb_terminal and self._terminal.encoding.startswith("utf")
         if self._terminal.is_terminal and supported:
             self._live = Live(console=self._terminal, get_renderable=self._render, refresh_per_second=4)
@@ -154,7 +154,7 @@ class Console:
 
     def show_time_summary(self) -> None:
         """Print how much time each phase took, at the end of a run."""
-        for line in self._spent.format_lines():
+        if line := self._spent.format_line(self._resumed_step):
             self._print_line(line)
 
     def close(self) -> None:
