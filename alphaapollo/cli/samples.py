@@ -77,23 +77,19 @@ def compute_mean_reward(group: Sequence[LoggedSample]) -> float:
 
 def print_group(group: Sequence[LoggedSample], max_chars: int, terminal: Terminal) -> None:
     """Print the prompt, and as many samples beside each other as the terminal is wide for."""
-
-    def shorten(text: str, max_chars: int = HEADING_CHARS) -> str:
-        return shorten_text(text, max_chars, terminal.encoding)
-
     result, record = group[0]
     equal = ", all equal" if result.reward == group[-1][0].reward and len(group) > 1 else ""
-    terminal.write(
-        f"\nprompt {result.problem_id} {result.data_source}   ground truth {shorten(str(record['ground_truth']))}   "
-        f"mean reward {compute_mean_reward(group):.3f}{equal}\n{shorten(get_last_message(record['prompt']))}\n"
-    )
+    truth = shorten_text(f"ground truth {record['ground_truth']}", HEADING_CHARS)
+    reward = f"mean reward {compute_mean_reward(group):.3f}{equal}"
+    terminal.write(f"\nprompt {result.problem_id} {result.data_source}   {truth}   {reward}")
+    terminal.write(shorten_text(get_last_message(record["prompt"]), HEADING_CHARS) + "\n")
     columns = max(1, min(len(group), terminal.width // COLUMN_WIDTH))
     for start in range(0, len(group), columns):
         part = group[start : start + columns]
         table = Table(box=SIMPLE_HEAD, show_edge=False, width=len(part) * terminal.width // columns)
         for result, record in part:
-            table.add_column(Text(shorten(describe_sample(result, record))), ratio=1)
-        table.add_row(*(Text(shorten(record["text"], max_chars)) for _, record in part))
+            table.add_column(Text(shorten_text(describe_sample(result, record), HEADING_CHARS)), ratio=1)
+        table.add_row(*(Text(shorten_text(record["text"], max_chars)) for _, record in part))
         terminal.print(table, "")
 
 

@@ -136,17 +136,14 @@ class Console:
         table = Table("reward", "validation prompt", "answer", box=SIMPLE)
         for group, one in choose_samples(groups):
             asked = get_last_message(group.prompt.content if one.first_observation is None else one.first_observation)
-            prompt = self._shorten(asked, PROMPT_CHARS)
-            answer = self._shorten(" ".join(turn.text for turn in one.turns), ANSWER_CHARS)
+            prompt = shorten_text(" ".join(asked.split()), PROMPT_CHARS)
+            answer = shorten_text(" ".join(word for turn in one.turns for word in turn.text.split()), ANSWER_CHARS)
             table.add_row(f"{one.reward:.3f}", Text(prompt), Text(answer))
             if self._live is None:
                 self._print_line(Text(f"val sample: reward {one.reward:.3f}   prompt: {prompt}   answer: {answer}"))
         if self._live and table.rows:
             with suppress(OSError):
                 self._terminal.print(table)
-
-    def _shorten(self, text: str, max_chars: int) -> str:
-        return shorten_text(" ".join(text.split()), max_chars, self._terminal.encoding)
 
     def notify(self, text: str) -> None:
         """Print a line that starts with `note`, above the live view if there is one."""

@@ -50,23 +50,18 @@ def plot_curves(curves: Mapping[str, Points], width: int = 72, height: int = 10)
     """
     import plotext
 
-    all_points = [point for points in curves.values() for point in points]
-    low, high = compute_value_range([value for _, value in all_points])
-    first, last = min(step for step, _ in all_points), max(step for step, _ in all_points)
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plotsize(width, height + 1)
     plotext.limitsize(False, False)
     plotext.xaxes(False, False)
     plotext.yaxes(True, False)
+    plotext.xfrequency(2)  # labels of the first and the last step
+    plotext.yfrequency(3)
+    plotext.ylim(*compute_value_range([value for points in curves.values() for _, value in points]))
     for points, (color, marker) in zip(curves.values(), cycle(STYLES), strict=False):
         steps, values = [step for step, _ in points], [value for _, value in points]
         plotext.plot(steps, values, marker=marker, color=color)
-    plotext.xlim(first, last if last > first else first + 1)
-    plotext.ylim(low, high)
-    plotext.xticks([first, last], [format_axis_label(first), format_axis_label(last)])
-    middle = (low + high) / 2
-    plotext.yticks([low, middle, high], [format_axis_label(low), format_axis_label(middle), format_axis_label(high)])
     text = Text.from_ansi(plotext.build().rstrip())
     if len(curves) > 1:
         for (name, points), (color, marker) in zip(curves.items(), cycle(STYLES), strict=False):
@@ -82,11 +77,6 @@ def compute_value_range(values: Sequence[float]) -> tuple[float, float]:
     if low >= 0 and 0.3 <= high <= 1:
         return 0.0, 1.0
     return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-
-def format_axis_label(value: float) -> str:
-    """Format an axis label with three significant digits; without decimals if the value is whole or at least 1000."""
-    return f"{value:.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
 
 
 def make_empty_figure() -> Figure:

@@ -28,10 +28,9 @@ def get_last_message(prompt: Sequence[Message] | str) -> str:
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
-def shorten_text(text: str, max_chars: int, encoding: str = "utf-8") -> str:
-    """Return the beginning and the end of a text, without secrets and characters that a terminal cannot show."""
-    text = redact("".join(char if char.isprintable() or char == "\n" else " " for char in text))
-    text = text.encode(encoding, "replace").decode(encoding).strip()
+def shorten_text(text: str, max_chars: int) -> str:
+    """Return the beginning and the end of a text, without secrets and control characters."""
+    text = redact("".join(char if char.isprintable() or char == "\n" else " " for char in text)).strip()
     if len(text) <= max_chars:
         return text
     start = (max_chars - len(ELLIPSIS)) // 2

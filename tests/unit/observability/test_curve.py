@@ -6,7 +6,6 @@ import pytest
 from alphaapollo.observability.curve import (
     MARKERS,
     compute_value_range,
-    format_axis_label,
     main,
     plot_curves,
     plot_curves_as_figure,
@@ -33,7 +32,7 @@ def test_drawing_has_rows_steps_and_a_legend_for_several():
     curves = {"val/accuracy": [(0, 0.25), (80, 0.97)], "val/accuracy_greedy": [(0, 0.3), (80, 0.99)]}
     lines = plot_curves(curves, width=60, height=8).plain.splitlines()
     assert max(map(len, lines)) <= 60
-    assert lines[0].lstrip().startswith("1┤")
+    assert lines[0].lstrip().startswith("1.00┤")
     assert lines[8].split() == ["0", "80"]
     assert lines[9:] == ["   ━━━ val/accuracy 0.970", "   ••• val/accuracy_greedy 0.990"]
 
@@ -48,12 +47,6 @@ def test_axis_and_ticks():
     assert compute_value_range([0.01, 0.02]) == (0.01, 0.02)
     assert compute_value_range([-3.0, 5.0]) == (-3.0, 5.0)
     assert compute_value_range([2.0]) == (1.5, 2.5)
-    assert (format_axis_label(1.0), format_axis_label(0.08834), format_axis_label(20), format_axis_label(1234.5)) == (
-        "1",
-        "0.0883",
-        "20",
-        "1234",
-    )
 
 
 def test_a_picture_is_shown_by_notebooks_with_its_intervals():
