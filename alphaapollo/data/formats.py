@@ -13,6 +13,7 @@ from functools import partial
 from alphaapollo.data.files import DataRow, list_column_names, read_rows
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+RESULT_COLUMNS = ("prompt_id", "turns", "rows")  # results.jsonl and rollouts/
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def read_rows_in_known_format(
     columns = list_column_names(rows)
     if any({*group} <= {*columns} for group in needed):
         return rows, []
-    for one in formats:
+    for one in () if {*RESULT_COLUMNS} <= {*columns} else formats:
         if {*one.columns} <= {*columns}:
             converted = [{names.get(key, key): value for key, value in one.convert(row).items()} for row in rows]
             return converted, [f"{path} is read as {one.name} ({', '.join(one.columns)})."]
@@ -48,8 +49,28 @@ def read_rows_in_known_format(
     keys = " or ".join(f"data.{name}_key" for name in names)
     raise ValueError(
         f"{path}: the file needs columns {'; or '.join(groups)}. It has {', '.join(columns)}. Rename its columns, or "
-        f"set {keys}."
+        f"set {keys}.{suggest_command(path, columns, 'sft' if 'messages' in names else 'rl')}"
     )
+
+
+def suggest_command(path: str, columns: Collection[str], purpose: str) -> str:
+    """Return a sentence with the command that reads a file with these columns; empty if there is none.
+
+    purpose: "sft" or "preference", for which a script in examples/data_preprocess prepares some files, or "rl".
+    """
+    script = f"python -m examples.data_preprocess.prepare_{purpose} --data_source"
+    prepared = {"sft": [RESULT_COLUMNS, ("question", "answer")], "preference": [RESULT_COLUMNS], "rl": []}
+    commands: dict[str, Sequence[Collection[str]]] = {
+        script: prepared[purpose],
+        "alphaapollo dpo data.train_files": [("chosen", "rejected")],
+        "alphaapollo dpo preference.loss=kto data.train_files": [("completion", "label"), ("response", "label")],
+        "alphaapollo sft data.train_files": [("messages",), *(one.columns for one in SFT_FORMATS)],
+        "alphaapollo rl data.train_files": [("data_source", "prompt", "reward_model")],
+    }
+    for command, groups in commands.items():
+        if any({*group} <= {*columns} for group in groups):
+            return f" To use this file: {command}={path}"
+    return ""
 
 
 def _convert_sharegpt(row: DataRow, column: str) -> DataRow:
