@@ -161,7 +161,7 @@ def load_config(model: Model) -> PretrainedConfig:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise ValueError(
             f"model.path={model.path}: cannot read config.json ({_get_first_line(error)}). Check the path, "
-            "for a hub id also the network and HF_HUB_OFFLINE, and that this version of transformers supports the model."
+            "for a hub id the network and HF_HUB_OFFLINE, and that this version of transformers supports the model."
         ) from error
 
 
