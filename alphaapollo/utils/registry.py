@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-def find_similar(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return the known names most similar to `name`, best first."""
-    return difflib.get_close_matches(name, list(known), n=count)
+def find_similar(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.5) -> list[str]:
+    """Return the known names most similar to `name`, best first. cutoff: smallest similarity, from 0 to 1."""
+    return difflib.get_close_matches(name, list(known), count, cutoff)
 
 
 def suggest_similar(name: str, known: Iterable[str], count: int = 1) -> str:
