@@ -59,7 +59,11 @@ def suggest_command(path: str, columns: Collection[str], purpose: str) -> str:
     purpose: "sft" or "preference", for which a script in examples/data_preprocess prepares some files, or "rl".
     """
     script = f"python -m examples.data_preprocess.prepare_{purpose} --data_source"
-    prepared = {"sft": [RESULT_COLUMNS, ("question", "answer")], "preference": [RESULT_COLUMNS], "rl": []}
+    prepared: dict[str, list[tuple[str, ...]]] = {
+        "sft": [RESULT_COLUMNS, ("question", "answer")],
+        "preference": [RESULT_COLUMNS],
+        "rl": [],
+    }
     commands: dict[str, Sequence[Collection[str]]] = {
         script: prepared[purpose],
         "alphaapollo dpo data.train_files": [("chosen", "rejected")],
