@@ -34,9 +34,8 @@ def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> l
     last = name.rpartition(".")[2]
     if same_end := [key for key, end in ends.items() if end == last]:
         return list(dict.fromkeys(find_similar(name, same_end, count) + same_end))[:count]
-    like_end = [
-        key for close in find_similar(last, set(ends.values()), count) for key, end in ends.items() if end == close
-    ]
+    close_ends = find_similar(last, set(ends.values()), count, cutoff=0.6)
+    like_end = [key for close in close_ends for key, end in ends.items() if end == close]
     return list(dict.fromkeys(find_similar(name, ends, count) + like_end))[:count]
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from alphaapollo.data.files import DataRow, list_column_names, read_rows
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+RESULT_COLUMNS = ("prompt_id", "turns", "rows")  # results.jsonl and rollouts/
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,47 @@ def read_rows_in_known_format(
     columns = list_column_names(rows)
     if any({*group} <= {*columns} for group in needed):
         return rows, []
-    for one in formats:
+    for one in () if {*RESULT_COLUMNS} <= {*columns} else formats:
         if {*one.columns} <= {*columns}:
             converted = [{names.get(key, key): value for key, value in one.convert(row).items()} for row in rows]
             return converted, [f"{path} is read as {one.name} ({', '.join(one.columns)})."]
+    purpose = "sft" if "messages" in names else "rl"
+    raise make_column_error(path, columns, needed, [f"data.{name}_key" for name in names], purpose)
+
+
+def make_column_error(
+    path: str, columns: Collection[str], needed: Sequence[Collection[str]], keys: Sequence[str], purpose: str
+) -> ValueError:
+    """Return an error for a file without the needed columns, with a command that reads the file if there is one."""
     missing = " or ".join(" and ".join(map(repr, group)) for group in needed)
-    known = ", ".join(dict.fromkeys(one.name for one in formats))
-    keys = " or ".join(f"data.{name}_key" for name in names)
-    raise ValueError(
-        f"{path}: no column {missing}. The file has {', '.join(map(repr, columns))}. Set {keys}, rename a column, or use "
-        f"a known format ({known}; see docs/data.md)."
+    return ValueError(
+        f"{path}: no column {missing}. The file has {', '.join(map(repr, columns))}. Set {', '.join(keys)} to its "
+        f"columns, or use another format of docs/data.md.{suggest_command(path, columns, purpose)}"
     )
+
+
+def suggest_command(path: str, columns: Collection[str], purpose: str) -> str:
+    """Return a sentence with the command that reads a file with these columns; empty if there is none.
+
+    purpose: "sft" or "preference", for which a script in examples/data_preprocess prepares some files, or "rl".
+    """
+    script = f"python -m examples.data_preprocess.prepare_{purpose} --data_source"
+    prepared: dict[str, list[tuple[str, ...]]] = {
+        "sft": [RESULT_COLUMNS, ("question", "answer")],
+        "preference": [RESULT_COLUMNS],
+        "rl": [],
+    }
+    commands: dict[str, Sequence[Collection[str]]] = {
+        script: prepared[purpose],
+        "alphaapollo dpo data.train_files": [("chosen", "rejected")],
+        "alphaapollo dpo preference.loss=kto data.train_files": [("completion", "label"), ("response", "label")],
+        "alphaapollo sft data.train_files": [("messages",), *(one.columns for one in SFT_FORMATS)],
+        "alphaapollo rl data.train_files": [("data_source", "prompt", "reward_model")],
+    }
+    for command, groups in commands.items():
+        if any({*group} <= {*columns} for group in groups):
+            return f" To use this file: {command}={path}"
+    return ""
 
 
 def _convert_sharegpt(row: DataRow, column: str) -> DataRow:

@@ -20,7 +20,7 @@ import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
 from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows, to_file_list
-from alphaapollo.data.formats import LABELLED_FORMATS, read_rows_in_known_format
+from alphaapollo.data.formats import LABELLED_FORMATS, make_column_error, read_rows_in_known_format
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import TextPiece, join_prompt_and_answer, read_answer, tokenize_examples
 from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
@@ -138,13 +138,8 @@ def _read_pairs(path: str, renderer: Renderer, data: PairData) -> list[Preferenc
     rows = read_rows(path)
     columns = list_column_names(rows)
     if not {data.chosen_key, data.rejected_key} <= {*columns}:
-        labelled = isinstance(data, PreferenceData) and data.label_key in columns
-        kto = "Set preference.loss=kto to train on single answers with labels."
-        raise ValueError(
-            f"{path}: no column {data.chosen_key!r} and {data.rejected_key!r}. The file has "
-            f"{', '.join(map(repr, columns))}. "
-            + (kto if labelled else "Set data.chosen_key and data.rejected_key (docs/data.md).")
-        )
+        keys = ("data.chosen_key", "data.rejected_key")
+        raise make_column_error(path, columns, [(data.chosen_key, data.rejected_key)], keys, "preference")
     return _convert_pairs(path, rows, renderer, data)
 
 

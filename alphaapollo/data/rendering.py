@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 TEMPLATE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
 """Errors that template code may raise in addition to Jinja errors, e.g. by adding a dict to a string."""
 TOKENIZER_FIX = (
-    "Save a tokenizer beside the model with tokenizer.save_pretrained, or set actor_rollout_ref.model.tokenizer_path."
+    "Save a tokenizer beside the model with tokenizer.save_pretrained, or set tokenizer_path. For a hub id, check the "
+    "network and HF_HUB_OFFLINE."
 )
 PLACEHOLDER = "\u2063action\u2063"  # replaces the sampled text in a chat that is rendered
 

@@ -57,19 +57,16 @@ def prepare_problems(config: EvalConfig, terminal: Terminal) -> list[PromptRespo
 def read_problems(files: str | list[str], prompt_key: str, response_key: str) -> list[PromptResponses]:
     """Read the problems of data files. Raises ValueError for missing files or columns, or invalid rows."""
     prompts = load_prompts(files, prompt_key)
-    rows = [row for path in to_file_list(files) for row in _read_rows_with_responses(path, response_key)]
+    rows = [responses for path in to_file_list(files) for responses in _read_responses(path, response_key)]
     found: dict[tuple[str, str, str | None], PromptResponses] = {}
-    for prompt, (row, responses) in zip(prompts, rows, strict=True):
-        truth = (
-            prompt.ground_truth if prompt.ground_truth is not None else _encode_ground_truth(row.get("ground_truth"))
-        )
-        key = (prompt.data_source, json.dumps(prompt.content), truth)
-        problem = found.setdefault(key, PromptResponses(replace(prompt, id=len(found), ground_truth=truth), []))
+    for prompt, responses in zip(prompts, rows, strict=True):
+        key = (prompt.data_source, json.dumps(prompt.content), prompt.ground_truth)
+        problem = found.setdefault(key, PromptResponses(replace(prompt, id=len(found)), []))
         problem.responses.extend(responses)
     return list(found.values())
 
 
-def _read_rows_with_responses(path: str, response_key: str) -> list[tuple[DataRow, list[str]]]:
+def _read_responses(path: str, response_key: str) -> list[list[str]]:
     rows = read_rows(path)
     columns = list_column_names(rows)
     wanted = [response_key] if response_key else RESPONSES
@@ -80,14 +77,14 @@ def _read_rows_with_responses(path: str, response_key: str) -> list[tuple[DataRo
             "data.response_key to the column with the responses."
         )
 
-    def split_responses(row: DataRow) -> tuple[DataRow, list[str]]:
+    def list_responses(row: DataRow) -> list[str]:
         value = row.get(column)
         responses = [value] if isinstance(value, str) else value
         if not isinstance(responses, list) or not responses or not all(isinstance(one, str) for one in responses):
             raise ValueError(f"{column!r} is {repr(value)[:80]}. It must be a string or a list of strings.")
-        return row, responses
+        return responses
 
-    return convert_rows(path, rows, split_responses)
+    return convert_rows(path, rows, list_responses)
 
 
 async def grade_and_write_report(config: EvalConfig, problems: Sequence[PromptResponses], terminal: Terminal) -> None:
@@ -148,8 +145,3 @@ def _make_score_record(problems: Sequence[PromptResponses], result: SampleResult
         "outcome": score.outcome,
         "reason": score.reason,
     }
-
-
-def _encode_ground_truth(value: object) -> str | None:
-    """Encode a ground truth that is not a string as JSON."""
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -140,11 +140,11 @@ def _plan_memory(
 def print_tuning_plan(plan: FinetuningPlan) -> None:
     """Print the planned model, data, steps, ranks and memory of a run, and all notices."""
     trainer, memory, size = plan.config.trainer, plan.memory, plan.config.data.train_batch_size
-    epochs = plan.total_steps * size / plan.stream.num_prompts
+    epochs, num_val = plan.total_steps * size / plan.stream.num_prompts, sum(map(len, plan.val.values()))
     controller = "in this process" if resolve_controller(trainer) == "local" else "over Ray"
     rows = {
         "model": f"{plan.config.model.path}, {plan.model.dtype}{plan.model.lora_summary}",
-        "data": f"{len(plan.train.examples)} examples, {sum(map(len, plan.val.values()))} for validation",
+        "data": f"{len(plan.train.examples)} examples" + (f", {num_val} for validation" if num_val else ""),
         **(_describe_sources(plan, epochs) if len(plan.train.file_sizes) > 1 else {}),
         "steps": f"{plan.total_steps} of {size} examples, {epochs:.2f} epochs",
         "ranks": f"{plan.placement.describe_ranks()}, {controller}",

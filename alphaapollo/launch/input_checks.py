@@ -255,7 +255,10 @@ def read_prompts(
     """Read the prompts of data files. Drops or truncates those longer than data.max_prompt_length. Returns prompts
     and notices. files_key: configuration key of `files`. select: selects prompts before they are rendered."""
     notices: list[str] = []
-    chosen = select(load_prompts(files, data.prompt_key, notices))
+    try:
+        chosen = select(load_prompts(files, data.prompt_key, notices))
+    except ValueError as error:
+        raise ValueError(f"{files_key}: {error}") from error
     if isinstance(first := chosen[0].content, list):
         try_template(renderer, first)
     prompts, num_long = apply_length_limit(chosen, renderer, data.max_prompt_length, data.truncation)

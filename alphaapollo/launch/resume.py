@@ -97,7 +97,7 @@ def format_completed_run_message(folder: Path, total_steps: int) -> str:
     where = f" The model is in {folder / 'model'}." if (folder / "model").is_dir() else ""
     return (
         f"already complete: all {total_steps} iterations are done, nothing was started.{where} To continue training, "
-        f"raise trainer.total_training_steps or trainer.total_epochs. Otherwise: {NEW_RUN_HINT}"
+        f"raise trainer.total_training_steps or trainer.total_epochs. For another run: {NEW_RUN_HINT}"
     )
 
 

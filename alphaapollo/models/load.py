@@ -160,8 +160,8 @@ def load_config(model: Model) -> PretrainedConfig:
         return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise ValueError(
-            f"model.path={model.path}: cannot read config.json ({_get_first_line(error)}). Check the path, and "
-            "that this version of transformers supports the model."
+            f"model.path={model.path}: cannot read config.json ({_get_first_line(error)}). Check the path, "
+            "for a hub id the network and HF_HUB_OFFLINE, and that this version of transformers supports the model."
         ) from error
 
 

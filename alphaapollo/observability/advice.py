@@ -88,9 +88,11 @@ def _find_iteration_warnings(metrics: Metrics, failure_reason: str) -> dict[str,
         if metrics.get(name, limit) > limit
     }
     if metrics.get("critic/advantages/share_zero", 0.0) == 1.0:
+        is_solved = metrics.get("reward/accuracy", 0.0) >= SOLVED
+        check = "Check with alphaapollo samples RUN that the reward function reads the answers, or use easier prompts."
         warnings["zero"] = (
             "the samples of each prompt have equal rewards: every advantage is 0 and the policy loss has no gradient. "
-            "Check in rollouts/ that the reward function parses the answers, or use easier or harder prompts."
+            f"{'Use harder prompts.' if is_solved else check}"
         )
     elif metrics.get("actor/grad_norm", 1.0) == 0.0:
         warnings["gradient"] = (

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from rich.box import SIMPLE
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -20,8 +21,10 @@ from rich.text import Text
 
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.observability.curve import plot_curves
+from alphaapollo.observability.samples import choose_samples, get_last_message, shorten_text
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.time_spent import TimeSummary
+from alphaapollo.types import TrajectoryGroup
 from alphaapollo.utils.redaction import redact
 
 CURVES = ("reward/accuracy", "critic/score/mean", "train/loss")  # the first of these metrics that a run logs is plotted
@@ -52,6 +55,7 @@ SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
 RECENT_STEPS = 20  # iterations from which the remaining time is estimated
 BAR_WIDTH = 30
 CURVE_WIDTH, CURVE_HEIGHT = 76, 6
+PROMPT_CHARS, ANSWER_CHARS = 100, 200  # longer texts of samples are shortened
 
 
 @dataclass
@@ -94,13 +98,13 @@ class Console:
         self._advisor = MetricsAdvisor()
         self._spent = TimeSummary()
         self._live: Live | None = None
-        self._start = time.monotonic()
+        self._start, self._resumed_step = time.monotonic(), 0
         self._last: float | None = None  # end time of the last iteration
 
     def start(self, total_steps: int, completed_steps: int) -> None:
         """Start the output. total_steps: iterations of the run. completed_steps: those completed before a resume."""
         self._view = RunView(total_steps, completed_steps)
-        self._start, self._last = time.monotonic(), None
+        self._start, self._last, self._resumed_step = time.monotonic(), None, completed_steps
         supported = not self._terminal.is_dumb_terminal and self._terminal.encoding.startswith("utf")
         if self._terminal.is_terminal and supported:
             self._live = Live(console=self._terminal, get_renderable=self._render, refresh_per_second=4)
@@ -127,13 +131,27 @@ class Console:
         for advice in self._advisor.list_warnings(step, metrics, failure_reason):
             self.notify(advice)
 
+    def show_samples(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Show a bad, a median and a good sample of a validation: a table in a terminal, otherwise one line each."""
+        table = Table("reward", "validation prompt", "answer", box=SIMPLE)
+        for group, one in choose_samples(groups):
+            asked = get_last_message(group.prompt.content if one.first_observation is None else one.first_observation)
+            prompt = shorten_text(" ".join(asked.split()), PROMPT_CHARS)
+            answer = shorten_text(" ".join(word for turn in one.turns for word in turn.text.split()), ANSWER_CHARS)
+            table.add_row(f"{one.reward:.3f}", Text(prompt), Text(answer))
+            if self._live is None:
+                self._print_line(Text(f"val sample: reward {one.reward:.3f}   prompt: {prompt}   answer: {answer}"))
+        if self._live and table.rows:
+            with suppress(OSError):
+                self._terminal.print(table)
+
     def notify(self, text: str) -> None:
         """Print a line that starts with `note`, above the live view if there is one."""
         self._print_line(Text.assemble(("note ", "yellow"), redact(text)))
 
     def show_time_summary(self) -> None:
         """Print how much time each phase took, at the end of a run."""
-        for line in self._spent.format_lines():
+        if line := self._spent.format_line(self._resumed_step):
             self._print_line(line)
 
     def close(self) -> None:

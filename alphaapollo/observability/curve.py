@@ -1,7 +1,7 @@
-"""Plot the metrics of a run (metrics.jsonl) in the terminal, as PNG and in notebooks.
+"""Plot the metrics of one or several runs (metrics.jsonl) in the terminal, as PNG and in notebooks.
 
-python -m alphaapollo.observability.curve outputs/quickstart/grpo/metrics.jsonl val/accuracy val/accuracy_greedy \\
-    --png curve.png
+python -m alphaapollo.observability.curve outputs/quickstart/grpo val/accuracy val/accuracy_greedy --png curve.png
+python -m alphaapollo.observability.curve outputs/alphaapollo/first outputs/alphaapollo/second critic/score/mean
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 Points = Sequence[tuple[float, float]]  # (step, value), sorted by step
 Band = Sequence[tuple[float, float, float]]  # (step, low, high), sorted by step
 
-STYLES = (("cyan", "braille"), ("magenta", "•"), ("green", "x"), ("yellow", "+"))  # also distinct without colors
+COLORS = ("cyan", "magenta", "green", "yellow")
+MARKERS = ("braille", "•", "x", "+", "o", "*", "#", "=")  # distinct without colors
+STYLES = tuple(zip(cycle(COLORS), MARKERS, strict=False))
 
 
 def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
@@ -42,35 +44,29 @@ def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float,
 
 
 def plot_curves(curves: Mapping[str, Points], width: int = 72, height: int = 10) -> Text:
-    """Plot curves as text for the terminal. If there are several curves, a legend shows their last values.
+    """Plot curves as text for the terminal. If there are several curves, a legend shows their markers and last values.
 
     width: maximum number of characters. height: lines, without the step labels and the legend.
     """
     import plotext
 
-    all_points = [point for points in curves.values() for point in points]
-    low, high = compute_value_range([value for _, value in all_points])
-    first, last = min(step for step, _ in all_points), max(step for step, _ in all_points)
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plotsize(width, height + 1)
     plotext.limitsize(False, False)
     plotext.xaxes(False, False)
     plotext.yaxes(True, False)
+    plotext.xfrequency(2)  # labels of the first and the last step
+    plotext.yfrequency(3)
+    plotext.ylim(*compute_value_range([value for points in curves.values() for _, value in points]))
     for points, (color, marker) in zip(curves.values(), cycle(STYLES), strict=False):
         steps, values = [step for step, _ in points], [value for _, value in points]
         plotext.plot(steps, values, marker=marker, color=color)
-    plotext.xlim(first, last if last > first else first + 1)
-    plotext.ylim(low, high)
-    plotext.xticks([first, last], [format_axis_label(first), format_axis_label(last)])
-    middle = (low + high) / 2
-    plotext.yticks([low, middle, high], [format_axis_label(low), format_axis_label(middle), format_axis_label(high)])
     text = Text.from_ansi(plotext.build().rstrip())
     if len(curves) > 1:
-        text.append("\n")
         for (name, points), (color, marker) in zip(curves.items(), cycle(STYLES), strict=False):
             sign = "━" if marker == "braille" else marker
-            text.append(f"   {sign * 3} ", color).append(f"{name} {points[-1][1]:.3f}")
+            text.append(f"\n   {sign * 3} ", color).append(f"{name} {points[-1][1]:.3f}")
     return text
 
 
@@ -81,11 +77,6 @@ def compute_value_range(values: Sequence[float]) -> tuple[float, float]:
     if low >= 0 and 0.3 <= high <= 1:
         return 0.0, 1.0
     return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-
-def format_axis_label(value: float) -> str:
-    """Format an axis label with three significant digits; without decimals if the value is whole or at least 1000."""
-    return f"{value:.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
 
 
 def make_empty_figure() -> Figure:
@@ -155,16 +146,35 @@ def save_curves_as_png(curves: Mapping[str, Points], path: Path, title: str = ""
     plot_curves_as_figure(curves, title).savefig(path, dpi=150)
 
 
+def read_run_curves(words: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
+    """Read the metrics of runs. With several runs, the name of a curve begins with the run.
+
+    words: folders of runs or metrics.jsonl files, and names of metrics. Raises ValueError if there is no run, a metric
+    has no values, or there are more curves than MARKERS.
+    """
+    paths = {word: Path(word) / "metrics.jsonl" if Path(word).is_dir() else Path(word) for word in words}
+    runs = {word: path for word, path in paths.items() if path.is_file()}
+    names = [word for word in words if word not in runs]
+    if not runs or not names:
+        raise ValueError(f"{' '.join(words)}: name one or several runs (folders with a metrics.jsonl) and metrics.")
+    if len(runs) * len(names) > len(MARKERS):
+        raise ValueError(f"{len(runs)} runs x {len(names)} metrics are more than {len(MARKERS)} curves. Plot fewer.")
+    return {
+        name if len(runs) == 1 else f"{run} {name}": points
+        for run, path in runs.items()
+        for name, points in read_curves(path, names).items()
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Plot metrics of a metrics.jsonl. Returns the exit code."""
+    """Plot metrics of one or several runs. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m alphaapollo.observability.curve", description="Plot metrics.")
-    parser.add_argument("file", type=Path, help="a run's metrics.jsonl")
-    parser.add_argument("metrics", nargs="+", help="e.g. critic/score/mean val/accuracy")
+    parser.add_argument("words", nargs="+", metavar="RUN|METRIC", help="runs' folders (or metrics.jsonl), and metrics")
     parser.add_argument("--png", type=Path, help="also save the plot to this file")
     options = parser.parse_args(argv)
     try:
-        curves = read_curves(options.file, options.metrics)
-        Terminal(highlight=False).print(plot_curves(curves))
+        curves = read_run_curves(options.words)
+        Terminal(highlight=False).print(plot_curves(curves), soft_wrap=True)
         if options.png:
             save_curves_as_png(curves, options.png)
     except (OSError, ValueError) as error:

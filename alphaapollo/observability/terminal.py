@@ -19,9 +19,11 @@ class Terminal(Console):
     def __init__(
         self, *, file: IO[str] | None = None, stderr: bool = False, force_terminal: bool | None = None, **options: Any
     ):
+        stream: Any = file or (sys.stderr if stderr else sys.stdout)  # None if closed by `>&-`
         if force_terminal is None:
-            stream = file or (sys.stderr if stderr else sys.stdout)
-            force_terminal = stream is not None and stream.isatty()  # None if closed by `>&-`
+            force_terminal = stream is not None and stream.isatty()
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # shows characters that the encoding lacks as ?
         super().__init__(file=file, stderr=stderr, force_terminal=force_terminal, **options)
 
     def write(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Summarize the time of a run: share of each phase, and the config key that most likely reduces it."""
+"""Summarize the time of a run: the share of each phase."""
 
 from __future__ import annotations
 
@@ -6,24 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 PREFIX = "timing/"
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-SUGGESTIONS = {  # phase -> (share of the run that is large, changes that reduce it)
-    "generate": (
-        0.3,
-        f"a larger {ROLLOUT}.num_engines if memory allows, {ROLLOUT}.dtype=bfloat16, or trainer.async_mode=carry if "
-        "few long responses delay the others",
-    ),
-    "update": (0.3, f"a larger {ACTOR}.ppo_max_token_len_per_gpu or trainer.n_gpus_per_node"),
-    "columns": (0.3, f"a larger {ACTOR}.ppo_max_token_len_per_gpu"),
-    "reward_model": (0.3, "a larger reward_model.forward_max_token_len_per_gpu"),
-    "publish": (0.1, "a larger data.train_batch_size: weights are synced once per iteration"),
-    "validate": (0.1, "a larger trainer.test_freq or a smaller data.val_max_samples"),
-    "checkpoint": (0.1, "a larger trainer.save_freq"),
-}
 
 
 class TimeSummary:
-    """Summary of the time that a run spends in each phase (generate, update, ...)."""
+    """Summary of the time that this process spends in each phase of a run (generate, update, ...)."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -34,17 +20,10 @@ class TimeSummary:
             if name.startswith(PREFIX) and name != f"{PREFIX}step":
                 self.seconds[name.removeprefix(PREFIX)] += value
 
-    def format_lines(self) -> list[str]:
-        """Return the lines to print at the end of the run; empty if no iteration ran."""
+    def format_line(self, resumed_step: int) -> str:
+        """Return the line to print at the end of the run; empty if no iteration ran. resumed_step: 0 for a new run."""
         total = sum(self.seconds.values())
-        if total <= 0:
-            return []
         longest_first = sorted(self.seconds.items(), key=lambda item: -item[1])
-        shown = [f"{phase} {spent / total:.0%}" for phase, spent in longest_first if spent / total >= 0.005]
-        lines = [f"time: {', '.join(shown)} of {total:,.1f} s"]
-        rest = total - self.seconds.get("start", 0.0)  # without the start, which happens once
-        for phase, spent in longest_first:
-            bound, suggestion = SUGGESTIONS.get(phase, (1.0, ""))
-            if suggestion and spent >= bound * rest:
-                return [*lines, f"to speed up: {suggestion} ({phase} takes {spent / rest:.0%})"]
-        return lines
+        shown = [f"{phase} {spent / total:.0%}" for phase, spent in longest_first if spent >= 0.005 * total > 0]
+        since = f" since the resume after step {resumed_step}" if resumed_step else ""
+        return f"time{since}: {', '.join(shown)} of {total:,.1f} s (docs/profiles.md)" if shown else ""

@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-def find_similar(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return the known names most similar to `name`, best first."""
-    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
+def find_similar(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.5) -> list[str]:
+    """Return the known names most similar to `name`, best first. cutoff: smallest similarity, from 0 to 1."""
+    return difflib.get_close_matches(name, list(known), count, cutoff)
 
 
 def suggest_similar(name: str, known: Iterable[str], count: int = 1) -> str:
@@ -55,7 +55,10 @@ class Registry(Generic[T]):
         """Return the object of this name. Raises ValueError with similar names if the name is unknown."""
         if name not in self._entries:
             hint = suggest_similar(name, self._entries, count=3)
-            raise ValueError(f"unknown {self.kind} {name!r}.{hint} Known: {', '.join(self.names())}.")
+            known = ", ".join(self.names())
+            raise ValueError(
+                f"unknown {self.kind} {name!r}.{hint} Known: {known}. Your own needs the key custom_module."
+            )
         return self._entries[name]
 
     def names(self) -> list[str]:

@@ -102,7 +102,8 @@ def test_profile_has_all_processes_on_one_clock(resumed: Resumed) -> None:
         backward = {one["name"] for one in spans if tracks[one["pid"]] == "policy 0" and "Backward" in one["name"]}
         passes = [span for name in backward for span in of("policy 0", name)]
         assert passes and all(update[0] - slack <= first and last <= update[1] + slack for first, last in passes)
-    assert "\ntime: " in resumed.whole.output and "\ntime: " in resumed.parts.output
+    assert "\ntime: " in resumed.whole.output and "\ntime since the resume after step 2: " in resumed.parts.output
+    assert "\nval sample: reward " in resumed.whole.output
 
 
 def test_complete_run_starts_nothing(resumed: Resumed) -> None:

@@ -112,13 +112,13 @@ def test_chat_environment_is_not_graded() -> None:
 def test_chat_with_the_model_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the fake engine: each message is sent with the chat so far."""
+    """On the fake engine: each message is sent with the chat so far, also if it is longer than the training prompts."""
     make_tokenizer(tmp_path / "model")
     make_model(tmp_path / "model", seed=0)
     role = {"model": {"path": "gone"}, "rollout": {"name": "fake"}}
-    data = {"max_prompt_length": 64, "max_response_length": 8}
+    data = {"max_prompt_length": 12, "max_response_length": 8}  # of training; the model has 512 positions
     save_config(Config(actor_rollout_ref=role, data=data), tmp_path / "config.yaml")
-    lines, played = iter(["1+1=", "and now", "/new", "", "again", "/quit"]), []
+    lines, played = iter(["1+1=", "and now", "/reset", "/new", "", "again /new", "/quit"]), []
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     generate = chat.EngineChat._generate_trajectory
 
@@ -128,7 +128,9 @@ def test_chat_with_the_model_of_a_run(
 
     monkeypatch.setattr(chat.EngineChat, "_generate_trajectory", noted)
     assert main(["chat", str(tmp_path), "trainer.device=cpu"]) == 0
-    assert f"{tmp_path}/model, in single_turn" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"{tmp_path}/model, in single_turn" in shown
+    assert f"/reset is not a command. {chat.USAGE}" in shown and "failed" not in shown
     assert [[message["role"] for message in content] for content in played] == [
         ["user"],
         ["user", "assistant", "user"],

@@ -94,9 +94,9 @@ def test_bad_rows_are_named(tmp_path, renderer, row, says):
 
 
 def test_other_columns_are_reported(tmp_path, renderer):
-    with pytest.raises(ValueError, match=r"no column 'chosen' and 'rejected'\. The file has 'answer', 'prompt'"):
+    with pytest.raises(ValueError, match=r"no column 'chosen' and 'rejected'\. The file has 'prompt', 'answer'"):
         pairs(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
-    with pytest.raises(ValueError, match=r"Set preference\.loss=kto"):
+    with pytest.raises(ValueError, match=r"To use this file: alphaapollo dpo preference\.loss=kto"):
         path = write(tmp_path, [{"prompt": [USER], "completion": "4", "label": True}])
         load_pairs(path, renderer, PreferenceData())
     with pytest.raises(ValueError, match="'chosen' and 'rejected' have no common beginning"):

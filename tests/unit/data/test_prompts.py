@@ -77,7 +77,7 @@ def test_unicode_survives(tmp_path):
 
 def test_a_missing_column_lists_those_there_are(tmp_path):
     path = write(tmp_path / "data.parquet", [{"task": "q", "answer": "a"}])
-    says = r"no column 'prompt'\. The file has 'task', 'answer'\. Set data\.prompt_key, .*questions"
+    says = r"no column 'prompt'\. The file has 'task', 'answer'\. Set data\.prompt_key to "
     with pytest.raises(ValueError, match=says):
         load_prompts(path, "prompt")
 

@@ -1,4 +1,6 @@
 import io
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,6 +8,7 @@ import pytest
 from alphaapollo.config.errors import report_error
 from alphaapollo.observability.console import Console, RunView, format_duration, format_plain_line, render_view
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.types import Completion, EpisodeEnd, Prompt, Score, StopReason, Trajectory, TrajectoryGroup, Turn
 
 METRICS = {
     "critic/score/mean": 0.5,
@@ -106,6 +109,64 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path):
     assert first == "note trainer.cpu_threads=2 has no effect"
     assert second.startswith("step 1/2   reward 0.500")
     assert third.endswith("1.50 s per step")
+
+
+def make_samples(*rewards: float) -> list[TrajectoryGroup]:
+    """One group per reward."""
+    groups = []
+    for number, reward in enumerate(rewards):
+        text = f"\x1b[2J  of [bold]{number}[/]\n\n\n" + "hm " * 300 + "\nthe answer is\t42"
+        turn = Turn([1], Completion([1], [0.0], StopReason.STOP, 0), text)
+        prompt = Prompt(number, "sums", [{"role": "user", "content": f"[red]6*7={number}"}])
+        trajectory = Trajectory(number, 0, [turn], [], Score(reward), EpisodeEnd.DONE)
+        groups.append(TrajectoryGroup(prompt, [trajectory]))
+    return groups
+
+
+def test_a_bad_a_median_and_a_good_sample_are_plain_lines_in_a_file(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    file = io.StringIO()
+    console = Console(Terminal(file=file))
+    console.show_samples(make_samples(0.5, 1.0, math.nan, 0.0, 0.5, 0.25, 0.0))
+    lines = file.getvalue().splitlines()
+    starts = [line[: line.index("of")] for line in lines]
+    assert starts == [
+        f"val sample: reward {reward:.3f}   prompt: [red]6*7={number}   answer: [2J "
+        for number, reward in ((3, 0.0), (0, 0.5), (1, 1.0))
+    ]
+    assert all(line.endswith("the answer is 42") and " ... " in line and len(line) < 300 for line in lines)
+    assert "\x1b" not in file.getvalue()
+
+
+def test_equal_or_missing_rewards_need_no_second_sample():
+    file = io.StringIO()
+    console = Console(Terminal(file=file))
+    console.show_samples(make_samples(math.nan, 0.0, 0.0, 0.0))
+    assert [line[:33] for line in file.getvalue().splitlines()] == ["val sample: reward 0.000   prompt"]
+    console.show_samples(make_samples(math.nan))
+    console.show_samples([])
+    assert file.getvalue().count("\n") == 1
+
+
+def test_samples_are_a_table_in_a_terminal_and_any_text_can_be_shown(tmp_path: Path):
+    with (tmp_path / "out").open("w", encoding="ascii") as file:  # cannot encode é; \ud800 has no encoding at all
+        Console(Terminal(file=file)).show_samples(
+            [replace(group, prompt=Prompt(0, "", "é \ud800 ?")) for group in make_samples(1.0)]
+        )
+    assert "prompt: ?   ?" in (tmp_path / "out").read_text()
+    shown = io.StringIO()
+    terminal = Terminal(file=shown, force_terminal=True, width=80, color_system=None, _environ={"TERM": "xterm"})
+    console = Console(terminal)
+    console.start(total_steps=2, completed_steps=0)
+    console.show_samples(make_samples(0.0, 1.0))
+    console.close()
+    lines = shown.getvalue().splitlines()
+    (start,) = (index for index, line in enumerate(lines) if "validation prompt" in line)
+    assert [line.split()[:2] for line in lines[start + 2 :] if line.startswith(("  0.", "  1."))] == [
+        ["0.000", "[red]6*7=0"],
+        ["1.000", "[red]6*7=1"],
+    ]
+    assert "42" in shown.getvalue() and "\x1b[2J" not in shown.getvalue()
 
 
 def test_forced_colours_do_not_make_a_file_a_terminal(monkeypatch):

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.observability.curve import (
+    MARKERS,
     compute_value_range,
-    format_axis_label,
     main,
     plot_curves,
     plot_curves_as_figure,
@@ -31,12 +31,10 @@ def test_points_are_read_and_gaps_left_out(metrics: Path):
 def test_drawing_has_rows_steps_and_a_legend_for_several():
     curves = {"val/accuracy": [(0, 0.25), (80, 0.97)], "val/accuracy_greedy": [(0, 0.3), (80, 0.99)]}
     lines = plot_curves(curves, width=60, height=8).plain.splitlines()
-    assert len(lines) == 10
-    assert max(map(len, lines[:9])) <= 60
-    assert lines[0].lstrip().startswith("1┤")
+    assert max(map(len, lines)) <= 60
+    assert lines[0].lstrip().startswith("1.00┤")
     assert lines[8].split() == ["0", "80"]
-    assert "val/accuracy 0.970" in lines[9]
-    assert "val/accuracy_greedy 0.990" in lines[9]
+    assert lines[9:] == ["   ━━━ val/accuracy 0.970", "   ••• val/accuracy_greedy 0.990"]
 
 
 @pytest.mark.parametrize("points", [[(0, 0.5)], [(0, 2.0), (1, 2.0)], [(5, -1.0), (5, 3.0)]])
@@ -49,12 +47,6 @@ def test_axis_and_ticks():
     assert compute_value_range([0.01, 0.02]) == (0.01, 0.02)
     assert compute_value_range([-3.0, 5.0]) == (-3.0, 5.0)
     assert compute_value_range([2.0]) == (1.5, 2.5)
-    assert (format_axis_label(1.0), format_axis_label(0.08834), format_axis_label(20), format_axis_label(1234.5)) == (
-        "1",
-        "0.0883",
-        "20",
-        "1234",
-    )
 
 
 def test_a_picture_is_shown_by_notebooks_with_its_intervals():
@@ -77,6 +69,28 @@ def test_command(metrics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         main([str(metrics), "nope"])
     assert stopped.value.code == 2
     assert "has no values of 'nope'" in capsys.readouterr().err
+
+
+def test_several_runs_are_told_apart_without_colours(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for index in range(len(MARKERS)):
+        (tmp_path / f"run_{index}").mkdir()
+        rows = [{"step": step, "val/accuracy": index / 7} for step in (0, 9)]
+        (tmp_path / f"run_{index}/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    runs = [str(path) for path in sorted(tmp_path.glob("run_*"))]
+    assert main([*runs, "val/accuracy"]) == 0
+    plot, legend = capsys.readouterr().out.split("━━━")
+    for run, marker in zip(runs, MARKERS, strict=True):
+        if marker != "braille":
+            assert plot.count(marker) > 20, marker  # a line of its own
+            assert f"{marker * 3} {run} val/accuracy " in legend
+    for words, error in (
+        ([*runs, "val/accuracy", "val/reward"], "8 runs x 2 metrics are more than 8 curves"),
+        ([str(tmp_path / "gone"), "val/accuracy"], "name one or several runs"),
+        (runs, "name one or several runs"),
+    ):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert error in " ".join(capsys.readouterr().err.split())
 
 
 def test_png_draws_several(tmp_path: Path):

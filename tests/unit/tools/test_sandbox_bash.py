@@ -15,7 +15,9 @@ USERS = {"same": [], "nobody": SETPRIV_NOBODY} if os.getuid() == 0 and shutil.wh
 by_user = pytest.mark.parametrize("user", USERS)
 
 
-SHORT = "from alphaapollo.tools.sandbox import bash; bash.TIME_LIMIT = {seconds}; raise SystemExit(bash.main({arguments}))"
+SHORT = (
+    "from alphaapollo.tools.sandbox import bash; bash.TIME_LIMIT = {seconds}; raise SystemExit(bash.main({arguments}))"
+)
 
 
 def run_bash(script: str, user: str = "same", seconds: float = 3.0) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,37 @@
+"""Choose and shorten samples of the model for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from alphaapollo.types import Message, Trajectory, TrajectoryGroup
+from alphaapollo.utils.redaction import redact
+
+ELLIPSIS = " ... "
+
+
+def choose_samples(groups: Sequence[TrajectoryGroup]) -> list[tuple[TrajectoryGroup, Trajectory]]:
+    """Return the samples with the lowest, the median and the highest reward; the first of equal ones in prompt order.
+
+    Failed samples have no reward and are left out.
+    """
+    scored = [(group, one) for group in groups for one in group.trajectories if not math.isnan(one.reward)]
+    scored.sort(key=lambda sample: sample[1].reward)
+    rewards = [one.reward for _, one in scored]
+    indices = (rewards.index(rewards[at]) for at in {0, len(rewards) // 2, len(rewards) - 1} if rewards)
+    return [scored[index] for index in sorted({*indices})]
+
+
+def get_last_message(prompt: Sequence[Message] | str) -> str:
+    """Return the prompt, or the content of its last message if it is a chat."""
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
+def shorten_text(text: str, max_chars: int) -> str:
+    """Return the beginning and the end of a text, without secrets and control characters."""
+    text = redact("".join(char if char.isprintable() or char == "\n" else " " for char in text)).strip()
+    if len(text) <= max_chars:
+        return text
+    start = (max_chars - len(ELLIPSIS)) // 2
+    return text[:start].rstrip() + ELLIPSIS + text[len(text) - start :].lstrip()
