@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from alphaapollo.algorithms.advantages import Estimator, get_estimator
+from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
 from alphaapollo.algorithms.user_function_checks import (
     check_user_estimator,
@@ -33,7 +33,6 @@ class Plan:
     placement: Placement
     model: Model  # settings of all trained models, with dtype and attention resolved
     rollout: Rollout  # rollout section, with dtype and number of engines resolved
-    estimator: Estimator
     needs_old_logprobs: bool  # the driver needs old log-probs before the update
     greedy_baseline: bool  # generate one additional greedy rollout per prompt
     shares_prompts: bool  # prompts are computed once for all their samples, if the models pass a self-check
@@ -97,7 +96,6 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         placement=placement,
         model=model,
         rollout=rollout,
-        estimator=estimator,
         needs_old_logprobs=algorithm.use_kl_in_reward
         or policy_loss.select_tokens is not None
         or config.teacher.uses_sampled_tokens,
