@@ -76,19 +76,11 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
     actor, algorithm, rollout = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.rollout
     estimator = get_estimator(algorithm.adv_estimator)
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
-    critic, trainer = "values" in estimator.needs, config.trainer
+    trainer = config.trainer
     device = resolve_device(trainer.device, machine.num_gpus)
     model = resolve_model(config.actor_rollout_ref.model, device, config.data.max_length)
     rollout = resolve_rollout(rollout, model, device, trainer.num_ranks)
-    placement = make_placement(
-        trainer,
-        rollout,
-        device,
-        machine,
-        actor.ulysses_sequence_parallel_size,
-        critic,
-        config.reward_model.enable,
-    )
+    placement = make_placement(config, rollout, device, machine, has_critic="values" in estimator.needs)
     ahead = config.actor_rollout_ref.ref.log_probs_ahead
     if ahead == "auto":
         ahead = device == "cuda" and not placement.colocate and trainer.async_mode is None
