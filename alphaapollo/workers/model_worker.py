@@ -35,11 +35,6 @@ class ModelWorker:
         self.dtype: torch.dtype = getattr(torch, model.dtype)  # dtype of forward and backward
         self.builder = MicroBatchBuilder(model.attention == "padded", self.device, sequence)
 
-    def free_gpu_cache(self) -> None:
-        """Return unused GPU memory from torch's cache to the device, for other processes."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
     def get_memory_metrics(self) -> dict[str, float]:
         """Return the memory that this process uses, in GiB, as metrics."""
         return measure_process_memory()
@@ -61,7 +56,7 @@ class TrainingWorker(ModelWorker):
     def offload(self) -> None:
         """Free GPU memory for other workers: reshard the model and offload the configured tensors."""
         self.state.offload()
-        self.free_gpu_cache()
+        torch.cuda.empty_cache()  # for other processes; does nothing on a CPU
 
     def save(self, checkpoint_folder: str) -> None:
         """Start to write a checkpoint. Raises FloatingPointError if the weights are not finite.
