@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -48,6 +49,7 @@ class TrainingWorker(ModelWorker):
 
     state: TrainState
     hf_model: Any  # transformers model to be written by `export`
+    logprob_check_warnings: Sequence[str] = ()  # of the check against a reference when the model is loaded
 
     def __init__(self, model: Model, placement: RankPlacement, fsdp_size: int, saves_in_background: bool):
         super().__init__(model, placement, fsdp_size)
