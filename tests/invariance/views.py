@@ -6,6 +6,7 @@ trajectory groups -> build_batch -> [log-probs, values] -> assign_credit -> Colu
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -88,7 +89,8 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
     config = replace_value(config, "trainer.seed", RUN_SEED)
     order = None if view.order is None else np.random.default_rng(view.order)
     groups = episodes.trajectory_groups(view.context, "greedy_rewards" in estimator.needs, order)
-    with mock.patch.object(training_batch, "MIN_SHARING_RATIO", 0.0):  # even if it saves nothing
+    always_share = partial(training_batch.build_train_batch, min_sharing_ratio=0.0)  # even if it saves nothing
+    with mock.patch.object(training_batch, "build_train_batch", always_share):
         batch = build_batch(
             [group for group in groups if is_usable_for_training(group)],
             config,

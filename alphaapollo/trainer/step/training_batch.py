@@ -31,7 +31,7 @@ from alphaapollo.algorithms.reward_shaping import (
 from alphaapollo.config.schema import Actor, Algorithm, Config
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
-from alphaapollo.data.shared_prompts import MIN_SHARING_RATIO, find_shared_prefixes
+from alphaapollo.data.shared_prompts import find_shared_prefixes
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 
@@ -118,7 +118,6 @@ def build_batch(
         needs_full_trajectories=policy_loss.needs_full_trajectories
         or needs_full_sequences(algorithm.rollout_correction),
         prefixes=find_shared_prefixes(rows, group_of[owners].tolist()) if share_prompts else None,
-        min_sharing_ratio=MIN_SHARING_RATIO,
     )
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
     joined = JoinedTrajectories.from_mask(mask, owners)
