@@ -83,12 +83,7 @@ def is_usable_for_training(group: TrajectoryGroup) -> bool:
 
 
 def build_batch(
-    groups: Sequence[TrajectoryGroup],
-    config: Config,
-    step: int,
-    num_ranks: int,
-    padded: bool,
-    share_prompts: bool = False,
+    groups: Sequence[TrajectoryGroup], config: Config, step: int, num_ranks: int, padded: bool, share_prompts: bool
 ) -> Batch:
     """Flatten groups into rows (token sequences), assign these to ranks, and compute rewards and loss weights.
 
@@ -123,13 +118,8 @@ def build_batch(
     joined = JoinedTrajectories.from_mask(mask, owners)
     rewards = _place_turn_rewards(trajectories, mask, get_invalid_action_penalty(actor))
     add_outcome_reward(rewards, shape_outcome_rewards(pairs, algorithm, max_length), mask, owners)
-    weights = torch.zeros(3, len(pairs), dtype=torch.float64)
-    horizon = actor.loss_scale_factor or float(max_length)
-    lengths = [_count_loss_tokens(trajectories, joined, algorithm), joined.mask.sum(-1)]
-    for mini_batch in layout.mini_batch_rows:
-        ids = owners[mini_batch].unique()
-        parts = lengths[0][ids], lengths[1][ids], group_of[ids]
-        weights[:, ids] = _compute_loss_weights(*parts, actor, horizon)
+    mini_batches = [owners[mini_batch].unique() for mini_batch in layout.mini_batch_rows]
+    weights = _compute_loss_weights(trajectories, joined, mini_batches, group_of, config)
     if method := algorithm.filtration.method:
         weights *= filtration_weights(sum_rewards_per_trajectory(rewards, owners), Groups.from_ids(group_of), method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy()
@@ -270,17 +260,25 @@ def _count_loss_tokens(trajectories: Sequence[Trajectory], joined: JoinedTraject
 
 
 def _compute_loss_weights(
-    loss_lengths: Tensor, lengths: Tensor, group_ids: Tensor, actor: Actor, horizon: float
+    trajectories: Sequence[Trajectory],
+    joined: JoinedTrajectories,
+    mini_batches: Sequence[Tensor],
+    group_ids: Tensor,
+    config: Config,
 ) -> Tensor:
-    """Compute the loss weights of the n trajectories of a mini-batch (of all ranks), as a matrix [3, n].
+    """Compute the loss weights of the N trajectories in their mini-batches (of all ranks), as a matrix [3, N].
 
     The rows are for the token-level policy loss, the sequence-level policy loss, and the critic's loss (a mean over
-    tokens). loss_lengths, lengths: [n], number of tokens in the policy loss, and of all action tokens.
+    tokens). mini_batches: trajectory indices of each mini-batch. group_ids: [N].
     """
-    return torch.stack(
-        [
-            row_weights(loss_lengths, group_ids, actor.loss_agg_mode, horizon),
-            row_weights(loss_lengths, group_ids, "seq-mean-token-sum", horizon),
-            row_weights(lengths, group_ids, "token-mean", horizon),
-        ]
-    )
+    actor = config.actor_rollout_ref.actor
+    horizon = actor.loss_scale_factor or float(config.data.max_response_length)
+    lengths = joined.mask.sum(-1)
+    loss_lengths = _count_loss_tokens(trajectories, joined, config.algorithm)
+    weights = torch.zeros(3, len(trajectories), dtype=torch.float64)
+    for ids in mini_batches:
+        groups = group_ids[ids]
+        weights[0, ids] = row_weights(loss_lengths[ids], groups, actor.loss_agg_mode, horizon)
+        weights[1, ids] = row_weights(loss_lengths[ids], groups, "seq-mean-token-sum", horizon)
+        weights[2, ids] = row_weights(lengths[ids], groups, "token-mean", horizon)
+    return weights

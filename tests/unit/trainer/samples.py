@@ -54,7 +54,7 @@ def build(
 ) -> Batch:
     actor = (actor or Actor(shuffle=False)).model_copy(update={"ulysses_sequence_parallel_size": sequence_parallel})
     config = replace_value(make_config(actor, **algorithm), "data.max_response_length", 100)
-    return build_batch(groups, config, step=1, num_ranks=num_ranks, padded=False)
+    return build_batch(groups, config, step=1, num_ranks=num_ranks, padded=False, share_prompts=False)
 
 
 def make_config(actor: Actor, **algorithm: Any) -> Config:
