@@ -22,7 +22,7 @@ def random_batch(
         mask = [0] * prompt + [1] * (length - prompt)
         rows.append(Row(rng.integers(0, vocabulary, length).tolist(), mask, [-5.0 * one for one in mask], [length - 1]))
     count = len(rows)
-    layout = build_train_batch(rows, range(count), num_ranks, count, max_tokens, padded, seed=0, shuffle=False)
+    layout = build_train_batch(rows, range(count), num_ranks, count, max_tokens, padded)
     batch = layout.rank_batches[rank]
     own, total = len(batch.rows.lengths), int(batch.rows.response_offsets[-1])
     return batch, Columns(

@@ -151,12 +151,7 @@ def register_preference_loss(name: str, **loss_fields: Any) -> Callable[[LossFn]
 
     loss_fields: optional fields of PreferenceLoss.
     """
-
-    def register(fn: LossFn) -> LossFn:
-        _losses.register(name)(PreferenceLoss(name, fn, **loss_fields))
-        return fn
-
-    return register
+    return _losses.register(name, lambda fn: PreferenceLoss(name, fn, **loss_fields))
 
 
 @register_preference_loss("sigmoid", reads=("beta", "label_smoothing", "sft_coef"))

@@ -91,6 +91,10 @@ class TrainingWorkerGroup(ModelWorkerGroup[L]):
 
     name: str  # name in traces
 
+    async def get_logprob_check_warnings(self) -> Sequence[str]:
+        """Return the warnings of the check that compares the model's log-probs with a reference at the start."""
+        return (await self.ranks.call(lambda worker: worker.logprob_check_warnings))[0]
+
     async def save(self, checkpoint_folder: str) -> None:
         """Start writing a checkpoint of the current weights, optimizer and schedule. Each rank writes its shard."""
         await self.ranks.call(lambda worker: worker.save(checkpoint_folder))
@@ -135,10 +139,6 @@ class FinetuningGroup(TrainingWorkerGroup["FinetuningWorker[B]"], Generic[B]):
 
     name = "trainer"
 
-    async def get_logprob_check_warnings(self) -> list[str]:
-        """Return the warnings of the check that compares the model's log-probs with a reference at the start."""
-        return (await self.ranks.call(lambda worker: worker.logprob_check_warnings))[0]
-
     async def step(self, batches: Sequence[B], skip_bad_step: bool) -> FinetuningStepResult:
         """Run one optimizer step over all ranks and return its metrics.
 
@@ -168,10 +168,6 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
     """Handle to the policy and, if the run needs them, the reference model and the teacher."""
 
     name = "policy"
-
-    async def get_logprob_check_warnings(self) -> list[str]:
-        """Return the warnings of the check that compares the policy's log-probs with a reference at the start."""
-        return (await self.ranks.call(lambda worker: worker.logprob_check_warnings))[0]
 
     async def compute_log_probs(self) -> list[np.ndarray]:
         """Compute the policy's log-probs of the response tokens in the loaded batches, under the current weights."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alphaapollo.config.resolve import count_engine_processes, count_engine_threads
-from alphaapollo.config.schema import Rollout, Trainer
+from alphaapollo.config.schema import Config, Rollout, Trainer
 from alphaapollo.config.schema.base import Device
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -117,16 +117,9 @@ def query_smallest_gpu_memory_bytes() -> int:
     return min((int(line) * 2**20 for line in result.stdout.split("\n") if line.strip().isdigit()), default=0)
 
 
-def make_placement(
-    trainer: Trainer,
-    rollout: Rollout,
-    device: Device,
-    machine: Machine,
-    sequence_parallel: int,
-    has_critic: bool,
-    has_reward_model: bool,
-) -> Placement:
+def make_placement(config: Config, rollout: Rollout, device: Device, machine: Machine, has_critic: bool) -> Placement:
     """Return the number and size of all workers of an RL run. rollout: section with resolved defaults."""
+    trainer = config.trainer
     assert rollout.num_engines is not None
     return Placement(
         device=device,
@@ -141,9 +134,9 @@ def make_placement(
         )
         if rollout.name == "vllm"
         else 1,
-        sequence_parallel=sequence_parallel,
+        sequence_parallel=config.actor_rollout_ref.actor.ulysses_sequence_parallel_size,
         has_critic=has_critic,
-        has_reward_model=has_reward_model,
+        has_reward_model=config.reward_model.enable,
     )
 
 

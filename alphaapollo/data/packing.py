@@ -15,7 +15,7 @@ from itertools import accumulate, chain, pairwise
 import numpy as np
 
 from alphaapollo.data.batch import MiniBatch, RankBatch, Rows, TrainBatch
-from alphaapollo.data.shared_prompts import SharedPrefixes
+from alphaapollo.data.shared_prompts import MIN_SHARING_RATIO, SharedPrefixes
 from alphaapollo.types import Row
 from alphaapollo.utils.seeds import derive_seed
 
@@ -29,12 +29,12 @@ def build_train_batch(
     mini_batch_size: int,
     max_tokens: int,
     padded: bool,
-    seed: int,
-    shuffle: bool,
+    seed: int = 0,
+    shuffle: bool = False,
     group_ids: Sequence[int] | None = None,
     needs_full_trajectories: bool = False,
     prefixes: SharedPrefixes | None = None,
-    min_sharing_ratio: float = 0.0,
+    min_sharing_ratio: float = MIN_SHARING_RATIO,
 ) -> TrainBatch:
     """Assign the token sequences of one training iteration to mini-batches, ranks and micro-batches.
 

@@ -13,7 +13,7 @@ import numpy as np
 from alphaapollo.data.batch import RankBatch, TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.preference_examples import PreferenceExample
-from alphaapollo.data.shared_prompts import MIN_SHARING_RATIO, find_shared_prefixes
+from alphaapollo.data.shared_prompts import find_shared_prefixes
 from alphaapollo.types import Row
 
 
@@ -98,9 +98,6 @@ def _distribute_rows(
         mini_batch_size=max(1, len(rows)),
         max_tokens=max_tokens,
         padded=padded,
-        seed=0,
-        shuffle=False,
         needs_full_trajectories=True,
         prefixes=find_shared_prefixes(rows, example_ids) if share_prompts else None,
-        min_sharing_ratio=MIN_SHARING_RATIO,
     )

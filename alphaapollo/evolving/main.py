@@ -1,18 +1,11 @@
 """Improve answers at inference time: `python -m alphaapollo.evolving.main data.path=... models.policy.path=...`"""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Sequence
 
 from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.launch.command import run_inference
-from alphaapollo.utils.entry_point import entry_point
+from alphaapollo.launch.command import make_inference_command
 
-
-@entry_point
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_inference(EvolvingConfig, "evolving", "alphaapollo.evolving.run", argv)
+main = make_inference_command(EvolvingConfig, "evolving", "alphaapollo.evolving.run")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -152,9 +151,7 @@ def compute_roc_curve(judgements: Sequence[GradedJudgement]) -> list[tuple[float
 
 def compute_area_under_curve(points: Sequence[tuple[float, float]]) -> float:
     """Return the area under a ROC curve, points (x, y) sorted by x, by the trapezoidal rule; NaN without points."""
-    if not points:
-        return math.nan
-    return math.fsum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(points))
+    return float(np.trapezoid([y for _, y in points], [x for x, _ in points])) if points else math.nan
 
 
 def compute_best_of_n(judgements: Sequence[GradedJudgement], n: int) -> float:

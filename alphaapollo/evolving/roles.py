@@ -90,12 +90,7 @@ R = TypeVar("R", bound=Callable[[], Role])
 
 def register_role(name: str) -> Callable[[R], R]:
     """Class decorator that registers a role, to be selected with roles.SLOT.plugin=name."""
-
-    def register(role: R) -> R:
-        _ROLES.register(name)(role)
-        return role
-
-    return register
+    return _ROLES.register(name)
 
 
 def make_role(name: str) -> Role:

@@ -57,8 +57,6 @@ class SftTask(FinetuningTask):
             mini_batch_size=len(examples),
             max_tokens=plan.max_tokens,
             padded=plan.padded,
-            seed=0,
-            shuffle=False,
         ).rank_batches
 
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Entry points of commands with a run folder: training (main_ppo, main_sft, ...), main_generation, evolving.main."""
+"""Make the `main` of commands with a run folder: training (main_ppo, main_sft, ...), main_generation, evolving.main."""
 
 from __future__ import annotations
 
@@ -8,61 +8,72 @@ from collections.abc import Sequence
 from typing import Any
 
 from alphaapollo.config.errors import exit_on_config_error
-from alphaapollo.config.load import load_config, load_config_and_user_settings
+from alphaapollo.config.load import find_command_module, load_config, load_config_and_user_settings
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, TuningConfig
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.utils.entry_point import MainFunction, entry_point
 
 
-def run_inference(
-    schema: type[GenerationConfig] | type[EvolvingConfig],
-    config_name: str,
-    module_name: str,
-    argv: Sequence[str] | None,
-) -> int:
-    """Run main_generation or evolving.main with the defaults of the YAML file `config_name`. Returns the exit code.
+def make_inference_command(
+    schema: type[GenerationConfig] | type[EvolvingConfig], config_name: str, module_name: str
+) -> MainFunction:
+    """Return the `main` of a command without training, with the defaults of the YAML file `config_name`.
 
     module_name: module with `prepare_run(config, terminal)` and `run(prepared, terminal)`, which imports torch.
     """
-    terminal = Terminal(highlight=False)
-    with exit_on_config_error():
-        config = load_config(schema, config_name, sys.argv[1:] if argv is None else argv)
-    module = importlib.import_module(module_name)
-    from alphaapollo.launch.run_command import run_coroutine, run_in_locked_folder
 
-    return run_in_locked_folder(
-        config.trainer,
-        lambda: module.prepare_run(config, terminal),
-        lambda prepared: run_coroutine(module.run(prepared, terminal)),
-        lambda: f"interrupted; run the same command to resume from {config.trainer.folder}",
-    )
+    def main(argv: Sequence[str] | None = None) -> int:
+        terminal = Terminal(highlight=False)
+        with exit_on_config_error():
+            config = load_config(schema, config_name, sys.argv[1:] if argv is None else argv)
+        module = importlib.import_module(module_name)
+        from alphaapollo.launch.run_command import run_coroutine, run_in_locked_folder
+
+        return run_in_locked_folder(
+            config.trainer,
+            lambda: module.prepare_run(config, terminal),
+            lambda prepared: run_coroutine(module.run(prepared, terminal)),
+            lambda: f"interrupted; run the same command to resume from {config.trainer.folder}",
+        )
+
+    return _make_entry_point(main, config_name)
 
 
-def run_training(
-    schema: type[Config] | type[TuningConfig], config_name: str, module_name: str, argv: Sequence[str] | None
-) -> int:
-    """Run a training command with the defaults of the YAML file `config_name`, with restarts. Returns the exit code.
+def make_training_command(
+    schema: type[Config] | type[TuningConfig], config_name: str, module_name: str
+) -> MainFunction:
+    """Return the `main` of a training command with restarts, with the defaults of the YAML file `config_name`.
 
     module_name: module with `prepare_run(config, user_settings)` and `run(prepared, progress)` (restarts.py).
     """
-    with exit_on_config_error():
-        words = sys.argv[1:] if argv is None else argv
-        config, user_settings = load_config_and_user_settings(schema, config_name, words)
-    module = importlib.import_module(module_name)
-    from alphaapollo.launch.restarts import run_with_restarts
-    from alphaapollo.launch.resume import format_completed_run_message, resume_hint
-    from alphaapollo.launch.run_command import run_in_locked_folder
 
-    folder = config.trainer.folder
+    def main(argv: Sequence[str] | None = None) -> int:
+        with exit_on_config_error():
+            words = sys.argv[1:] if argv is None else argv
+            config, user_settings = load_config_and_user_settings(schema, config_name, words)
+        module = importlib.import_module(module_name)
+        from alphaapollo.launch.restarts import run_with_restarts
+        from alphaapollo.launch.resume import format_completed_run_message, resume_hint
+        from alphaapollo.launch.run_command import run_in_locked_folder
 
-    def train(prepared_run: Any) -> None:
-        if prepared_run.is_complete:
-            print(format_completed_run_message(folder, prepared_run.start.step))
-        else:
-            run_with_restarts(prepared_run, module.run)
+        folder = config.trainer.folder
 
-    return run_in_locked_folder(
-        config.trainer,
-        lambda: module.prepare_run(config, user_settings),
-        train,
-        lambda: f"interrupted; {resume_hint(folder)}",
-    )
+        def train(prepared_run: Any) -> None:
+            if prepared_run.is_complete:
+                print(format_completed_run_message(folder, prepared_run.start.step))
+            else:
+                run_with_restarts(prepared_run, module.run)
+
+        return run_in_locked_folder(
+            config.trainer,
+            lambda: module.prepare_run(config, user_settings),
+            train,
+            lambda: f"interrupted; {resume_hint(folder)}",
+        )
+
+    return _make_entry_point(main, config_name)
+
+
+def _make_entry_point(main: MainFunction, config_name: str) -> MainFunction:
+    main.__module__ = f"alphaapollo.{find_command_module(config_name)}"  # for messages that show the command
+    return entry_point(main)

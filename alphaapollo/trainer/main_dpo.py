@@ -1,18 +1,11 @@
 """Train on preferences: `python -m alphaapollo.trainer.main_dpo data.train_files=... model.path=...`"""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Sequence
 
 from alphaapollo.config.schema import DpoConfig
-from alphaapollo.launch.command import run_training
-from alphaapollo.utils.entry_point import entry_point
+from alphaapollo.launch.command import make_training_command
 
-
-@entry_point
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_training(DpoConfig, "dpo", "alphaapollo.finetuning.run", argv)
+main = make_training_command(DpoConfig, "dpo", "alphaapollo.finetuning.run")
 
 
 if __name__ == "__main__":

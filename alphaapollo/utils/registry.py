@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+DecoratedT = TypeVar("DecoratedT")
 
 
 def find_similar(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.5) -> list[str]:
@@ -40,14 +41,19 @@ class Registry(Generic[T]):
         self.kind = kind  # e.g. policy loss, for messages
         self._entries: dict[str, T] = {}
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that registers an object. Raises ValueError if the name is taken."""
+    def register(
+        self, name: str, make_entry: Callable[[Any], T] = lambda decorated: decorated
+    ) -> Callable[[DecoratedT], DecoratedT]:
+        """Return a decorator that registers `make_entry(decorated)`, by default the decorated object itself.
 
-        def add(entry: T) -> T:
+        Raises ValueError if the name is taken.
+        """
+
+        def add(decorated: DecoratedT) -> DecoratedT:
             if name in self._entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice. Choose another name.")
-            self._entries[name] = entry
-            return entry
+            self._entries[name] = make_entry(decorated)
+            return decorated
 
         return add
 

@@ -67,8 +67,13 @@ def exit_when_process_ends(
             process uses these files.
     """
     paths = [Path(path) for path in cleanup_paths]
-    arguments = (pid, paths, remove_shared_memory)
-    thread = threading.Thread(target=_wait_for_process_and_exit, args=arguments, name=f"exit-with-{pid}", daemon=True)
+
+    def wait_and_exit() -> None:
+        wait_for_exit(pid)
+        remove_paths([*paths, *list_mapped_shared_memory()] if remove_shared_memory else paths)
+        os._exit(1)
+
+    thread = threading.Thread(target=wait_and_exit, name=f"exit-with-{pid}", daemon=True)
     thread.start()
     return thread
 
@@ -87,12 +92,6 @@ def list_mapped_shared_memory() -> list[Path]:
     fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
     paths = {Path(field[5]) for field in fields if len(field) == 6}
     return [path for path in sorted(paths) if path.parent == Path("/dev/shm") and path.exists()]
-
-
-def _wait_for_process_and_exit(pid: int, cleanup_paths: list[Path], remove_shared_memory: bool) -> None:
-    wait_for_exit(pid)
-    remove_paths([*cleanup_paths, *list_mapped_shared_memory()] if remove_shared_memory else cleanup_paths)
-    os._exit(1)
 
 
 def wait_for_exit(pid: int) -> None:

@@ -38,7 +38,6 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
     tuning: TuningConfig
     model: FsdpRoot
     routers: RouterHooks | None = None  # routers of a mixture of experts; None: a dense model
-    logprob_check_warnings: list[str]
 
     def __init__(
         self,

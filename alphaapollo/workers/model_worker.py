@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -35,11 +36,6 @@ class ModelWorker:
         self.dtype: torch.dtype = getattr(torch, model.dtype)  # dtype of forward and backward
         self.builder = MicroBatchBuilder(model.attention == "padded", self.device, sequence)
 
-    def free_gpu_cache(self) -> None:
-        """Return unused GPU memory from torch's cache to the device, for other processes."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
     def get_memory_metrics(self) -> dict[str, float]:
         """Return the memory that this process uses, in GiB, as metrics."""
         return measure_process_memory()
@@ -53,6 +49,7 @@ class TrainingWorker(ModelWorker):
 
     state: TrainState
     hf_model: Any  # transformers model to be written by `export`
+    logprob_check_warnings: Sequence[str] = ()  # of the check against a reference when the model is loaded
 
     def __init__(self, model: Model, placement: RankPlacement, fsdp_size: int, saves_in_background: bool):
         super().__init__(model, placement, fsdp_size)
@@ -61,7 +58,7 @@ class TrainingWorker(ModelWorker):
     def offload(self) -> None:
         """Free GPU memory for other workers: reshard the model and offload the configured tensors."""
         self.state.offload()
-        self.free_gpu_cache()
+        torch.cuda.empty_cache()  # for other processes; does nothing on a CPU
 
     def save(self, checkpoint_folder: str) -> None:
         """Start to write a checkpoint. Raises FloatingPointError if the weights are not finite.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from alphaapollo.config.resolve import get_attention_kernel
@@ -37,4 +38,4 @@ class RewardModelWorker(ModelWorker):
         """Free GPU memory for other workers: reshard the model and offload the configured tensors."""
         reshard(self.model)
         self.parameters.offload()
-        self.free_gpu_cache()
+        torch.cuda.empty_cache()

@@ -32,7 +32,6 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
         self.hf_model = load_trainable_reward_model(self.config, attention, self.dtype, first, self.tuning.trainer.seed)
         offload = self.tuning.fsdp_config.offload_policy
         self.model = shard_model(ScoreModel(self.hf_model), self.mesh, self.dtype, offload)
-        self.logprob_check_warnings = []
         self.centring = self.tuning.bradley_terry.centring_coef
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype, FINETUNING_KEY)
 

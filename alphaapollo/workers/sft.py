@@ -41,7 +41,7 @@ class SftWorker(FinetuningWorker[RankBatch]):
         with self.model.generation_mode():
             decode_batch(self.model.next_logits, pending or [dummy], self.device, is_true_on_all_ranks)
         reshard(self.model)
-        self.free_gpu_cache()
+        torch.cuda.empty_cache()
         return [completion.to_completion(version) for completion in pending]
 
 

@@ -6,19 +6,21 @@ trajectory groups -> build_batch -> [log-probs, values] -> assign_credit -> Colu
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from unittest import mock
 
 import numpy as np
 
 from alphaapollo.algorithms.advantages import Estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
 from alphaapollo.data.batch import Columns, MiniBatch
 from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.step import training_batch
-from alphaapollo.trainer.step.credit import CreditSettings, WorkerOutputs, assign_credit
-from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch, is_usable_for_training
+from alphaapollo.trainer.step.credit import WorkerOutputs, assign_credit
+from alphaapollo.trainer.step.training_batch import Batch, build_batch, is_usable_for_training
 from tests.invariance.episodes import MAX_LENGTH, Context, Episodes
 
 RUN_SEED, STEP = 5, 3
@@ -76,24 +78,26 @@ class Prepared:
 
 
 def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Config, estimator: Estimator) -> Prepared:
-    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
-    actor = actor.model_copy(update={"ppo_max_token_len_per_gpu": view.max_tokens})
+    actor = config.actor_rollout_ref.actor.model_copy(
+        update={
+            "ppo_max_token_len_per_gpu": view.max_tokens,
+            "ulysses_sequence_parallel_size": view.sequence_parallel,
+        }
+    )
+    config = replace_value(config, "actor_rollout_ref.actor", actor)
+    config = replace_value(config, "data.max_response_length", MAX_LENGTH)
+    config = replace_value(config, "trainer.seed", RUN_SEED)
     order = None if view.order is None else np.random.default_rng(view.order)
     groups = episodes.trajectory_groups(view.context, "greedy_rewards" in estimator.needs, order)
-    with mock.patch.object(training_batch, "MIN_SHARING_RATIO", 0.0):  # even if it saves nothing
+    always_share = partial(training_batch.build_train_batch, min_sharing_ratio=0.0)  # even if it saves nothing
+    with mock.patch.object(training_batch, "build_train_batch", always_share):
         batch = build_batch(
             [group for group in groups if is_usable_for_training(group)],
-            actor,
-            algorithm,
-            BatchSettings(
-                MAX_LENGTH,
-                view.num_ranks,
-                view.padded,
-                RUN_SEED,
-                STEP,
-                view.sequence_parallel,
-                view.shared,
-            ),
+            config,
+            STEP,
+            view.num_ranks,
+            view.padded,
+            view.shared,
         )
     assert all((rank.rows.prefixes is not None) is view.shared for rank in batch.layout.rank_batches)
     tokens = token_numbers(batch, episodes)
@@ -105,8 +109,7 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
     computed = WorkerOutputs(
         by_position(logprobs.old), by_position(logprobs.ref), values, teacher_logprobs=by_position(logprobs.ref)
     )
-    settings = CreditSettings(estimator, algorithm, actor, kl_coef=0.1, teacher=config.teacher)
-    credit = assign_credit(batch, computed, settings)
+    credit = assign_credit(batch, computed, config, kl_coef=0.1)
     may_skip = view.skips and can_skip_rows_without_advantage(config, get_policy_loss(actor.policy_loss.loss_mode))
     kept = credit.has_gradient if may_skip else np.ones_like(credit.has_gradient)
     steps = filter_mini_batches(batch.layout, kept, view.max_tokens * view.sequence_parallel, view.padded)

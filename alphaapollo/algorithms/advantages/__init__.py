@@ -1,6 +1,6 @@
 """Advantage estimators: one module per estimator or family, registered on import."""
 
-from alphaapollo.algorithms.advantages import (  # noqa: F401  # noqa: F401
+from alphaapollo.algorithms.advantages import (  # noqa: F401
     gae,
     gdpo,
     gigpo,
@@ -14,22 +14,10 @@ from alphaapollo.algorithms.advantages import (  # noqa: F401  # noqa: F401
     remax,
     rloo,
 )
-from alphaapollo.algorithms.advantages.base import (
-    AdvantageInputs,
-    Advantages,
-    Estimator,
-    Turns,
-    estimator_names,
-    get_estimator,
-    register_estimator,
-)
-
-__all__ = [
-    "AdvantageInputs",
-    "Advantages",
-    "Estimator",
-    "Turns",
-    "estimator_names",
-    "get_estimator",
-    "register_estimator",
-]
+from alphaapollo.algorithms.advantages.base import AdvantageInputs as AdvantageInputs
+from alphaapollo.algorithms.advantages.base import Advantages as Advantages
+from alphaapollo.algorithms.advantages.base import Estimator as Estimator
+from alphaapollo.algorithms.advantages.base import Turns as Turns
+from alphaapollo.algorithms.advantages.base import estimator_names as estimator_names
+from alphaapollo.algorithms.advantages.base import get_estimator as get_estimator
+from alphaapollo.algorithms.advantages.base import register_estimator as register_estimator

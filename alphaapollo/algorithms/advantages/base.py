@@ -157,12 +157,7 @@ def register_estimator(name: str, **estimator_fields: Any) -> Callable[[Estimato
             f"The estimator {name!r} declares needs={sorted(unknown)}, which the trainer cannot compute. The names "
             f"allowed in needs are {', '.join(NEEDS)}."
         )
-
-    def register(fn: EstimatorFn) -> EstimatorFn:
-        _estimators.register(name)(Estimator(name, fn, **estimator_fields))
-        return fn
-
-    return register
+    return _estimators.register(name, lambda fn: Estimator(name, fn, **estimator_fields))
 
 
 @dataclass(frozen=True)

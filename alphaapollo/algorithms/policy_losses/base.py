@@ -103,12 +103,7 @@ def register_policy_loss(name: str, **loss_fields: Any) -> Callable[[PolicyLossF
     The decorated function is `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput`. loss_fields: optional
     fields of `PolicyLoss`, e.g. `reads`, the config keys that the loss reads. A run warns if other keys are set.
     """
-
-    def register(fn: PolicyLossFn) -> PolicyLossFn:
-        _policy_losses.register(name)(PolicyLoss(name, fn, **loss_fields))
-        return fn
-
-    return register
+    return _policy_losses.register(name, lambda fn: PolicyLoss(name, fn, **loss_fields))
 
 
 def compute_clip_metrics(clipped: Tensor, is_upper_bound: Tensor, mask: Tensor) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from alphaapollo.algorithms.advantages import Estimator, get_estimator
+from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
 from alphaapollo.algorithms.user_function_checks import (
     check_user_estimator,
@@ -33,7 +33,6 @@ class Plan:
     placement: Placement
     model: Model  # settings of all trained models, with dtype and attention resolved
     rollout: Rollout  # rollout section, with dtype and number of engines resolved
-    estimator: Estimator
     needs_old_logprobs: bool  # the driver needs old log-probs before the update
     greedy_baseline: bool  # generate one additional greedy rollout per prompt
     shares_prompts: bool  # prompts are computed once for all their samples, if the models pass a self-check
@@ -77,19 +76,11 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
     actor, algorithm, rollout = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.rollout
     estimator = get_estimator(algorithm.adv_estimator)
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
-    critic, trainer = "values" in estimator.needs, config.trainer
+    trainer = config.trainer
     device = resolve_device(trainer.device, machine.num_gpus)
     model = resolve_model(config.actor_rollout_ref.model, device, config.data.max_length)
     rollout = resolve_rollout(rollout, model, device, trainer.num_ranks)
-    placement = make_placement(
-        trainer,
-        rollout,
-        device,
-        machine,
-        actor.ulysses_sequence_parallel_size,
-        critic,
-        config.reward_model.enable,
-    )
+    placement = make_placement(config, rollout, device, machine, has_critic="values" in estimator.needs)
     ahead = config.actor_rollout_ref.ref.log_probs_ahead
     if ahead == "auto":
         ahead = device == "cuda" and not placement.colocate and trainer.async_mode is None
@@ -97,7 +88,6 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         placement=placement,
         model=model,
         rollout=rollout,
-        estimator=estimator,
         needs_old_logprobs=algorithm.use_kl_in_reward
         or policy_loss.select_tokens is not None
         or config.teacher.uses_sampled_tokens,

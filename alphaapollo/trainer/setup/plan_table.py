@@ -30,7 +30,7 @@ def _describe_algorithm_and_data(plan: Plan, inputs: TrainingInputs, config: Con
     kl += [f"{algorithm.kl_ctrl.kl_coef} x {algorithm.kl_penalty} in the reward"] * algorithm.use_kl_in_reward
     dtypes = f"{plan.model.dtype}{plan.dtype_explanation}" + ", Liger's kernels" * (plan.model.use_liger is True)
     dtypes += f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
-    parts = [plan.estimator.name, f"loss {actor.policy_loss.loss_mode}", actor.loss_agg_mode]
+    parts = [algorithm.adv_estimator, f"loss {actor.policy_loss.loss_mode}", actor.loss_agg_mode]
     parts += [f"{name} {value:g}" for name in CLIP if (value := getattr(actor, name)) is not None]
     parts += ["dynamic sampling"] * algorithm.filter_groups.enable
     parts += ["overlong penalty"] * algorithm.overlong_penalty.enable
@@ -57,7 +57,7 @@ def _describe_iterations(plan: Plan, inputs: TrainingInputs, start: StartPoint, 
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     prompts, samples, steps = config.data.train_batch_size, config.group_size, config.steps_per_iteration
     rates = [_describe_learning_rate(actor.optim)]
-    if "values" in plan.estimator.needs:
+    if plan.placement.has_critic:
         rates.append(f"critic {_describe_learning_rate(config.critic.optim)}")
     rows = {"ahead of an iteration": _describe_async_mode(config)} if trainer.async_mode else {}
     if plan.prefetches_reference_logprobs:

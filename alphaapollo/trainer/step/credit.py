@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, Turns
+from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Turns, get_estimator
 from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
 from alphaapollo.algorithms.divergence import compute_teacher_advantages
 from alphaapollo.algorithms.kl import subtract_kl
 from alphaapollo.algorithms.policy_losses import get_policy_loss
-from alphaapollo.config.schema import NO_TEACHER, Actor, Algorithm, Teacher
+from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
 from alphaapollo.data.batch import Columns
 from alphaapollo.trainer.metrics import compute_advantage_metrics, compute_mean_length_penalty
 from alphaapollo.trainer.step.training_batch import Batch, get_invalid_action_penalty, sum_rewards_per_trajectory
@@ -57,18 +57,6 @@ class WorkerOutputs:
 
 
 @dataclass(frozen=True)
-class CreditSettings:
-    """Settings for computing advantages and returns."""
-
-    estimator: Estimator
-    algorithm: Algorithm
-    actor: Actor
-    kl_coef: float = 0.0  # coefficient of the KL penalty in the reward
-    dtype: ColumnDtype = "float32"  # dtype of the computed columns
-    teacher: Teacher = NO_TEACHER
-
-
-@dataclass(frozen=True)
 class AssignedCredit:
     """Advantages and other inputs of the loss, split by training rank."""
 
@@ -77,36 +65,44 @@ class AssignedCredit:
     metrics: dict[str, float]
 
 
-def assign_credit(batch: Batch, computed: WorkerOutputs, settings: CreditSettings) -> AssignedCredit:
-    """Compute advantages and returns of a batch of B sequences, and split them by training rank."""
-    rewards, metrics = _add_kl_penalty(batch, computed, settings)
-    result, returns = _estimate_advantages(batch, computed, rewards, settings)
-    result, teacher_metrics = _add_teacher_advantages(result, batch, computed, settings.teacher)
+def assign_credit(
+    batch: Batch, computed: WorkerOutputs, config: Config, kl_coef: float = 0.0, dtype: ColumnDtype = "float32"
+) -> AssignedCredit:
+    """Compute advantages and returns of a batch of B sequences, and split them by training rank.
+
+    kl_coef: coefficient of the KL penalty in the reward. dtype: of the computed columns.
+    """
+    algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
+    rewards, metrics = _add_kl_penalty(batch, computed, algorithm, kl_coef)
+    result, returns = _estimate_advantages(batch, computed, rewards, algorithm)
+    result, teacher_metrics = _add_teacher_advantages(result, batch, computed, config.teacher)
     has_advantage = np.asarray(result.advantages.numpy().any(axis=1))  # zero outside the mask
     metrics |= teacher_metrics | {"critic/rewards/mean": float(returns.mean())}
-    if settings.estimator.name != NO_ESTIMATOR or settings.teacher.uses_sampled_tokens:
+    if algorithm.adv_estimator != NO_ESTIMATOR or config.teacher.uses_sampled_tokens:
         metrics |= compute_advantage_metrics(result.advantages, batch.mask, has_advantage)
-    if settings.algorithm.overlong_penalty.enable or settings.algorithm.length_budget.mode:
+    if algorithm.overlong_penalty.enable or algorithm.length_budget.mode:
         shaped = batch.joined.join(batch.token_rewards).sum(-1)
         metrics["reward/length_penalty"] = compute_mean_length_penalty(
-            batch.trajectories, shaped, get_invalid_action_penalty(settings.actor)
+            batch.trajectories, shaped, get_invalid_action_penalty(actor)
         )
-    columns = _pack_columns(batch, computed, result, settings)
+    columns = _pack_columns(batch, computed, result, actor, np.dtype(dtype))
     owners, has_weight = batch.trajectory_ids.numpy(), (batch.loss_weights != 0) | (batch.sequence_weights != 0)
     return AssignedCredit(columns, np.isin(owners, owners[has_advantage & has_weight]), metrics)
 
 
-def _add_kl_penalty(batch: Batch, computed: WorkerOutputs, settings: CreditSettings) -> tuple[Tensor, dict[str, float]]:
+def _add_kl_penalty(
+    batch: Batch, computed: WorkerOutputs, algorithm: Algorithm, kl_coef: float
+) -> tuple[Tensor, dict[str, float]]:
     """Subtract the KL penalty from the token rewards [B, L] if algorithm.use_kl_in_reward. Also returns metrics."""
-    if not settings.algorithm.use_kl_in_reward:
+    if not algorithm.use_kl_in_reward:
         return batch.token_rewards, {}
     assert computed.old_logprobs is not None and computed.ref_logprobs is not None
-    trajectories, kl_coef = batch.joined, settings.kl_coef
+    trajectories = batch.joined
     old, ref = (
         trajectories.join(_to_float64_tensor(column)) for column in (computed.old_logprobs, computed.ref_logprobs)
     )
     joined = trajectories.join(batch.token_rewards)
-    shaped = subtract_kl(joined, old, ref, trajectories.mask, kl_coef, settings.algorithm.kl_penalty)
+    shaped = subtract_kl(joined, old, ref, trajectories.mask, kl_coef, algorithm.kl_penalty)
     return trajectories.split(shaped.token_rewards), {
         "actor/reward_kl_penalty_coeff": kl_coef,
         "actor/reward_kl_penalty_per_sequence": float(shaped.kl_per_sequence),
@@ -115,10 +111,11 @@ def _add_kl_penalty(batch: Batch, computed: WorkerOutputs, settings: CreditSetti
 
 
 def _estimate_advantages(
-    batch: Batch, computed: WorkerOutputs, rewards: Tensor, settings: CreditSettings
+    batch: Batch, computed: WorkerOutputs, rewards: Tensor, algorithm: Algorithm
 ) -> tuple[Advantages, Tensor]:
     """Return the estimator's advantages and returns [B, L], and the total reward of each trajectory [N]."""
-    estimator, returns = settings.estimator, sum_rewards_per_trajectory(rewards, batch.trajectory_ids)
+    estimator = get_estimator(algorithm.adv_estimator)
+    returns = sum_rewards_per_trajectory(rewards, batch.trajectory_ids)
     needs_turns = "turns" in estimator.needs
     inputs = AdvantageInputs(
         token_rewards=rewards,
@@ -132,7 +129,7 @@ def _estimate_advantages(
         turns=assign_turn_numbers(batch.trajectories, batch.group_ids, batch.mask) if needs_turns else None,
         mini_batches=batch.mini_batch_ids if "mini_batches" in estimator.needs else None,
     )
-    return estimator(inputs, settings.algorithm), returns
+    return estimator(inputs, algorithm), returns
 
 
 def _add_teacher_advantages(
@@ -149,17 +146,17 @@ def _add_teacher_advantages(
 
 
 def _pack_columns(
-    batch: Batch, computed: WorkerOutputs, result: Advantages, settings: CreditSettings
+    batch: Batch, computed: WorkerOutputs, result: Advantages, actor: Actor, dtype: np.dtype
 ) -> list[Columns[np.ndarray]]:
     """Split matrices [B, L] and vectors [B] by training rank, and store the matrices flat, without padding."""
-    layout, dtype = batch.layout, np.dtype(settings.dtype)
+    layout = batch.layout
     matrices = {
         "advantages": result.advantages.numpy(),
         "returns": None if computed.values is None else result.returns.numpy(),
         "old_logprobs": computed.old_logprobs,
         "ref_logprobs": computed.ref_logprobs,
         "values": computed.values,
-        "selected_tokens": choose_loss_tokens(batch, computed, result.advantages, settings.actor),
+        "selected_tokens": choose_loss_tokens(batch, computed, result.advantages, actor),
     }
     columns: dict[str, Any] = {
         name: layout.split_matrix_by_rank(matrix, dtype if name in ("advantages", "returns") else None)

@@ -19,8 +19,8 @@ from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.metrics import compute_batch_metrics
 from alphaapollo.trainer.run_state import LearnerState
-from alphaapollo.trainer.step.credit import AssignedCredit, CreditSettings, WorkerOutputs, assign_credit
-from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch
+from alphaapollo.trainer.step.credit import AssignedCredit, WorkerOutputs, assign_credit
+from alphaapollo.trainer.step.training_batch import Batch, build_batch
 from alphaapollo.types import TrajectoryGroup
 
 
@@ -42,24 +42,14 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
         return UpdateResult({}, coef)
     actor, placement = config.actor_rollout_ref.actor, plan.placement
     with timer("batch"):
-        settings = BatchSettings(
-            config.data.max_response_length,
-            placement.data_parallel_size,
-            plan.padded,
-            config.trainer.seed,
-            step,
-            placement.sequence_parallel,
-            run.shares_prompts,
-        )
-        batch = build_batch(groups, actor, config.algorithm, settings)
+        batch = build_batch(groups, config, step, placement.data_parallel_size, plan.padded, run.shares_prompts)
     with timer("columns"):
         computed = await compute_logprobs_and_values(run, groups, batch)
     if error := computed.describe_non_finite(batch.mask):
         return await _skip_iteration(run, step, error)
     run.progress.iterations_skipped = 0
     with timer("advantage"):
-        options = CreditSettings(plan.estimator, config.algorithm, actor, coef, run.column_dtype, config.teacher)
-        credit = assign_credit(batch, computed, options)
+        credit = assign_credit(batch, computed, config, coef, run.column_dtype)
     num_excluded_trajectories = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
     metrics = compute_batch_metrics(batch.layout, plan.padded, num_excluded_trajectories, len(batch.trajectories))
     metrics = credit.metrics | metrics

@@ -16,7 +16,7 @@ import numpy as np
 from alphaapollo.controller.handles import PolicyGroup
 from alphaapollo.data.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.data.packing import build_train_batch
-from alphaapollo.data.shared_prompts import MIN_SHARING_RATIO, find_shared_prefixes
+from alphaapollo.data.shared_prompts import find_shared_prefixes
 from alphaapollo.trainer.step.training_batch import Batch
 from alphaapollo.types import Row, TrajectoryGroup
 
@@ -113,10 +113,7 @@ class ReferencePrefetcher:
             mini_batch_size=len(rows),
             max_tokens=self._max_tokens,
             padded=self._padded,
-            seed=0,
-            shuffle=False,
             prefixes=find_shared_prefixes(rows, [0] * len(rows)) if self._shares_prompts else None,
-            min_sharing_ratio=MIN_SHARING_RATIO,
         )
         return layout.rank_batches[0], [rows[index] for index in layout.row_order[0]]
 

@@ -119,9 +119,7 @@ class RewardModelScorer:
         if not sequences:
             return []
         rows = [Row(ids, [0] * (len(ids) - 1) + [1], [0.0] * len(ids), [len(ids) - 1]) for ids in sequences]
-        batch = build_train_batch(
-            rows, range(len(rows)), self.num_ranks, len(rows), self.max_tokens, self.padded, seed=0, shuffle=False
-        )
+        batch = build_train_batch(rows, range(len(rows)), self.num_ranks, len(rows), self.max_tokens, self.padded)
         async with self.engines.release_kv_cache_temporarily():
             columns = await self.workers.compute_scores(batch.rank_batches)
             await self.workers.offload()

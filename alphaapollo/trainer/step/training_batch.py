@@ -28,29 +28,16 @@ from alphaapollo.algorithms.reward_shaping import (
     overlong_filter,
     soft_overlong_punishment,
 )
-from alphaapollo.config.schema import Actor, Algorithm
+from alphaapollo.config.schema import Actor, Algorithm, Config
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
-from alphaapollo.data.shared_prompts import MIN_SHARING_RATIO, find_shared_prefixes
+from alphaapollo.data.shared_prompts import find_shared_prefixes
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 
 PromptTrajectory = tuple[Prompt, Trajectory]
 BUDGET = "length_budget"
 """Key in extra_info that algorithm.length_budget reads: a number of tokens."""
-
-
-@dataclass(frozen=True)
-class BatchSettings:
-    """Settings for building a training batch: lengths, ranks and seeds."""
-
-    max_response_length: int
-    num_ranks: int  # data-parallel ranks
-    padded: bool  # micro-batches are padded to their longest row; padding counts in the token budget
-    run_seed: int
-    step: int
-    sequence_parallel: int = 1  # ranks that share each sequence; their token budgets add up
-    share_prompts: bool = False  # compute the common prefix of a group's rows once, if this saves enough tokens
 
 
 @dataclass(frozen=True)
@@ -96,46 +83,47 @@ def is_usable_for_training(group: TrajectoryGroup) -> bool:
 
 
 def build_batch(
-    groups: Sequence[TrajectoryGroup], actor: Actor, algorithm: Algorithm, settings: BatchSettings
+    groups: Sequence[TrajectoryGroup], config: Config, step: int, num_ranks: int, padded: bool, share_prompts: bool
 ) -> Batch:
-    """Flatten groups into rows (token sequences), assign these to ranks, and compute rewards and loss weights."""
+    """Flatten groups into rows (token sequences), assign these to ranks, and compute rewards and loss weights.
+
+    Args:
+        num_ranks: data-parallel ranks.
+        padded: micro-batches are padded to their longest row; padding counts in the token budget.
+        share_prompts: compute the common prefix of a group's rows once, if this saves enough tokens.
+    """
+    actor, algorithm, seed = config.actor_rollout_ref.actor, config.algorithm, config.trainer.seed
     assert all(is_usable_for_training(group) for group in groups), "collect_groups() must drop unusable groups"
     pairs = [(group.prompt, one) for group in groups for one in group.trajectories if is_trainable(one)]
     trajectories = [trajectory for _, trajectory in pairs]
     group_of = torch.tensor([i for i, group in enumerate(groups) for one in group.trajectories if is_trainable(one)])
     rows = [row for trajectory in trajectories for row in trajectory.rows]
     owners = torch.tensor([index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows])
-    policy_loss, max_length = get_policy_loss(actor.policy_loss.loss_mode), settings.max_response_length
+    policy_loss, max_length = get_policy_loss(actor.policy_loss.loss_mode), config.data.max_response_length
     layout = build_train_batch(
         rows,
         owners.tolist(),
-        num_ranks=settings.num_ranks,
+        num_ranks=num_ranks,
         mini_batch_size=actor.ppo_mini_batch_size,
-        max_tokens=actor.ppo_max_token_len_per_gpu * settings.sequence_parallel,
-        padded=settings.padded,
-        seed=derive_seed(settings.run_seed, "mini_batches", settings.step),
+        max_tokens=actor.ppo_max_token_len_per_gpu * actor.ulysses_sequence_parallel_size,
+        padded=padded,
+        seed=derive_seed(seed, "mini_batches", step),
         shuffle=actor.shuffle,
         group_ids=_get_unsplittable_group_ids(group_of, actor, algorithm),
         needs_full_trajectories=policy_loss.needs_full_trajectories
         or needs_full_sequences(algorithm.rollout_correction),
-        prefixes=find_shared_prefixes(rows, group_of[owners].tolist()) if settings.share_prompts else None,
-        min_sharing_ratio=MIN_SHARING_RATIO,
+        prefixes=find_shared_prefixes(rows, group_of[owners].tolist()) if share_prompts else None,
     )
     mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
     joined = JoinedTrajectories.from_mask(mask, owners)
     rewards = _place_turn_rewards(trajectories, mask, get_invalid_action_penalty(actor))
     add_outcome_reward(rewards, shape_outcome_rewards(pairs, algorithm, max_length), mask, owners)
-    weights = torch.zeros(3, len(pairs), dtype=torch.float64)
-    horizon = actor.loss_scale_factor or float(max_length)
-    lengths = [_count_loss_tokens(trajectories, joined, algorithm), joined.mask.sum(-1)]
-    for mini_batch in layout.mini_batch_rows:
-        ids = owners[mini_batch].unique()
-        parts = lengths[0][ids], lengths[1][ids], group_of[ids]
-        weights[:, ids] = _compute_loss_weights(*parts, actor, horizon)
+    mini_batches = [owners[mini_batch].unique() for mini_batch in layout.mini_batch_rows]
+    weights = _compute_loss_weights(trajectories, joined, mini_batches, group_of, config)
     if method := algorithm.filtration.method:
         weights *= filtration_weights(sum_rewards_per_trajectory(rewards, owners), Groups.from_ids(group_of), method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy()
-    token_order_keys = draw_token_order(joined, trajectories, settings) if policy_loss.select_tokens else None
+    token_order_keys = draw_token_order(joined, trajectories, seed, step) if policy_loss.select_tokens else None
     return Batch(
         rows=rows,
         layout=layout,
@@ -154,11 +142,13 @@ def build_batch(
     )
 
 
-def draw_token_order(joined: JoinedTrajectories, trajectories: Sequence[Trajectory], settings: BatchSettings) -> Tensor:
+def draw_token_order(
+    joined: JoinedTrajectories, trajectories: Sequence[Trajectory], run_seed: int, step: int
+) -> Tensor:
     """Draw a random number in [0, 1) per action token. Returns [B, L]. Each trajectory has a seed of its own."""
     noise, is_action = np.zeros(tuple(joined.mask.shape)), joined.mask.bool().numpy()
     for row, actions, trajectory in zip(noise, is_action, trajectories, strict=True):
-        seed = derive_seed(settings.run_seed, "choice", settings.step, trajectory.prompt_id, trajectory.sample)
+        seed = derive_seed(run_seed, "choice", step, trajectory.prompt_id, trajectory.sample)
         row[actions] = np.random.default_rng(seed).random(actions.sum())
     return joined.split(torch.from_numpy(noise))
 
@@ -270,17 +260,25 @@ def _count_loss_tokens(trajectories: Sequence[Trajectory], joined: JoinedTraject
 
 
 def _compute_loss_weights(
-    loss_lengths: Tensor, lengths: Tensor, group_ids: Tensor, actor: Actor, horizon: float
+    trajectories: Sequence[Trajectory],
+    joined: JoinedTrajectories,
+    mini_batches: Sequence[Tensor],
+    group_ids: Tensor,
+    config: Config,
 ) -> Tensor:
-    """Compute the loss weights of the n trajectories of a mini-batch (of all ranks), as a matrix [3, n].
+    """Compute the loss weights of the N trajectories in their mini-batches (of all ranks), as a matrix [3, N].
 
     The rows are for the token-level policy loss, the sequence-level policy loss, and the critic's loss (a mean over
-    tokens). loss_lengths, lengths: [n], number of tokens in the policy loss, and of all action tokens.
+    tokens). mini_batches: trajectory indices of each mini-batch. group_ids: [N].
     """
-    return torch.stack(
-        [
-            row_weights(loss_lengths, group_ids, actor.loss_agg_mode, horizon),
-            row_weights(loss_lengths, group_ids, "seq-mean-token-sum", horizon),
-            row_weights(lengths, group_ids, "token-mean", horizon),
-        ]
-    )
+    actor = config.actor_rollout_ref.actor
+    horizon = actor.loss_scale_factor or float(config.data.max_response_length)
+    lengths = joined.mask.sum(-1)
+    loss_lengths = _count_loss_tokens(trajectories, joined, config.algorithm)
+    weights = torch.zeros(3, len(trajectories), dtype=torch.float64)
+    for ids in mini_batches:
+        groups = group_ids[ids]
+        weights[0, ids] = row_weights(loss_lengths[ids], groups, actor.loss_agg_mode, horizon)
+        weights[1, ids] = row_weights(loss_lengths[ids], groups, "seq-mean-token-sum", horizon)
+        weights[2, ids] = row_weights(lengths[ids], groups, "token-mean", horizon)
+    return weights

@@ -93,7 +93,7 @@ def test_a_negative_staleness_is_refused(needed: list[str]) -> None:
 def test_separate_engines_have_their_own_cores(needed: list[str], mode: str, threads: int) -> None:
     config = load_config(Config, "ppo", [*needed, CORRECTED, f"trainer.async_mode={mode}"])
     rollout = config.actor_rollout_ref.rollout.model_copy(update={"num_engines": 2})
-    placement = make_placement(config.trainer, rollout, "cpu", Machine(8, 0), 1, False, False)
+    placement = make_placement(config, rollout, "cpu", Machine(8, 0), has_critic=False)
     assert placement.threads == threads
 
 

@@ -80,7 +80,7 @@ def train_batch(rows, groups, num_ranks=1, max_tokens=10**6, mini_batch_size=10*
         seed=0,
         shuffle=False,
         prefixes=find_shared_prefixes(rows, groups),
-        **more,
+        **{"min_sharing_ratio": 0.0} | more,
     )
 
 
@@ -143,6 +143,7 @@ def test_kept_rows_are_computed_once_and_others_are_not(shapes, num_ranks, max_t
         seed=1,
         shuffle=True,
         prefixes=find_shared_prefixes(rows, groups) if shares else None,
+        min_sharing_ratio=0.0,
     )
     keep = np.array(data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))))
     steps = filter_mini_batches(batch, keep, max_tokens, padded=True)

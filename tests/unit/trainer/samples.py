@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.config.schema import Actor, Algorithm
-from alphaapollo.trainer.step.credit import AssignedCredit, CreditSettings, WorkerOutputs, assign_credit
-from alphaapollo.trainer.step.training_batch import Batch, BatchSettings, build_batch
+from alphaapollo.config.keys import replace_value
+from alphaapollo.config.schema import Actor, Algorithm, Config
+from alphaapollo.trainer.step.credit import AssignedCredit, WorkerOutputs, assign_credit
+from alphaapollo.trainer.step.training_batch import Batch, build_batch
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
@@ -52,12 +52,14 @@ def build(
     sequence_parallel: int = 1,
     **algorithm: Any,
 ) -> Batch:
-    return build_batch(
-        groups,
-        actor or Actor(shuffle=False),
-        Algorithm(**algorithm),
-        BatchSettings(100, num_ranks, padded=False, run_seed=0, step=1, sequence_parallel=sequence_parallel),
-    )
+    actor = (actor or Actor(shuffle=False)).model_copy(update={"ulysses_sequence_parallel_size": sequence_parallel})
+    config = replace_value(make_config(actor, **algorithm), "data.max_response_length", 100)
+    return build_batch(groups, config, step=1, num_ranks=num_ranks, padded=False, share_prompts=False)
+
+
+def make_config(actor: Actor, **algorithm: Any) -> Config:
+    config = replace_value(Config(), "algorithm", Algorithm(**algorithm))
+    return replace_value(config, "actor_rollout_ref.actor", actor)
 
 
 def credit_of(
@@ -68,8 +70,8 @@ def credit_of(
     kl_coef: float = 0.0,
     **algorithm: Any,
 ) -> AssignedCredit:
-    settings = CreditSettings(get_estimator(estimator), Algorithm(**algorithm), actor or Actor(), kl_coef)
-    return assign_credit(batch, computed or WorkerOutputs(), settings)
+    config = make_config(actor or Actor(), **algorithm | {"adv_estimator": estimator})
+    return assign_credit(batch, computed or WorkerOutputs(), config, kl_coef)
 
 
 def matrix_of(batch: Batch, credit: AssignedCredit, name: str = "advantages") -> np.ndarray:

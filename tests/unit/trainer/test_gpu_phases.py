@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
@@ -203,7 +202,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         {
             "data": {"train_batch_size": 1, "val_files": "given"},
             "env": {"rollout": {"n": 2}},
-            "algorithm": {"use_kl_in_reward": True, **config},
+            "algorithm": {"adv_estimator": "gae" if critic else "grpo", "use_kl_in_reward": True, **config},
             "trainer": {"test_freq": 1, "save_freq": 1},
         }
     )
@@ -222,7 +221,6 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         plan=SimpleNamespace(
             placement=SimpleNamespace(data_parallel_size=1, sequence_parallel=1, num_gpus=1),
             padded=False,
-            estimator=get_estimator("gae" if critic else "grpo"),
             needs_old_logprobs=True,
             sampling=Sampling(8),
             greedy_baseline=False,
