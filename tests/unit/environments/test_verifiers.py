@@ -27,7 +27,7 @@ class CountdownData(vf.TaskData):
     answer: str
 
 class CountdownTask(vf.Task[CountdownData]):
-    @vf.reward
+    @vf.reward(weight=0.5)
     async def right(self, trace: vf.Trace) -> float:
         return float(self.data.answer in trace.last_reply)
 
@@ -118,7 +118,7 @@ async def episode(request):
         if str(row + 1) in said:
             break
         chat += [{"role": "assistant", "content": said}, {"role": "user", "content": f"wrong {turn}"}]
-    right = float(str(row + 1) in said)
+    right = 0.5 * (str(row + 1) in said)
     metrics = {"right": right, "brief": 0.5 / turn, "turns": turn}
     await socket.send_json({"reward": right + 0.5 / turn, "metrics": metrics, "error": ""})
     return socket
@@ -178,8 +178,8 @@ def test_several_turns():
     first, (wrong, right) = run(env(), row(1), "1", "it is 2")
     assert first.messages == [Message(role="user", content="1 and 1?")]
     assert wrong.observation.messages == [Message(role="user", content="wrong 1")] and not wrong.done
-    assert right.done and right.score.reward == 1.25
-    assert right.score.components == {"right": 1.0, "brief": 0.25, "turns": 2}
+    assert right.done and right.score.reward == 0.75
+    assert right.score.components == {"right": 0.5, "brief": 0.25, "turns": 2}
 
 
 def test_end_without_a_correct_answer():
@@ -199,7 +199,7 @@ def test_errors_are_raised():
 
 def test_close_during_an_episode_leaves_the_server_usable():
     run(env(), row())
-    assert run(env(), row(), "1")[1][0].score.reward == 1.5
+    assert run(env(), row(), "1")[1][0].score.reward == 1.0
 
 
 def test_concurrent_episodes():
