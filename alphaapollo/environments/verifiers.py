@@ -75,8 +75,9 @@ class VerifiersEnvironment:
         return Observation(self._chat)
 
     async def step(self, action: str) -> StepResult:
-        before = [*self._chat, Message(role="assistant", content=action)]
-        await self._socket.send_json({"answer": action})
+        text = action.encode("utf-8", "replace").decode()  # verifiers rejects lone surrogates
+        before = [*self._chat, Message(role="assistant", content=text)]
+        await self._socket.send_json({"answer": text})
         if (score := await self._receive()) is not None:
             return StepResult(done=True, score=score)
         if self._chat[: len(before)] != before:
