@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from alphaapollo.utils.network import reserve_port, take_reserved_socket_fd
+from alphaapollo.utils.network import find_connection_error, reserve_port, take_reserved_socket_fd
 
 GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")
@@ -30,7 +30,6 @@ OLDEST_GLIBC = (2, 31)
 OPEN_FILES = 4096  # Ray opens several per worker and connection
 CGROUP = Path("/sys/fs/cgroup")
 SERVE_PORT = 8000  # alphaapollo serve
-CONNECT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -231,15 +230,6 @@ def check_ray() -> Iterator[CheckResult]:
         yield CheckResult("ray", f"RAY_ADDRESS={address} cannot be reached: {error}", "fail", todo)
     else:
         yield CheckResult("ray", f"the cluster at {address} answers")
-
-
-def find_connection_error(host: str, port: int) -> str:
-    """Return why a TCP connection to the address fails; empty if it succeeds."""
-    try:
-        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        return str(error)
-    return ""
 
 
 def check_sandbox() -> Iterator[CheckResult]:

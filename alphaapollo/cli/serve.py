@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
+import subprocess
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from alphaapollo.config.errors import exit_on_config_error, report_error
+from alphaapollo.config.errors import ConfigError, exit_on_config_error, report_error
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.launch.run_model import load_run_model
+from alphaapollo.utils.entry_point import entry_point
+from alphaapollo.utils.network import find_connection_error
+from alphaapollo.utils.watchdog import kill_run_processes, new_run_id, start_reaper
 
 if TYPE_CHECKING:
     from alphaapollo.engines.spec import EngineSpec
 
 DEFAULT_CONTEXT = 4096  # context length in tokens, if the model supports it
+POLL_SECONDS = 0.2
+EXIT_SECONDS = 3.0  # for the server to exit after the last request
 
 
+@entry_point
 def main(argv: Sequence[str] | None = None) -> int:
-    """Replace this process with the server. Returns exit code 2 if the run, a key or the model cannot be used."""
+    """Run the server until it ends or is interrupted. Returns its exit code, or 2 if the run, the port, a key or the
+    model cannot be used."""
     options, more = _parse_arguments(argv)
     keys = [word for word in more if _is_override(word)]
     with exit_on_config_error():
+        check_address(options.host, options.port)
         newest, config = load_run_model(options.run, keys)
         from alphaapollo.engines.vllm.server import build_server_command, build_server_environment
 
@@ -31,10 +43,49 @@ def main(argv: Sequence[str] | None = None) -> int:
             return report_error(error, 2)
     name = options.name or newest.run_folder.name
     command = build_server_command(spec, name, options.host, options.port, config.env.tool_parser or None)
+    command += ["--shutdown-timeout", str(options.shutdown_timeout)]
     command += [word for word in more if not _is_override(word)]
-    print(f"{newest.model_folder} as {name!r} on http://{options.host}:{options.port}/v1 (stop with Ctrl-C)")
-    print(f"  chat with it: alphaapollo chat --url http://{options.host}:{options.port}/v1", flush=True)
-    return os.execve(command[0], command, os.environ | build_server_environment(spec))
+    url = f"http://{options.host}:{options.port}/v1"
+    message = f"{newest.model_folder} as {name!r} on {url} (stop with Ctrl-C)\n  chat: alphaapollo chat --url {url}"
+    variables = build_server_environment(spec)
+    return run_server(command, variables, (options.host, options.port), message, options.shutdown_timeout)
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise ConfigError if a server cannot listen on the address."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--host {host} --port {port}: {error}. Use another --port, e.g. {port + 1}.") from None
+
+
+def run_server(
+    command: Sequence[str], variables: dict[str, str], address: tuple[str, int], message: str, grace_seconds: float
+) -> int:
+    """Run a server until it ends, and return its exit code. Print `message` as soon as it listens on `address`.
+
+    variables: Environment variables of the server, added to those of this process.
+
+    Ctrl-C stops the server: it completes running requests for at most `grace_seconds`. A second Ctrl-C, or the death
+    of this process, kills its processes at once.
+    """
+    run_id = new_run_id()
+    start_reaper(run_id, [])
+    process = subprocess.Popen(command, env=os.environ | variables, start_new_session=True)
+    try:
+        while process.poll() is None and find_connection_error(*address):
+            time.sleep(POLL_SECONDS)
+        if process.poll() is None:
+            print(message, flush=True)
+        return process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace_seconds + EXIT_SECONDS)
+        raise
+    finally:
+        kill_run_processes(run_id)
+        process.wait()
 
 
 def make_engine_spec(config: GenerationConfig) -> EngineSpec:
@@ -89,4 +140,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, li
     )
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (default 8000)")
     parser.add_argument("--name", help="model name for clients (default: the run's name)")
+    parser.add_argument(
+        "--shutdown-timeout", type=int, default=5, help="seconds that running requests get after Ctrl-C (default 5)"
+    )
     return parser.parse_known_args(argv)

@@ -1,4 +1,7 @@
-"""Environments behind an OpenEnv server (package openenv-core), one session per episode.
+"""Environments behind an OpenEnv server, one session per episode.
+
+The protocol is JSON over a WebSocket. The adapter does not import the package openenv, whose dependencies conflict with
+vLLM's.
 
 The content of <answer>...</answer> is the action. A JSON object is sent unchanged; any other text is sent in the field
 env.openenv.action_field.
@@ -7,15 +10,14 @@ env.openenv.action_field.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import logging
-import re
 from collections import Counter
-from contextlib import nullcontext
-from functools import cache, partial
-from importlib.util import find_spec
+from contextlib import nullcontext, suppress
+from functools import cache
 from typing import Any
+
+import aiohttp
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
@@ -26,16 +28,22 @@ from alphaapollo.utils.time_limit import exclude_from_time_limit
 
 logger = logging.getLogger(__name__)
 
-ERROR_CODE = re.compile(r"\(code: ([A-Z_]+)\)$")  # end of the client's message for a server error
 FIRST_WAIT, LONGEST_WAIT = 0.2, 3.0  # seconds between attempts to open a session
+MAX_MESSAGE_BYTES = 100 * 2**20
 PROMPT = "{observation}\n\nAct with <answer>...</answer>."
 _open_sessions: Counter[str] = Counter()  # number of open sessions of this process, by server
 
 
+class ServerError(RuntimeError):
+    """Error that the server reported, e.g. with the code VALIDATION_ERROR."""
+
+    def __init__(self, message: str, code: str):
+        super().__init__(f"{message} (code: {code})")
+        self.code = code
+
+
 def check_settings(config: Env) -> None:
-    """Raise ValueError if the package is not installed or no server is configured."""
-    if find_spec("openenv") is None:
-        raise ValueError("env.env_name=openenv needs the package openenv-core. Install it: pip install -e '.[openenv]'")
+    """Raise ValueError if no server is configured."""
     if not config.openenv.url:
         raise ValueError("env.openenv.url is empty. Set it to the server's address, e.g. http://localhost:8000.")
 
@@ -46,16 +54,12 @@ class OpenEnvEnvironment:
 
     def __init__(self, services: Services):
         self._config, self._settings = services.config, services.config.openenv
-        package = importlib.import_module("openenv.core.generic_client")
-        self._connect = partial(
-            package.GenericEnvClient, base_url=self._settings.url, message_timeout_s=self._config.episode_timeout
-        )
-        self._client = self._connect()
+        self._client: aiohttp.ClientSession | None = None
         self._has_session = False
 
     async def reset(self, prompt: Prompt) -> Observation:
         result = await self._start_session(derive_instance_seed(self._config, prompt) % 2**31)
-        text = fill_template(self._config.prompt or PROMPT, observation=self._format_observation(result.observation))
+        text = fill_template(self._config.prompt or PROMPT, observation=self._format_observation(result["observation"]))
         return _make_observation(text)
 
     async def step(self, action: str) -> StepResult:
@@ -66,43 +70,59 @@ class OpenEnvEnvironment:
         if not _is_valid_unicode(fields):
             return _make_invalid_step("the action contains a lone surrogate, which is not valid Unicode")
         try:
-            result = await self._client.step(fields)
-        except RuntimeError as error:
-            if _read_error_code(error) != "VALIDATION_ERROR":
+            result = await self._request("step", fields)
+        except ServerError as error:
+            if error.code != "VALIDATION_ERROR":
                 raise
             return _make_invalid_step(f"the environment rejects this action. {error}")
-        reward = float(result.reward or 0.0)
-        if result.done:
+        reward = float(result.get("reward") or 0.0)
+        if result.get("done"):
             return StepResult(done=True, score=Score(reward), kept_chars=found.kept_chars)
         return StepResult(
-            _make_observation(self._format_observation(result.observation)), reward=reward, kept_chars=found.kept_chars
+            _make_observation(self._format_observation(result["observation"])),
+            reward=reward,
+            kept_chars=found.kept_chars,
         )
 
     async def close(self) -> None:
         _open_sessions[self._settings.url] -= self._has_session
         self._has_session = False
-        await self._client.close()
+        if self._client is not None:
+            await self._client.close()
 
-    async def _start_session(self, seed: int) -> Any:
+    async def _request(self, request_type: str, data: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and return the data of the server's reply. Raises ServerError or ConnectionError."""
+        with suppress(ConnectionError):  # a full server sends an error and closes the connection
+            await self._socket.send_json({"type": request_type, "data": data})
+        message = await self._socket.receive()
+        if message.type is not aiohttp.WSMsgType.TEXT:
+            raise ConnectionError(f"the server env.openenv.url={self._settings.url} closed the connection")
+        reply = message.json()
+        if reply["type"] == "error":
+            raise ServerError(reply["data"]["message"], reply["data"]["code"])
+        return reply["data"]
+
+    async def _start_session(self, seed: int) -> dict[str, Any]:
         """Open a session on the server and return its first result. Retries while the server has no free session. The
         wait does not count towards env.episode_timeout while other episodes of this process use the server."""
         wait = FIRST_WAIT
+        url = self._settings.url
         while True:
+            self._client = aiohttp.ClientSession()
+            self._socket = await self._client.ws_connect(f"{url.rstrip('/')}/ws", max_msg_size=MAX_MESSAGE_BYTES)
             try:
-                result = await self._client.reset(seed=seed)
-                _open_sessions[self._settings.url] += 1
+                result = await self._request("reset", {"seed": seed})
+                _open_sessions[url] += 1
                 self._has_session = True
                 return result
-            except Exception as error:
-                # A full server replies and closes the connection; a sending client may see only the close.
-                if _read_error_code(error) != "CAPACITY_REACHED" and type(error).__name__ != "ConnectionClosedOK":
+            except ServerError as error:
+                if error.code != "CAPACITY_REACHED":
                     raise
-                _warn_of_full_server(self._settings.url, str(error))
+                _warn_of_full_server(url, str(error))
             await self._client.close()
-            with exclude_from_time_limit() if _open_sessions[self._settings.url] else nullcontext():
+            with exclude_from_time_limit() if _open_sessions[url] else nullcontext():
                 await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
-            self._client = self._connect()
 
     def _parse_action(self, content: str) -> dict[str, Any]:
         try:
@@ -119,12 +139,6 @@ class OpenEnvEnvironment:
             raise KeyError(f"env.openenv.observation_field={field} is unknown. Use one of {', '.join(observation)}.")
         value = observation[field]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _read_error_code(error: Exception) -> str:
-    """Return the server's error code, e.g. CAPACITY_REACHED, from the text of `error`; empty if it has none."""
-    found = ERROR_CODE.search(str(error))
-    return found[1] if found else ""
 
 
 @cache

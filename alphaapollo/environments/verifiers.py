@@ -1,85 +1,85 @@
-"""Adapter for environments of the verifiers library (0.1.14).
+"""Adapter for environments of the verifiers library 0.4.
 
-A verifiers environment runs the episode itself and requests completions from an OpenAI client. The adapter acts as this
-client. Each request of the environment becomes an observation, and the model's action becomes the reply:
-
-    request: client.chat.completions.create(messages) -> Observation      reply: step(action) -> ChatCompletion
+A verifiers environment runs the episode itself and requests completions from a model. It runs in a process of its own
+(verifiers_server.py). Each of its requests becomes an observation, and the model's action becomes the reply.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
-import signal
-from functools import lru_cache
-from importlib.util import find_spec
+import subprocess
+import sys
+from pathlib import Path
 from threading import Lock
-from types import SimpleNamespace
-from typing import Any
+
+import aiohttp
 
 from alphaapollo.config.schema import Env
+from alphaapollo.config.schema.env import Verifiers
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.types import Message, Prompt, Score
 
-_load_lock = Lock()
+SERVER = Path(__file__).with_name("verifiers_server.py")
+_start_lock = Lock()
+_servers: dict[tuple[str, ...], tuple[subprocess.Popen[str], int]] = {}  # process and port of each environment
 
 
 def check_settings(config: Env) -> None:
     """Raise ValueError if the library's version is wrong, or the environment does not load or is not supported."""
-    module = importlib.import_module("verifiers") if find_spec("verifiers") is not None else None
-    if not hasattr(getattr(module, "Environment", None), "requires_group_rollouts"):
-        raise ValueError(
-            "env.env_name=verifiers needs the library verifiers 0.1. Install it: pip install -e '.[verifiers]'"
-        )
-    name, arguments = config.verifiers.name, config.verifiers.args
-    if not name:
-        raise ValueError("env.verifiers.name is empty. Set it to a name for verifiers.load_environment, e.g. wordle.")
-    try:
-        environment = _load_environment(name, json.dumps(arguments))
-    except Exception as error:  # environment code may raise anything
-        raise ValueError(
-            f"env.verifiers.name={name} cannot be loaded with env.verifiers.args={arguments} "
-            f"({type(error).__name__}: {error}). Install that environment or correct the arguments."
-        ) from error
-    if reason := _explain_unsupported_feature(environment):
-        raise ValueError(f"env.verifiers.name={name}: {reason}. Use another verifiers environment.")
+    if not config.verifiers.name:
+        raise ValueError("env.verifiers.name is empty. Set it to the name of an installed taskset, e.g. gsm8k-v1.")
+    find_server_port(config.verifiers)
+
+
+def find_server_port(settings: Verifiers) -> int:
+    """Return the port of this process's server of the environment, and start the server if it does not run. It ends
+    with this process. Raises ValueError if it cannot start."""
+    python = settings.python or sys.executable
+    key = (python, "-P", str(SERVER), settings.name, json.dumps(settings.args))
+    with _start_lock:
+        process, port = _servers.get(key, (None, 0))
+        if process is not None and process.poll() is None:
+            return port
+        try:
+            process = subprocess.Popen(key, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        except OSError as error:
+            raise ValueError(f"env.verifiers.python={python} cannot be started ({error}). Correct it.") from error
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline() or '{"error": "it ended without a message"}')
+        if "error" in ready:
+            raise ValueError(
+                f"env.verifiers.name={settings.name} cannot be used with env.verifiers.args={settings.args}: "
+                f"{ready['error']}"
+            )
+        _servers[key] = process, ready["port"]
+        return ready["port"]
 
 
 @register_environment("verifiers", check=check_settings, tools=None)
 class VerifiersEnvironment:
-    """Episode of a verifiers environment. Prompt i uses example i (modulo the number of examples) of the training data
-    if extra_info.split is `train`, else of the evaluation data."""
+    """Episode of a verifiers environment. Prompt i uses task i, modulo the number of tasks."""
 
     def __init__(self, services: Services):
         self._settings = services.config.verifiers
-        self._requests: asyncio.Queue[tuple[list[Message], asyncio.Future[Any]]] = asyncio.Queue()
-        self._answer: asyncio.Future[Any] | None = None
+        self._client: aiohttp.ClientSession | None = None
         self._chat: list[Message] = []
-        self._rollout: asyncio.Task[Any] | None = None
 
     async def reset(self, prompt: Prompt) -> Observation:
-        arguments = json.dumps(self._settings.args)
-        self._environment = await asyncio.to_thread(_load_environment, self._settings.name, arguments)
-        is_training = prompt.extra_info.get("split", "train") == "train"
-        data = self._environment.get_dataset() if is_training else self._environment.get_eval_dataset()
-        example = data[int(prompt.extra_info.get("index", prompt.id)) % len(data)]
-        completions = SimpleNamespace(create=self._create_completion)
-        openai_client = SimpleNamespace(chat=SimpleNamespace(completions=completions))
-        client = importlib.import_module("verifiers.clients").OpenAIChatCompletionsClient(openai_client)
-        self._rollout = asyncio.create_task(self._environment.rollout(example, client, "policy", {}))
-        if not await self._wait_for_model_request():
-            reason = _describe_rollout_error(self._rollout.result())
-            raise RuntimeError(f"environment {self._settings.name} ended before its first model request ({reason})")
+        port = await asyncio.to_thread(find_server_port, self._settings)
+        index = int(prompt.extra_info.get("index", prompt.id))
+        self._client = aiohttp.ClientSession()
+        self._socket = await self._client.ws_connect(f"http://127.0.0.1:{port}/episode/{index}", max_msg_size=0)
+        if await self._receive() is not None:
+            raise RuntimeError(f"environment {self._settings.name} ended before its first model request")
         return Observation(self._chat)
 
     async def step(self, action: str) -> StepResult:
-        assert self._answer is not None and self._rollout is not None, "step before reset"
-        content = action or " "  # verifiers treats an empty answer as a server failure
-        before = [*self._chat, Message(role="assistant", content=content)]
-        self._answer.set_result(_make_chat_completion(content))
-        if not await self._wait_for_model_request():
-            return StepResult(done=True, score=await self._score_rollout(self._rollout.result()))
+        text = action.encode("utf-8", "replace").decode()  # verifiers rejects lone surrogates
+        before = [*self._chat, Message(role="assistant", content=text)]
+        await self._socket.send_json({"answer": text})
+        if (score := await self._receive()) is not None:
+            return StepResult(done=True, score=score)
         if self._chat[: len(before)] != before:
             raise RuntimeError(
                 f"the verifiers environment {self._settings.name} changed earlier messages; it may only append messages"
@@ -87,75 +87,23 @@ class VerifiersEnvironment:
         return StepResult(Observation(self._chat[len(before) :]))
 
     async def close(self) -> None:
-        if self._rollout is not None:
-            self._rollout.cancel()
-            await asyncio.gather(self._rollout, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
 
-    async def _create_completion(self, messages: list[dict[str, Any]], tools: Any = None, **_: Any) -> Any:
-        """Receive a request of the verifiers environment, and return the model's completion as soon as it is known."""
-        if tools or not all(isinstance(message["content"], str) for message in messages):
-            feature = "native tool calls" if tools else "messages that are not plain text"
-            raise NotImplementedError(f"verifiers environments with {feature} are not supported")
-        chat = [Message(role=message["role"], content=message["content"]) for message in messages]
-        answer = asyncio.get_running_loop().create_future()
-        self._requests.put_nowait((chat, answer))
-        return await answer
+    async def _receive(self) -> Score | None:
+        """Wait for the next model request and keep its messages. Returns the score if the episode ended instead.
 
-    async def _wait_for_model_request(self) -> bool:
-        """Wait for the next request of the verifiers environment. Returns False if the episode ended instead."""
-        assert self._rollout is not None
-        request = asyncio.ensure_future(self._requests.get())
-        await asyncio.wait({request, self._rollout}, return_when=asyncio.FIRST_COMPLETED)
-        if not request.done():
-            request.cancel()
-            return False
-        self._chat, self._answer = request.result()
-        return True
-
-    async def _score_rollout(self, state: Any) -> Score:
-        if error := _describe_rollout_error(state):
-            raise RuntimeError(f"{self._settings.name}: {error}")
-        await self._environment.rubric.score_rollout(state)
-        await self._environment.rubric.cleanup(state)
-        return Score(float(state["reward"]), {name: float(value) for name, value in (state["metrics"] or {}).items()})
-
-
-def _load_environment(name: str, arguments: str) -> Any:
-    """Load a verifiers environment, or return the one that is loaded already. `arguments`: JSON."""
-    with _load_lock:
-        return _load_cached_environment(name, arguments)
-
-
-@lru_cache(maxsize=8)
-def _load_cached_environment(name: str, arguments: str) -> Any:
-    module = importlib.import_module("verifiers.envs.environment")
-    # verifiers environments would replace the run's handlers of SIGINT and SIGTERM.
-    module.__dict__["signal"] = SimpleNamespace(**{**vars(signal), "signal": lambda *_: None})
-    return importlib.import_module("verifiers").load_environment(name, **json.loads(arguments))
-
-
-def _explain_unsupported_feature(environment: Any) -> str:
-    """Return why a verifiers environment is not supported; empty if it is supported."""
-    if environment.message_type != "chat":
-        return "it completes texts; only chat environments are supported"
-    if environment.requires_group_rollouts:
-        return "its rubric compares the episodes of a group; only rewards of single episodes are supported"
-    if environment.tool_defs:
-        names = ", ".join(tool.name for tool in environment.tool_defs)
-        return f"it uses native tool calls ({names}), which are not supported"
-    return ""
-
-
-def _make_chat_completion(text: str) -> Any:
-    from openai.types.chat import ChatCompletion
-
-    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-    return ChatCompletion.model_validate(
-        {"id": "0", "object": "chat.completion", "created": 0, "model": "policy", "choices": [choice]}
-    )
-
-
-def _describe_rollout_error(state: Any) -> str:
-    """Return the error that ended a verifiers rollout, with its cause; empty if none. `state`: the rollout's result."""
-    error = state["error"]
-    return "" if error is None else f"{error!r} ({error.__cause__!r})"
+        Raises RuntimeError if the environment failed, or its messages are not plain text.
+        """
+        message = await self._socket.receive()
+        if message.type is not aiohttp.WSMsgType.TEXT:
+            raise ConnectionError(f"the process of the verifiers environment {self._settings.name} ended")
+        found = message.json()
+        if "messages" not in found:
+            if found["error"]:
+                raise RuntimeError(f"{self._settings.name}: {found['error']}")
+            return Score(float(found["reward"]), found["metrics"])
+        if not all(isinstance(one["content"], str) for one in found["messages"]):
+            raise NotImplementedError("verifiers environments with messages that are not plain text are not supported")
+        self._chat = [Message(role=one["role"], content=one["content"]) for one in found["messages"]]
+        return None

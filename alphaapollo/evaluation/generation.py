@@ -21,6 +21,7 @@ from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
+from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result
 from alphaapollo.evaluation.report import write_report
@@ -91,7 +92,8 @@ def prepare_run(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     check_context_length(config.model, config.rollout, config.data)
     check_tensor_parallel_size(config.model, config.rollout, "rollout")
     renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
-    prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data)
+    choose = partial(choose_rows, max_rows=config.data.max_samples, seed=0, shuffle=False)
+    prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data, choose)
     more += list_template_notices(config.model, renderer.tokenizer, config.data.apply_chat_template_kwargs)
     more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)[0]
     asyncio.run(try_environment_resets(config.env, prompts[:1]))

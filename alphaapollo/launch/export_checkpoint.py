@@ -19,6 +19,7 @@ from alphaapollo.launch.checkpoint_folder import PROGRESS, find_damage, list_che
 from alphaapollo.launch.model_card import format_model_card
 from alphaapollo.launch.push_to_hub import check_push_target
 from alphaapollo.launch.resume import read_saved_config
+from alphaapollo.utils.hub import is_local_path
 
 if TYPE_CHECKING:
     from alphaapollo.models.export.verification import ModelKind
@@ -142,4 +143,10 @@ def _read_model_section(saved: dict[str, Any], run: Path, config: ExportConfig) 
     model = build_config(Model, drop_unknown_keys(Model, role["model"]))
     if config.role == "critic" and isinstance(saved.get("critic"), dict):
         model = make_critic_model_section(model, build_config(Critic, drop_unknown_keys(Critic, saved["critic"])))
-    return model.model_copy(update={"path": config.model_path}) if config.model_path else model
+    if config.model_path:
+        return model.model_copy(update={"path": config.model_path})
+    own = run / "model"
+    is_gone = is_local_path(model.path) and not Path(model.path).is_dir()  # moved, or relative to another directory
+    if is_gone and config.role == "policy" and config.export_lora == "merged" and (own / "config.json").is_file():
+        return model.model_copy(update={"path": str(own), "tokenizer_path": ""})
+    return model

@@ -7,6 +7,7 @@ A [rank, in] and B [out, rank] are trained in float32.
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -185,3 +186,4 @@ def write_adapter(folder: Path, model: PreTrainedModel, tensors: dict[str, Tenso
     config.target_modules = sorted(config.target_modules)
     config.inference_mode = True
     config.save_pretrained(str(folder))
+    shutil.copymode(folder / "adapter_config.json", folder / "adapter_model.safetensors")  # safetensors: owner only

@@ -7,6 +7,8 @@ import socket
 
 import psutil
 
+CONNECT_SECONDS = 5.0
+
 
 def restrict_network_to_loopback() -> None:
     """Set environment variables so that vLLM, gloo and NCCL use only the loopback interface, for runs on one machine.
@@ -37,6 +39,15 @@ def reserve_port(host: str) -> int:
 def take_reserved_socket_fd(port: int) -> int:
     """Return the file descriptor of the socket that listens on a reserved port. The caller must close it."""
     return _reserved.pop(port).detach()
+
+
+def find_connection_error(host: str, port: int) -> str:
+    """Return why a TCP connection to the address fails; empty if it succeeds."""
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def find_interface(host: str) -> str | None:

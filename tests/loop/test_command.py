@@ -134,8 +134,15 @@ def test_serve_and_chat(ppo: Runner) -> None:
     result = subprocess.run(chat, cwd=ROOT, input="1+2=\n", capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert "tiny at http" in result.stdout
-    process.send_signal(signal.SIGINT)
-    process.wait(60)
+    assert "stop with Ctrl-C" in (ppo.out / "serve.txt").read_text()
+    body = {"model": "tiny", "prompt": "1+2=", "stream": True, "ignore_eos": True, "max_tokens": 400}
+    request = urllib.request.Request(
+        f"{url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as stream:  # a client that does not read the rest
+        assert stream.readline().startswith(b"data:")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 130
     wait_until_nothing_is_left(ppo)
 
 

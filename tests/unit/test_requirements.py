@@ -119,6 +119,8 @@ def test_every_imported_library_is_declared() -> None:
     declared |= {canonicalize_name(Requirement(line).name) for lines in EXTRAS.values() for line in lines}
     providers = packages_distributions()
     for path in [*(ROOT / "alphaapollo").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]:
+        if path.name == "verifiers_server.py":  # runs in another Python installation
+            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -57,9 +57,11 @@ class ReasoningGym(Section):
 
 class Verifiers(Section):
     name: Annotated[str, CHANGES_ENVIRONMENT] = ""
-    """Argument of `verifiers.load_environment`: the name of an installed environment."""
+    """Name of an installed taskset of verifiers, e.g. gsm8k-v1."""
     args: dict[str, Scalar | list[Scalar]] = {}
-    """Keyword arguments of `verifiers.load_environment`."""
+    """Settings of the taskset."""
+    python: str = ""
+    """Python program of the installation that has verifiers 0.4; empty = the program of this run."""
 
 
 class OpenEnv(Section):

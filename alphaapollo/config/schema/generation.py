@@ -10,6 +10,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from alphaapollo.config.schema.base import (
     NEEDS_GPU,
     ONLY_AT_START,
+    CountOrMinusOne,
     FilePath,
     FolderName,
     PositiveRatio,
@@ -42,6 +43,8 @@ class GenerationData(PromptData):
     """Prompts: one or several parquet or jsonl files (required)."""
     n_samples: PositiveInt = 1
     """Samples per prompt."""
+    max_samples: CountOrMinusOne = -1
+    """Maximum number of prompts: the first ones; -1 or 0 = all."""
 
 
 class GenerationRollout(Rollout):
@@ -83,7 +86,8 @@ class GenerationConfig(Section):
     resume_rules = {  # prompts are compared one by one, so data.path may change
         "": SAMPLE_IDENTITY,
         **dict.fromkeys(
-            ("data.path", "data.prompt_key", "env.episode_timeout", "rollout", "trainer"), ResumeRule("applied")
+            ("data.path", "data.max_samples", "data.prompt_key", "env.episode_timeout", "rollout", "trainer"),
+            ResumeRule("applied"),
         ),
         **dict.fromkeys(("reward.timeout", "reward.num_workers"), ResumeRule("applied")),
         **{f"reward.judge.{name}": ResumeRule("applied") for name in ("base_url", "api_key_env", "timeout")},

@@ -132,6 +132,8 @@ def _write_folder(
     config.save_pretrained(folder)
     for code in Path(source.path).glob("*.py"):  # modeling code that is part of the model folder
         shutil.copy(code, folder)
+    for weights in folder.glob("*.safetensors"):  # safetensors makes them readable only by their owner
+        shutil.copymode(folder / "config.json", weights)
 
 
 def _group_parameter_names_by_layer(model: PreTrainedModel) -> list[list[str]]:

@@ -3,9 +3,15 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from alphaapollo.cli import chat, serve
@@ -16,6 +22,7 @@ from alphaapollo.environments.base import Observation, Services, StepResult, get
 from alphaapollo.launch import run_model
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.utils.network import find_free_port
 from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.unit.tiny import save_model
 
@@ -34,17 +41,75 @@ def test_run_without_a_model_is_an_error(verb: str, tmp_path: Path, capsys: pyte
     assert "has no model and no complete checkpoint yet" in error and "Resume this run" in error
 
 
-def test_serve_executes_the_server(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[object] = []
-    monkeypatch.setattr(os, "execve", lambda file, words, variables: started.extend([words, variables]))
-    main(["serve", str(model), "--port", "8123", "trainer.device=cpu", "rollout.kv_cache_gib=0.25", "--api-key", "x"])
-    words, variables = started
-    assert isinstance(words, list)
+def test_serve_starts_the_server(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(serve, "run_server", lambda *arguments: started.extend(arguments) or 0)
+    port = find_free_port()
+    keys = ["trainer.device=cpu", "rollout.kv_cache_gib=0.25", "--api-key", "x"]
+    assert main(["serve", str(model), "--port", str(port), "--shutdown-timeout", "9", *keys]) == 0
+    words, variables, address, _, grace_seconds = started
     assert words[words.index("--model") + 1] == str(model)
-    assert words[words.index("--port") + 1] == "8123"
+    assert words[words.index("--port") + 1] == str(port) and address == ("127.0.0.1", port)
     assert words[words.index("--kv-cache-memory-bytes") + 1] == str(2**28)
+    assert words[words.index("--shutdown-timeout") + 1] == "9" and grace_seconds == 9
     assert words[-2:] == ["--api-key", "x"]  # vLLM's own
-    assert variables["OMP_WAIT_POLICY"] == "PASSIVE"  # type: ignore[index]
+    assert variables["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_taken_port_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as ended:
+        main(["serve", "no_run", "--port", str(taken.getsockname()[1])])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "Address already in use" in error and "Use another --port" in error and "no_run" not in error
+
+
+SERVE = """
+import sys
+from alphaapollo.cli.serve import run_server
+from alphaapollo.utils.entry_point import entry_point
+
+@entry_point
+def main(argv=None):
+    port, grace, *command = sys.argv[1:]
+    return run_server([*command, port], {}, ("127.0.0.1", int(port)), "it listens", float(grace))
+
+sys.exit(main())
+"""
+STUCK_SERVER = """
+import os, signal, socket, sys, time
+os.fork()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+listening = socket.create_server(("127.0.0.1", int(sys.argv[1])), reuse_port=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGTERM, signal.SIGINT], [signal.SIGKILL]], ids=["second signal", "killed parent"]
+)
+def test_no_process_of_a_stuck_server_is_left(signals: list[signal.Signals], tmp_path: Path) -> None:
+    """The server and its child process ignore SIGTERM. The grace period is longer than the test's timeout."""
+    (tmp_path / "serve.py").write_text(SERVE)
+    command = [sys.executable, str(tmp_path / "serve.py"), str(find_free_port()), "1000"]
+    process = subprocess.Popen(
+        [*command, sys.executable, "-c", STUCK_SERVER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(tmp_path)},
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "it listens\n"
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert len(started) >= 2
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.5)  # two signals of one moment are one KeyboardInterrupt
+        assert process.wait(60) == (-signal.SIGKILL if signal.SIGKILL in signals else 130)
+        assert not psutil.wait_procs(started, timeout=30)[1]
+    finally:
+        process.kill()
 
 
 def test_serve_uses_the_default_context_if_the_model_supports_it(model: Path) -> None:

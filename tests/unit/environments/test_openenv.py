@@ -1,15 +1,12 @@
-"""Tests with a real OpenEnv server if the package is installed, else with a fake client."""
+"""Tests with a real OpenEnv server if a Python installation has the package (OPENENV_PYTHON, or this one), else with a
+fake server."""
 
 import asyncio
-import importlib.util
-import json
-import socket
+import os
 import subprocess
 import sys
-import textwrap
 import time
-from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,11 +15,13 @@ from alphaapollo.environments import check_environment
 from alphaapollo.environments import openenv as adapter
 from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.utils.network import find_connection_error, find_free_port
 from alphaapollo.utils.time_limit import TimeLimit
 from tests.unit import virtual_time
 from tests.unit.environments.episode_helpers import check_results, make, play, random_agent
 
-REAL = importlib.util.find_spec("openenv") is not None
+PYTHON = os.environ.get("OPENENV_PYTHON", sys.executable)
+REAL = not subprocess.run([PYTHON, "-c", "import openenv.core.env_server"], capture_output=True, check=False).returncode
 SERVER = """
 import sys
 import uvicorn
@@ -58,79 +57,61 @@ uvicorn.run(create_fastapi_app(Echo, Say, Heard, max_concurrent_envs=8), host="1
 """
 
 
-class ConnectionClosedOK(Exception):
-    """Fake of websockets' exception: the server closed the connection before the client could send."""
+FAKE_SERVER = """
+import sys
+from aiohttp import web
 
+free = 8
 
-class Client:
-    """Fake of openenv.core.generic_client.GenericEnvClient 0.3, with the environment above."""
+async def session(request):
+    global free
+    socket = web.WebSocketResponse()
+    await socket.prepare(request)
+    async def fail(message, code):
+        await socket.send_json({"type": "error", "data": {"message": message, "code": code}})
+    if not free:
+        await fail("Maximum concurrent sessions (8) reached", "CAPACITY_REACHED")
+        await socket.close()
+        return socket
+    free -= 1
+    async for frame in socket:
+        asked = frame.json()
+        said = asked["data"].get("message")
+        if asked["type"] == "reset":
+            left, seed = 3, asked["data"]["seed"]
+            result = {"observation": {"text": f"start {seed % 2}"}, "reward": None, "done": False}
+        elif not isinstance(said, str):
+            await fail("message must be a text", "VALIDATION_ERROR")
+            continue
+        elif said == "raise":
+            await fail("broken", "EXECUTION_ERROR")
+            continue
+        else:
+            left, won = left - 1, said == "win"
+            observation = {"text": f"echo {said}"}
+            result = {"observation": observation, "reward": 1.0 if won else 0.25, "done": won or not left}
+        await socket.send_json({"type": "observation", "data": result})
+    free += 1
+    return socket
 
-    free, refused = 8, 0  # sessions of the server
-
-    def __init__(self, base_url: str, message_timeout_s: float):
-        self.closed, self.open = False, False
-        self.url, self.message_timeout_s = base_url, message_timeout_s
-
-    async def reset(self, **kwargs):
-        if "dead" in self.url:
-            raise ConnectionError(f"Failed to connect to {self.url}")
-        if not Client.free:
-            Client.refused += 1
-            if Client.refused % 2:
-                raise ConnectionClosedOK()
-            raise RuntimeError("Server error: Maximum concurrent sessions (8) reached (code: CAPACITY_REACHED)")
-        Client.free -= 1
-        self.left, self.open = 3, True
-        return SimpleNamespace(observation={"text": f"start {kwargs['seed'] % 2}"}, reward=None, done=False)
-
-    async def step(self, action, **kwargs):
-        json.dumps(action, ensure_ascii=False).encode()
-        if not isinstance(action.get("message"), str):
-            raise RuntimeError("Server error: message must be a text (code: VALIDATION_ERROR)")
-        if action["message"] == "raise":
-            raise RuntimeError("Server error: broken (code: EXECUTION_ERROR)")
-        self.left -= 1
-        won = action["message"] == "win"
-        return SimpleNamespace(
-            observation={"text": f"echo {action['message']}"}, reward=1.0 if won else 0.25, done=won or not self.left
-        )
-
-    async def close(self):
-        Client.free += self.open
-        self.closed, self.open = True, False
+app = web.Application()
+app.router.add_get("/ws", session)
+web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None)
+"""
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    if not REAL:
-        yield "http://nowhere"
-        return
     script = tmp_path_factory.mktemp("server") / "server.py"
-    script.write_text(textwrap.dedent(SERVER))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen([sys.executable, str(script), str(port)])
+    script.write_text(SERVER if REAL else FAKE_SERVER)
+    port = find_free_port()
+    server = subprocess.Popen([PYTHON, str(script), str(port)])
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and server.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.2)
+    while find_connection_error("127.0.0.1", port) and time.monotonic() < deadline and server.poll() is None:
+        time.sleep(0.1)
     yield f"http://127.0.0.1:{port}"
     server.terminate()
     server.wait(10)
-
-
-@pytest.fixture(autouse=True)
-def package(monkeypatch):
-    if not REAL:
-        module = ModuleType("openenv.core.generic_client")
-        vars(module).update(GenericEnvClient=Client)
-        for name in ("openenv", "openenv.core"):
-            monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        monkeypatch.setitem(sys.modules, "openenv.core.generic_client", module)
-        monkeypatch.setattr(adapter, "find_spec", lambda name: object())
 
 
 def env(url: str, prompt: str = "", **settings) -> Env:
@@ -213,16 +194,30 @@ def test_episodes_wait_for_free_sessions(url, monkeypatch):
 def test_wait_for_own_episodes_is_not_counted(url, monkeypatch, ours, left):
     """A session is in use for a minute, by an episode of this process or by another client."""
 
+    free = 1
+
+    class Client:
+        async def ws_connect(self, url: str, max_msg_size: int) -> None: ...
+        async def close(self) -> None: ...
+
+    async def request(self, request_type: str, data: dict) -> dict:
+        if not free:
+            raise adapter.ServerError("full", "CAPACITY_REACHED")
+        return {"observation": {"text": ""}}
+
+    def set_free(number: int) -> None:
+        nonlocal free
+        free = number
+
+    monkeypatch.setattr(adapter, "aiohttp", SimpleNamespace(ClientSession=Client))
+    monkeypatch.setattr(adapter.OpenEnvEnvironment, "_request", request)
+
     async def go() -> float:
         clock, (first, second) = TimeLimit(10.0), (make(env(url)), make(env(url)))
-        for environment in (first, second):
-            environment._connect = partial(Client, url, 10.0)
-            environment._client = environment._connect()
-        monkeypatch.setattr(Client, "free", 1)
         if ours:
             await first.reset(row())
-        monkeypatch.setattr(Client, "free", 0)
-        asyncio.get_running_loop().call_later(60, lambda: setattr(Client, "free", 1))
+        set_free(0)
+        asyncio.get_running_loop().call_later(60, set_free, 1)
         try:
             async with clock.count_time():
                 await second.reset(row())
@@ -236,23 +231,14 @@ def test_wait_for_own_episodes_is_not_counted(url, monkeypatch, ours, left):
     assert virtual_time.run(go()) == left
 
 
-def test_message_timeout_is_the_episode_timeout(url):
-    environment = make(Env(env_name="openenv", episode_timeout=77.0, openenv={"url": url}))
-    assert 77.0 in vars(environment._client).values()
-
-
 def test_unreachable_server(url):
-    dead = "http://dead" if not REAL else "http://127.0.0.1:1"
-    with pytest.raises(
-        ValueError,
-        match=r"env\.env_name=openenv, row 0: .*: OpenEnvEnvironment.reset: ConnectionError: Failed to connect",
-    ):
-        asyncio.run(try_environment_resets(env(dead), [row()]))
+    with pytest.raises(ValueError, match=r"row 0: .*OpenEnvEnvironment.reset: ClientConnectorError: Cannot connect"):
+        asyncio.run(try_environment_resets(env("http://127.0.0.1:1"), [row()]))
     asyncio.run(try_environment_resets(env(url), [row(), row(1)]))
 
 
 def test_random_agent(url):
-    for seed in range(50 if REAL else 300):
+    for seed in range(50):
         agent = random_agent(seed)
         results = play(env(url), lambda environment, seen, agent=agent: _harmless(agent(environment, seen)), row(seed))
         assert all(0.0 <= result.reward <= 0.25 for result in results)
@@ -264,10 +250,7 @@ def _harmless(text: str) -> str:
     return text.replace("raise", "")
 
 
-def test_check(monkeypatch):
+def test_check():
     check_environment(env("http://localhost:8000"))
     with pytest.raises(ValueError, match=r"env\.openenv\.url is empty"):
         check_environment(env(""))
-    monkeypatch.setattr(adapter, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install -e '\.\[openenv\]'"):
-        check_environment(env("x"))

@@ -1,167 +1,165 @@
-"""Tests with the verifiers library if it is installed, else with a fake."""
+"""Tests with the verifiers library if a Python installation has it (VERIFIERS_PYTHON, or this one), else with a fake
+server that speaks the same protocol."""
 
 import asyncio
-import importlib.util
-import json
+import os
+import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
+from pathlib import Path
 
 import pytest
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
 from alphaapollo.environments import verifiers as adapter
-from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.types import Message, Prompt
 from tests.unit.environments.episode_helpers import check_results, make, play, random_agent
 
-REAL = importlib.util.find_spec("verifiers") is not None
+PYTHON = os.environ.get("VERIFIERS_PYTHON", sys.executable)
+REAL = not subprocess.run([PYTHON, "-P", "-c", "import verifiers.v1"], capture_output=True, check=False).returncode
+needs_verifiers = pytest.mark.skipif(not REAL, reason="no verifiers 0.4; set VERIFIERS_PYTHON to a Python that has it")
 ENVIRONMENT = '''
-import verifiers as vf
-from datasets import Dataset
+import verifiers.v1 as vf
 
-class Countdown(vf.MultiTurnEnv):
-    """Ends at the correct answer; counts the wrong ones."""
+__all__ = ["CountdownTaskset", "CountdownEnv"]
 
-    async def env_response(self, messages, state, **kwargs):
-        said = messages[-1]["content"]
-        if said == "raise":
-            raise ValueError("broken")
-        if said == "error":
-            raise vf.Error("no sandbox")
-        if state["answer"] in said:
-            state["final_env_response"] = [{"role": "user", "content": "right"}]
-            return state["final_env_response"]
-        return [{"role": "user", "content": f"wrong {len(state['trajectory'])}"}]
+class CountdownData(vf.TaskData):
+    answer: str
 
-def right(completion, answer, **kwargs):
-    return float(any(answer in message["content"] for message in completion if message["role"] == "assistant"))
+class CountdownTask(vf.Task[CountdownData]):
+    @vf.reward(weight=0.5)
+    async def right(self, trace: vf.Trace) -> float:
+        return float(self.data.answer in trace.last_reply)
 
-def brief(completion, **kwargs):
-    return 1.0 / len(completion)
+    @vf.reward(weight=0.5)
+    async def brief(self, trace: vf.Trace) -> float:
+        return 1.0 / trace.num_turns
 
-def best(completions, **kwargs):
-    return [0.0 for _ in completions]
+    @vf.metric
+    async def turns(self, trace: vf.Trace) -> float:
+        return trace.num_turns
 
-def load_environment(rows=2, max_turns=4, tool=False, group=False):
-    data = Dataset.from_list([{"question": f"{i} and 1?", "answer": str(i + 1)} for i in range(rows)])
-    test = Dataset.from_list([{"question": "7 and 1?", "answer": "8"}])
-    rubric = vf.Rubric(funcs=[best] if group else [right, brief], weights=[1.0] if group else [1.0, 0.0])
-    tools = [vf.Tool(name="add", description="Adds.", parameters={})] if tool else None
-    return Countdown(max_turns=max_turns, dataset=data, eval_dataset=test, rubric=rubric, tool_defs=tools)
+class CountdownConfig(vf.TasksetConfig):
+    rows: int = 2
+
+class CountdownTaskset(vf.Taskset[CountdownTask, CountdownConfig]):
+    def load(self):
+        print("environments may print")
+        for i in range(self.config.rows):
+            yield CountdownTask(CountdownData(prompt=f"{i} and 1?", answer=str(i + 1)), self.config.task)
+
+class CountdownEnvConfig(vf.EnvConfig):
+    player: vf.AgentConfig = vf.AgentConfig()
+
+class CountdownEnv(vf.Env[CountdownEnvConfig]):
+    """Ends at the correct answer or after four; counts the wrong ones."""
+
+    async def run(self, task, agents):
+        async with agents.player.interaction(task) as interaction:
+            segment = await interaction.turn()
+            for turn in range(1, 4):
+                if segment.last_reply == "raise":
+                    raise ValueError("broken")
+                if segment.terminated or task.data.answer in segment.last_reply:
+                    return
+                segment = await interaction.turn(f"wrong {turn}")
 '''
+SINGLE_TURN = """
+import verifiers.v1 as vf
+
+__all__ = ["EchoTaskset"]
+
+class EchoTask(vf.Task[vf.TaskData]):
+    @vf.reward
+    async def length(self, trace: vf.Trace) -> float:
+        return float(len(trace.last_reply))
+
+class EchoTaskset(vf.Taskset[EchoTask, vf.TasksetConfig]):
+    def load(self):
+        return [EchoTask(vf.TaskData(prompt="Say something.", system_prompt="Be brief."), self.config.task)]
+"""
+TWO_AGENTS = """
+import verifiers.v1 as vf
+
+__all__ = ["TalkTaskset", "TalkEnv"]
+
+class TalkTaskset(vf.Taskset[vf.Task, vf.TasksetConfig]):
+    def load(self):
+        return [vf.Task(vf.TaskData(prompt="Talk."))]
+
+class TalkEnvConfig(vf.EnvConfig):
+    one: vf.AgentConfig = vf.AgentConfig()
+    other: vf.AgentConfig = vf.AgentConfig()
+
+class TalkEnv(vf.Env[TalkEnvConfig]):
+    async def run(self, task, agents):
+        await agents.one.run(task)
+"""
+FAKE_SERVER = """
+import asyncio, json, sys, threading, os
+from aiohttp import web
+
+arguments = json.loads(sys.argv[2])
+if "colour" in arguments:
+    print(json.dumps({"error": "ValidationError: colour"}), flush=True)
+    sys.exit(1)
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+
+async def episode(request):
+    socket = web.WebSocketResponse()
+    await socket.prepare(request)
+    row = int(request.match_info["index"]) % arguments.get("rows", 2)
+    chat = [{"role": "user", "content": f"{row} and 1?"}]
+    for turn in range(1, 5):
+        await socket.send_json({"messages": chat})
+        said = (await socket.receive_json())["answer"]
+        if said == "raise":
+            await socket.send_json({"reward": 0.0, "metrics": {}, "error": "EnvError: broken"})
+        if str(row + 1) in said:
+            break
+        chat += [{"role": "assistant", "content": said}, {"role": "user", "content": f"wrong {turn}"}]
+    right = 0.5 * (str(row + 1) in said)
+    metrics = {"right": right, "brief": 0.5 / turn, "turns": turn}
+    await socket.send_json({"reward": right + 0.5 / turn, "metrics": metrics, "error": ""})
+    return socket
+
+async def main():
+    app = web.Application()
+    app.router.add_get("/episode/{index}", episode)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(json.dumps({"port": runner.addresses[0][1]}), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
 
 
-class Rows(list):
-    @classmethod
-    def from_list(cls, rows):
-        return cls({**row, "prompt": [{"role": "user", "content": row["question"]}]} for row in rows)
+@pytest.fixture(scope="module", autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("environments")
+    for name, text in {"countdown": ENVIRONMENT, "echo_v1": SINGLE_TURN, "talk": TWO_AGENTS}.items():
+        (folder / f"{name}.py").write_text(text)
+    (folder / "server.py").write_text(FAKE_SERVER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        if not REAL:
+            patch.setattr(adapter, "SERVER", folder / "server.py")
+        yield folder
+    for process, _ in adapter._servers.values():
+        process.stdin.close()
+        assert process.wait(60) == 0
+    adapter._servers.clear()
 
 
-class Error(Exception):
-    """Fake of verifiers.Error."""
+def env(name: str = "countdown", python: str = PYTHON, **args) -> Env:
+    return Env(env_name="verifiers", max_steps=9, verifiers={"name": name, "args": args, "python": python})
 
 
-class Rubric:
-    """Fake of verifiers.Rubric."""
-
-    def __init__(self, funcs, weights):
-        self.funcs, self.weights = funcs, weights
-        self.cleaned = 0
-
-    async def score_rollout(self, state):
-        found = {one.__name__: one(completion=state["completion"], answer=state["answer"]) for one in self.funcs}
-        state["metrics"] = found
-        state["reward"] = sum(weight * value for weight, value in zip(self.weights, found.values(), strict=True))
-
-    async def cleanup(self, state):
-        self.cleaned += 1
-
-
-class Environment:
-    """Fake of verifiers.Environment."""
-
-    message_type = "chat"
-
-    @property
-    def requires_group_rollouts(self):
-        return any("completions" in one.__code__.co_varnames for one in self.rubric.funcs)
-
-
-class MultiTurnEnv(Environment):
-    """Fake of verifiers.MultiTurnEnv: alternates the client and `env_response`."""
-
-    def __init__(self, max_turns, dataset, eval_dataset, rubric, tool_defs):
-        self.max_turns, self.rubric, self.tool_defs = max_turns, rubric, tool_defs
-        self.data, self.eval_data = dataset, eval_dataset
-
-    def get_dataset(self):
-        return self.data
-
-    def get_eval_dataset(self):
-        return self.eval_data
-
-    async def rollout(self, input, client, model, sampling_args):
-        state = {**input, "trajectory": [], "error": None, "final_env_response": None, "completion": []}
-        chat = list(input["prompt"])
-        try:
-            while len(state["trajectory"]) < self.max_turns:
-                if state["trajectory"]:
-                    chat = [*chat, *await self.env_response(chat, state)]
-                    if state["final_env_response"] is not None:
-                        break
-                chat = [*chat, await self.ask(client, model, chat)]
-                state["trajectory"].append(chat[-1])
-        except Error as error:
-            state["error"] = error
-        return state | {"completion": chat[len(input["prompt"]) :]}
-
-    async def ask(self, client, model, chat):
-        try:
-            asked = {"tools": self.tool_defs} if self.tool_defs else {}
-            response = await client.client.chat.completions.create(model=model, messages=chat, **asked)
-        except Exception as error:
-            raise Error() from error
-        return {"role": "assistant", "content": response.choices[0].message.content}
-
-
-def load_environment(name, **arguments):
-    return importlib.import_module(name).load_environment(**arguments)
-
-
-def fake_modules() -> dict[str, ModuleType]:
-    """Fake modules with the parts of verifiers 0.1.14 that the adapter and the environment above use."""
-    package, datasets = ModuleType("verifiers"), ModuleType("datasets")
-    vars(package).update(Error=Error, Rubric=Rubric, Environment=Environment, MultiTurnEnv=MultiTurnEnv)
-    vars(package).update(Tool=SimpleNamespace, load_environment=load_environment)
-    vars(package).update(__spec__=SimpleNamespace(name="verifiers"))
-    clients = ModuleType("clients")
-    vars(clients).update(OpenAIChatCompletionsClient=lambda client: SimpleNamespace(client=client))
-    vars(datasets).update(Dataset=Rows)
-    return {"verifiers": package, "verifiers.envs.environment": ModuleType("environment"), "datasets": datasets} | {
-        "verifiers.clients": clients
-    }
-
-
-@pytest.fixture(autouse=True)
-def countdown(tmp_path, monkeypatch):
-    (tmp_path / "countdown_env.py").write_text(ENVIRONMENT)
-    monkeypatch.syspath_prepend(tmp_path)
-    if not REAL:
-        for name, module in fake_modules().items():
-            monkeypatch.setitem(sys.modules, name, module)
-    adapter._load_cached_environment.cache_clear()
-    yield
-    adapter._load_cached_environment.cache_clear()
-    sys.modules.pop("countdown_env", None)
-
-
-def env(max_steps: int = 9, **args) -> Env:
-    return Env(env_name="verifiers", max_steps=max_steps, verifiers={"name": "countdown_env", "args": args})
-
-
-def row(index: int = 0, split: str = "train") -> Prompt:
+def row(index: int = 0) -> Prompt:
     chat = [Message(role="user", content="The environment writes this prompt.")]
-    return Prompt(0, "text", chat, extra_info={"index": index, "split": split})
+    return Prompt(0, "text", chat, extra_info={"index": index})
 
 
 def run(config: Env, prompt: Prompt, *texts: str):
@@ -176,92 +174,101 @@ def run(config: Env, prompt: Prompt, *texts: str):
     return asyncio.run(go())
 
 
-def test_rollout_and_rubric():
+def test_several_turns():
     first, (wrong, right) = run(env(), row(1), "1", "it is 2")
     assert first.messages == [Message(role="user", content="1 and 1?")]
     assert wrong.observation.messages == [Message(role="user", content="wrong 1")] and not wrong.done
-    assert right.done and right.score.reward == 1.0
-    parts = right.score.components
-    assert (parts["right"], parts["brief"]) == (1.0, pytest.approx(0.25))  # 2 answers and 2 messages of the environment
+    assert right.done and right.score.reward == 0.75
+    assert right.score.components == {"right": 0.5, "brief": 0.25, "turns": 2}
 
 
 def test_end_without_a_correct_answer():
-    _, results = run(env(max_turns=2), row(), "no", "no")
-    assert [result.done for result in results] == [False, True] and results[-1].score.reward == 0.0
+    _, results = run(env(), row(), "no", "", "no", "no")
+    assert [result.done for result in results] == [False, False, False, True]
+    assert results[-1].score.reward == 0.125
 
 
-def test_rows_select_examples():
+def test_rows_select_tasks():
     assert run(env(rows=2), row(3))[0].messages[0]["content"] == "1 and 1?"  # 3 modulo 2
-    assert run(env(), row(3, "test"))[0].messages[0]["content"] == "7 and 1?"
 
 
-@pytest.mark.parametrize(
-    ("args", "text", "said"),
-    [({}, "raise", "broken"), ({}, "error", "no sandbox"), ({"tool": True}, "", "native tool calls are not supported")],
-)
-def test_errors_are_raised(args, text, said):
-    with pytest.raises((ValueError, RuntimeError), match=said):
-        run(env(**args), row(), text)
+def test_errors_are_raised():
+    with pytest.raises(RuntimeError, match=r"countdown: EnvError: .*broken"):
+        run(env(), row(), "raise")
 
 
-def test_close_cancels_the_rollout():
-    async def go() -> bool:
-        environment = make(env())
+def test_close_during_an_episode_leaves_the_server_usable():
+    run(env(), row())
+    assert run(env(), row(), "1")[1][0].score.reward == 1.0
+
+
+def test_concurrent_episodes():
+    async def go():
+        environments = [make(env()) for _ in range(4)]
+        for index, environment in enumerate(environments):
+            await environment.reset(row(index))
+        results = await asyncio.gather(*(environment.step("it is 2") for environment in environments))
+        for environment in environments:
+            await environment.close()
+        return [result.done for result in results]
+
+    assert asyncio.run(go()) == [False, True, False, True]
+
+
+def test_dead_server_is_an_error_and_is_restarted():
+    config = env(rows=3)
+
+    async def go():
+        environment = make(config)
         await environment.reset(row())
-        rollout = environment._rollout
-        await environment.close()
-        return rollout.cancelled()
+        process = next(process for key, (process, _) in adapter._servers.items() if '"rows": 3' in key[-1])
+        process.kill()
+        process.wait()
+        try:
+            with pytest.raises((RuntimeError, OSError)):
+                await environment.step("1")
+        finally:
+            await environment.close()
 
-    assert asyncio.run(go())
-
-
-def test_empty_answer_is_not_a_failure():
-    _, (result,) = run(env(), row(), "")
-    assert result.observation.messages[0]["content"] == "wrong 1"
+    asyncio.run(go())
+    assert run(config, row(), "1")[1][0].done
 
 
 def test_random_agent():
-    for seed in range(200):
-        check_results(play(env(max_turns=4), random_agent(seed), row(seed)), 4)
+    for seed in range(20):
+        check_results(play(env(), random_agent(seed), row(seed)), 4)
 
 
-def test_signal_handlers_are_unchanged():
-    import signal
-
-    before = signal.getsignal(signal.SIGTERM)
-    run(env(), row())
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_check(monkeypatch):
+def test_check():
     check_environment(env())
     with pytest.raises(ValueError, match=r"env\.verifiers\.name is empty"):
         check_environment(Env(env_name="verifiers"))
-    with pytest.raises(ValueError, match=r"name=countdown_env: its rubric compares the episodes of a group"):
-        check_environment(env(group=True))
-    with pytest.raises(ValueError, match=r"uses native tool calls \(add\), which are not supported"):
-        check_environment(env(tool=True))
-    with pytest.raises(ValueError, match=r"cannot be loaded with env\.verifiers\.args=\{'colour': 1\} .*colour"):
+    with pytest.raises(ValueError, match=r"env\.verifiers\.args=\{'colour': 1\}.*(?s:.)*colour"):
         check_environment(env(colour=1))
-    monkeypatch.setattr(adapter, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs the library verifiers 0\.1\. Install it: pip"):
-        check_environment(env())
+    with pytest.raises(ValueError, match=r"env\.verifiers\.python=/no/python cannot be started"):
+        check_environment(env(python="/no/python"))
 
 
-def test_other_version_is_refused(monkeypatch):
-    other = ModuleType("verifiers")
-    other.__spec__ = SimpleNamespace(name="verifiers")
-    monkeypatch.setitem(sys.modules, "verifiers", other)
-    with pytest.raises(ValueError, match=r"needs the library verifiers 0\.1\. Install it: pip"):
-        check_environment(env())
+def test_version(monkeypatch: pytest.MonkeyPatch, installed: Path):
+    """The error names the required and the installed version."""
+    info = installed / "verifiers-0.1.14.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: verifiers\nVersion: 0.1.14\n")
+    monkeypatch.setattr(adapter, "SERVER", Path(adapter.__file__).with_name("verifiers_server.py"))
+    with pytest.raises(ValueError, match=r"verifiers 0\.4 is required, but .* has 0\.1\.14\. Install"):
+        check_environment(env("other", python=sys.executable))
+    (info / "METADATA").unlink()
+    info.rmdir()
 
 
-def test_score_without_metrics():
-    environment = make(env())
-    environment._environment = SimpleNamespace(rubric=SimpleNamespace(score_rollout=_nothing, cleanup=_nothing))
-    assert asyncio.run(environment._score_rollout({"error": None, "reward": 1, "metrics": None})) == Score(1.0)
-    assert json.dumps(env().verifiers.args) == "{}"
+@needs_verifiers
+def test_single_turn():
+    first, (result,) = run(env("echo-v1"), row(), "four")
+    assert [message["role"] for message in first.messages] == ["system", "user"]
+    assert result.done and result.score.reward == 4.0
 
 
-async def _nothing(state) -> None:
-    pass
+@needs_verifiers
+def test_several_agents_are_refused():
+    with pytest.raises(ValueError, match=r"its agents are one, other; only environments with one agent"):
+        check_environment(env("talk"))

@@ -121,6 +121,13 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seeds
 
 
+def test_row_limit_may_be_raised_later(command: Command) -> None:
+    command.run("data.max_samples=2")
+    assert {record["prompt_id"] for record in command.records()} == {0, 1}
+    command.run("data.max_samples=3")
+    assert {record["prompt_id"] for record in command.records()} == {0, 1, 2}
+
+
 def test_every_sample_is_written_and_counted(command: Command) -> None:
     printed = command.run()
     records = command.records()

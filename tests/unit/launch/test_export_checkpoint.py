@@ -56,11 +56,24 @@ def test_the_export_equals_the_runs_own_export(run: Path, capsys: pytest.Capture
     )
     card = written.pop("README.md").decode()
     assert written == expected
+    modes = {file.stat().st_mode for folder in (output, run / "model") for file in folder.iterdir()}
+    assert len(modes) == 1  # others may read the weights, if they may read the other files
     assert "supervised fine-tuning), after iteration 2" in card
     assert "its log-probs of a probe differ from the checkpoint's by" in card
     assert not list((run / "exported").glob(".*"))
     assert main([f"checkpoint={run}", "dtype=float32"]) == 2
     assert "already exists" in capsys.readouterr().err
+
+
+def test_initial_model_that_moved_is_replaced_by_the_runs_own(run: Path, tmp_path: Path) -> None:
+    """E.g. a relative model.path, and an export from another directory."""
+    moved = tmp_path / "run"
+    shutil.copytree(run, moved, ignore=shutil.ignore_patterns("exported"))
+    save_config(SftConfig(model={"path": "no/such/model"}), moved / "config.yaml")
+    assert prepare_export(ExportConfig(checkpoint=str(moved))).model.path == str(moved / "model")
+    shutil.rmtree(moved / "model")
+    with pytest.raises(ValueError, match=r"model\.path=no/such/model does not exist"):
+        prepare_export(ExportConfig(checkpoint=str(moved)))
 
 
 def test_a_policy_has_its_own_section_and_folder(run: Path, tmp_path: Path) -> None:
