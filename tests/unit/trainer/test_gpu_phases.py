@@ -196,6 +196,8 @@ class Log:
 
     def write_validation(self, *arguments: Any) -> None: ...
 
+    def log_samples(self, *arguments: Any) -> None: ...
+
 
 def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = False, **config: Any) -> Any:
     """One iteration over one prompt, with a validation, a checkpoint and optionally a reset of the reference."""

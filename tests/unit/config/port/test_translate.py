@@ -45,7 +45,8 @@ def test_every_changed_line_has_a_comment():
     for line in (
         "actor_rollout_ref.actor.ppo_mini_batch_size=1280  # 256 prompts x rollout.n=5: here it counts trajectories",
         "# actor_rollout_ref.model.use_remove_padding=True: dropped because rows are never padded",
-        "'trainer.logger=[console]'  # not supported: swanlab",
+        "'trainer.logger=[console,swanlab]'",
+        "export SWANLAB_MODE=${SWANLAB_MODE:-offline}",
         "trainer.save_freq=-1  # verl's default",
         "# from the environment, or known only at run time: $(date +%Y%m%d), ${HOME}",
     ):
@@ -165,6 +166,8 @@ def test_the_correction_of_engine_and_trainer(values: dict[str, str], found: dic
 def test_names_of_types_and_trackers_of_other_programs():
     lines = translate_keys({"model.dtype": "bf16", "trainer.logger": "console"}, "main_sft")
     assert [word for word, _ in lines.values()] == ["model.dtype=bfloat16", "trainer.logger=[console]"]
+    lines = translate_keys({"trainer.logger": "['console','wandb','swanlab','mlflow','clearml']"}, "main_ppo")
+    assert [*lines.values()] == [("trainer.logger=[console,wandb,swanlab,mlflow]", "not supported: clearml")]
 
 
 @pytest.mark.parametrize(
