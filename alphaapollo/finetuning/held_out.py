@@ -130,7 +130,7 @@ class HeldOutEvaluation:
             console,
         )
         for suffix, groups in validation.groups.items():
-            self._log.write_validation(step, groups, suffix)
+            self._log.write(step, groups, f"val{suffix}")
             tracker.log_samples(step, groups, suffix)
         return validation.metrics
 

@@ -157,9 +157,7 @@ LOGINS: dict[str, Callable[[Any], Any]] = {  # trackers that upload to their ser
 
 def check_trackers(names: Sequence[str]) -> None:
     """Raise ValueError if a package that trainer.logger needs cannot be imported, or if its login is missing."""
-    for name in names:
-        if name == "console":
-            continue
+    for name in (name for name in names if name != "console"):
         try:
             package = importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
         except ImportError as error:

@@ -129,7 +129,7 @@ async def validate_and_log(run: TrainingRun, step: int) -> ValidationResult:
         reward_model_scorer=run.reward_model_scorer,
     )
     for suffix, groups in validation.groups.items():
-        run.rollout_log.write_validation(step, groups, suffix)
+        run.rollout_log.write(step, groups, f"val{suffix}")
         run.tracker.log_samples(step, groups, suffix)
     run.saving.checkpoints.check_keep_best_metric(validation.metrics)
     return validation
