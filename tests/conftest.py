@@ -18,6 +18,7 @@ for name, value in {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
     "WANDB_MODE": "offline",
+    "SWANLAB_MODE": "offline",
     "RAY_worker_niceness": "0",  # with Ray's 15, workers starve beside other tests
 }.items():
     os.environ.setdefault(name, value)

@@ -23,6 +23,7 @@ from alphaapollo.launch import input_checks
 from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.observability.trackers import Tracker
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import Completion, Prompt, Sampling, SamplingRequest
 
@@ -116,7 +117,7 @@ class HeldOutEvaluation:
     async def start(self) -> None:
         await self._worker.start()
 
-    async def validate(self, step: int, console: Console) -> dict[str, float]:
+    async def validate(self, step: int, console: Console, tracker: Tracker) -> dict[str, float]:
         """Compute the same metrics as a validation in main_ppo, e.g. val/accuracy. Saves the answers to `rollouts/`."""
         self.engine.step = step
         engine, config = self.engine, self.config
@@ -129,7 +130,8 @@ class HeldOutEvaluation:
             console,
         )
         for suffix, groups in validation.groups.items():
-            self._log.write_validation(step, groups, suffix)
+            self._log.write(step, groups, f"val{suffix}")
+            tracker.log_samples(step, groups, suffix)
         return validation.metrics
 
     async def close(self) -> None:

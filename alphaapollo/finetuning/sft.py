@@ -69,7 +69,7 @@ class SftTask(FinetuningTask):
             await self.held_out.start()
 
     async def validate(self, run: FinetuningRun, step: int) -> dict[str, float]:
-        return await self.held_out.validate(step, run.console) if self.held_out else {}
+        return await self.held_out.validate(step, run.console, run.tracker) if self.held_out else {}
 
     async def end_run(self) -> None:
         held_out, self.held_out = self.held_out, None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.observability.disk import explain_write_errors
+from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.observability.spans import Span
 
@@ -23,11 +23,9 @@ SHARED = "rollout "
 def write_trace(path: Path, spans: Sequence[Span]) -> None:
     """Write the spans as a gzipped trace. Raises an OSError that names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    with explain_write_errors("the profile", part):
-        with gzip.open(part, "wt", encoding="utf-8", compresslevel=5) as file:
-            json.dump(build_chrome_trace(spans), file, allow_nan=False, default=to_json_value)
-        part.replace(path)
+    trace = json.dumps(build_chrome_trace(spans), allow_nan=False, default=to_json_value)
+    with explain_write_errors("the profile", path):
+        replace_file(path, [gzip.compress(trace.encode(), compresslevel=5)])
 
 
 def build_chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:

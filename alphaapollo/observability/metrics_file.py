@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from alphaapollo.observability.disk import explain_write_errors
+from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.json_values import finite_or_none
 
 
@@ -24,6 +24,7 @@ class JsonlTracker:
                 notice(text)
         self._path = path
         self._file = path.open("a", encoding="utf-8")
+        os.fsync(self._file.fileno())
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         with explain_write_errors("the metrics", self._path):
@@ -45,12 +46,7 @@ def _remove_lines_after(path: Path, step: int) -> list[str]:
             damaged += [str(number)] if line.endswith(b"\n") else []
         elif line_step <= step:
             remaining.append(line)
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        file.writelines(remaining)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    replace_file(path, remaining)
     return [f"{path}: lines {', '.join(damaged)} cannot be parsed and were removed."] if damaged else []
 
 

@@ -49,22 +49,15 @@ class RolloutLog:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-log")
         self._writing: deque[Future[None]] = deque()
 
-    def write(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        """Queue the trajectories of a training iteration for writing. They must not change afterwards."""
-        self._queue_file(f"step_{step:06d}.jsonl", step, groups)
-
-    def write_validation(self, step: int, groups: Sequence[TrajectoryGroup], file_suffix: str = "") -> None:
-        """Queue the trajectories of a validation for writing. file_suffix: part of the file name, e.g. "_greedy"."""
-        self._queue_file(f"val{file_suffix}_{step:06d}.jsonl", step, groups)
+    def write(self, step: int, groups: Sequence[TrajectoryGroup], kind: str = "step") -> None:
+        """Queue trajectories for writing. They must not change afterwards. kind: start of the file name, e.g. "val"."""
+        self._wait_for_writes(max_pending=QUEUED_STEPS)
+        self._writing.append(self._thread.submit(self._write_file, f"{kind}_{step:06d}.jsonl", step, groups))
 
     def close(self) -> None:
         """Wait until all queued trajectories are written."""
         self._wait_for_writes(max_pending=0)
         self._thread.shutdown()
-
-    def _queue_file(self, name: str, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        self._wait_for_writes(max_pending=QUEUED_STEPS)
-        self._writing.append(self._thread.submit(self._write_file, name, step, groups))
 
     def _wait_for_writes(self, max_pending: int) -> None:
         """Wait until at most `max_pending` files are not yet written. Raises the OSError of a failed write."""
@@ -85,10 +78,7 @@ def format_trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Ite
             record = make_trajectory_record(step, group.prompt, trajectory)
             # Rows are most of a line. msgspec writes the same numbers (null for NaN), but blocks the loop less.
             rows = msgspec.json.encode(record.pop("rows"), enc_hook=to_json_value).decode()
-            try:
-                line = json.dumps(record, allow_nan=False, ensure_ascii=False, default=to_json_value)
-            except ValueError:  # NaN or infinity, which JSON does not have
-                line = json.dumps(_replace_nan(record), allow_nan=False, ensure_ascii=False, default=to_json_value)
+            line = json.dumps(_replace_nan(record), allow_nan=False, ensure_ascii=False, default=to_json_value)
             # a lone surrogate, e.g. from an environment, has no UTF-8 encoding but a JSON escape: \ud800
             text = redact(line.encode("utf-8", "backslashreplace").decode(), known)
             yield text[:-1] + f', "rows": {rows}}}\n'

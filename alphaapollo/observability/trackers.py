@@ -1,26 +1,33 @@
-"""Write the metrics of a run to metrics.jsonl, and to the trackers that trainer.logger lists.
+"""Write the metrics of a run to metrics.jsonl, and send metrics and samples to the trackers that trainer.logger lists.
 
-A tracker runs in a thread of its own, so that a slow or failing one neither stops nor delays the run.
+A tracker runs in a thread of its own, so that a slow or failing one neither delays nor stops the run.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import json
 import os
 import queue
+import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from alphaapollo.observability.metrics_file import JsonlTracker
+from alphaapollo.observability.rollout_log import format_trajectory_lines
+from alphaapollo.types import TrajectoryGroup
 
-WANDB_FIX = (
-    "Log in with `wandb login` or WANDB_API_KEY=..., set WANDB_MODE=offline to write to the run's folder, or remove "
-    "wandb from trainer.logger."
-)
-CLOSE_SECONDS = 30.0  # time for a tracker to write what is left at the end of a run
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+CLOSE_SECONDS = 30.0  # time for the trackers to send what is left at the end of a run
+MAX_SAMPLES = 32  # of a validation
+SAMPLE_COLUMNS = ["step", "prompt", "text", "ground_truth", "reward", "outcome"]  # as in rollouts/
 
 
 @dataclass(frozen=True)
@@ -30,94 +37,140 @@ class TrackedRun:
     project: str
     experiment: str
     folder: Path
-    config: Mapping[str, Any]  # as JSON types
+    config: dict[str, Any]  # as JSON types
     resumed_step: int  # iteration of the resumed checkpoint; 0 for a new run
 
 
 class Backend(Protocol):
-    """Tracker of a package. Each start of a run creates one; `__init__` takes a TrackedRun."""
+    """Tracker of a package. Each start of a run creates one, see BACKENDS."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def log_samples(self, step: int, name: str, samples: DataFrame) -> None: ...
 
     def close(self) -> None: ...
 
 
+Entry = tuple[int, Callable[[Backend], None]]  # (iteration, call that sends its metrics or samples)
+
+
 class Tracker:
-    """Tracker of a run: writes metrics to metrics.jsonl and to the trackers of trainer.logger.
+    """Tracker of a run: writes metrics to metrics.jsonl, and sends metrics and samples to the trackers of
+    trainer.logger.
 
     Args:
         config: configuration of the run as JSON types.
         resumed_step: iteration of the resumed checkpoint; 0 for a new run. Metrics of later iterations are removed.
         notice: called with a message about damaged lines in metrics.jsonl, and about a tracker that failed.
 
-    Raises ValueError if a package that trainer.logger needs is not installed, or a tracker does not start.
+    Raises ValueError if a package or a login is missing (check_trackers).
     """
 
     def __init__(
         self, config: Mapping[str, Any], folder: Path, resumed_step: int, notice: Callable[[str], None] = print
     ):
         trainer = config["trainer"]
-        names = [name for name in trainer["logger"] if name != "console"]
-        check_trackers(names)
-        run = TrackedRun(trainer["project_name"], trainer["experiment_name"], folder, config, resumed_step)
+        check_trackers(trainer["logger"])
+        run = TrackedRun(trainer["project_name"], trainer["experiment_name"], folder, dict(config), resumed_step)
         self._file = JsonlTracker(folder / "metrics.jsonl", resumed_step, notice)
-        self._others = [BackgroundTracker(name, BACKENDS[name](run), notice) for name in names]
+        self._others = [BackgroundTracker(name, run, notice) for name in trainer["logger"] if name != "console"]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._file.log(step, metrics)
+        sent = dict(metrics)
         for other in self._others:
-            other.log(step, metrics)
+            other.put((step, lambda backend: backend.log(step, sent)))
+
+    def log_samples(self, step: int, groups: Sequence[TrajectoryGroup], suffix: str = "") -> None:
+        """Send the first samples of a validation to the trackers, as the table `val/samples<suffix>`."""
+        name, first = f"val/samples{suffix}", groups[:MAX_SAMPLES]
+        for other in self._others:
+            other.put((step, lambda backend: backend.log_samples(step, name, make_sample_table(step, first))))
 
     def close(self) -> None:
+        """Wait until the trackers have sent everything, but not longer than CLOSE_SECONDS."""
         self._file.close()
         for other in self._others:
-            other.close()
+            other.put(None)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for other in self._others:
+            other.wait(deadline)
 
 
 class BackgroundTracker:
-    """Tracker that calls a backend in a thread. After an error of the backend, it gets no more metrics."""
+    """Thread that creates and calls the tracker of a package. After an error, the package gets no more data."""
 
-    def __init__(self, name: str, backend: Backend, notice: Callable[[str], None]):
-        self._name, self._backend, self._notice = name, backend, notice
-        self._queue: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name=f"tracker {name}", daemon=True)
+    def __init__(self, name: str, run: TrackedRun, notice: Callable[[str], None]):
+        self._name, self._run, self._notice = name, run, notice
+        self._step = run.resumed_step  # iteration whose data the package is getting
+        self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._send, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._queue.put((step, dict(metrics)))
-
-    def close(self) -> None:
-        """Wait until the backend has all metrics, but not longer than CLOSE_SECONDS."""
-        self._queue.put(None)
-        self._thread.join(CLOSE_SECONDS)
+    def put(self, entry: Entry | None) -> None:
+        """Queue data for the package. None: there is no more."""
         if self._thread.is_alive():
-            self._report(f"did not write all metrics within {CLOSE_SECONDS:g} s")
+            self._queue.put(entry)
 
-    def _write(self) -> None:
+    def wait(self, deadline: float) -> None:
+        """Wait until the package has everything. deadline: time of the monotonic clock."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._report(f"did not end within {CLOSE_SECONDS:g} s")
+
+    def _send(self) -> None:
         try:
+            backend = BACKENDS[self._name](self._run)
             while (entry := self._queue.get()) is not None:
-                self._backend.log(*entry)
-            self._backend.close()
-        except Exception as error:  # noqa: BLE001 a tracker is not needed to train
-            self._report(f"failed and gets no more metrics ({type(error).__name__}: {error})")
+                self._step, call = entry
+                call(backend)
+            backend.close()
+        except BaseException as error:  # noqa: BLE001 a run does not need its trackers; some packages exit
+            self._report(f"failed ({type(error).__name__}: {error})")
 
     def _report(self, problem: str) -> None:
-        self._notice(f"the tracker {self._name} {problem}. metrics.jsonl in the run folder has all metrics.")
+        notice, self._notice = self._notice, lambda _: None  # one message per tracker
+        notice(
+            f"the tracker {self._name} {problem}: data from step {self._step} on may be missing there. "
+            f"{self._run.folder} has all metrics and samples."
+        )
+
+
+def make_sample_table(step: int, groups: Sequence[TrajectoryGroup]) -> DataFrame:
+    """Return the first MAX_SAMPLES trajectories with the columns SAMPLE_COLUMNS, without secrets."""
+    import pandas as pd
+
+    samples = [json.loads(line) for line in islice(format_trajectory_lines(step, groups), MAX_SAMPLES)]
+    for sample in samples:
+        if isinstance(sample["prompt"], list):
+            sample["prompt"] = "\n\n".join(message["content"] for message in sample["prompt"])
+        for name in ("prompt", "text", "ground_truth"):
+            sample[name] = (sample[name] or "").encode("utf-8", "replace").decode()  # without lone surrogates
+    return pd.DataFrame(samples, columns=SAMPLE_COLUMNS)
+
+
+LOGINS: dict[str, Callable[[Any], Any]] = {  # trackers that upload to their server -> function that returns the login
+    "wandb": lambda wandb: wandb.login(prompt=False, verify=False),
+    "swanlab": lambda swanlab: swanlab.Settings().api_key,
+}
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise ValueError if a tracker of trainer.logger needs a package that is not installed, or wandb has no login."""
-    for name in names:
-        if name != "console" and importlib.util.find_spec(name) is None:
+    """Raise ValueError if a package that trainer.logger needs cannot be imported, or if its login is missing."""
+    for name in (name for name in names if name != "console"):
+        try:
+            package = importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
+        except ImportError as error:
             raise ValueError(
-                f"trainer.logger has {name}, but the package {name} is not installed. "
+                f"trainer.logger has {name}, but the package {name} cannot be imported ({error}). "
                 f"Run pip install -e '.[{name}]' in the clone, or remove {name} from trainer.logger."
+            ) from None
+        variable = f"{name.upper()}_MODE"
+        if name in LOGINS and os.environ.get(variable, "online") in ("online", "cloud") and not LOGINS[name](package):
+            raise ValueError(
+                f"trainer.logger has {name}, but you are not logged in. Run `{name} login`, set {variable}=offline to "
+                f"write to the run's folder, or remove {name} from trainer.logger."
             )
-    if "wandb" in names and os.environ.get("WANDB_MODE", "online") == "online":
-        import wandb
-
-        if not wandb.login(prompt=False, verify=False):
-            raise ValueError(f"trainer.logger has wandb, but you are not logged in. {WANDB_FIX}")
 
 
 class TensorboardTracker:
@@ -135,91 +188,97 @@ class TensorboardTracker:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
+    def log_samples(self, step: int, name: str, samples: DataFrame) -> None:
+        import pandas as pd
+
+        with pd.option_context("display.max_colwidth", None):  # complete texts
+            self._writer.add_text(name, samples.to_html(index=False), step)
+
     def close(self) -> None:
         self._writer.close()
 
 
-class WandbTracker:
-    """Weights & Biases. All starts of a run are in the wandb group `experiment`."""
-
-    def __init__(self, run: TrackedRun):
-        import wandb
-
-        run.folder.mkdir(parents=True, exist_ok=True)
-        names = {"project": run.project, "name": run.experiment, "group": run.experiment}
-        try:
-            self._run = wandb.init(**names, dir=str(run.folder), config=dict(run.config))
-        except wandb.errors.UsageError as error:
-            raise ValueError(f"trainer.logger has wandb, which failed: {error}. {WANDB_FIX}") from None
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        self._run.log(metrics, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
 class MlflowTracker:
-    """MLflow, on the server of MLFLOW_TRACKING_URI or in the file mlflow.db of the run folder."""
+    """MLflow, on the server of MLFLOW_TRACKING_URI or in mlflow.db of the working directory."""
 
     def __init__(self, run: TrackedRun):
         import mlflow
+        import pandas as pd
 
-        address = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.folder.absolute()}/mlflow.db"
-        run.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._client = mlflow.MlflowClient(address)
-            found = self._client.get_experiment_by_name(run.project)
-            project = found.experiment_id if found else self._client.create_experiment(run.project)
-            self._id = self._client.create_run(project, run_name=run.experiment).info.run_id
-            self._client.log_dict(self._id, dict(run.config), "config.json")
-        except mlflow.MlflowException as error:
-            raise ValueError(f"trainer.logger has mlflow, which failed: {error}. Check MLFLOW_TRACKING_URI.") from None
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        mlflow.set_experiment(run.project)
+        name = f"attributes.run_name = '{run.experiment}'"
+        earlier = mlflow.search_runs(filter_string=name, output_format="list") if run.resumed_step else []
+        mlflow.start_run(earlier[0].info.run_id if earlier else None, run_name=run.experiment)
+        if not earlier:
+            mlflow.log_params(pd.json_normalize(run.config).iloc[0].to_dict())
+        self._mlflow = mlflow
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        for name, value in metrics.items():
-            self._client.log_metric(self._id, name, value, step=step)
+        names = {name: re.sub(r"[^\w\-. /]", "_", name) for name in metrics}  # val/pass@4 is not allowed
+        self._mlflow.log_metrics({names[name]: value for name, value in metrics.items()}, step=step)
+
+    def log_samples(self, step: int, name: str, samples: DataFrame) -> None:
+        self._mlflow.log_table(samples, f"{name}.json")
 
     def close(self) -> None:
-        self._client.set_terminated(self._id)
+        self._mlflow.end_run()
 
 
-class TrackioTracker:
-    """Trackio; `trackio show` opens its dashboard."""
+class RunTracker:
+    """Tracker of a package with the interface of wandb."""
 
-    def __init__(self, run: TrackedRun):
-        import trackio
-
-        self._run = trackio.init(run.project, name=run.experiment, config=dict(run.config), embed=False)
+    def __init__(self, package_run: Any, make_table: Callable[[DataFrame], Any]):
+        self._run, self._make_table = package_run, make_table
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self._run.log(metrics, step=step)
+
+    def log_samples(self, step: int, name: str, samples: DataFrame) -> None:
+        self._run.log({name: self._make_table(samples)}, step=step)
 
     def close(self) -> None:
         self._run.finish()
 
 
-class SwanlabTracker:
-    """SwanLab, in the folder swanlog of the run; SWANLAB_MODE=cloud uploads to its server."""
+def start_wandb(run: TrackedRun) -> RunTracker:
+    """Start Weights & Biases. All starts of a run are in the wandb group `experiment`."""
+    import wandb
 
-    def __init__(self, run: TrackedRun):
-        import swanlab
+    names = {"project": run.project, "name": run.experiment, "group": run.experiment}
+    return RunTracker(
+        wandb.init(**names, dir=str(run.folder), config=run.config), lambda samples: wandb.Table(dataframe=samples)
+    )
 
-        mode = os.environ.get("SWANLAB_MODE", "offline")
-        names = {"project": run.project, "experiment_name": run.experiment}
-        self._run = swanlab.init(**names, config=dict(run.config), logdir=str(run.folder / "swanlog"), mode=mode)
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        self._run.log(metrics, step=step)
+def start_trackio(run: TrackedRun) -> RunTracker:
+    """Start Trackio; `trackio show` opens its dashboard."""
+    import trackio
 
-    def close(self) -> None:
-        self._run.finish()
+    resume = "allow" if run.resumed_step else "never"
+    return RunTracker(
+        trackio.init(run.project, name=run.experiment, config=run.config, resume=resume, embed=False),
+        lambda samples: trackio.Table(dataframe=samples),
+    )
+
+
+def start_swanlab(run: TrackedRun) -> RunTracker:
+    """Start SwanLab; with SWANLAB_MODE=offline, in the folder swanlog of the run."""
+    import swanlab
+
+    folder = run.folder / "swanlog"
+    earlier = sorted(folder.glob("run-*")) if run.resumed_step else []  # run-<time>-<id>
+    resumed = {"id": earlier[-1].name.rpartition("-")[2], "resume": "allow"} if earlier else {}
+    return RunTracker(
+        swanlab.init(project=run.project, name=run.experiment, config=run.config, log_dir=str(folder), **resumed),
+        lambda samples: swanlab.echarts.Table().add([*samples.columns], samples.values.tolist()),
+    )
 
 
 BACKENDS: dict[str, Callable[[TrackedRun], Backend]] = {
     "tensorboard": TensorboardTracker,
-    "wandb": WandbTracker,
+    "wandb": start_wandb,
     "mlflow": MlflowTracker,
-    "trackio": TrackioTracker,
-    "swanlab": SwanlabTracker,
+    "trackio": start_trackio,
+    "swanlab": start_swanlab,
 }

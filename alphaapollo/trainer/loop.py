@@ -118,7 +118,7 @@ def should_reset_reference(config: ReferenceReset, progress: Progress, step: int
 
 
 async def validate_and_log(run: TrainingRun, step: int) -> ValidationResult:
-    """Validate with the weights that the engines hold, and write all trajectories to the rollout log."""
+    """Validate with the weights that the engines hold, and write the trajectories to rollouts/ and the trackers."""
     validation = await validate(
         run.workers.engines,
         run.val_prompts,
@@ -129,7 +129,8 @@ async def validate_and_log(run: TrainingRun, step: int) -> ValidationResult:
         reward_model_scorer=run.reward_model_scorer,
     )
     for suffix, groups in validation.groups.items():
-        run.rollout_log.write_validation(step, groups, suffix)
+        run.rollout_log.write(step, groups, f"val{suffix}")
+        run.tracker.log_samples(step, groups, suffix)
     run.saving.checkpoints.check_keep_best_metric(validation.metrics)
     return validation
 

@@ -35,6 +35,9 @@ OWNERS = {
     "transformers": ["models.*", "data.*", "engines.hf"],
     "torch.distributed": ["models.*", "workers.*"],
     "wandb": ["observability.*"],
+    "mlflow": ["observability.*"],
+    "trackio": ["observability.*"],
+    "swanlab": ["observability.*"],
     "torch.utils.tensorboard": ["observability.*"],
     "tensorboard": ["observability.*"],
 }

@@ -28,7 +28,7 @@ PROGRAM = re.compile(r"(?:.*[./])?(?:main_\w+|(?:fsdp_)?sft_trainer|fully_async_
 OTHER_PROGRAMS = {"sft": "main_sft", "main_generation": "main_generation", "main_eval": "main_eval"}
 WORD = re.compile(r"(?:\+\+?|~)?(\w[\w.@/-]*)=(.*)", re.DOTALL)
 HEADER = "#!/usr/bin/env bash\n# {}, ported to alphaapollo. Check it with trainer.dry_run=True; see docs/verl.md.\n"
-OFFLINE = "\n# To send to wandb, log in and remove the next line.\nexport WANDB_MODE=${WANDB_MODE:-offline}\n"
+OFFLINE = "\n# To send to {0}, log in and remove the next line.\nexport {1}_MODE=${{{1}_MODE:-offline}}\n"
 
 
 def port_script(source: str, path: str, arguments: Iterable[str] = ()) -> str:
@@ -46,7 +46,8 @@ def port_script(source: str, path: str, arguments: Iterable[str] = ()) -> str:
             "inside an `if`, set the variables of its condition: port SCRIPT NAME=VALUE."
         )
     header = HEADER.format(Path(path).name) + "".join(f"# {note}\n" for note in notes)
-    return header + (OFFLINE if re.search("trainer.logger=.*wandb", ported) else "") + ported
+    uploading = [name for name in ("wandb", "swanlab") if re.search(f"trainer.logger=.*{name}", ported)]
+    return header + "".join(OFFLINE.format(name, name.upper()) for name in uploading) + ported
 
 
 def _port_command(command: Command, new_keys: dict[str, str], script: Path) -> Iterator[str]:
@@ -177,7 +178,7 @@ def _convert_tensor_parallel_size(value: str, values: VerlValues) -> ConvertedKe
 
 def _convert_logger(value: str, values: VerlValues) -> ConvertedKeys:
     names = re.findall(r"\w+", value)
-    kept = [name for name in names if name in ("console", "tensorboard", "wandb")]
+    kept = [name for name in names if name in ("console", "tensorboard", "wandb", "mlflow", "trackio", "swanlab")]
     others = ", ".join(name for name in names if name not in kept)
     return {"trainer.logger": f"[{','.join(kept or ['console'])}]"}, f"not supported: {others}" if others else ""
 

@@ -65,8 +65,8 @@ class RunSettings(RunFolder):
 class Training(RunSettings):
     """`trainer` section of every command that trains."""
 
-    logger: list[Literal["console", "tensorboard", "wandb"]] = ["console"]
-    """Trackers; metrics.jsonl is always written."""
+    logger: list[Literal["console", "tensorboard", "wandb", "mlflow", "trackio", "swanlab"]] = ["console"]
+    """Trackers (docs/metrics.md#trackers); metrics.jsonl is always written."""
     total_training_steps: Annotated[PositiveInt | None, CHANGES_LR_SCHEDULE] = None
     """Iterations (optimizer steps of fine-tuning); null = from total_epochs."""
     total_epochs: Annotated[PositiveInt, ActiveWhen("total_training_steps", None), CHANGES_LR_SCHEDULE] = 1

@@ -164,7 +164,10 @@ def test_keys_of_verl_are_answered():
         ("algorithm.use_kl_in_reward=1", "algorithm.use_kl_in_reward: expected true | false, got 1."),
         ("algorithm.use_kl_in_reward=yes", 'algorithm.use_kl_in_reward: expected true | false, got "yes".'),
         ("data.train_batch_size=0", "data.train_batch_size: expected integer > 0, got 0."),
-        ("trainer.logger=wandb", 'expected list of console | tensorboard | wandb, got "wandb".'),
+        (
+            "trainer.logger=wandb",
+            'expected list of console | tensorboard | wandb | mlflow | trackio | swanlab, got "wandb".',
+        ),
         ("trainer.logger=[wandb,mail]", "trainer.logger: expected list of console | tensorboard | wandb"),
         ("trainer.device=CPU", "trainer.device: expected auto | cpu | cuda, got \"CPU\". Did you mean 'cpu'"),
         ("algorithm.adv_estimator=true", "algorithm.adv_estimator: expected text, got true."),

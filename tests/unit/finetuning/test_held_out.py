@@ -7,6 +7,7 @@ import json
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,12 +97,14 @@ def test_metrics_are_those_of_a_validation_and_answers_are_logged(tmp_path: Path
     config = config_of(tmp_path)
     prompts, notices = read_held_out_prompts(config)
     assert len(prompts) == 5 and notices == []
+    samples = list[tuple[str, int]]()
+    tracker: Any = SimpleNamespace(log_samples=lambda step, groups, suffix: samples.append((suffix, len(groups))))
 
     async def play() -> dict[str, float]:
         evaluation = HeldOutEvaluation(config, prompts, Several([Worker([])]))
         await evaluation.start()
         try:
-            return await evaluation.validate(2, Console())  # w7 -> w9: right
+            return await evaluation.validate(2, Console(), tracker)  # w7 -> w9: right
         finally:
             await evaluation.close()
 
@@ -111,6 +114,7 @@ def test_metrics_are_those_of_a_validation_and_answers_are_logged(tmp_path: Path
     assert metrics["val/accuracy_greedy"] == 0.2 and metrics["val/failed"] == 0.0
     lines = (config.trainer.folder / "rollouts/val_000002.jsonl").read_bytes().splitlines()
     assert len(lines) == 10 and json.loads(lines[4])["text"] == "w9"
+    assert samples == [("", 5), ("_greedy", 5)]
 
 
 @pytest.mark.parametrize(

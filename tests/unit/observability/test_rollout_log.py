@@ -47,7 +47,7 @@ def read(path: Path) -> list[dict]:
 def test_line_contains_the_complete_trajectory(tmp_path: Path):
     log = RolloutLog(tmp_path)
     log.write(12, group(trajectory(0), trajectory(1)))
-    log.write_validation(12, group(trajectory(5)))
+    log.write(12, group(trajectory(5)), "val")
     log.close()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["step_000012.jsonl", "val_000012.jsonl"]
     first, second = read(tmp_path / "step_000012.jsonl")

@@ -1,16 +1,57 @@
-import importlib.util
 import json
+import math
 import sys
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
-from alphaapollo.observability.trackers import JsonlTracker, TensorboardTracker, Tracker, check_trackers
+from alphaapollo.observability import trackers
+from alphaapollo.observability.trackers import JsonlTracker, Tracker, check_trackers
+from alphaapollo.types import (
+    Completion,
+    EpisodeEnd,
+    Outcome,
+    Prompt,
+    Score,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
+
+SCORE = "critic/score/mean"
 
 
 def settings(*logger: str) -> dict:
     return {"trainer": {"logger": logger, "project_name": "project", "experiment_name": "experiment"}}
+
+
+def groups(count: int = 3) -> list[TrajectoryGroup]:
+    """Prompts with one answer each; the second has no ground truth, and the grader of the third failed."""
+    scores = [Score(1.0), Score(0.0), Score(math.nan, outcome=Outcome.GRADER_FAILED)]
+    made = []
+    for number in range(count):
+        chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{number} + 7 = ?"}]
+        turn = Turn([1], Completion([7], [-0.5], StopReason.STOP, 0), f"answer {number} <b>\n| é \ud800")
+        one = Trajectory(number, 0, [turn], [], scores[number % 3], EpisodeEnd.DONE)
+        made.append(TrajectoryGroup(Prompt(number, "math", chat, None if number == 1 else "14"), [one]))
+    return made
+
+
+def track(name: str, folder: Path, resumed_step: int, logged: Sequence[int]) -> list[str]:
+    """Log iterations and, at each even one, samples. Returns the notices."""
+    notices = list[str]()
+    tracker = Tracker(settings("console", name), folder, resumed_step, notices.append)
+    for step in logged:
+        if step % 2 == 0:
+            tracker.log_samples(step, groups(), "")
+        tracker.log(step, {SCORE: step / 10, "val/pass@4": 0.5, "kl/mean": math.nan})
+    tracker.close()
+    return notices
 
 
 def steps(path: Path) -> list[int]:
@@ -77,40 +118,145 @@ def test_full_disk_error_names_the_file(tmp_path: Path):
 
 
 def test_missing_package_is_an_error_before_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "swanlab", None)
     with pytest.raises(
-        ValueError, match=r"trainer\.logger has wandb, .*install -e '\.\[wandb\]' in the clone, or remove wandb"
+        ValueError, match=r"trainer\.logger has swanlab, .*install -e '\.\[swanlab\]' in the clone, or remove swanlab"
     ):
-        Tracker(settings("console", "wandb"), tmp_path, 0)
+        Tracker(settings("console", "swanlab"), tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
     check_trackers(["console"])
 
 
-def test_missing_login_is_an_error_before_the_start(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    for logged_in in (True, False):
-        monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(login=lambda answer=logged_in, **_: answer))
-        if logged_in:
-            check_trackers(["wandb"])
+@pytest.mark.parametrize("name", ["wandb", "swanlab"])
+def test_missing_login_is_an_error_before_the_start(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.delenv(f"{name.upper()}_MODE", raising=False)
+    for key in ("key", None):
+        fake = SimpleNamespace(login=lambda key=key, **_: key, Settings=lambda key=key: SimpleNamespace(api_key=key))
+        monkeypatch.setitem(sys.modules, name, fake)
+        if key:
+            check_trackers([name])
         else:
-            with pytest.raises(ValueError, match=r"wandb, but you are not logged in\. Log in with `wandb login`"):
-                check_trackers(["wandb"])
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    check_trackers(["wandb"])
+            with pytest.raises(
+                ValueError, match=f"{name}, but you are not logged in. Run `{name} login`, set .*=offline"
+            ):
+                check_trackers([name])
+    monkeypatch.setenv(f"{name.upper()}_MODE", "offline")
+    check_trackers([name])
+
+
+class RecordingBackend:
+    """Backend that keeps what it gets, and calls `act` before."""
+
+    def __init__(self, act: Callable[[str, int], None]):
+        self.calls: list[tuple[str, int]] = []
+        self.act = act
+        self._call("start", 0)
+
+    def _call(self, name: str, step: int) -> None:
+        self.act(name, step)
+        self.calls.append((name, step))
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._call("log", step)
+
+    def log_samples(self, step: int, name: str, samples: Any) -> None:
+        self._call(f"{name} {len(samples)}", step)
+
+    def close(self) -> None:
+        self._call("close", -1)
+
+
+def use_backends(monkeypatch: pytest.MonkeyPatch, **acts: Callable[[str, int], None]) -> dict[str, RecordingBackend]:
+    """Register backends of fake packages. Returns the dict in which they appear once they are created."""
+    made = dict[str, RecordingBackend]()
+    for name, act in acts.items():
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        start = lambda run, name=name, act=act: made.setdefault(name, RecordingBackend(act))  # noqa: E731
+        monkeypatch.setitem(trackers.BACKENDS, name, start)
+    return made
+
+
+def log_three_iterations(folder: Path, *names: str) -> list[str]:
+    notices = list[str]()
+    tracker = Tracker(settings("console", *names), folder, 0, notices.append)
+    for step in (1, 2, 3):
+        tracker.log(step, {SCORE: step / 10})
+        tracker.log_samples(step, groups(), "_greedy")
+    tracker.close()
+    assert steps(folder / "metrics.jsonl") == [1, 2, 3]
+    return notices
+
+
+ALL_CALLS = [call for step in (1, 2, 3) for call in (("log", step), ("val/samples_greedy 3", step))]
+
+
+@pytest.mark.parametrize(("failing", "step"), [("start", 0), ("log", 2), ("val/samples_greedy 3", 2), ("close", 3)])
+def test_a_tracker_that_raises_does_not_stop_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failing: str, step: int
+):
+    def act(name: str, at: int) -> None:
+        if name == failing and at in (step, -1):
+            raise ConnectionError("no route to the server")
+
+    made = use_backends(monkeypatch, broken=act, working=lambda name, at: None)
+    (notice,) = log_three_iterations(tmp_path, "broken", "working")
+    assert notice.startswith("the tracker broken failed (ConnectionError: no route to the server)")
+    assert f"data from step {step} on may be missing there" in notice and str(tmp_path) in notice
+    assert made["working"].calls == [("start", 0), *ALL_CALLS, ("close", -1)]
+    if "broken" in made:
+        assert made["broken"].calls == [("start", 0), *ALL_CALLS][: len(made["broken"].calls)]
+
+
+@pytest.mark.parametrize(("blocking", "step"), [("start", 0), ("log", 2), ("close", 3)])
+def test_a_tracker_that_blocks_does_not_delay_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, blocking: str, step: int
+):
+    blocked, release = threading.Event(), threading.Event()
+
+    def act(name: str, at: int) -> None:
+        if name == blocking and at in (step, -1):
+            blocked.set()
+            release.wait(120)
+
+    def has_waited(thread: trackers.BackgroundTracker, deadline: float) -> None:
+        assert blocked.wait(60)
+        wait(thread, 0.0)
+
+    wait = trackers.BackgroundTracker.wait
+    monkeypatch.setattr(trackers.BackgroundTracker, "wait", has_waited)  # the deadline passes when the tracker blocks
+    use_backends(monkeypatch, slow=act)
+    (notice,) = log_three_iterations(tmp_path, "slow")  # returns while the tracker is still blocked
+    assert not release.is_set()
+    assert notice.startswith(f"the tracker slow did not end within 30 s: data from step {step} on may be missing")
+    release.set()
+
+
+def test_samples_are_the_first_ones_without_secrets(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TOOL_TOKEN", "secret-of-the-tool")
+    first, *others = groups(40)
+    first.trajectories[0].turns[0].text = "the key is secret-of-the-tool"
+    table = trackers.make_sample_table(5, [first, *others])
+    assert len(table) == 32 and set(table["step"]) == {5}
+    assert table.loc[0, ["prompt", "text", "ground_truth", "reward"]].tolist() == [
+        "Be brief.\n\n0 + 7 = ?",
+        "the key is $TOOL_TOKEN",
+        "14",
+        1.0,
+    ]
+    assert table.loc[1, ["text", "ground_truth", "reward"]].tolist() == ["answer 1 <b>\n| é ?", "", 0.0]
+    assert math.isnan(table.loc[2, "reward"]) and table.loc[2, "outcome"] == "grader_failed"
 
 
 def test_tensorboard_drops_steps_after_the_checkpoint(tmp_path: Path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for resumed, logged in ((0, (1, 2, 3)), (2, (3,))):
-        tracker = TensorboardTracker(tmp_path, resumed)
-        for step in logged:
-            tracker.log(step, {"critic/score/mean": step + resumed / 10})
-        tracker.close()
-    events = EventAccumulator(str(tmp_path)).Reload().Scalars("critic/score/mean")
-    assert [(event.step, round(event.value, 3)) for event in events] == [(1, 1.0), (2, 2.0), (3, 3.2)]
+    assert track("tensorboard", tmp_path, 0, (1, 2, 3)) == track("tensorboard", tmp_path, 2, (3, 4)) == []
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    scalars = [(event.step, round(event.value, 3)) for event in events.Scalars(SCORE)]
+    assert scalars == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    tables = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("val/samples/text_summary")]
+    assert ["<td>4</td>" in table and "answer 2 &lt;b&gt;" in table for table in tables] == [False, True]
 
 
 @pytest.mark.timeout(120)
@@ -118,8 +264,71 @@ def test_wandb_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    tracker = Tracker(settings("wandb"), tmp_path, 0)
-    tracker.log(1, {"critic/score/mean": 0.5})
-    tracker.close()
+    assert track("wandb", tmp_path, 0, (1, 2)) == []
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-    assert steps(tmp_path / "metrics.jsonl") == [1]
+    (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/val/samples_*.table.json")
+    assert json.loads(table.read_text())["data"][0] == [
+        2,
+        "Be brief.\n\n0 + 7 = ?",
+        "answer 0 <b>\n| é ?",
+        "14",
+        1.0,
+        "scored",
+    ]
+    assert steps(tmp_path / "metrics.jsonl") == [1, 2]
+
+
+@pytest.mark.timeout(120)
+def test_mlflow_continues_a_resumed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    assert track("mlflow", tmp_path, 0, (1, 2)) == track("mlflow", tmp_path, 2, (3, 4)) == []
+    (run,) = mlflow.search_runs(experiment_names=["project"], output_format="list")
+    assert (run.info.run_name, run.info.status) == ("experiment", "FINISHED")
+    assert run.data.params["trainer.project_name"] == "project" and run.data.metrics["val/pass_4"] == 0.5
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, SCORE)
+    assert [(point.step, point.value) for point in history] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    mlflow.set_experiment("project")
+    table = mlflow.load_table("val/samples.json", run_ids=[run.info.run_id])
+    assert table["step"].tolist() == [2, 2, 2, 4, 4, 4] and table.loc[0, "text"] == "answer 0 <b>\n| é ?"
+
+
+@pytest.mark.timeout(120)
+def test_trackio_continues_a_resumed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when the package is imported
+    storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
+    assert track("trackio", tmp_path, 0, (1, 2)) == track("trackio", tmp_path, 2, (3, 4)) == []
+    assert [record["name"] for record in storage.get_run_records("project")] == ["experiment"]
+    logs = storage.get_logs("project", "experiment")
+    assert [(line["step"], line[SCORE]) for line in logs if SCORE in line] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    tables = [(line["step"], line["val/samples"]["_value"]) for line in logs if "val/samples" in line]
+    assert [(step, len(rows), rows[0]["text"]) for step, rows in tables] == [
+        (2, 3, "answer 0 <b>\n| é ?"),
+        (4, 3, "answer 0 <b>\n| é ?"),
+    ]
+
+
+@pytest.mark.timeout(120)
+def test_swanlab_continues_a_resumed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    pytest.importorskip("swanlab")
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+    from swanlab.sdk.internal.core_python.store import DataStoreReader
+
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    assert track("swanlab", tmp_path, 0, (1, 2)) == track("swanlab", tmp_path, 2, (3, 4)) == []
+    starts, scalars, tables = list[tuple[str, str, str]](), list[tuple[int, float]](), list[int]()
+    for path in sorted(tmp_path.glob("swanlog/run-*/*.swanlab")):
+        reader = DataStoreReader()
+        reader.open(path)
+        for record in map(Record.FromString, reader):
+            if record.HasField("start"):
+                starts.append((record.start.project, record.start.name, record.start.id))
+            if record.scalar.key == SCORE:
+                scalars.append((record.scalar.step, record.scalar.value.number))
+            if record.media.key == "val/samples":
+                tables.append(record.media.step)
+    assert len(starts) == 2 and starts[0] == starts[1] and starts[0][:2] == ("project", "experiment")
+    assert scalars == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)] and tables == [2, 4]
+    (table,) = tmp_path.glob("swanlog/run-*/media/echarts/002-*.json")
+    assert json.loads(table.read_text())["rowData"][0]["text"] == "answer 0 <b>\n| é ?"
