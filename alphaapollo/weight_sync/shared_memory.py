@@ -29,9 +29,7 @@ class SharedMemorySender:
     is_writer: bool = True  # whether this rank writes files; other ranks only take part in gathering the tensors
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """Write `tensors`, pairs of Hugging Face name and full tensor, to files. All ranks must iterate `tensors`,
-        because gathering a tensor is a collective. Returns version, digest and folder on the rank that writes, else
-        None. Raises ValueError if shared memory is too small."""
+        """Write the tensors to files (see WeightSender). Raises ValueError if shared memory is too small."""
         if not self.is_writer:
             for _ in tensors:
                 pass
@@ -49,8 +47,7 @@ class SharedMemorySender:
         digests: list[Future[int]] = []
         with ThreadPoolExecutor(2) as pool:  # a bucket is written and hashed while the next one is gathered
             for number, bucket in enumerate(make_buckets(tensors, self.dtype, torch.device("cpu"))):
-                wait(written[-1:])
-                wait(digests[-1:])
+                wait([*written[-1:], *digests[-1:]])
                 written.append(pool.submit(write_safetensors, bucket, folder / f"{number:05d}.safetensors"))
                 digests.append(pool.submit(compute_joint_digest, bucket.values()))
         for future in written:
@@ -58,7 +55,6 @@ class SharedMemorySender:
         return sum(digest.result() for digest in digests)
 
     def release_sent_weights(self) -> None:
-        """Remove the files of the last weight sync. Call after all engines have confirmed the weights."""
         if self.is_writer:
             shutil.rmtree(self.folder, ignore_errors=True)
 

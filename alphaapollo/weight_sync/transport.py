@@ -29,11 +29,9 @@ class WeightSender(Protocol):
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
         """Send (name, full tensor) pairs to the engines. A collective: all ranks send the same names in the same order.
         Returns the weights' version and digest on ranks that write or send the tensors, else None."""
-        ...
 
     def release_sent_weights(self) -> None:
         """Free the files or buffers of the last weight sync. Call after all engines have confirmed the weights."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def make_weight_sender(
     """
     dtype: torch.dtype = getattr(torch, transport.dtype)
     folder = get_weights_folder(transport.shared_folder, engine_node or "")
-    if transport.kind == "adapter" or transport.kind == "shared_memory":
+    if transport.kind in ("adapter", "shared_memory"):
         from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
 
         sender = SharedAdapterSender if transport.kind == "adapter" else SharedMemorySender

@@ -18,25 +18,20 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 
 @dataclass
-class SharedMemoryInitInfo(WeightTransferInitInfo):
-    """Settings that vLLM exchanges at the start of a weight transfer. Shared memory needs none."""
-
-
-@dataclass
 class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
     """Folder in shared memory with one version of the weights."""
 
     folder: str  # with *.safetensors files, named as in a checkpoint
 
 
-class SharedMemoryWeightTransferEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
+class SharedMemoryWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, SharedMemoryUpdateInfo]):
     """Backend of vLLM's weight transfer that loads weights from shared memory like a checkpoint. Each tensor-parallel
     rank reads all files and keeps its shard."""
 
-    init_info_cls = SharedMemoryInitInfo
+    init_info_cls = WeightTransferInitInfo  # shared memory needs no settings
     update_info_cls = SharedMemoryUpdateInfo
 
-    def init_transfer_engine(self, init_info: SharedMemoryInitInfo) -> None:
+    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
         pass
 
     def start_weight_update(self) -> None:
