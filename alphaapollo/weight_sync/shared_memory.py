@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,3 +90,13 @@ def write_safetensors(tensors: Bucket, path: Path) -> None:
             f"cannot write weights to {path.parent} ({error}): the next file needs {needed:.2f} GiB, but only "
             f"{free:.2f} GiB are free. Increase shared memory (docker run --shm-size=...)."
         ) from error
+
+
+def read_safetensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) pairs of all *.safetensors files in a folder."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                yield name, file.get_tensor(name)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from alphaapollo.weight_sync.shared_memory import read_safetensors
 
 
 @dataclass
@@ -48,11 +47,3 @@ class SharedMemoryWeightTransferEngine(WeightTransferEngine[WeightTransferInitIn
 
     def shutdown(self) -> None:
         pass
-
-
-def read_safetensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) pairs of all *.safetensors files in a folder."""
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                yield name, file.get_tensor(name)

@@ -22,6 +22,7 @@ from alphaapollo.engines.vllm.process import (
 )
 from alphaapollo.engines.vllm.settings import build_engine_arguments, build_vllm_environment, get_sockets_folder
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
+from alphaapollo.utils.heartbeat import list_descendants
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +53,6 @@ class VllmEngine(Engine):
     # Start and shutdown.
 
     async def prepare_start_without_gpu(self) -> None:
-        """Set environment variables and logging, and import vLLM. Needs no GPU."""
         if self._prepared:
             return
         self._prepared = True
@@ -100,7 +100,6 @@ class VllmEngine(Engine):
             raise kind(message) from error
 
     async def close(self) -> None:
-        """Stop the engine core and its workers. Idempotent."""
         for process in self._list_core_processes():
             asyncio.get_running_loop().remove_reader(process.sentinel)
         engine, self._engine = self._engine, None
@@ -110,7 +109,7 @@ class VllmEngine(Engine):
     def list_pids(self) -> list[int]:
         """Return the pids of the engine core and, with tensor parallelism, of its workers."""
         cores = [process.pid for process in self._list_core_processes() if process.pid is not None]
-        return cores + [child for pid in cores for child in list_child_pids(pid)]
+        return cores + list_descendants(*cores)
 
     def get_progress_counter(self) -> int:
         """Return the number of tokens that running requests have sampled."""
@@ -331,11 +330,3 @@ def _make_sampling_params(sampling: Sampling) -> SamplingParams:
         logprobs=0,
         detokenize=False,
     )
-
-
-def list_child_pids(pid: int) -> list[int]:
-    """Return the pids of a process's direct children; empty if the process has ended."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
