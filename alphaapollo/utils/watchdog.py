@@ -56,10 +56,8 @@ def treat_signals_as_ctrl_c() -> Iterator[None]:
 
 def exit_when_process_ends(
     pid: int, cleanup_paths: Iterable[str | Path] = (), remove_shared_memory: bool = False
-) -> threading.Thread:
-    """End this process as soon as process `pid` of this machine has ended.
-
-    Returns the daemon thread that waits for `pid` and then calls `os._exit(1)`.
+) -> None:
+    """End this process with `os._exit(1)` as soon as process `pid` of this machine has ended. A daemon thread waits.
 
     Args:
         cleanup_paths: Files and folders to remove before the exit.
@@ -67,10 +65,13 @@ def exit_when_process_ends(
             process uses these files.
     """
     paths = [Path(path) for path in cleanup_paths]
-    arguments = (pid, paths, remove_shared_memory)
-    thread = threading.Thread(target=_wait_for_process_and_exit, args=arguments, name=f"exit-with-{pid}", daemon=True)
-    thread.start()
-    return thread
+
+    def wait_and_exit() -> None:
+        wait_for_exit(pid)
+        remove_paths([*paths, *list_mapped_shared_memory()] if remove_shared_memory else paths)
+        os._exit(1)
+
+    threading.Thread(target=wait_and_exit, name=f"exit-with-{pid}", daemon=True).start()
 
 
 def remove_paths(paths: Iterable[Path]) -> None:
@@ -87,12 +88,6 @@ def list_mapped_shared_memory() -> list[Path]:
     fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
     paths = {Path(field[5]) for field in fields if len(field) == 6}
     return [path for path in sorted(paths) if path.parent == Path("/dev/shm") and path.exists()]
-
-
-def _wait_for_process_and_exit(pid: int, cleanup_paths: list[Path], remove_shared_memory: bool) -> None:
-    wait_for_exit(pid)
-    remove_paths([*cleanup_paths, *list_mapped_shared_memory()] if remove_shared_memory else cleanup_paths)
-    os._exit(1)
 
 
 def wait_for_exit(pid: int) -> None:
