@@ -47,7 +47,8 @@ class SharedMemorySender:
         digests: list[Future[int]] = []
         with ThreadPoolExecutor(2) as pool:  # a bucket is written and hashed while the next one is gathered
             for number, bucket in enumerate(make_buckets(tensors, self.dtype, torch.device("cpu"))):
-                wait([*written[-1:], *digests[-1:]])
+                wait(written[-1:])
+                wait(digests[-1:])
                 written.append(pool.submit(write_safetensors, bucket, folder / f"{number:05d}.safetensors"))
                 digests.append(pool.submit(compute_joint_digest, bucket.values()))
         for future in written:

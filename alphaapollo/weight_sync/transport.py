@@ -79,7 +79,7 @@ def make_weight_sender(
     """
     dtype: torch.dtype = getattr(torch, transport.dtype)
     folder = get_weights_folder(transport.shared_folder, engine_node or "")
-    if transport.kind in ("adapter", "shared_memory"):
+    if transport.kind == "adapter" or transport.kind == "shared_memory":
         from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
 
         sender = SharedAdapterSender if transport.kind == "adapter" else SharedMemorySender
