@@ -19,6 +19,7 @@ from alphaapollo.engines.protocol import Engine, EngineError
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.types import Completion, Sampling, WeightReceipt
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
+from alphaapollo.weight_sync.shared_memory import read_safetensors
 
 
 @dataclass
@@ -128,12 +129,7 @@ class HFEngine(Engine):
         return WeightReceipt(version, format_digest(compute_joint_digest(self._model.parameters())))
 
     def _load_weights(self, folder: Path) -> None:
-        from safetensors.torch import load_file
-
-        tensors: dict[str, torch.Tensor] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            tensors |= load_file(path)
-        dtype = getattr(torch, self.spec.dtype)
+        tensors, dtype = dict(read_safetensors(folder)), getattr(torch, self.spec.dtype)
         model = type(self._model).from_pretrained(None, config=self._model.config, state_dict=tensors, dtype=dtype)
         self._model = model.to(self.spec.device).eval()
 

@@ -90,4 +90,4 @@ class Engine:
         return 0
 
     async def close(self) -> None:
-        """Stop the engine and its processes."""
+        """Stop the engine and its processes. Idempotent."""

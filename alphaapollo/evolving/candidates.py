@@ -6,7 +6,6 @@ Each verifier votes and writes a report. A verifier of verifiers may reject vote
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from alphaapollo.evolving.model_clients import ModelCallError
 from alphaapollo.evolving.pool import Candidate, CandidateId, Grade, JudgedCandidate, Judgement, Pool, VerifierVerdict
 from alphaapollo.evolving.role_calls import RoleModelCaller, Transcript
 from alphaapollo.evolving.roles import PastSolution, RoleView
+from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.types import Message, Outcome, Prompt, Score
 
 ASK_FOR_ANSWER = "You have not given an answer that could be read. Give your final answer now, and nothing else."
@@ -37,7 +37,7 @@ class Grader:
         """Return the score of a solution; a failed score if the problem has no ground truth."""
         if self.has_ground_truth(prompt):
             return await self.score(prompt, text)
-        return Score(math.nan, outcome=Outcome.GRADER_FAILED, reason="the problem has no ground truth")
+        return make_failed_score("the problem has no ground truth")
 
     def grade_transcript(self, prompt: Prompt, transcript: Transcript) -> Grade | None:
         """Return the grade of a finished episode; None without a ground truth or if the episode failed."""

@@ -43,10 +43,10 @@ def summarize_round(pool: Pool, problems: Sequence[int], round_number: int) -> d
     majorities = [
         majority_accuracy([one.answer for one in own], [float(bool(one.is_right)) for one in own]) for own in so_far
     ]
-    best = [next(iter(rank_candidates(pool, problem, round_number + 1)), None) for problem in problems]
+    best = [ranked[0] for problem in problems if (ranked := rank_candidates(pool, problem, round_number + 1))]
     return {
         "round": round_number,
-        "chosen": estimate_mean([get_accuracy(candidate) for candidate in best]),
+        "chosen": estimate_mean([candidate.is_right for candidate in best]),
         "sampled": estimate_mean([sum(bool(one.is_right) for one in own) / len(own) for own in of_round]),
         "majority": estimate_mean(majorities),
         "oracle": estimate_mean([float(any(one.is_right for one in own)) for own in so_far]),
@@ -82,14 +82,10 @@ def tabulate_verdicts(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, 
     return counts
 
 
-def get_accuracy(candidate: Candidate | None) -> float:
-    """Return 1 if a candidate is right and 0 if wrong; NaN without a candidate or a grade."""
-    return math.nan if candidate is None or candidate.is_right is None else float(candidate.is_right)
-
-
-def estimate_mean(values: Sequence[float]) -> Estimate | None:
-    """Return the mean of the values that are not NaN, with its 95 % bootstrap interval; None if all are NaN."""
-    known = [value for value in values if not math.isnan(value)]
+def estimate_mean(values: Sequence[float | None]) -> Estimate | None:
+    """Return the mean of the known values (neither None nor NaN), with its 95 % bootstrap interval; None if there are
+    none."""
+    known = [float(value) for value in values if value is not None and not math.isnan(value)]
     if not known:
         return None
     bounds = compute_bootstrap_interval(np.array(known)[:, None])[:, 0].tolist()
@@ -246,11 +242,11 @@ def make_evolution_report(pool: Pool, problems: Sequence[int], stop_reason: str)
     """Return the results of the run, the content of report.json (docs/evolving.md)."""
     candidates = [one for problem in problems for one in pool.get_candidates(problem)]
     graded = [one for one in candidates if one.is_right is not None]
-    choices = [pool.choices[problem].candidate if problem in pool.choices else None for problem in problems]
+    chosen = [pool.choices[problem].candidate for problem in problems if problem in pool.choices]
     table = tabulate_verdicts(pool, graded)
     return {
         "rounds": [summarize_round(pool, problems, number) for number in sorted({one.id.round for one in candidates})],
-        "chosen": estimate_mean([get_accuracy(pool.candidates.get(key or "")) for key in choices]),
+        "chosen": estimate_mean([pool.candidates[key].is_right for key in chosen if key]),
         "table": table,
         "calibration": _compute_calibration(pool, graded, table),
         "roles": sum_role_costs(pool),

@@ -30,7 +30,7 @@ from alphaapollo.environments.informal_math import describe_tool
 from alphaapollo.evolving.budget import Budget, EvolutionStopped, compute_call_price
 from alphaapollo.evolving.model_clients import ModelCallError, ModelClient
 from alphaapollo.evolving.pool import ModelCall, Pool, Usage
-from alphaapollo.evolving.roles import ModelReply, Role, RoleView, make_role
+from alphaapollo.evolving.roles import ROLES, ModelReply, Role, RoleView
 from alphaapollo.rollout.check_replies import check_messages, check_reset_reply, check_step_reply
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.rollout.episode import MAX_ATTEMPTS
@@ -269,7 +269,7 @@ class RoleModelCaller:
 
 def make_roles(settings: Mapping[str, EvolvingRole]) -> dict[str, Role]:
     """Create the role of each slot that has a plugin. Raises ValueError for a plugin that is not registered."""
-    return {role: make_role(own.plugin) for role, own in settings.items() if own.plugin}
+    return {role: ROLES.get(own.plugin)() for role, own in settings.items() if own.plugin}
 
 
 class ToolConversation:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from alphaapollo.types import Message
 from alphaapollo.utils.registry import Registry
@@ -77,25 +77,14 @@ class Role(Protocol):
 
     def build(self, view: RoleView) -> list[Message]:
         """Return the messages of the role's prompt."""
-        ...
 
     def read(self, reply: ModelReply) -> Any:
         """Return the role's result from a reply; None if the reply has no readable result."""
-        ...
 
 
-_ROLES: Registry[Callable[[], Role]] = Registry("role")
-R = TypeVar("R", bound=Callable[[], Role])
-
-
-def register_role(name: str) -> Callable[[R], R]:
-    """Class decorator that registers a role, to be selected with roles.SLOT.plugin=name."""
-    return _ROLES.register(name)
-
-
-def make_role(name: str) -> Role:
-    """Create the role that is registered under a name. Raises ValueError if the name is unknown."""
-    return _ROLES.get(name)()
+ROLES: Registry[Callable[[], Role]] = Registry("role")
+register_role = ROLES.register
+"""Class decorator that registers a role under a name, to be selected with roles.SLOT.plugin=name."""
 
 
 def make_user_chat(text: str) -> list[Message]:

@@ -18,35 +18,29 @@ class BuiltInGrader:
 
     name: str
     function: str  # "module:function" under alphaapollo.rewards
-    data_source_patterns: tuple[str, ...]  # patterns of data sources, lower case; the first matching grader is used
+    data_source_patterns: str  # patterns of data sources, lower case; the first matching grader is used
     is_judge: bool = False  # `function` creates the reward function from reward.judge; ground truths are optional
 
 
 GRADERS = (
-    BuiltInGrader("gsm8k", "gsm8k:grade", ("*gsm8k*", "*svamp*")),
-    BuiltInGrader("exact", "exact_match:grade", ("exact", "exact/*")),
-    BuiltInGrader("reasoning_gym", "reasoning_gym:grade", ("reasoning_gym", "reasoning_gym/*")),
-    BuiltInGrader("judge", "judge:make_judge_function", ("judge", "judge/*"), is_judge=True),
-    BuiltInGrader("search_f1", "search:grade_f1", ("search_f1", "search_f1/*")),
+    BuiltInGrader("gsm8k", "gsm8k:grade", "*gsm8k* *svamp*"),
+    BuiltInGrader("exact", "exact_match:grade", "exact exact/*"),
+    BuiltInGrader("reasoning_gym", "reasoning_gym:grade", "reasoning_gym reasoning_gym/*"),
+    BuiltInGrader("judge", "judge:make_judge_function", "judge judge/*", is_judge=True),
+    BuiltInGrader("search_f1", "search:grade_f1", "search_f1 search_f1/*"),
     BuiltInGrader(
-        "search",
-        "search:grade",
-        ("search", "search/*", "nq", "nq/*", "*nq_open*", "*trivia*qa*", "*popqa*", "*hotpot*", "*musique*", "*squad*"),
+        "search", "search:grade", "search search/* nq nq/* *nq_open* *trivia*qa* *popqa* *hotpot* *musique* *squad*"
     ),
     BuiltInGrader(
         "multiple_choice",
         "multiple_choice:grade",
-        ("multiple_choice", "multiple_choice/*", "*mmlu*", "*gpqa*", "*ai2_arc*", "*commonsense_qa*", "*medqa*"),
+        "multiple_choice multiple_choice/* *mmlu* *gpqa* *ai2_arc* *commonsense_qa* *medqa*",
     ),
     BuiltInGrader(
-        "code",
-        "code.grader:grade",
-        ("code", "code/*", "*humaneval*", "*mbpp*", "*livecodebench*", "*code_contests*", "*/apps", "*taco*"),
+        "code", "code.grader:grade", "code code/* *humaneval* *mbpp* *livecodebench* *code_contests* */apps *taco*"
     ),
     BuiltInGrader(
-        "math",
-        "math.grader:grade",
-        ("*math*", "*aime*", "*amc*", "*hmmt*", "*olympiad*", "*minerva*", "*numina*", "*deepscaler*", "*dapo*"),
+        "math", "math.grader:grade", "*math* *aime* *amc* *hmmt* *olympiad* *minerva* *numina* *deepscaler* *dapo*"
     ),
 )
 
@@ -54,7 +48,9 @@ GRADERS = (
 def find_grader(data_source: str) -> BuiltInGrader | None:
     """Return the first built-in grader with a pattern that matches the data source; None if no pattern matches."""
     name = data_source.lower()
-    matching = (one for one in GRADERS if any(fnmatchcase(name, pattern) for pattern in one.data_source_patterns))
+    matching = (
+        one for one in GRADERS if any(fnmatchcase(name, pattern) for pattern in one.data_source_patterns.split())
+    )
     return next(matching, None)
 
 
@@ -62,7 +58,7 @@ def get_grader(data_source: str) -> BuiltInGrader:
     """Return the built-in grader of a data source, e.g. `openai/gsm8k`. Raises ValueError if no pattern matches."""
     if (grader := find_grader(data_source)) is not None:
         return grader
-    known = "; ".join(f"{grader.name}: {', '.join(grader.data_source_patterns)}" for grader in GRADERS)
+    known = "; ".join(f"{grader.name}: {', '.join(grader.data_source_patterns.split())}" for grader in GRADERS)
     got = f"data_source {data_source!r}" if data_source else "rows without a data_source"
     raise ValueError(
         f"no reward function for {got}. Use a data_source that matches a known pattern, or set "

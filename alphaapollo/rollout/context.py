@@ -58,6 +58,7 @@ class AppendContext:
     """Append context: one token sequence that grows each turn. Sampled tokens are never tokenized again."""
 
     build_rows = staticmethod(build_append_context_rows)
+    uses_budget = True  # whether the context tokens of the second and later turns count towards the episode's budget
 
     def __init__(self, render_prompt: RenderPrompt, render_observation: RenderObservation):
         self._render_prompt, self._render_observation = render_prompt, render_observation
@@ -75,10 +76,6 @@ class AppendContext:
         self.prompt_ids = [*self.prompt_ids, *action_ids, *observation_ids]
         return observation_ids
 
-    def count_response_tokens(self, context_ids: list[int]) -> int:
-        """Return how many of the context tokens of the second or a later turn count towards the episode's budget."""
-        return len(context_ids)
-
 
 class MemoryContext:
     """Memory context: a new prompt each turn, from the first observation and the remembered steps as messages.
@@ -88,6 +85,7 @@ class MemoryContext:
     """
 
     build_rows = staticmethod(build_memory_context_rows)
+    uses_budget = False  # prompts are limited by data.max_prompt_length instead
 
     def __init__(
         self,
@@ -119,9 +117,6 @@ class MemoryContext:
             messages = self._recall_messages(chosen)
         self.prompt_ids = self._render_prompt(messages)
         return self.prompt_ids
-
-    def count_response_tokens(self, context_ids: list[int]) -> int:
-        return 0  # limited by data.max_prompt_length instead
 
     def _recall_messages(self, steps: Sequence[Step]) -> list[Message]:
         with wrap_environment_errors("recall"):

@@ -168,9 +168,9 @@ class EpisodeRunner:
             assert result.observation is not None
             step = Step(turn.text, result.observation.messages, result.reward)
             context_ids = context.add_turn_and_get_context(turn.completion.token_ids, step)
-            if context.count_response_tokens(context_ids) >= budget:
+            budget -= len(context_ids) if context.uses_budget else 0
+            if budget <= 0:
                 return EpisodeEnd.TOKEN_LIMIT
-            budget -= context.count_response_tokens(context_ids)
 
     async def _score_episode_without_answer(self, prompt: Prompt, end: EpisodeEnd, turns: Sequence[Turn]) -> Score:
         """Return the score of an episode without an answer: the grade of an empty answer, or 0 without a grader."""

@@ -105,7 +105,7 @@ def _redirect_temporary_files(folder: Path, base: Path) -> Iterator[None]:
     variables |= {"TORCHINDUCTOR_CACHE_DIR": str(base / f"torchinductor_{getpass.getuser()}")}
     variables |= {"RAY_TMPDIR": str(base)} if len(os.fsencode(folder)) > MAX_RAY_PATH else {}
     variables = {name: value for name, value in variables.items() if name == "TMPDIR" or name not in os.environ}
-    before, cached = {name: os.environ.get(name) for name in variables}, tempfile.tempdir
+    before, cached = {name: os.environ[name] for name in variables if name in os.environ}, tempfile.tempdir
     multiprocessing_config: Any = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
     sockets = multiprocessing_config.get("tempdir")
     _active.append(folder)
@@ -116,9 +116,8 @@ def _redirect_temporary_files(folder: Path, base: Path) -> Iterator[None]:
     finally:
         _active.remove(folder)
         tempfile.tempdir, multiprocessing_config["tempdir"] = cached, sockets
-        for name, value in before.items():
+        for name in variables:
             os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        os.environ.update(before)
         server: Any = multiprocessing.forkserver._forkserver
         server._stop()  # its environment has this command's TMPDIR

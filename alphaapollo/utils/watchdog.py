@@ -56,10 +56,8 @@ def treat_signals_as_ctrl_c() -> Iterator[None]:
 
 def exit_when_process_ends(
     pid: int, cleanup_paths: Iterable[str | Path] = (), remove_shared_memory: bool = False
-) -> threading.Thread:
-    """End this process as soon as process `pid` of this machine has ended.
-
-    Returns the daemon thread that waits for `pid` and then calls `os._exit(1)`.
+) -> None:
+    """End this process with `os._exit(1)` as soon as process `pid` of this machine has ended. A daemon thread waits.
 
     Args:
         cleanup_paths: Files and folders to remove before the exit.
@@ -73,9 +71,7 @@ def exit_when_process_ends(
         remove_paths([*paths, *list_mapped_shared_memory()] if remove_shared_memory else paths)
         os._exit(1)
 
-    thread = threading.Thread(target=wait_and_exit, name=f"exit-with-{pid}", daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=wait_and_exit, name=f"exit-with-{pid}", daemon=True).start()
 
 
 def remove_paths(paths: Iterable[Path]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +29,7 @@ class SharedMemorySender:
     is_writer: bool = True  # whether this rank writes files; other ranks only take part in gathering the tensors
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """Write `tensors`, pairs of Hugging Face name and full tensor, to files. All ranks must iterate `tensors`,
-        because gathering a tensor is a collective. Returns version, digest and folder on the rank that writes, else
-        None. Raises ValueError if shared memory is too small."""
+        """Write the tensors to files (see WeightSender). Raises ValueError if shared memory is too small."""
         if not self.is_writer:
             for _ in tensors:
                 pass
@@ -58,7 +56,6 @@ class SharedMemorySender:
         return sum(digest.result() for digest in digests)
 
     def release_sent_weights(self) -> None:
-        """Remove the files of the last weight sync. Call after all engines have confirmed the weights."""
         if self.is_writer:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -94,3 +91,13 @@ def write_safetensors(tensors: Bucket, path: Path) -> None:
             f"cannot write weights to {path.parent} ({error}): the next file needs {needed:.2f} GiB, but only "
             f"{free:.2f} GiB are free. Increase shared memory (docker run --shm-size=...)."
         ) from error
+
+
+def read_safetensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) pairs of all *.safetensors files in a folder."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                yield name, file.get_tensor(name)

@@ -29,11 +29,9 @@ class WeightSender(Protocol):
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
         """Send (name, full tensor) pairs to the engines. A collective: all ranks send the same names in the same order.
         Returns the weights' version and digest on ranks that write or send the tensors, else None."""
-        ...
 
     def release_sent_weights(self) -> None:
         """Free the files or buffers of the last weight sync. Call after all engines have confirmed the weights."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -16,10 +13,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-
-@dataclass
-class SharedMemoryInitInfo(WeightTransferInitInfo):
-    """Settings that vLLM exchanges at the start of a weight transfer. Shared memory needs none."""
+from alphaapollo.weight_sync.shared_memory import read_safetensors
 
 
 @dataclass
@@ -29,14 +23,14 @@ class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
     folder: str  # with *.safetensors files, named as in a checkpoint
 
 
-class SharedMemoryWeightTransferEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
+class SharedMemoryWeightTransferEngine(WeightTransferEngine[WeightTransferInitInfo, SharedMemoryUpdateInfo]):
     """Backend of vLLM's weight transfer that loads weights from shared memory like a checkpoint. Each tensor-parallel
     rank reads all files and keeps its shard."""
 
-    init_info_cls = SharedMemoryInitInfo
+    init_info_cls = WeightTransferInitInfo  # shared memory needs no settings
     update_info_cls = SharedMemoryUpdateInfo
 
-    def init_transfer_engine(self, init_info: SharedMemoryInitInfo) -> None:
+    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
         pass
 
     def start_weight_update(self) -> None:
@@ -53,11 +47,3 @@ class SharedMemoryWeightTransferEngine(WeightTransferEngine[SharedMemoryInitInfo
 
     def shutdown(self) -> None:
         pass
-
-
-def read_safetensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) pairs of all *.safetensors files in a folder."""
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                yield name, file.get_tensor(name)

@@ -44,8 +44,7 @@ class VllmTransferSender:
         self._update_client = SingleUpdateWeightSyncClient(self.client)
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
-        """Send weights to the engines (a collective: all ranks need the same names). Returns, on rank 0, their version
-        and digest. `tensors`: pairs of a name in the Hugging Face checkpoint and the full tensor on the GPU."""
+        """Send (Hugging Face name, full tensor on the GPU) pairs to the engines; see WeightSender."""
         if self._engine is None:
             self._engine = self._connect_to_engines()
         digest = 0

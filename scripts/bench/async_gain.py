@@ -30,7 +30,6 @@ from alphaapollo.config.schema import Config, Env  # noqa: E402
 from alphaapollo.controller.handles import EngineGroup  # noqa: E402
 from alphaapollo.controller.ranks import LocalRanks  # noqa: E402
 from alphaapollo.data.stream import PromptStream  # noqa: E402
-from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter  # noqa: E402
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder  # noqa: E402
@@ -45,6 +44,7 @@ from alphaapollo.trainer.step.learn import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 from scripts.bench.driver import LetterRenderer, score  # noqa: E402
+from scripts.simulation.timed_engine import TimedFakeEngine  # noqa: E402
 
 MEDIAN, LONGEST = 100, 1600
 
@@ -54,7 +54,7 @@ class FakeEngineWorker:
 
     has_weights = False
 
-    def __init__(self, engine: FakeEngine):
+    def __init__(self, engine: TimedFakeEngine):
         letters = LetterRenderer()
         self.engine = engine
         self.runner = EpisodeRunner(
@@ -118,7 +118,9 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
         return [1] * min(LONGEST, max(1, round(MEDIAN * math.exp(sigma * draws.gauss(0, 1)))))
 
     samples = args.prompts * args.group
-    engine = FakeEngine(256, script=answer, seconds_per_token=args.token_ms / 1e3, max_concurrent_requests=args.slots)
+    engine = TimedFakeEngine(
+        256, script=answer, seconds_per_token=args.token_ms / 1e3, max_concurrent_requests=args.slots
+    )
     engines = EngineGroup(LocalRanks(FakeEngineWorker(engine)), 2 * args.slots)  # type: ignore[arg-type]
     trainer = {"async_mode": mode, "max_staleness": staleness, "save_freq": -1, "test_freq": -1}
     config = {

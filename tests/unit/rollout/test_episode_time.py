@@ -11,6 +11,7 @@ from alphaapollo.environments.base import StepResult
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeTask
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Sampling, Score, Trajectory
 from alphaapollo.utils.time_limit import exclude_from_time_limit
+from scripts.simulation.timed_engine import TimedFakeEngine
 from tests.unit import virtual_time
 from tests.unit.rollout.test_episode import PROMPT, STOP, Environment, answers, done, make_runner, play, show
 
@@ -57,7 +58,7 @@ class Waiting(Environment):
 @pytest.mark.parametrize(("seconds", "end"), [(7.0, EpisodeEnd.DONE), (5.0, EpisodeEnd.TIME_LIMIT)])
 def test_time_limit_counts_environment_time_only(seconds, end):
     """Neither the engine (with its own queue) nor the wait for a grader counts: 2 turns of 3 s are 6 s."""
-    engine = FakeEngine(10, script=lambda *_: [5, STOP], seconds_per_token=400.0)
+    engine = TimedFakeEngine(10, script=lambda *_: [5, STOP], seconds_per_token=400.0)
     trajectory = play(engine, Waiting(show("7"), done(1.0)), seconds=seconds, runner=virtual_time.run)
     assert trajectory.end is end and len(trajectory.turns) == 2
 
@@ -88,7 +89,7 @@ def test_sync_environments_do_not_block_each_other():
 
 def test_each_turn_has_the_version_that_sampled_it():
     """Weights change while the environment runs, and later during a turn."""
-    engine = FakeEngine(10, script=lambda *_: [5, 6, STOP], seconds_per_token=1.0)
+    engine = TimedFakeEngine(10, script=lambda *_: [5, 6, STOP], seconds_per_token=1.0)
 
     async def change_weights() -> None:
         for seconds, version in ((4.0, 1), (103.5, 2)):
