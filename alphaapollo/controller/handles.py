@@ -1,11 +1,5 @@
 """Typed handles to worker groups: the controller calls a method of a handle, and the handle calls the workers.
 
-    PolicyGroup        actor and reference model, one worker per training rank
-    CriticGroup        critic, one worker per training rank
-    RewardModelGroup   trained reward model, one worker per training rank
-    FinetuningGroup    model in fine-tuning, one worker per training rank
-    EngineGroup        rollout workers, one per inference engine
-
 The workers are Ray actors or objects in this process (ranks.py). Only vLLM's weight transfer has its own remote calls
 (ray_transfer.py).
 """
@@ -58,10 +52,6 @@ class WorkerGroup(Generic[W]):
         """Return the memory metrics of the workers in GiB, each the maximum over all ranks."""
         every = await self.ranks.call(lambda worker: worker.get_memory_metrics())
         return {name: max(metrics[name] for metrics in every) for name in every[0]}
-
-    async def close(self) -> None:
-        """End the workers' processes."""
-        await self.ranks.close()
 
 
 class ModelWorkerGroup(WorkerGroup[M]):
