@@ -49,7 +49,7 @@ async def launch_ray_workers(
         await check_nodes_match_driver(reserved, required_paths)
     groups = RayWorkerGroups(specs, reserved)
     try:
-        async with asyncio.timeout(start_timeout), monitor_processes(find_local_ray_processes(), lambda _: None):
+        async with asyncio.timeout(start_timeout), monitor_processes(groups.required_service_processes, lambda _: None):
             await groups.start()
     except TimeoutError:
         waiting = ", ".join(sorted(groups.starting))
@@ -71,6 +71,7 @@ class RayWorkerGroups(WorkerGroups):
     def __init__(self, specs: WorkerSpecs, reserved: Sequence[PlacementGroup]):
         super().__init__(specs)
         self._reserved = list(reserved)
+        self.required_service_processes = find_local_ray_processes()
         self.ranks_by_role: dict[str, RayRanks[Any]] = {}
         for role in [*specs.rank_builders, *(["rollout"] if specs.engine_builder else [])]:
             slots = assign_actor_slots(specs.placement, role, reserved)
@@ -137,10 +138,6 @@ class RayWorkerGroups(WorkerGroups):
         finally:
             for task in tasks:
                 task.cancel()
-
-    @property
-    def required_service_processes(self) -> Mapping[str, int]:
-        return find_local_ray_processes()
 
     async def replace_engine(self, index: int) -> None:
         await self.ranks_by_role["rollout"].replace(

@@ -53,6 +53,8 @@ class WorkerGroups:
     def __init__(self, specs: WorkerSpecs):
         self.specs = specs
         self.ranks: list[Ranks[Any]] = []
+        self.required_service_processes: Mapping[str, int] = {}
+        """Name -> pid of the processes besides the workers that the run depends on, e.g. Ray's raylet."""
 
     def _add_group(self, role: str, ranks: Ranks[Any]) -> None:
         self.ranks.append(ranks)
@@ -72,11 +74,6 @@ class WorkerGroups:
     def _make_engine_builder(self, index: int, node: str) -> Callable[[], RolloutWorker]:
         assert self.specs.engine_builder
         return partial(self.specs.engine_builder, index, node)
-
-    @property
-    def required_service_processes(self) -> Mapping[str, int]:
-        """Name -> pid of the processes besides the workers that the run depends on, e.g. Ray's raylet."""
-        return {}
 
     @property
     def can_replace_engines(self) -> bool:
