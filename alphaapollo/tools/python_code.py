@@ -6,14 +6,14 @@ from typing import Any
 
 from pydantic import PositiveFloat, PositiveInt
 
-from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, tools
+from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, tools
 from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxResult, SandboxUnavailableError, get_default_sandbox
 
 _STATUS = {"ok": ToolStatus.OK, "timeout": ToolStatus.TIMEOUT, "refused": ToolStatus.REFUSED}
 
 
 @tools.register("python_code")
-class PythonCode:
+class PythonCode(Tool):
     """Tool that runs a Python snippet and returns its output and the value of its last expression.
 
     Args:
@@ -30,7 +30,7 @@ class PythonCode:
         "required": ["code"],
         "additionalProperties": False,
     }
-    text_argument: str | None = "code"
+    text_argument = "code"
 
     def __init__(
         self,
@@ -59,8 +59,6 @@ class PythonCode:
         except (SandboxError, SandboxUnavailableError) as error:
             raise ToolFailedError(f"{self.name}: {error}") from error
         return ToolResult(format_result(result), _STATUS.get(result.status, ToolStatus.ERROR), seconds=result.seconds)
-
-    async def close(self) -> None: ...  # the sandbox may have other users
 
 
 def format_result(result: SandboxResult) -> str:
