@@ -123,8 +123,6 @@ class ToolBox:
                 return f"{name}: the arguments are not JSON: {error}."
             except RecursionError:
                 return f"{name}: the arguments are nested too deeply."
-        if not isinstance(arguments, dict):
-            return f"{name}: the arguments are not a JSON object but {_describe_json_type(arguments)}."
         schema_error = next(iter(self._validators[name].iter_errors(arguments)), None)
         if schema_error is not None:
             location = "".join(f" {part!r}" for part in schema_error.absolute_path)
@@ -143,8 +141,3 @@ def _make_validator(tool: Tool) -> Any:
     if (kind := tool.parameters.get("type")) != "object":
         raise ValueError(f"the parameters of the tool {tool.name} must have the type 'object', not {kind!r}.")
     return cls(tool.parameters)
-
-
-def _describe_json_type(value: object) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")
