@@ -102,12 +102,6 @@ class ZygoteProcess:
             except OSError as error:
                 raise SandboxError(self.end_and_describe_exit()) from error
 
-    def kill(self) -> None:
-        """Kill the zygote. Its children die with it."""
-        with contextlib.suppress(ProcessLookupError):
-            if self._pidfd is not None:
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
     def end_and_describe_exit(self) -> str:
         """Kill the zygote, remove its folder, and return an error message with the last line of its stderr."""
         with self._lock:
@@ -116,12 +110,13 @@ class ZygoteProcess:
             self._is_closed = True
             self._log.seek(0)
             lines = self._log.read().decode(errors="replace").strip().splitlines()
-            self.kill()
+            if self._pidfd is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)  # the children of the zygote die with it
+                os.close(self._pidfd)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-            if self._pidfd is not None:
-                os.close(self._pidfd)
             self._socket.close()
             self._log.close()
             if self.folder:
