@@ -79,8 +79,6 @@ class ModelWorkerGroup(WorkerGroup[M]):
 class TrainingWorkerGroup(ModelWorkerGroup[L]):
     """Handle to a model that is trained."""
 
-    name: str  # name in traces
-
     async def save(self, checkpoint_folder: str) -> None:
         """Start writing a checkpoint of the current weights, optimizer and schedule. Each rank writes its shard."""
         await self.ranks.call(lambda worker: worker.save(checkpoint_folder))
@@ -105,13 +103,13 @@ class TrainingWorkerGroup(ModelWorkerGroup[L]):
 
     async def start_profile(self) -> None:
         """Start recording torch operations on every rank."""
-        name = self.name
-        await self.ranks.call(lambda worker: start_torch_profiler(f"{name} {worker.placement.rank}"))
+        role = self.ranks.role
+        await self.ranks.call(lambda worker: start_torch_profiler(f"{role} {worker.placement.rank}"))
 
     async def stop_profile(self) -> list[Span]:
         """Stop recording and return the recorded operations of all ranks."""
-        name = self.name
-        spans = await self.ranks.call(lambda worker: take_torch_spans(f"{name} {worker.placement.rank}"))
+        role = self.ranks.role
+        spans = await self.ranks.call(lambda worker: take_torch_spans(f"{role} {worker.placement.rank}"))
         return list(chain.from_iterable(spans))
 
 
@@ -122,8 +120,6 @@ async def wait_for_save(worker: TrainingWorker) -> float:
 
 class FinetuningGroup(TrainingWorkerGroup["FinetuningWorker[B]"], Generic[B]):
     """Handle to the model of a fine-tuning run (SFT, preferences, reward model)."""
-
-    name = "trainer"
 
     async def get_logprob_check_warnings(self) -> list[str]:
         """Return the warnings of the check that compares the model's log-probs with a reference at the start."""
@@ -156,8 +152,6 @@ class RLWorkerGroup(TrainingWorkerGroup[R]):
 
 class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
     """Handle to the policy and, if the run needs them, the reference model and the teacher."""
-
-    name = "policy"
 
     async def get_logprob_check_warnings(self) -> list[str]:
         """Return the warnings of the check that compares the policy's log-probs with a reference at the start."""
@@ -214,8 +208,6 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
 
 class CriticGroup(RLWorkerGroup["CriticWorker"]):
     """Handle to the critic."""
-
-    name = "critic"
 
     async def compute_values(self) -> list[np.ndarray]:
         """Compute the critic's values of the response tokens in the loaded batches."""
