@@ -239,8 +239,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         """Generate all samples of one prompt on the least loaded engine, as soon as the engine has capacity."""
         rank = await self._balancer.acquire_engine(request.num_samples)
         try:
-            group: TrajectoryGroup = await self.ranks.call_rank(rank, lambda worker: worker.generate(request))
-            return group
+            return await self.ranks.call_rank(rank, lambda worker: worker.generate(request))
         except WorkerDied:
             self.dead.add(rank)
             raise

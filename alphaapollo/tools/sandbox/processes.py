@@ -134,8 +134,7 @@ class ZygoteProcess:
         self._socket.settimeout(None)
         (pid, _, _) = _CREDENTIALS.unpack(control[0][2])
         self._pidfd = os.pidfd_open(pid)
-        available: dict[str, bool] = json.loads(message)
-        return available
+        return json.loads(message)
 
 
 class SnippetProcess:
@@ -261,8 +260,7 @@ class SnippetProcess:
         message = _receive_message(self._notice)
         if not message:
             raise SandboxError(self._zygote.end_and_describe_exit())
-        notice: dict[str, Any] = json.loads(message)
-        return notice
+        return json.loads(message)
 
     def _read_output(self, out: OutputCapture, err: OutputCapture) -> bool:
         """Read one chunk of stdout and of stderr. Return whether there was any data."""
