@@ -127,8 +127,9 @@ class LocalWorkerGroups(WorkerGroups):
         remove_paths(map(Path, self.specs.cleanup_folders))
 
 
-async def start_rollout_worker(build: Callable[[], RolloutWorker]) -> RolloutWorker:
-    """Build a rollout worker in this process, start its engine and return the worker."""
+async def start_rollout_worker(build: Callable[[], RolloutWorker], without_gpu: bool = False) -> RolloutWorker:
+    """Build a rollout worker in this process, start its engine and return the worker. without_gpu: only import the
+    libraries that the start needs."""
     worker = build()
-    await worker.start()
+    await (worker.prepare_start_without_gpu() if without_gpu else worker.start())
     return worker
