@@ -103,7 +103,6 @@ def get_enclosing_method_name(function: Callable[..., Any]) -> str:
 
 
 async def await_if_awaitable(value: Any) -> Any:
-    """Return the value, or await it if it is awaitable."""
     return await value if inspect.isawaitable(value) else value
 
 
