@@ -101,12 +101,10 @@ class LocalWorkerGroups(WorkerGroups):
         placement = specs.placement
         rank_placement = RankPlacement(0, 1, NO_RENDEZVOUS, placement.device, placement.threads, 1, LOCAL_NODE)
         for role, build in specs.rank_builders.items():
-            assert placement.num_ranks == 1, "trainer.controller=local has one rank"
             build_worker = partial(build, rank_placement)
             self._add_group(role, ThreadRanks(build_worker, role) if role == "trainer" else LocalRanks(build_worker()))
 
     async def start_engine(self) -> None:
-        assert self.specs.placement.num_engines == 1, "trainer.controller=local has one engine"
         restrict_network_to_loopback()
         worker = await start_rollout_worker(self._make_engine_builder(0, LOCAL_NODE))
         self._add_group("rollout", LocalRanks(worker))
