@@ -164,17 +164,10 @@ def test_invalid_toolboxes() -> None:
     tools: list[Tool] = [FunctionTool(add), FunctionTool(add)]
     with pytest.raises(ValueError, match=r"several tools have the same name: add\."):
         ToolBox(tools, ToolLimits())
-    with pytest.raises(ValueError, match="unknown tools: sub"):
-        ToolBox(tools[:1], ToolLimits(), {"sub": ToolLimits()})
     with pytest.raises(ValueError, match="not a JSON schema"):
         ToolBox([Broken(ValueError(), {"type": "objekt"})], ToolLimits())
     with pytest.raises(ValueError, match="must have the type 'object', not 'array'"):
         ToolBox([Broken(ValueError(), {"type": "array"})], ToolLimits())
-
-
-def test_limits_of_one_tool() -> None:
-    toolbox = ToolBox([FunctionTool(repeat)], ToolLimits(), {"repeat": ToolLimits(max_output=2)})
-    assert call(toolbox, "repeat", {"text": "a", "times": 4}).text == "a\n... [2 characters cut] ...\na"
 
 
 def test_session_closers_run_once_in_reverse_order() -> None:
