@@ -193,8 +193,9 @@ def _parse_options(argv: Sequence[str], module: str, presets: Sequence[str]) -> 
     parser = argparse.ArgumentParser(program, allow_abbrev=False, exit_on_error=False, epilog=EXPLAIN)
     setting = "a key to set, e.g. trainer.seed=1 or data.train_files=[a.parquet,b.parquet], or a preset to apply: "
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=setting + (", ".join(presets) or "none"))
-    parser.add_argument("--config", metavar="FILE", help="your own YAML file, on top of the defaults")
-    parser.add_argument("--config-name", metavar="NAME", help="the YAML file to start from, by name")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--config", metavar="FILE", help="your own YAML file, on top of the defaults")
+    source.add_argument("--config-name", metavar="NAME", help="the YAML file to start from, by name")
     parser.add_argument("--config-dir", metavar="DIR", help="your own folder of YAML files, searched first")
     parser.add_argument("--cfg", action="store_true", help="print the composed configuration and exit")
     try:
@@ -204,10 +205,6 @@ def _parse_options(argv: Sequence[str], module: str, presets: Sequence[str]) -> 
     if unknown:
         raise ConfigError(
             f"unknown option {unknown[0]}. Options are --config, --config-name, --config-dir, --cfg and --help."
-        )
-    if options.config and options.config_name:
-        raise ConfigError(
-            f"--config {options.config} cannot be combined with --config-name {options.config_name}. Remove one."
         )
     return options
 

@@ -23,8 +23,7 @@ Tables = dict[str, dict[str, Any]]
 def load_verl_key_tables() -> dict[str, Tables]:
     """Load verl_keys.yaml: {command: {table: entries}}. A comment at the start of the file describes the tables."""
     text = resources.files("alphaapollo.config").joinpath("verl_keys.yaml").read_text(encoding="utf-8")
-    found: dict[str, Tables] = yaml.safe_load(text)
-    return found
+    return yaml.safe_load(text)
 
 
 @cache

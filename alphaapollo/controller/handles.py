@@ -1,11 +1,5 @@
 """Typed handles to worker groups: the controller calls a method of a handle, and the handle calls the workers.
 
-    PolicyGroup        actor and reference model, one worker per training rank
-    CriticGroup        critic, one worker per training rank
-    RewardModelGroup   trained reward model, one worker per training rank
-    FinetuningGroup    model in fine-tuning, one worker per training rank
-    EngineGroup        rollout workers, one per inference engine
-
 The workers are Ray actors or objects in this process (ranks.py). Only vLLM's weight transfer has its own remote calls
 (ray_transfer.py).
 """
@@ -59,10 +53,6 @@ class WorkerGroup(Generic[W]):
         every = await self.ranks.call(lambda worker: worker.get_memory_metrics())
         return {name: max(metrics[name] for metrics in every) for name in every[0]}
 
-    async def close(self) -> None:
-        """End the workers' processes."""
-        await self.ranks.close()
-
 
 class ModelWorkerGroup(WorkerGroup[M]):
     """Handle to a model on the training ranks. `sequence_parallel` consecutive ranks split each sequence between them,
@@ -88,8 +78,6 @@ class ModelWorkerGroup(WorkerGroup[M]):
 
 class TrainingWorkerGroup(ModelWorkerGroup[L]):
     """Handle to a model that is trained."""
-
-    name: str  # name in traces
 
     async def get_logprob_check_warnings(self) -> Sequence[str]:
         """Return the warnings of the check that compares the model's log-probs with a reference at the start."""
@@ -119,13 +107,13 @@ class TrainingWorkerGroup(ModelWorkerGroup[L]):
 
     async def start_profile(self) -> None:
         """Start recording torch operations on every rank."""
-        name = self.name
-        await self.ranks.call(lambda worker: start_torch_profiler(f"{name} {worker.placement.rank}"))
+        role = self.ranks.role
+        await self.ranks.call(lambda worker: start_torch_profiler(f"{role} {worker.placement.rank}"))
 
     async def stop_profile(self) -> list[Span]:
         """Stop recording and return the recorded operations of all ranks."""
-        name = self.name
-        spans = await self.ranks.call(lambda worker: take_torch_spans(f"{name} {worker.placement.rank}"))
+        role = self.ranks.role
+        spans = await self.ranks.call(lambda worker: take_torch_spans(f"{role} {worker.placement.rank}"))
         return list(chain.from_iterable(spans))
 
 
@@ -136,8 +124,6 @@ async def wait_for_save(worker: TrainingWorker) -> float:
 
 class FinetuningGroup(TrainingWorkerGroup["FinetuningWorker[B]"], Generic[B]):
     """Handle to the model of a fine-tuning run (SFT, preferences, reward model)."""
-
-    name = "trainer"
 
     async def step(self, batches: Sequence[B], skip_bad_step: bool) -> FinetuningStepResult:
         """Run one optimizer step over all ranks and return its metrics.
@@ -166,8 +152,6 @@ class RLWorkerGroup(TrainingWorkerGroup[R]):
 
 class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
     """Handle to the policy and, if the run needs them, the reference model and the teacher."""
-
-    name = "policy"
 
     async def compute_log_probs(self) -> list[np.ndarray]:
         """Compute the policy's log-probs of the response tokens in the loaded batches, under the current weights."""
@@ -221,8 +205,6 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
 class CriticGroup(RLWorkerGroup["CriticWorker"]):
     """Handle to the critic."""
 
-    name = "critic"
-
     async def compute_values(self) -> list[np.ndarray]:
         """Compute the critic's values of the response tokens in the loaded batches."""
         return await self._call_all_ranks(lambda worker: worker.compute_values())
@@ -253,8 +235,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         """Generate all samples of one prompt on the least loaded engine, as soon as the engine has capacity."""
         rank = await self._balancer.acquire_engine(request.num_samples)
         try:
-            group: TrajectoryGroup = await self.ranks.call_rank(rank, lambda worker: worker.generate(request))
-            return group
+            return await self.ranks.call_rank(rank, lambda worker: worker.generate(request))
         except WorkerDied:
             self.dead.add(rank)
             raise

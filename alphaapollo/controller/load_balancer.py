@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections import deque
 
 
 class LoadBalancer:
     """Load balancer that counts the samples in flight on each engine.
 
-    An assignment takes O(log(number of engines)) time. Among equally loaded engines the first one is chosen.
-
-    Args:
-        num_engines: number of engines.
-        capacity: maximum number of samples in flight per engine. A larger request waits for an idle engine.
+    Among equally loaded engines the first one is chosen. `capacity`: maximum number of samples in flight per engine. A
+    larger request waits for an idle engine.
     """
 
     def __init__(self, num_engines: int, capacity: int):
         self._capacity = capacity
         self._load = [0] * num_engines
-        self._least = [(0, engine) for engine in range(num_engines)]  # heap of (load, engine) with outdated entries
         self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
 
     async def acquire_engine(self, num_samples: int) -> int:
@@ -37,22 +32,17 @@ class LoadBalancer:
 
     def release_capacity(self, engine: int, num_samples: int) -> None:
         """Free the capacity of finished samples on an engine."""
-        self._change_load(engine, -num_samples)
+        self._load[engine] -= num_samples
         self._assign_waiting_requests()
 
     def _assign_waiting_requests(self) -> None:
         while self._waiting:
             num_samples, slot = self._waiting[0]
             if not slot.done():
-                while self._least[0][0] != self._load[self._least[0][1]]:  # an outdated entry
-                    heapq.heappop(self._least)
-                engine = self._least[0][1]
-                if self._load[engine] and self._load[engine] + num_samples > self._capacity:
+                load = min(self._load)
+                if load and load + num_samples > self._capacity:
                     return
-                self._change_load(engine, num_samples)
+                engine = self._load.index(load)
+                self._load[engine] += num_samples
                 slot.set_result(engine)
             self._waiting.popleft()
-
-    def _change_load(self, engine: int, added_samples: int) -> None:
-        self._load[engine] += added_samples
-        heapq.heappush(self._least, (self._load[engine], engine))

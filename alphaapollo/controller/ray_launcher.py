@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,6 @@ from alphaapollo.utils.watchdog import RUN, kill_run_processes, remove_paths
 from alphaapollo.weight_sync.transport import assign_weight_writers
 
 if TYPE_CHECKING:
-    from alphaapollo.rollout.worker import RolloutWorker
     from alphaapollo.workers.process_group import RankPlacement
 
 CLOSE_SECONDS = 5.0
@@ -49,7 +48,7 @@ async def launch_ray_workers(
         await check_nodes_match_driver(reserved, required_paths)
     groups = RayWorkerGroups(specs, reserved)
     try:
-        async with asyncio.timeout(start_timeout), monitor_processes(find_local_ray_processes(), lambda _: None):
+        async with asyncio.timeout(start_timeout), monitor_processes(groups.required_service_processes, lambda _: None):
             await groups.start()
     except TimeoutError:
         waiting = ", ".join(sorted(groups.starting))
@@ -71,6 +70,7 @@ class RayWorkerGroups(WorkerGroups):
     def __init__(self, specs: WorkerSpecs, reserved: Sequence[PlacementGroup]):
         super().__init__(specs)
         self._reserved = list(reserved)
+        self.required_service_processes = find_local_ray_processes()
         self.ranks_by_role: dict[str, RayRanks[Any]] = {}
         for role in [*specs.rank_builders, *(["rollout"] if specs.engine_builder else [])]:
             slots = assign_actor_slots(specs.placement, role, reserved)
@@ -104,9 +104,9 @@ class RayWorkerGroups(WorkerGroups):
             builders = [partial(build, one, **extra) for one in placements]
             starts[role] = self.ranks_by_role[role].start(builders, visible[role])
         if engines:
-            make = build_and_prepare_rollout_worker if placement.shares_gpus else start_rollout_worker
             makers = [
-                partial(make, self._make_engine_builder(index, one.node)) for index, one in enumerate(engine_locations)
+                partial(start_rollout_worker, self._make_engine_builder(index, one.node), placement.shares_gpus)
+                for index, one in enumerate(engine_locations)
             ]
             starts["rollout"] = engines.start(makers, visible["rollout"])
         await self._await_role_starts(starts)
@@ -138,10 +138,6 @@ class RayWorkerGroups(WorkerGroups):
             for task in tasks:
                 task.cancel()
 
-    @property
-    def required_service_processes(self) -> Mapping[str, int]:
-        return find_local_ray_processes()
-
     async def replace_engine(self, index: int) -> None:
         await self.ranks_by_role["rollout"].replace(
             index, lambda node: partial(start_rollout_worker, self._make_engine_builder(index, node))
@@ -162,10 +158,3 @@ class RayWorkerGroups(WorkerGroups):
                 remove_placement_group(group)
         ray.shutdown()
         remove_paths(map(Path, self.specs.cleanup_folders))
-
-
-async def build_and_prepare_rollout_worker(build: Callable[[], RolloutWorker]) -> RolloutWorker:
-    """Build a rollout worker in this process, import the libraries that its start needs, and return the worker."""
-    worker = build()
-    await worker.prepare_start_without_gpu()
-    return worker

@@ -111,8 +111,7 @@ class WorkerActor(Generic[W]):
 
 def pickle_function(function: Callable[..., Any]) -> bytes:
     """Pickle a function, to send it to many actors. Ray would pickle the function again for each actor."""
-    code: bytes = ray.cloudpickle.dumps(function)
-    return code
+    return ray.cloudpickle.dumps(function)
 
 
 class RayRanks(Ranks[W]):
@@ -228,10 +227,9 @@ class RayRanks(Ranks[W]):
 
     def collect_stacks(self, rank: int, pids: Sequence[int]) -> str:
         try:
-            text: str = ray.get(self.actors[rank].collect_stacks.remote(pids), timeout=STACKS_SECONDS)
+            return ray.get(self.actors[rank].collect_stacks.remote(pids), timeout=STACKS_SECONDS)
         except ray.exceptions.RayError as error:  # includes GetTimeoutError
             return f"no stacks: {type(error).__name__}"
-        return text
 
     async def _wait_for_all_calls(self, calls: list[Any], call_name: str = "") -> list[Any]:
         """Wait for one remote call per rank (Ray references) and return their results.

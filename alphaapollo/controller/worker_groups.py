@@ -53,6 +53,8 @@ class WorkerGroups:
     def __init__(self, specs: WorkerSpecs):
         self.specs = specs
         self.ranks: list[Ranks[Any]] = []
+        self.required_service_processes: Mapping[str, int] = {}
+        """Name -> pid of the processes besides the workers that the run depends on, e.g. Ray's raylet."""
 
     def _add_group(self, role: str, ranks: Ranks[Any]) -> None:
         self.ranks.append(ranks)
@@ -72,11 +74,6 @@ class WorkerGroups:
     def _make_engine_builder(self, index: int, node: str) -> Callable[[], RolloutWorker]:
         assert self.specs.engine_builder
         return partial(self.specs.engine_builder, index, node)
-
-    @property
-    def required_service_processes(self) -> Mapping[str, int]:
-        """Name -> pid of the processes besides the workers that the run depends on, e.g. Ray's raylet."""
-        return {}
 
     @property
     def can_replace_engines(self) -> bool:
@@ -104,12 +101,10 @@ class LocalWorkerGroups(WorkerGroups):
         placement = specs.placement
         rank_placement = RankPlacement(0, 1, NO_RENDEZVOUS, placement.device, placement.threads, 1, LOCAL_NODE)
         for role, build in specs.rank_builders.items():
-            assert placement.num_ranks == 1, "trainer.controller=local has one rank"
             build_worker = partial(build, rank_placement)
             self._add_group(role, ThreadRanks(build_worker, role) if role == "trainer" else LocalRanks(build_worker()))
 
     async def start_engine(self) -> None:
-        assert self.specs.placement.num_engines == 1, "trainer.controller=local has one engine"
         restrict_network_to_loopback()
         worker = await start_rollout_worker(self._make_engine_builder(0, LOCAL_NODE))
         self._add_group("rollout", LocalRanks(worker))
@@ -130,8 +125,9 @@ class LocalWorkerGroups(WorkerGroups):
         remove_paths(map(Path, self.specs.cleanup_folders))
 
 
-async def start_rollout_worker(build: Callable[[], RolloutWorker]) -> RolloutWorker:
-    """Build a rollout worker in this process, start its engine and return the worker."""
+async def start_rollout_worker(build: Callable[[], RolloutWorker], without_gpu: bool = False) -> RolloutWorker:
+    """Build a rollout worker in this process, start its engine and return the worker. without_gpu: only import the
+    libraries that the start needs."""
     worker = build()
-    await worker.start()
+    await (worker.prepare_start_without_gpu() if without_gpu else worker.start())
     return worker

@@ -42,12 +42,8 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     reward_notices, _ = input_checks.check_rewards(
         prompts, config.reward, config.custom_reward_function, environment.graded
     )
-    return prompts, [
-        *notices,
-        *truncated,
-        *reward_notices,
-        *asyncio.run(try_environment_resets(config.env, prompts[:1])),
-    ]
+    reset_notices = asyncio.run(try_environment_resets(config.env, prompts[:1]))
+    return prompts, [*notices, *truncated, *reward_notices, *reset_notices]
 
 
 def make_val_prompt_data(config: SftConfig) -> GenerationData:

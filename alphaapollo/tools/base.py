@@ -67,7 +67,7 @@ class Tool(Protocol):
     name: str
     description: str
     parameters: dict[str, Any]
-    text_argument: str | None
+    text_argument: str | None = None
     """Name of the argument that receives the text of a tag, e.g. `code` for `<python_code>print(1)</python_code>`.
     None: the text of a tag is a JSON object of all arguments."""
 
@@ -77,7 +77,7 @@ class Tool(Protocol):
 
     async def close(self) -> None:
         """Free the resources of the tool. Called once, at the end of the run."""
-        ...
+        return
 
 
 tools: Registry[Callable[..., Tool]] = Registry("tool")

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, get_type_hints
 import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, tools
+from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, tools
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,7 +34,7 @@ def tool(function: F) -> F:
     return function
 
 
-class FunctionTool:
+class FunctionTool(Tool):
     """Tool that calls a Python function.
 
     A sync function runs in a thread, which a timeout cannot stop; slow functions should be async. Each parameter needs
@@ -44,8 +44,6 @@ class FunctionTool:
 
     Raises ValueError if the docstring is missing, a parameter has no type, or the function takes *args or **kwargs.
     """
-
-    text_argument: str | None = None
 
     def __init__(self, function: Callable[..., Any]):
         docstring = docstring_parser.parse(function.__doc__ or "")
@@ -82,8 +80,6 @@ class FunctionTool:
             return answer
         text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
         return ToolResult(text, ToolStatus.OK)
-
-    async def close(self) -> None: ...
 
 
 def _make_arguments_model(function: Callable[..., Any], descriptions: dict[str, str]) -> type[BaseModel]:

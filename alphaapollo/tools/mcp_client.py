@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus
+from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -144,10 +144,8 @@ class McpClient:
                     ready.set_result(f"{find_root_cause(error)}{self._read_last_log_line()}")
 
 
-class McpTool:
+class McpTool(Tool):
     """Tool of an MCP server, called through the client of that server."""
-
-    text_argument: str | None = None
 
     def __init__(self, client: McpClient, tool_info: McpToolInfo):
         self.name = tool_info.name

@@ -6,21 +6,20 @@ from typing import Any
 
 from pydantic import PositiveFloat, PositiveInt
 
-from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, tools
-from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxResult, SandboxUnavailableError, get_default_sandbox
+from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, tools
+from alphaapollo.tools.sandbox import SandboxError, SandboxResult, SandboxUnavailableError, get_default_sandbox
 
 _STATUS = {"ok": ToolStatus.OK, "timeout": ToolStatus.TIMEOUT, "refused": ToolStatus.REFUSED}
 
 
 @tools.register("python_code")
-class PythonCode:
+class PythonCode(Tool):
     """Tool that runs a Python snippet and returns its output and the value of its last expression.
 
     Args:
         timeout: time limit per snippet in seconds.
         memory_mb: memory limit per snippet in MiB, not counting the memory of the interpreter itself.
         keep_state: whether the snippets of an episode share their variables, instead of starting without any.
-        sandbox: sandbox to use; default: the shared sandbox of this process.
     """
 
     name = "python_code"
@@ -30,22 +29,16 @@ class PythonCode:
         "required": ["code"],
         "additionalProperties": False,
     }
-    text_argument: str | None = "code"
+    text_argument = "code"
 
-    def __init__(
-        self,
-        timeout: PositiveFloat = 10.0,
-        memory_mb: PositiveInt = 1024,
-        keep_state: bool = False,
-        sandbox: Sandbox | None = None,
-    ):
+    def __init__(self, timeout: PositiveFloat = 10.0, memory_mb: PositiveInt = 1024, keep_state: bool = False):
         kept = "Variables are kept between calls." if keep_state else "Each call starts afresh."
         self.description = (
             "Run Python code and return what it prints and the value of a last expression. numpy, scipy and sympy are "
             f"installed; there is no network. {kept} Time limit: {timeout:g} s."
         )
         self._timeout, self._memory_mb, self._keep_state = timeout, memory_mb, keep_state
-        self._sandbox = sandbox or get_default_sandbox()
+        self._sandbox = get_default_sandbox()  # it may have other users, so `close` leaves it open
 
     async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
         name = session.id if self._keep_state else ""
@@ -59,8 +52,6 @@ class PythonCode:
         except (SandboxError, SandboxUnavailableError) as error:
             raise ToolFailedError(f"{self.name}: {error}") from error
         return ToolResult(format_result(result), _STATUS.get(result.status, ToolStatus.ERROR), seconds=result.seconds)
-
-    async def close(self) -> None: ...  # the sandbox may have other users
 
 
 def format_result(result: SandboxResult) -> str:

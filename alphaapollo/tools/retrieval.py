@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, tools
+from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, tools
 from alphaapollo.tools.documents import Passage, read_passages, tokenize
 from alphaapollo.utils.registry import suggest_similar
 
@@ -132,12 +132,11 @@ def _write_passage_index(folder: Path, passages: list[Passage]) -> None:
 
 
 @tools.register("local_rag")
-class LocalRag:
+class LocalRag(Tool):
     """Tool that returns the passages of local documents that match a query best. `index`: folder written by `python -m
     alphaapollo.tools.retrieval build`. Raises ValueError if it has no index."""
 
     name = "local_rag"
-    text_argument: str | None = None
 
     def __init__(self, index: str):
         self._index = DocumentIndex(index)
@@ -170,8 +169,6 @@ class LocalRag:
         if not hits:
             return ToolResult(f"no passage of {repo_name} has a word of the query.", ToolStatus.OK, score=0.0)
         return ToolResult(format_passages(hits), ToolStatus.OK, score=hits[0][1])
-
-    async def close(self) -> None: ...
 
 
 def format_passages(hits: list[tuple[Passage, float]]) -> str:

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,22 +30,19 @@ class ToolBox:
     Args:
         tools: tools with unique names.
         limits: limits per tool. `max_concurrent` counts the calls of all episodes; timeouts exclude waiting for a slot.
-        tool_limits: {tool name: limits}, which replace `limits` for these tools.
 
-    Raises ValueError if two tools have the same name, `tool_limits` has an unknown tool, or a schema is invalid.
+    Raises ValueError if two tools have the same name, or a schema is invalid.
     """
 
-    def __init__(self, tools: Sequence[Tool], limits: ToolLimits, tool_limits: Mapping[str, ToolLimits] | None = None):
+    def __init__(self, tools: Sequence[Tool], limits: ToolLimits):
         self._tools = {tool.name: tool for tool in tools}
         counts = Counter(tool.name for tool in tools)
         if duplicates := [name for name, count in counts.items() if count > 1]:
             raise ValueError(
                 f"several tools have the same name: {', '.join(duplicates)}. Rename or exclude all but one."
             )
-        if unknown := sorted(set(tool_limits or {}) - set(self._tools)):
-            raise ValueError(f"tool_limits has unknown tools: {', '.join(unknown)}. Known: {', '.join(self.names)}.")
-        self._limits = {name: (tool_limits or {}).get(name, limits) for name in self._tools}
-        self._slots = {name: asyncio.Semaphore(limit.max_concurrent) for name, limit in self._limits.items()}
+        self._limits = limits
+        self._slots = {name: asyncio.Semaphore(limits.max_concurrent) for name in self._tools}
         self._validators = {name: _make_validator(tool) for name, tool in self._tools.items()}
 
     @property
@@ -87,7 +84,7 @@ class ToolBox:
         finally:
             self._slots[name].release()
         text = result.text.encode("utf-8", "replace").decode()  # tokenizers and logs reject lone surrogates
-        text = cut_middle(text, self._limits[name].max_output)
+        text = cut_middle(text, self._limits.max_output)
         return replace(result, text=text, seconds=time.monotonic() - start)
 
     async def close(self) -> None:
@@ -95,7 +92,7 @@ class ToolBox:
             await tool.close()
 
     async def _call_once(self, name: str, arguments: dict[str, Any], session: Session) -> ToolResult:
-        limit = self._limits[name].timeout
+        limit = self._limits.timeout
         try:
             async with asyncio.timeout(limit) as scope:
                 with SPANS(f"tool {name}"):
@@ -123,8 +120,6 @@ class ToolBox:
                 return f"{name}: the arguments are not JSON: {error}."
             except RecursionError:
                 return f"{name}: the arguments are nested too deeply."
-        if not isinstance(arguments, dict):
-            return f"{name}: the arguments are not a JSON object but {_describe_json_type(arguments)}."
         schema_error = next(iter(self._validators[name].iter_errors(arguments)), None)
         if schema_error is not None:
             location = "".join(f" {part!r}" for part in schema_error.absolute_path)
@@ -143,8 +138,3 @@ def _make_validator(tool: Tool) -> Any:
     if (kind := tool.parameters.get("type")) != "object":
         raise ValueError(f"the parameters of the tool {tool.name} must have the type 'object', not {kind!r}.")
     return cls(tool.parameters)
-
-
-def _describe_json_type(value: object) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")

@@ -17,7 +17,6 @@ from alphaapollo.config.schema.evolving import (
     EvolvingBudget,
     EvolvingConfig,
     EvolvingRole,
-    EvolvingRoles,
     EvolvingToolRole,
     ServedModel,
 )

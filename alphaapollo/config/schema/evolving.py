@@ -145,7 +145,7 @@ class EvolvingEnv(Env):
 
 class EvolvingConfig(Section):
     unread_keys = {
-        **{f"rollout.{name}": why for name, why in UNREAD_ROLLOUT_KEYS.items()},
+        **UNREAD_ROLLOUT_KEYS,
         **{f"rollout.{name}": "roles.ROLE sets the sampling" for name in ("temperature", "top_p", "top_k")},
         "env.rollout.n": "data.n_samples is the number of solutions",
         "rollout.num_engines": "each model has one engine",

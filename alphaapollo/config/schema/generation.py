@@ -19,22 +19,17 @@ from alphaapollo.config.schema.base import (
 )
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.config.schema.env import Env
-from alphaapollo.config.schema.model import Model
+from alphaapollo.config.schema.model import Lora, Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.rollout import Rollout
 from alphaapollo.config.schema.sizes import find_batch_token_errors
 from alphaapollo.config.schema.trainer import RunSettings
 
 UNREAD_ROLLOUT_KEYS = dict.fromkeys(
-    ("colocate", "free_cache_engine", "lora", "router_replay", "val_kwargs"), "it affects only training"
-)
-UNREAD_MODEL_KEYS = dict.fromkeys(
-    (
-        *("attention", "enable_gradient_checkpointing", "router_aux_loss_coef"),
-        *("lora_rank", "lora_alpha", "target_modules"),
-    ),
+    [f"rollout.{name}" for name in ("colocate", "free_cache_engine", "lora", "router_replay", "val_kwargs")],
     "it affects only training",
 )
+UNREAD_MODEL_KEYS = ("attention", "enable_gradient_checkpointing", "router_aux_loss_coef", *Lora.model_fields)
 SAMPLE_IDENTITY = ResumeRule("refused", "it determines what is sampled")
 
 
@@ -79,8 +74,8 @@ class GenerationTrainer(RunSettings):
 
 class GenerationConfig(Section):
     unread_keys = {
-        **{f"rollout.{name}": why for name, why in UNREAD_ROLLOUT_KEYS.items()},
-        **{f"model.{name}": why for name, why in UNREAD_MODEL_KEYS.items()},
+        **UNREAD_ROLLOUT_KEYS,
+        **{f"model.{name}": "it affects only training" for name in UNREAD_MODEL_KEYS},
         "env.rollout.n": "data.n_samples is the number of samples",
     }
     resume_rules = {  # prompts are compared one by one, so data.path may change

@@ -231,8 +231,7 @@ def get_dtype_bytes(dtype: str) -> int:
 
 
 def load_model_sizes(model: Model) -> ModelSizes:
-    sizes: ModelSizes = _measure_on_meta_model(_make_model_key(model), read_model_sizes)
-    return sizes
+    return _measure_on_meta_model(_make_model_key(model), read_model_sizes)
 
 
 def measure_forward_bytes(model: Model, num_tokens: int) -> int:

@@ -255,9 +255,8 @@ def _estimate_engine_memory(config: Config, device: Device, capacity: int) -> Me
         return MemoryUsage(engine=weights, kv_cache=int(rollout.kv_cache_gib * GIB) if rollout.name == "vllm" else 0)
     sizes = load_model_sizes(model)
     tokens = max(rollout.max_num_batched_tokens, config.data.max_length)
-    logits = (
-        2 * 4 * rollout.max_num_seqs * (sizes.head_parameters // sizes.hidden_size)
-    )  # float32, and a copy to sample from
+    # float32 logits, and a copy to sample from
+    logits = 2 * 4 * rollout.max_num_seqs * (sizes.head_parameters // sizes.hidden_size)
     used = weights + measure_forward_bytes(model, tokens) // rollout.tensor_model_parallel_size + logits
     return MemoryUsage(engine=used, kv_cache=max(0, int(rollout.gpu_memory_utilization * capacity) - used))
 

@@ -102,12 +102,6 @@ class ZygoteProcess:
             except OSError as error:
                 raise SandboxError(self.end_and_describe_exit()) from error
 
-    def kill(self) -> None:
-        """Kill the zygote. Its children die with it."""
-        with contextlib.suppress(ProcessLookupError):
-            if self._pidfd is not None:
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
     def end_and_describe_exit(self) -> str:
         """Kill the zygote, remove its folder, and return an error message with the last line of its stderr."""
         with self._lock:
@@ -116,12 +110,13 @@ class ZygoteProcess:
             self._is_closed = True
             self._log.seek(0)
             lines = self._log.read().decode(errors="replace").strip().splitlines()
-            self.kill()
+            if self._pidfd is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)  # the children of the zygote die with it
+                os.close(self._pidfd)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-            if self._pidfd is not None:
-                os.close(self._pidfd)
             self._socket.close()
             self._log.close()
             if self.folder:
@@ -139,8 +134,7 @@ class ZygoteProcess:
         self._socket.settimeout(None)
         (pid, _, _) = _CREDENTIALS.unpack(control[0][2])
         self._pidfd = os.pidfd_open(pid)
-        available: dict[str, bool] = json.loads(message)
-        return available
+        return json.loads(message)
 
 
 class SnippetProcess:
@@ -266,8 +260,7 @@ class SnippetProcess:
         message = _receive_message(self._notice)
         if not message:
             raise SandboxError(self._zygote.end_and_describe_exit())
-        notice: dict[str, Any] = json.loads(message)
-        return notice
+        return json.loads(message)
 
     def _read_output(self, out: OutputCapture, err: OutputCapture) -> bool:
         """Read one chunk of stdout and of stderr. Return whether there was any data."""

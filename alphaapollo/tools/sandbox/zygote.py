@@ -79,11 +79,8 @@ def main() -> None:
 
 def _make_fork_context(packages: list[str]) -> ForkContext:
     library = os.path.dirname(os.__file__)
-    rules = []
-    for path in [library, *packages, *SHARED, *DEVICES]:
-        if os.path.exists(path):
-            rights = landlock.DEVICE if path in DEVICES else landlock.READ
-            rules.append((os.open(path, os.O_PATH), rights))
+    allowed = dict.fromkeys([library, *packages, *SHARED], landlock.READ) | dict.fromkeys(DEVICES, landlock.DEVICE)
+    rules = [(os.open(path, os.O_PATH), rights) for path, rights in allowed.items() if os.path.exists(path)]
     return ForkContext(os.getpid(), linux.count_address_space_bytes(), library, landlock.get_abi_version(), rules)
 
 

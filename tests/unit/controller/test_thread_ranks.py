@@ -49,7 +49,7 @@ def test_a_worker_runs_in_one_thread_and_the_loop_continues() -> None:
         assert await step == (7, True) and await written == [5]
         worker.saved.set_result(2.5)
         assert await group.wait_for_save() == 2.5
-        await group.close()
+        await ranks.close()
         assert worker.closed and len(worker.threads) == 1 and threading.get_ident() not in worker.threads
         assert ranks.role == "trainer"
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from alphaapollo.config.schema.env import ToolLimits
+from alphaapollo.tools import python_code
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, make_tools
 from alphaapollo.tools.python_code import PythonCode, format_result
 from alphaapollo.tools.sandbox import Sandbox, SandboxResult, SandboxStatus
@@ -18,6 +19,11 @@ from alphaapollo.tools.toolbox import ToolBox
 def sandbox() -> Iterator[Sandbox]:
     with Sandbox() as sandbox:
         yield sandbox
+
+
+@pytest.fixture(autouse=True)
+def use_sandbox(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_code, "get_default_sandbox", lambda: sandbox)
 
 
 def call(tool: PythonCode, *snippets: str) -> list[ToolResult]:
@@ -31,28 +37,28 @@ def call(tool: PythonCode, *snippets: str) -> list[ToolResult]:
     return asyncio.run(main())
 
 
-def test_output_and_last_value(sandbox: Sandbox) -> None:
-    (result,) = call(PythonCode(sandbox=sandbox), "print('a')\n6 * 7")
+def test_output_and_last_value() -> None:
+    (result,) = call(PythonCode(), "print('a')\n6 * 7")
     assert (result.text, result.status, result.score) == ("a\n42", ToolStatus.OK, None)
 
 
-def test_keep_state(sandbox: Sandbox) -> None:
-    results = call(PythonCode(sandbox=sandbox), "x = 1", "x")
+def test_keep_state() -> None:
+    results = call(PythonCode(), "x = 1", "x")
     assert results[1].status is ToolStatus.ERROR and "NameError: name 'x' is not defined" in results[1].text
-    results = call(PythonCode(keep_state=True, sandbox=sandbox), "x = 1", "x + 1")
+    results = call(PythonCode(keep_state=True), "x = 1", "x + 1")
     assert (results[1].text, results[1].status) == ("2", ToolStatus.OK)
-    assert "kept" in PythonCode(keep_state=True, sandbox=sandbox).description
+    assert "kept" in PythonCode(keep_state=True).description
 
 
-def test_timeout_and_restart(sandbox: Sandbox) -> None:
-    tool = PythonCode(timeout=0.5, keep_state=True, sandbox=sandbox)
+def test_timeout_and_restart() -> None:
+    tool = PythonCode(timeout=0.5, keep_state=True)
     _, slow, after = call(tool, "x = 1", "print('begun')\nwhile True: pass", "2")
     assert (slow.text, slow.status) == ("begun\n[stopped after 0.5 s]", ToolStatus.TIMEOUT)
     assert after.text == "[the interpreter was restarted: earlier variables are lost]\n2"
 
 
 def test_closing_the_session_ends_the_sandbox_session(sandbox: Sandbox) -> None:
-    call(PythonCode(keep_state=True, sandbox=sandbox), "x = 1")
+    call(PythonCode(keep_state=True), "x = 1")
     assert not sandbox._sessions
 
 
@@ -68,9 +74,10 @@ def test_format_result() -> None:
     assert format_result(result(SandboxStatus.OK, "", "", "")) == ""
 
 
-def test_unavailable_sandbox_is_a_tool_failure() -> None:
+def test_unavailable_sandbox_is_a_tool_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_code, "get_default_sandbox", lambda: Sandbox(without=["seccomp"]))
     with pytest.raises(ToolFailedError, match="no seccomp filter"):
-        call(PythonCode(sandbox=Sandbox(without=["seccomp"])), "1")
+        call(PythonCode(), "1")
 
 
 def test_settings_by_name() -> None:

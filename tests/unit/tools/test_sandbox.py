@@ -237,9 +237,9 @@ def test_false_end_of_a_session_affects_only_itself(sandbox: Sandbox) -> None:
 
 def test_dead_zygote_is_replaced(sandbox: Sandbox) -> None:
     zygote = sandbox.start()._zygote
-    assert zygote is not None
+    assert zygote is not None and zygote._pidfd is not None
     sandbox.run("x = 1", session="h")
-    zygote.kill()
+    signal.pidfd_send_signal(zygote._pidfd, signal.SIGKILL)
     assert sandbox.run("print('again')").stdout == "again\n"
     assert sandbox.run("pass", session="h").restarted
     sandbox.end_session("h")
