@@ -79,7 +79,7 @@ GPT_OSS_YARN = limited("yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, trunca
 DELTA_NET_ENGINE = {"enable_prefix_caching": False, "dtype": "bfloat16"}  # what vLLM's CPU kernels support
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Architecture:
     """Tiny model of a family. `family` is transformers' model_type."""
 
@@ -88,6 +88,11 @@ class Architecture:
     settings: dict[str, Any] = field(default_factory=dict)
     rollout: dict[str, Any] = field(default_factory=dict)  # settings of the engine
     same_as: dict[str, Any] | None = None  # settings with which transformers computes what training and vLLM compute
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the engine."""
+        return self.rollout.get("dtype", "float32")
 
     @property
     def name(self) -> str:
@@ -157,4 +162,7 @@ ARCHITECTURES = [
     Architecture("deepseek_v3", "", DEEPSEEK),
     Architecture("deepseek_v3", "YaRN", DEEPSEEK | limited("yarn", factor=4.0, mscale=1.0, mscale_all_dim=1.0)),
     Architecture("glm4"),
+    Architecture("gemma4_text", "", SLIDING),
+    Architecture("doge"),
+    Architecture("llama4_text", "", {"num_local_experts": 4}),
 ]

@@ -140,7 +140,7 @@ def start_engine(
     engine = VllmEngine(spec)
     with asyncio.Runner() as runner:
         try:
-            runner.run(asyncio.wait_for(engine.start(), 120))
+            runner.run(asyncio.wait_for(engine.start(), 400))
             yield Session(engine, runner, Path(f"/dev/shm/alphaapollo-test-{os.getpid()}"))
         finally:
             runner.run(asyncio.wait_for(engine.close(), 30))
