@@ -34,8 +34,8 @@ DELTA_NET = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
 }
 DEEPSEEK = {
     "n_routed_experts": 4,
@@ -121,10 +121,12 @@ class Architecture:
 
 
 ARCHITECTURES = [
-    Architecture("qwen2", "sliding window", QWEN_WINDOW),
-    Architecture("qwen2_moe", "sliding window", SHARED_EXPERT | QWEN_WINDOW),
+    Architecture("qwen2"),
+    Architecture("qwen2", "sliding window in one layer", QWEN_WINDOW),
+    Architecture("qwen2_moe", "sliding window", SHARED_EXPERT | QWEN_WINDOW | {"max_window_layers": 2}),
+    Architecture("qwen2_moe", "sliding window in one layer", SHARED_EXPERT | QWEN_WINDOW),
     Architecture("qwen3"),
-    Architecture("qwen3", "sliding window", QWEN_WINDOW),
+    Architecture("qwen3", "sliding window in one layer", QWEN_WINDOW),
     Architecture("qwen3_moe", "", EXPERTS),
     Architecture("qwen3_moe", "sliding window", EXPERTS | QWEN_WINDOW),
     Architecture("qwen3_next", "", DELTA_NET | SHARED_EXPERT, rollout=DELTA_NET_ENGINE),
