@@ -30,7 +30,7 @@ from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.engines.vllm.settings import WINDOW_IN_ALL_LAYERS
+from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
@@ -182,8 +182,8 @@ def check_context_length(model: Model, rollout: Rollout, data: Data | Generation
     text = load_config(model).get_text_config()
     scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") not in ("default", "dynamic")
     limits = {"context length": None if scaled else getattr(text, "max_position_embeddings", None)}
-    if text.model_type in WINDOW_IN_ALL_LAYERS and "full_attention" in text.layer_types:
-        limits["sliding window (which vLLM applies to all layers)"] = text.sliding_window
+    if text.model_type in WITHOUT_MIXED_WINDOWS and "full_attention" in text.layer_types:
+        limits["sliding window of some layers (which vLLM does not support)"] = text.sliding_window
     for name, limit in limits.items():
         if limit is not None and data.max_length > limit:
             raise ValueError(

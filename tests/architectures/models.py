@@ -123,7 +123,6 @@ class Architecture:
 ARCHITECTURES = [
     Architecture("qwen2"),
     Architecture("qwen2", "sliding window in one layer", QWEN_WINDOW),
-    Architecture("qwen2_moe", "sliding window", SHARED_EXPERT | QWEN_WINDOW | {"max_window_layers": 2}),
     Architecture("qwen2_moe", "sliding window in one layer", SHARED_EXPERT | QWEN_WINDOW),
     Architecture("qwen3"),
     Architecture("qwen3", "sliding window in one layer", QWEN_WINDOW),

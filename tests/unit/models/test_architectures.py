@@ -116,7 +116,7 @@ def test_a_window_that_vllm_does_not_support_is_refused(tmp_path) -> None:
     path = save_config("qwen2_moe, sliding window in one layer", tmp_path)
     check_context_length(Model(path=path), Rollout(), Data(max_prompt_length=WINDOW - 1, max_response_length=1))
     with pytest.raises(
-        ValueError, match=r"17 exceeds the sliding window \(which vLLM applies to all layers\) of .*, 16"
+        ValueError, match=r"17 exceeds the sliding window of some layers \(which vLLM does not support\) of .*, 16"
     ):
         check_context_length(Model(path=path), Rollout(), Data(max_prompt_length=WINDOW, max_response_length=1))
 
