@@ -63,8 +63,9 @@ To test another architecture, add it to `tests/architectures/models.py` and run
 ## Status
 
 Tested on a CPU with {packages}.
-The window has {window} tokens, the original context length is {context}, and rows have up to 80 tokens. vLLM's log-probs of 100 tokens were compared on {date}; the mean difference was at most {largest}
-nats in float32. These models have not yet been tested on a GPU.
+The window has {window} tokens, the original context length is {context}, and rows have up to 80 tokens.
+vLLM's log-probs of 100 tokens were compared on {date}; the mean difference was at most {largest} nats in float32.
+These models have not yet been tested on a GPU.
 """
 
 
