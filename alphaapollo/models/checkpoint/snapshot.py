@@ -103,10 +103,11 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
             f"the checkpoint {folder} cannot be read: {_describe_error(error)}. Resume from another checkpoint."
         ) from error
     # Frozen parameters are not saved; read_checkpoint_tensors has checked the rest.
-    options, parameters, states = StateDictOptions(strict=False), tensors["model"], tensors.get("optimizer")
+    options, parameters = StateDictOptions(strict=False), tensors["model"]
     if optimizer is None:
         set_model_state_dict(model, parameters, options=options)
     else:
+        states = tensors["optimizer"]
         set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=states, options=options)
     if generators:
         random.setstate(generators["python"])
