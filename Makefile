@@ -40,8 +40,8 @@ format: setup-dev ## format and fix the code with ruff
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-docs: setup-dev ## write docs/config/ and docs/verl_keys.md from the schema
-	@$(PY) -m scripts.config_pages && $(PY) -m scripts.api_page
+docs: setup-dev ## write docs/config/, verl_keys.md, reference.md and models.md from the code and its tests
+	@$(PY) -m scripts.config_pages && $(PY) -m scripts.api_page && $(PY) -m scripts.models_page
 
 lock: setup-dev ## pin requirements/*.txt again (ARGS=--upgrade takes the newest versions)
 	@source scripts/pip_settings.sh; $(PY) scripts/lock.py $(ARGS)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.effects import describe_ineffective_keys
-from alphaapollo.config.resolve import resolve_controller
+from alphaapollo.config.resolve import get_attention_kernel, resolve_controller
 from alphaapollo.config.schema import (
     Config,
     CustomRewardFunction,
@@ -30,6 +30,7 @@ from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
@@ -172,19 +173,24 @@ def check_moe_keys(model: Model, section: str, router_replay: bool = False) -> N
 
 
 def check_context_length(model: Model, rollout: Rollout, data: Data | GenerationData) -> None:
-    """Raise ValueError if prompt and response together can exceed the model's context length, which vLLM rejects."""
+    """Raise ValueError if prompt and response together can exceed the model's context length, or a sliding window that
+    vLLM does not support."""
     if rollout.name != "vllm":
         return
     from alphaapollo.models.load import load_config  # imports torch
 
     text = load_config(model).get_text_config()
-    positions = getattr(text, "max_position_embeddings", None)
-    scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
-    if positions is not None and not scaled and data.max_length > positions:
-        raise ValueError(
-            f"data.max_prompt_length={data.max_prompt_length} + data.max_response_length={data.max_response_length} = "
-            f"{data.max_length} exceeds the context length of {model.path}, {positions} tokens. Lower one of them."
-        )
+    scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") not in ("default", "dynamic")
+    limits = {"context length": None if scaled else getattr(text, "max_position_embeddings", None)}
+    if text.model_type in WITHOUT_MIXED_WINDOWS and "full_attention" in text.layer_types:
+        limits["sliding window of some layers (which vLLM does not support)"] = text.sliding_window
+    for name, limit in limits.items():
+        if limit is not None and data.max_length > limit:
+            raise ValueError(
+                f"data.max_prompt_length={data.max_prompt_length} + data.max_response_length="
+                f"{data.max_response_length} = {data.max_length} exceeds the {name} of {model.path}, {limit} tokens. "
+                "Lower one of them."
+            )
 
 
 def check_tensor_parallel_size(model: Model, rollout: Rollout, section: str) -> None:
@@ -209,17 +215,13 @@ def choose_kernels(model: Model, configured: Model) -> Model:
 
     configured: the section before `resolve_model`. Raises ValueError if it sets a kernel that is not supported.
     """
-    from alphaapollo.models.load import LIGER_ARCHITECTURES, load_config  # imports torch
-    from alphaapollo.models.ulysses import find_stateful_layer_types
+    from alphaapollo.models.load import LIGER_ARCHITECTURES, check_layers, load_config  # imports torch
+    from alphaapollo.models.ulysses import describe_stateful_layers
 
     config = load_config(model)
-    if (stateful := find_stateful_layer_types(config)) and model.attention != "padded":
-        if configured.attention != "auto":
-            raise ValueError(
-                f"model.attention={model.attention} packs rows, but {model.path} has layers of type "
-                f"{', '.join(sorted(stateful))}, whose state would pass to the next row. Set model.attention=padded."
-            )
+    if configured.attention == "auto" and describe_stateful_layers(config):
         model = model.model_copy(update={"attention": "padded"})
+    check_layers(config, model.path, get_attention_kernel(model))
     if not model.use_liger:
         return model
     kind = config.model_type

@@ -16,16 +16,8 @@ if TYPE_CHECKING:
 def compute_hidden_states(decoder: nn.Module, micro: MicroBatch, selection: TokenSelection) -> Tensor:
     """Run the decoder, and return the final hidden states [m, H] of the m selected tokens that this rank has."""
     arguments: dict[str, Any] = {"sequence": micro.sequence} if micro.sequence else {}
-    if packing := micro.packing:
-        longest = max(packing.lengths)
-        arguments |= {
-            "packing": packing,
-            # Keyword names of transformers, which layers without attention (convolutions, recurrences) read.
-            "cu_seq_lens_q": packing.cu_seqlens,
-            "cu_seq_lens_k": packing.cu_seqlens,
-            "max_length_q": longest,
-            "max_length_k": longest,
-        }
+    if micro.packing:
+        arguments["packing"] = micro.packing
     output = decoder(input_ids=micro.token_ids, position_ids=micro.position_ids, use_cache=False, **arguments)
     states: Tensor = output[0]
     return states.flatten(0, 1).index_select(0, selection.shard_positions)

@@ -16,6 +16,7 @@ from alphaapollo.models.attention.backends import register_attn_implementation
 from alphaapollo.models.cpu.linear import use_onednn
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.rope import fix_rope_frequencies
+from alphaapollo.models.ulysses import describe_stateful_layers
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.seeds import derive_seed
 
@@ -179,10 +180,7 @@ def _load_model(
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # every rank would show a progress bar
-    if "chunked_attention" in (getattr(config.get_text_config(), "layer_types", None) or []):
-        raise ValueError(
-            f"model.path={model.path}: layers with chunked attention are not supported. Choose another model."
-        )
+    check_layers(config, model.path, attention)
     settings: dict[str, Any] = {"dtype": dtype, "trust_remote_code": model.trust_remote_code}
     # Modeling code in the folder may not support pluggable attention. Padded rows work with any causal attention.
     custom_code = has_custom_code(model, config, auto_class)
@@ -238,6 +236,15 @@ def _load_pretrained(
             "checkpoint that contains all weights of this architecture."
         )
     return loaded
+
+
+def check_layers(config: PretrainedConfig, model_path: str, attention: Attention) -> None:
+    """Raise ValueError if a model has layers that are not supported, or not in packed rows."""
+    model, stateful = f"model.path={model_path} ({config.model_type})", describe_stateful_layers(config)
+    if "chunked_attention" in stateful:
+        raise ValueError(f"{model} has layers with chunked attention, which is not supported. Choose another model.")
+    if stateful and attention != "padded":
+        raise ValueError(f"{model} {stateful}, so rows cannot be packed. Set model.attention=padded.")
 
 
 def has_custom_code(model: Model, config: PretrainedConfig, auto_class: str = "AutoModelForCausalLM") -> bool:

@@ -21,6 +21,7 @@ from torch import Tensor
 from alphaapollo.data.batch import Columns, Rows, compute_offsets
 from alphaapollo.data.shared_prompts import SharedPrefixes
 from alphaapollo.models.ulysses import SequenceGroup, TokenSelection, find_local_positions
+from alphaapollo.types import Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
@@ -228,16 +229,11 @@ def make_rows(
     token_ids: Sequence[np.ndarray], response_starts: Sequence[int], prefixes: SharedPrefixes | None = None
 ) -> Rows:
     """Build training rows from token ids, for self-checks. Tokens from `response_starts` on are marked as sampled."""
-    lengths, starts = np.array([len(ids) for ids in token_ids]), np.array(response_starts)
-    count = int((lengths - starts).sum())
-    return Rows(
-        token_ids=np.concatenate(token_ids),
-        lengths=lengths,
-        response_starts=starts,
-        action_mask=np.ones(count, dtype=np.uint8),
-        rollout_logprobs=np.zeros(count, dtype=np.float32),
-        prefixes=prefixes,
-    )
+    rows = [
+        Row(ids.tolist(), [0] * start + [1] * (len(ids) - start), [0.0] * len(ids), [len(ids) - 1])
+        for ids, start in zip(token_ids, response_starts, strict=True)
+    ]
+    return Rows.from_rows(rows, prefixes)
 
 
 def _concatenate_ranges(lengths: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 
 if TYPE_CHECKING:
@@ -73,14 +74,12 @@ def exchange_tokens_for_heads(x: Tensor, sequence: SequenceGroup) -> Tensor:
     """Exchange this rank's part of the tokens for its part of the heads. [b, heads, T/s, d] -> [b, heads/s, T, d], or
     [b, lcm(heads, s)/s, T, d] with repeated heads if s does not divide the number of heads."""
     repeats = sequence.size // math.gcd(sequence.size, x.shape[1])
-    exchanged: Tensor = _AllToAll.apply(x.repeat_interleave(repeats, dim=1) if repeats > 1 else x, 1, 2, sequence)
-    return exchanged
+    return _all_to_all(x.repeat_interleave(repeats, dim=1) if repeats > 1 else x, 1, 2, sequence)
 
 
 def exchange_heads_for_tokens(x: Tensor, sequence: SequenceGroup) -> Tensor:
     """Exchange this rank's part of the heads for its part of the tokens. [b, T, heads/s, d] -> [b, T/s, heads, d]"""
-    exchanged: Tensor = _AllToAll.apply(x, 1, 2, sequence)
-    return exchanged
+    return _all_to_all(x, 1, 2, sequence)
 
 
 def gather_token_values(local: Tensor, selection: TokenSelection, sequence: SequenceGroup | None) -> Tensor:
@@ -94,10 +93,12 @@ def gather_token_values(local: Tensor, selection: TokenSelection, sequence: Sequ
     return gathered
 
 
-def find_stateful_layer_types(config: PretrainedConfig) -> set[str]:
-    """Find the layer types in config.json that carry state along the sequence outside of attention."""
-    kinds = getattr(config.get_text_config(), "layer_types", None) or []
-    return set(kinds) - {"full_attention", "sliding_attention"}
+def describe_stateful_layers(config: PretrainedConfig) -> str:
+    """Describe the layer types in config.json that carry state along the sequence outside of attention, for messages;
+    empty if there are none."""
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or [])
+    stateful = ", ".join(sorted(kinds - {"full_attention", "sliding_attention"}))
+    return f"has layers of type {stateful}, which carry state along the sequence" if stateful else ""
 
 
 def check_ulysses_support(config: PretrainedConfig, model: str, size: int, size_key: str, custom_code: bool) -> None:
@@ -110,35 +111,21 @@ def check_ulysses_support(config: PretrainedConfig, model: str, size: int, size_
         custom_code: the model folder has its own modeling code.
     """
     text = config.get_text_config()
-    heads, possible, reason = getattr(text, "num_attention_heads", 0), 1, ""
-    if stateful := find_stateful_layer_types(config):
-        reason = f"has layers of type {', '.join(sorted(stateful))}, which carry state along the sequence"
-    elif custom_code:
+    heads, possible, reason = getattr(text, "num_attention_heads", 0), 1, describe_stateful_layers(config)
+    if custom_code:
         reason = "has its own modeling code, whose attention cannot be split"
-    elif heads % size or not heads:
+    elif not reason and (heads % size or not heads):
         reason, possible = f"has {heads} attention heads", math.gcd(heads, size) if heads else 1
     if reason:
+        model = f"{model} ({config.model_type})"
         raise ValueError(f"{size_key}={size} is not supported: {model} {reason}. Set {size_key}={possible}.")
 
 
-class _AllToAll(torch.autograd.Function):
+def _all_to_all(x: Tensor, split_dim: int, join_dim: int, sequence: SequenceGroup) -> Tensor:
     """Differentiable all-to-all exchange. Rank r gets the r-th part of dimension `split_dim` from every rank, and
     concatenates the parts along dimension `join_dim`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, split_dim: int, join_dim: int, sequence: SequenceGroup) -> Tensor:
-        ctx.split_dim, ctx.join_dim, ctx.sequence = split_dim, join_dim, sequence
-        return _all_to_all(x, split_dim, join_dim, sequence)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _all_to_all(grad, ctx.join_dim, ctx.split_dim, ctx.sequence), None, None, None
-
-
-def _all_to_all(x: Tensor, split_dim: int, join_dim: int, sequence: SequenceGroup) -> Tensor:
     parts = x.unflatten(split_dim, (sequence.size, -1)).movedim(split_dim, 0).contiguous()
-    received = torch.empty_like(parts)
-    dist.all_to_all_single(received, parts, group=sequence.group)
+    received: Tensor = all_to_all_single_autograd(parts, None, None, sequence.group)
     return received.movedim(0, join_dim).flatten(join_dim, join_dim + 1)
 
 

@@ -15,7 +15,7 @@ from alphaapollo.data.shared_prompts import SharedPrefixes
 from alphaapollo.models.attention.backends import uses_alphaapollo_backend
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.sharding import FsdpRoot, reshard
-from alphaapollo.models.ulysses import find_stateful_layer_types
+from alphaapollo.models.ulysses import describe_stateful_layers
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
 FINETUNING_KEY = "data.use_prefix_grouper"
@@ -46,8 +46,8 @@ class SharedPromptCheck:
         self.mismatch: float | None = None  # mean |difference| on the first batch, in standard deviations
         self._unreported: dict[str, float] = {}
         self.unsupported_reason: str | None = None  # why the model cannot use shared prompts
-        if stateful := find_stateful_layer_types(model.config):
-            self.unsupported_reason = f"{self.name} has layers of type {', '.join(sorted(stateful))}, which carry state"
+        if stateful := describe_stateful_layers(model.config):
+            self.unsupported_reason = f"{self.name} {stateful}"
         elif not uses_alphaapollo_backend(model):
             self.unsupported_reason = f"{self.name} has its own attention code"
         else:

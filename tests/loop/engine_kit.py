@@ -119,7 +119,9 @@ class Session:
 
 
 @contextmanager
-def start_engine(model: Any, folder: Path, lora_rank: int = 0, **rollout: Any) -> Iterator[Session]:
+def start_engine(
+    model: Any, folder: Path, lora_rank: int = 0, max_model_len: int = 256, **rollout: Any
+) -> Iterator[Session]:
     """Start an engine that serves `model`, or adapters of rank `lora_rank` on it, and restore the environment after."""
     model.save_pretrained(folder / "model")
     spec = EngineSpec(
@@ -129,7 +131,7 @@ def start_engine(model: Any, folder: Path, lora_rank: int = 0, **rollout: Any) -
         rollout=Rollout(**{"kv_cache_gib": 0.1, "enforce_eager": True} | rollout),
         device="cpu",
         dtype=rollout.get("dtype", "float32"),
-        max_model_len=256,
+        max_model_len=max_model_len,
         log_path=str(folder / "engine.log"),
         transport="adapter" if lora_rank else "shared_memory",
         lora_rank=lora_rank,
@@ -138,7 +140,7 @@ def start_engine(model: Any, folder: Path, lora_rank: int = 0, **rollout: Any) -
     engine = VllmEngine(spec)
     with asyncio.Runner() as runner:
         try:
-            runner.run(asyncio.wait_for(engine.start(), 120))
+            runner.run(asyncio.wait_for(engine.start(), 400))
             yield Session(engine, runner, Path(f"/dev/shm/alphaapollo-test-{os.getpid()}"))
         finally:
             runner.run(asyncio.wait_for(engine.close(), 30))

@@ -141,6 +141,11 @@ def make_attention_interface(attend: Callable[[AttentionCall], Tensor]) -> Calla
         sequence: SequenceGroup | None = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
+        if attention_mask is not None:  # transformers builds none for these backends
+            raise ValueError(
+                f"{type(module).__name__} has its own attention mask (e.g. sparse attention), which is not supported. "
+                "Choose another model."
+            )
         window = options["sliding_window"] if "sliding_window" in options else find_window_of_mask(module)
         call = AttentionCall(type(module).__name__, query, key, value, scaling, window, softcap, s_aux, packing)
         if sequence is None:

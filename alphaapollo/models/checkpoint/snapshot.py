@@ -102,19 +102,13 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
         raise ValueError(
             f"the checkpoint {folder} cannot be read: {_describe_error(error)}. Resume from another checkpoint."
         ) from error
-    options = StateDictOptions(
-        strict=False
-    )  # frozen parameters are not saved; read_checkpoint_tensors has checked the rest
+    # Frozen parameters are not saved; read_checkpoint_tensors has checked the rest.
+    options, parameters = StateDictOptions(strict=False), tensors["model"]
     if optimizer is None:
-        set_model_state_dict(model, tensors["model"], options=options)
+        set_model_state_dict(model, parameters, options=options)
     else:
-        set_state_dict(
-            model,
-            optimizer,
-            model_state_dict=tensors["model"],
-            optim_state_dict=tensors["optimizer"],
-            options=options,
-        )
+        states = tensors["optimizer"]
+        set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=states, options=options)
     if generators:
         random.setstate(generators["python"])
         np.random.set_state(generators["numpy"])

@@ -89,13 +89,13 @@ def test_sequence_parallel_attention_equals_attention():
 
 def config(**fields: Any) -> Any:
     text = SimpleNamespace(**({"num_attention_heads": 14} | fields))
-    return SimpleNamespace(get_text_config=lambda: text)
+    return SimpleNamespace(model_type="qwen3", get_text_config=lambda: text)
 
 
 @pytest.mark.parametrize(
     ("fields", "expected_text"),
     [
-        ({}, f"=4 is not supported: some/model has 14 attention heads. Set {KEY}=2."),
+        ({}, f"=4 is not supported: some/model (qwen3) has 14 attention heads. Set {KEY}=2."),
         ({"num_attention_heads": 0}, "has 0 attention heads"),
         (
             {"num_attention_heads": 8, "layer_types": ["linear_attention", "full_attention"]},
@@ -112,4 +112,3 @@ def test_models_that_do_not_support_ulysses(fields: dict[str, Any], expected_tex
 
 def test_models_that_support_ulysses():
     check_ulysses_support(config(layer_types=["full_attention", "sliding_attention"]), "some/model", 7, KEY, False)
-    check_ulysses_support(config(rope_parameters={"rope_type": "yarn"}), "some/model", 2, KEY, False)
