@@ -245,9 +245,10 @@ def start_wandb(run: TrackedRun) -> RunTracker:
     """Start Weights & Biases. All starts of a run are in the wandb group `experiment`."""
     import wandb
 
-    names = {"project": run.project, "name": run.experiment, "group": run.experiment}
+    name = run.experiment
     return RunTracker(
-        wandb.init(**names, dir=str(run.folder), config=run.config), lambda samples: wandb.Table(dataframe=samples)
+        wandb.init(project=run.project, name=name, group=name, dir=str(run.folder), config=run.config),
+        lambda samples: wandb.Table(dataframe=samples),
     )
 
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alphaapollo.rewards.audit import compare_score_with_label, read_labelled_answers
 from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.types import Outcome, Score
+from scripts.grader_audit import compare_score_with_label, read_labelled_answers
 
 ROOT = Path(__file__).resolve().parents[3]
 SOLUTIONS = ROOT / "../shared/data/gsm8k_model_solutions.jsonl"
@@ -35,7 +35,7 @@ def write(path, rows):
 
 
 def run(*args):
-    command = [sys.executable, "-m", "alphaapollo.rewards.audit", *map(str, args)]
+    command = [sys.executable, "-m", "scripts.grader_audit", *map(str, args)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

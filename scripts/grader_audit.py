@@ -1,6 +1,6 @@
 """Measure how often graders agree with labelled answers, in the same isolated processes as in a run.
 
-    python -m alphaapollo.rewards.audit DATA [--json] [--data_source math]
+    python -m scripts.grader_audit DATA [--json] [--data_source math]
 
 DATA is a jsonl or parquet file of rows `{data_source, response, ground_truth, is_correct}`. A false positive is a wrong
 answer that is graded as right. A false negative is a right answer that is graded as wrong. A failure is an answer
