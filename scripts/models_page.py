@@ -45,6 +45,12 @@ A setting that is refused is an error that names the family, the reason and the 
 
 {table}
 
+Reasons, as the error messages give them:
+
+{notes}
+
+Remarks:
+
 * longrope and dynamic RoPE have frequencies that depend on the length. A run uses the same frequencies for all rows,
   like vLLM: those for `data.max_prompt_length` + `data.max_response_length`.
 * For `deepseek_v3` without YaRN, RoPE of vLLM 0.32 on a CPU is wrong: its CPU kernel differs from its own PyTorch code.
@@ -72,21 +78,29 @@ These models have not yet been tested on a GPU.
 def render_page() -> str:
     measured = json.loads(RESULTS.read_text(encoding="utf-8"))
     lines = [["family", "variant", *COLUMNS], ["---"] * (2 + len(COLUMNS))]
-    agreeing = []
+    agreeing: list[float] = []
+    notes: list[str] = []  # reasons, which the table shows by number
+
+    def refer(word: str, reason: str) -> str:
+        if reason not in notes:
+            notes.append(reason)
+        return f"{word} ({notes.index(reason) + 1})"
+
     for one in ARCHITECTURES:
         result, refusals = measured["models"].get(one.name, 0.0), find_refusals(one)
-        cells = {column: f"refused: {refusals[column]}" if column in refusals else "yes" for column in COLUMNS}
+        cells = {column: refer("refused", refusals[column]) if column in refusals else "yes" for column in COLUMNS}
         if isinstance(result, str):
-            cells[ENGINE] = f"not run by vLLM: {result}"
+            cells[ENGINE] = refer("not run", f"vLLM: {result}")
         elif ENGINE not in refusals and result > LIMITS[one.dtype]:
-            cells[ENGINE] = f"refused at the first weight sync: log-probs differ by {result:.1f} nats"
+            cells[ENGINE] = refer("refused", f"first weight sync: log-probs differ by {result:.1f} nats")
         elif ENGINE not in refusals and one.dtype == "float32":
             agreeing.append(result)
         elif ENGINE not in refusals:
             cells[ENGINE] = f"yes, in {one.dtype}"
-        lines.append([f"`{one.family}`", one.variant, *(cell.replace("|", "\\|") for cell in cells.values())])
+        lines.append([f"`{one.family}`", one.variant, *cells.values()])
     return PAGE_TEXT.format(
         table="\n".join(f"| {' | '.join(line)} |" for line in lines),
+        notes="\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1)),
         packages=", ".join(f"{name} {number}" for name, number in measured["packages"].items()),
         date=measured["date"],
         largest=f"{max(agreeing):.0e}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -241,8 +242,8 @@ def _load_pretrained(
 def check_layers(config: PretrainedConfig, model_path: str, attention: Attention) -> None:
     """Raise ValueError if a model has layers that are not supported, or not in packed rows."""
     model, stateful = f"model.path={model_path} ({config.model_type})", describe_stateful_layers(config)
-    if "chunked_attention" in stateful:
-        raise ValueError(f"{model} has layers with chunked attention, which is not supported. Choose another model.")
+    if found := re.search(r"\w*(chunked|indexed|sparse|compressed|window)\w*", stateful):
+        raise ValueError(f"{model} has layers of type {found[0]}, which is not supported. Choose another model.")
     if stateful and attention != "padded":
         raise ValueError(f"{model} {stateful}, so rows cannot be packed. Set model.attention=padded.")
 

@@ -37,6 +37,14 @@ DELTA_NET = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
 }
+QWEN4 = {
+    "hc_lowrank": 16,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 32,
+    "indexer_budget": 16,
+    "indexer_compress_ratio": 4,
+}
 DEEPSEEK = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
@@ -130,6 +138,7 @@ ARCHITECTURES = [
     Architecture("qwen3_moe", "sliding window", EXPERTS | QWEN_WINDOW),
     Architecture("qwen3_next", "", DELTA_NET | SHARED_EXPERT, rollout=DELTA_NET_ENGINE),
     Architecture("qwen3_5_text", "", DELTA_NET, rollout=DELTA_NET_ENGINE),
+    Architecture("qwen4_exp_text", "", DELTA_NET | SHARED_EXPERT | QWEN4),
     Architecture("llama"),
     Architecture("llama", "linear RoPE", rope("linear", factor=2.0)),
     Architecture("llama", "dynamic RoPE", rope("dynamic", factor=4.0)),

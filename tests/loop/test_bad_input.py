@@ -106,9 +106,10 @@ def test_reward_function_that_fails_on_every_input_is_refused(ppo: Runner, body:
     assert says in ppo.refuse().output
 
 
-def test_reward_function_that_fails_on_every_completion_stops_the_run(ppo: Runner) -> None:
-    body = "return 0.0 if not completion else completion['no such thing']"
-    ppo.reward.write_text(f"def compute_score(prompt, completion):\n    {body}\n")
+def test_reward_function_that_fails_on_every_answer_of_the_model_stops_the_run(ppo: Runner) -> None:
+    passes_a_try = "if completion[:8] in ('<answer>', 'The answ', 'I do not'):\n        return 0.0\n"
+    body = f"    {passes_a_try}    return completion['no such thing']\n"
+    ppo.reward.write_text(f"def compute_score(prompt, completion):\n{body}")
     done = ppo.finish(
         ppo.start("actor_rollout_ref.rollout.name=fake", "trainer.controller=local", "trainer.val_before_train=False")
     )

@@ -93,7 +93,7 @@ def test_recurrent_layers_are_refused_where_rows_would_influence_each_other(tmp_
 
 def test_attention_with_a_mask_of_the_model_is_refused() -> None:
     assert "DogeAttention has its own attention mask" in find_refusals(BY_NAME["doge"])["packed"]
-    assert "(llama4_text) has layers with chunked attention" in find_refusals(BY_NAME["llama4_text"])["packed"]
+    assert "(llama4_text) has layers of type chunked_attention" in find_refusals(BY_NAME["llama4_text"])["packed"]
 
 
 def test_dynamic_rope_needs_rows_within_the_context_length(tmp_path) -> None:
