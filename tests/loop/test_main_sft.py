@@ -173,7 +173,7 @@ def test_sigterm_names_the_last_checkpoint(sft: SftRunner) -> None:
     ("override", "says"),
     [
         ("data.max_length=8", "longer than data.max_length"),
-        ("data.messages_key=chat", "needs a column"),
+        ("data.messages_key=chat", "no column 'chat'"),
         ("optim.learning_rate=1", "optim.lr"),
         ("model.path=/no/such/model", "no such folder"),
     ],

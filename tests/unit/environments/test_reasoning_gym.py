@@ -139,8 +139,8 @@ def test_curriculum_of_rows(tmp_path):
     ("config", "said"),
     [
         (env(), "env.reasoning_gym.tasks is empty"),
-        (env("chain_sums"), "no task 'chain_sums'. Did you mean 'chain_sum'"),
-        (env("chain_sum", settings={"sum": {}}), "no task 'sum'"),
+        (env("chain_sums"), "unknown task 'chain_sums'. Did you mean 'chain_sum'"),
+        (env("chain_sum", settings={"sum": {}}), "unknown task 'sum'"),
         (env("chain_sum", settings={"chain_sum": {"terms": 2}}), "'chain_sum' cannot be created with {'terms': 2}"),
         (env("chain_sum", settings={"chain_sum": {"max_terms": 1}}), "max_terms must be >= min_terms"),
         (env("acre", level=1), "'acre' cannot be created at level 1"),
