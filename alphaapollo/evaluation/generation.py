@@ -40,6 +40,7 @@ from alphaapollo.launch.input_checks import (
 from alphaapollo.launch.resume import StartPoint, find_inference_start
 from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
+from alphaapollo.models.load import check_causal_lm
 from alphaapollo.observability.counter import LoopProgressBar
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.terminal import Terminal
@@ -88,6 +89,7 @@ def prepare_run(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     environment = find_environment_spec(config.env)
     notices += collect_environment_notices(config, environment)
     check_engine_kwargs(config.rollout, "rollout")
+    check_causal_lm(config.model)
     check_weight_files(config.model, "model.path")
     check_context_length(config.model, config.rollout, config.data)
     check_tensor_parallel_size(config.model, config.rollout, "rollout")

@@ -41,12 +41,10 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, mater
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = load_config(model)
-    known = has_custom_code(model, config) or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    if not known or not is_causal_lm(config):
-        kind = config.model_type if not known else config.architectures[0]
+    if not has_custom_code(model, config) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
-            f"model.path={model.path} is a {kind!r} model, which is not a causal language model. Choose a model that "
-            "AutoModelForCausalLM loads."
+            f"model.path={model.path} is a {config.model_type!r} model, which is not a causal language model. "
+            "Choose a model that AutoModelForCausalLM loads."
         )
     loaded = _load_model("AutoModelForCausalLM", config, model, attention, dtype, materialize)
     _enable_gradient_checkpointing(loaded, model)
@@ -105,6 +103,15 @@ def init_scalar_head(head: torch.nn.Linear, seed: int) -> None:
 def is_causal_lm(config: PretrainedConfig) -> bool:
     """Return whether a model is a language model, i.e. its config.json names no classifier as architecture."""
     return not any(name.endswith("Classification") for name in getattr(config, "architectures", None) or [])
+
+
+def check_causal_lm(model: Model) -> None:
+    """Raise ValueError if config.json names a classifier as architecture, e.g. that of a reward model."""
+    if not is_causal_lm(config := load_config(model)):
+        raise ValueError(
+            f"model.path={model.path} is a {config.architectures[0]!r} model, which is not a causal language model. "
+            "Choose the model that it was trained from, or another language model."
+        )
 
 
 def check_reward_model_family(config: PretrainedConfig, model_path: str) -> None:

@@ -26,7 +26,7 @@ from alphaapollo.launch.input_checks import (
 )
 from alphaapollo.launch.try_environment import grade_trial_answers, try_environment_resets
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
-from alphaapollo.models.load import load_config
+from alphaapollo.models.load import check_causal_lm, load_config
 from alphaapollo.models.lora import check_target_modules
 from alphaapollo.rewards.components import TASK
 from alphaapollo.trainer.progress import TrainingGoal
@@ -111,6 +111,7 @@ def _check_model_and_engine_settings(config: Config) -> None:
     check_target_modules(model, "actor_rollout_ref.model")
     check_moe_keys(model, "actor_rollout_ref.model", rollout.router_replay)
     check_target_modules(make_critic_model_section(model, config.critic), "critic.model")
+    check_causal_lm(model)
     for name, trained in models.items():
         check_weight_files(trained, name)
     check_context_length(model, rollout, config.data)

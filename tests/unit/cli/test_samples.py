@@ -41,7 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     log = RolloutLog(tmp_path / "rollouts")
     log.write(1, [group(3, ("early", 0.0))])
     log.write(12, [group(4, ("[red]four[/]", 1.0), ("five", 0.0), ("none", math.nan)), group(5, ("six", 0), ("7", 0))])
-    log.write_validation(10, [group(6, ("held out", 0.5))])
+    log.write(10, [group(6, ("held out", 0.5))], "val")
     log.close()
     return tmp_path
 

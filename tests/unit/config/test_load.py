@@ -230,7 +230,7 @@ def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, says: str):
 
 def test_missing_file_and_two_files(tmp_path: Path):
     assert "the file cannot be read ([Errno 2]" in problem("--config", str(tmp_path / "none.yaml"))
-    assert "cannot be combined" in problem("--config", "a.yaml", "--config-name", "ppo")
+    assert "--config-name: not allowed with argument --config" in problem("--config", "a.yaml", "--config-name", "ppo")
 
 
 def test_help_and_cfg_print_and_exit(capsys: pytest.CaptureFixture[str]):

@@ -88,7 +88,7 @@ def test_several_calls_are_made_in_order_and_a_turn_without_one_is_the_answer():
         (call("double", x="a" * (1 << 20)), "refused: double: 1048"),
         (
             '<tool_call>{"name": "double", "arguments": [1]}</tool_call>',
-            "refused: double: the arguments are not a JSON",
+            "refused: double: argument: [1] is not of type 'object'",
         ),
         (call("\\ud800", x=1), "refused: unknown tool '\\ud800'"),
     ],

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Model
-from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.load import check_causal_lm, load_causal_lm
 
 
 def load(path: str | Path, **settings: bool) -> torch.nn.Module:
@@ -61,7 +61,7 @@ def test_a_reward_model_is_not_a_policy(tmp_path: Path, model_folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForSequenceClassification"]}))
     with pytest.raises(ValueError, match="is a 'Qwen3ForSequenceClassification' model, which is not a causal"):
-        load(folder)
+        check_causal_lm(Model(path=str(folder)))
 
 
 def test_no_weights(broken: Path):
