@@ -125,6 +125,11 @@ def test_reward_model_alone_uses_its_own_chat_template(ppo: Runner, tmp_path: Pa
     records = records_of(done, "step_000001")
     chats = [[*record["prompt"], {"role": "assistant", "content": record["text"]}] for record in records]
     whole = [tokenizer.apply_chat_template(chat, return_dict=False) for chat in chats]
+    newline = tokenizer.encode("\n", add_special_tokens=False)  # the end of a turn, which an unfinished answer lacks
+    whole = [
+        ids if record["stop_reason"] == "stop" else ids[: -len(newline)]
+        for ids, record in zip(whole, records, strict=True)
+    ]
     rewards = np.array([record["reward"] for record in records])
     np.testing.assert_allclose(rewards, expected_scores(scorer, [ids[-24:] for ids in whole]), atol=1e-5)
     assert all(record["components"] == {"reward_model": record["reward"]} for record in records)

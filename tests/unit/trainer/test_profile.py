@@ -33,12 +33,18 @@ class Worker:
         (torch.ones(300, 300) @ torch.ones(300, 300)).sum()
 
 
+class PolicyWorker(Worker): ...
+
+
+class CriticWorker(Worker): ...
+
+
 def profiler(steps: list[int], folder: Path) -> tuple[StepProfiler, Any, Terminal]:
     terminal = Terminal(record=True, width=300, quiet=True)
-    policy: LocalRanks[Any] = LocalRanks(Worker())
+    policy: LocalRanks[Any] = LocalRanks(PolicyWorker())
     workers: Any = SimpleNamespace(
         policy=PolicyGroup(policy),
-        critic=CriticGroup(LocalRanks(Worker())),
+        critic=CriticGroup(LocalRanks(CriticWorker())),
         engines=EngineGroup(LocalRanks(Worker()), 1),  # type: ignore[arg-type]
     )
     return StepProfiler(steps, workers, folder, Console(terminal)), policy, terminal
