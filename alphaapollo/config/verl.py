@@ -47,14 +47,15 @@ def find_verl_key_status(name: str, *schemas: type[BaseModel]) -> str | None:
     found: list[tuple[bool, bool, int, str]] = []
     for schema in schemas:
         has_section = name.split(".")[0] in list_sections(schema)
-        for pattern, status in list_verl_key_statuses()[_get_command_name(schema)].items():
+        for pattern, status in list_verl_key_statuses().get(_get_command_name(schema), {}).items():
             if fnmatchcase(name, pattern) or (pattern.endswith(".*") and fnmatchcase(name, pattern[:-2])):
                 found.append(("*" not in pattern, has_section, len(pattern), status))
     return max(found)[3] if found else None
 
 
 def _get_command_name(schema: type[BaseModel]) -> str:
-    return next(command for command, known in COMMANDS.items() if known is schema)
+    """Return the command whose configuration has this schema; "" for the settings of an environment."""
+    return next((command for command, known in COMMANDS.items() if known is schema), "")
 
 
 def find_differences_from_verl(schema: type[BaseModel]) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Environments by name. Importing this package registers the built-in environments."""
 
-from alphaapollo.environments import grid_world as grid_world
-from alphaapollo.environments import guessing_game as guessing_game
 from alphaapollo.environments import informal_math as informal_math
 from alphaapollo.environments import openenv as openenv
 from alphaapollo.environments import reasoning_gym as reasoning_gym

@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.load import build_config
 from alphaapollo.config.schema import Env
+from alphaapollo.config.schema.base import Section
 from alphaapollo.tools.tool_calls import ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Prompt, Score
@@ -97,6 +100,11 @@ class Services:
     tools: ToolBox | None = None  # tools of env.tools and env.mcp_servers, and tools that the environment enables
     parse_calls: ToolCallParser | None = None  # parser of tool calls, with env.action_format=chat_template
 
+    @property
+    def settings(self) -> Any:
+        """Settings of the environment (env.settings), an object of the class that it declares."""
+        return get_environment_spec(self.config.env_name).read_settings(self.config)
+
 
 EnvironmentFactory = Callable[[Services], Environment]
 """Creates an environment from its services. Usually the environment class, with `__init__(self, services)`."""
@@ -111,6 +119,18 @@ class EnvironmentSpec:
     check: Callable[[Env], None] | None = None  # raises ValueError for invalid settings
     tools: Callable[[Env], list[str]] | None = lambda config: config.tools  # names of the tools; None: no tool calls
     own_prompts: bool = False  # True: creates and scores its prompts, so rows need no reward function
+    settings: type[Section] | None = None  # class of env.settings; None: the environment has no settings
+
+    def read_settings(self, config: Env) -> Section | None:
+        """Convert env.settings to the class `settings`. Raises ValueError for settings that it does not have."""
+        if self.settings is None:
+            if config.settings:
+                raise ValueError(f"env.settings={config.settings}: {config.env_name} has no settings. Remove them.")
+            return None
+        try:
+            return build_config(self.settings, dict(config.settings))
+        except ConfigError as error:
+            raise ValueError("\n".join(f"env.settings.{line}" for line in error.errors)) from None
 
 
 _ENVIRONMENTS: Registry[EnvironmentSpec] = Registry("environment")
@@ -151,6 +171,7 @@ def check_environment(config: Env) -> EnvironmentSpec:
             f"env.tool_parser={config.tool_parser} has no effect with env.action_format=tags. Set "
             "env.action_format=chat_template or remove env.tool_parser."
         )
+    spec.read_settings(config)
     if spec.check is not None:
         spec.check(config)
     return spec

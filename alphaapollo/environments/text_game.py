@@ -44,7 +44,7 @@ class TextGame(ABC):
     """Environment of one game. Subclasses define `begin`, `prompt`, `play` and `state`."""
 
     def __init__(self, services: Services):
-        self.config = services.config
+        self.config, self.settings = services.config, services.settings
         self._turns = 0
 
     @abstractmethod

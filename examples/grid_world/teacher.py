@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 
-from alphaapollo.environments.grid_world import MOVES, Cell
-
+Cell = tuple[int, int]  # row, column
+MOVES: dict[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 SIZE, STEPS = 3, 4
 MIRRORED = {"left": "right", "right": "left"}
 KNOWS = 0.3  # share of sideways moves in the correct direction

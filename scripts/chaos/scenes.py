@@ -16,9 +16,11 @@ def compute_score(prompt, completion):
     digits = sum(map(str.isdigit, completion))
     return {"reward": digits / 10, "accuracy": float(digits % 2)}
 """
+GUESSING_GAME = Path(__file__).parents[2] / "examples" / "guessing_game" / "environment.py"
 GAME = (
-    *("env.env_name=guessing_game", "env.max_steps=3", "env.max_tokens_per_turn=8", "env.guessing_game.numbers=9"),
-    *('env.prompt="1-{numbers}"', "data.max_prompt_length=96", "data.max_response_length=64"),
+    *("env.env_name=guessing_game", f"env.custom_module={GUESSING_GAME}", "env.settings.numbers=9", "env.max_steps=3"),
+    *("env.max_tokens_per_turn=8", 'env.prompt="1-{numbers}"'),
+    *("data.max_prompt_length=96", "data.max_response_length=64"),
 )
 AHEAD = (
     *("trainer.async_mode=separate", "trainer.max_staleness=2", "algorithm.rollout_correction.method=tis"),

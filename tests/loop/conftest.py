@@ -24,6 +24,7 @@ from tests.unit.metric_names import undocumented
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 240.0
+GUESSING_GAME = ROOT / "examples" / "guessing_game" / "environment.py"
 MARK = "ALPHAAPOLLO_TEST"  # environment variable that identifies the processes of a test
 CANARY = {"TRACKER_API_KEY": "canary-3f9a1c57e2b8"}  # secret in the environment of every run
 

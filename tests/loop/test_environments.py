@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop.conftest import Runner
+from tests.loop.conftest import GUESSING_GAME, Runner
 from tests.unit.tool_templates import tokenizer_of
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
 
 GAME = (
     "env.env_name=guessing_game",
+    f"env.custom_module={GUESSING_GAME}",
     "env.max_steps=3",
     "env.max_tokens_per_turn=8",
     "data.max_prompt_length=96",
     "data.max_response_length=64",
     'env.prompt="1-{numbers}"',
-    "env.guessing_game.numbers=9",
+    "env.settings.numbers=9",
     "data.val_files=",
     "trainer.controller=local",
 )

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.loop.conftest import Runner
+from tests.loop.conftest import GUESSING_GAME, Runner
 from tests.loop.replays import equal_lines, recording, replay
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
@@ -14,8 +14,9 @@ pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 LOCAL = ("trainer.controller=local", "actor_rollout_ref.rollout.name=fake", "trainer.test_freq=-1")
 ENDS = ("trainer.export_hf=False", "trainer.save_freq=-1", "trainer.val_before_train=False")
 GAME = (
-    *("env.env_name=guessing_game", "env.max_steps=3", "env.max_tokens_per_turn=8", "env.guessing_game.numbers=9"),
-    *('env.prompt="1-{numbers}"', "data.max_prompt_length=96", "data.max_response_length=64"),
+    *("env.env_name=guessing_game", f"env.custom_module={GUESSING_GAME}", "env.settings.numbers=9", "env.max_steps=3"),
+    *("env.max_tokens_per_turn=8", 'env.prompt="1-{numbers}"'),
+    *("data.max_prompt_length=96", "data.max_response_length=64"),
 )
 
 

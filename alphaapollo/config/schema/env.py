@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
     CHANGES_CODE,
@@ -18,7 +18,7 @@ from alphaapollo.config.schema.base import (
 )
 
 WHEN_MULTI_TURN = ActiveUnless("env_name", "single_turn", reason="env.env_name is single_turn, which has one turn")
-PROMPT_ENVIRONMENTS = ("informal_math", "reasoning_gym", "guessing_game", "grid_world", "openenv")
+PROMPT_ENVIRONMENTS = ("informal_math", "reasoning_gym", "openenv")
 WHEN_MEMORY = ActiveWhen("context", "memory")
 
 
@@ -30,20 +30,6 @@ def _make_environment_condition(env_name: str) -> ActiveWhen:
 class EnvRollout(Section):
     n: PositiveInt = 1
     """Group size: trajectories per prompt."""
-
-
-class GuessingGame(Section):
-    numbers: PositiveInt = 100
-    """Upper bound of the number to guess; the lower bound is 1."""
-
-
-class GridWorld(Section):
-    size: Annotated[int, Field(ge=2, le=50)] = 5
-    """Rows and columns of the grid."""
-    walls: Annotated[float, Field(ge=0.0, le=0.5)] = 0.2
-    """Share of cells that are walls."""
-    view: Literal["map", "coordinates"] = "map"
-    """Observation: a drawing of the grid, or coordinates of agent, goal and adjacent walls in words."""
 
 
 class ReasoningGym(Section):
@@ -110,11 +96,12 @@ class Env(Section):
     seed: int = 0
     """Seed of the environments' own randomness."""
     prompt: Annotated[str, ActiveWhen("active_env_section", *PROMPT_ENVIRONMENTS, None, shown_key="env_name")] = ""
-    """Your own prompt instead of the built-in one. Placeholders: informal_math and reasoning_gym `{question}`;
-    guessing_game `{numbers}` and `{steps}`; grid_world `{size}`, `{steps}`, `{legend}` and `{view}`; openenv
+    """Your own prompt instead of the built-in one. Placeholders: informal_math and reasoning_gym `{question}`; openenv
     `{observation}`."""
     custom_module: Annotated[str, CHANGES_CODE, CODE] = ""
     """Python file that registers your own environments."""
+    settings: dict[str, Scalar | list[Scalar]] = {}
+    """Settings of your own environment, e.g. {size: 5}. The environment declares them."""
     max_steps: Annotated[PositiveInt, WHEN_MULTI_TURN] = 1
     """Maximum turns per episode."""
     max_tokens_per_turn: PositiveInt | None = None
@@ -143,15 +130,13 @@ class Env(Section):
     tool_settings: dict[str, dict[str, Scalar]] = {}
     """Settings of tools by name, e.g. {local_rag: {index: data/index}}."""
     informal_math: Annotated[InformalMath, _make_environment_condition("informal_math")] = InformalMath()
-    guessing_game: Annotated[GuessingGame, _make_environment_condition("guessing_game")] = GuessingGame()
-    grid_world: Annotated[GridWorld, _make_environment_condition("grid_world")] = GridWorld()
     reasoning_gym: Annotated[ReasoningGym, _make_environment_condition("reasoning_gym")] = ReasoningGym()
     verifiers: Annotated[Verifiers, _make_environment_condition("verifiers")] = Verifiers()
     openenv: Annotated[OpenEnv, _make_environment_condition("openenv")] = OpenEnv()
 
     @property
     def active_env_section(self) -> str | None:
-        """Name of the section that the environment reads, e.g. `grid_world`. None: env.custom_module may read any."""
+        """Section that the environment reads, e.g. `informal_math`. None: env.custom_module may read any."""
         return None if self.custom_module else self.env_name
 
     @property

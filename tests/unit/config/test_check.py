@@ -188,10 +188,10 @@ def test_own_engines_of_an_evolution_share_the_gpu():
         (["algorithm.length_budget.coef=0.1"], 0, "algorithm.length_budget.mode is null"),
         (["env.history_length=3", "+env.env_name=informal_math"], 0, "env.context is append"),
         (["env.max_steps=3"], 0, "env.env_name is single_turn, which has one turn"),
-        (["env.grid_world.size=9"], 0, "env.env_name is single_turn"),
+        (["env.openenv.url=x"], 0, "env.env_name is single_turn"),
         (["env.prompt=x"], 0, "env.env_name is single_turn"),
         (
-            ["env.grid_world.size=9", "+env.env_name=own", "+env.custom_module=own.py"],
+            ["env.openenv.url=x", "+env.env_name=own", "+env.custom_module=own.py"],
             0,
             None,
         ),  # may read every section
@@ -265,8 +265,8 @@ def test_each_kl_controller_reads_its_own_keys(kind: str, read: list[str]):
     [
         (
             "generation",
-            ["env.grid_world.size=9"],
-            ["env.grid_world.size=9 has no effect: env.env_name is single_turn."],
+            ["env.openenv.url=x"],
+            ["env.openenv.url=x has no effect: env.env_name is single_turn."],
         ),
         ("generation", ["model.lora_rank=8"], ["model.lora_rank=8 has no effect: it affects only training."]),
         ("generation", ["rollout.val_kwargs.n=8"], ["rollout.val_kwargs.n=8 has no effect: it affects only training."]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Environment, Services, StepResult
 from alphaapollo.environments.memory import Step, select_steps
 from alphaapollo.types import Prompt, Score
+from alphaapollo.utils.user_module import load_user_module
 
 Agent = Callable[[Environment, str], str]  # (environment, last observation) -> text
 
@@ -32,6 +34,16 @@ WORDS += [
     "%s",
 ]
 WORDS += ["higher", "[1, 2]", "None", "__import__('os')", "9**9**9**9", "\\boxed{4}", "x" * 5000, "<answer>" * 2000]
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def game(name: str, max_steps: int = 7, **settings: Any) -> Env:
+    """Settings of a game of the examples, guessing_game or grid_world, with its environment registered."""
+    module = str(EXAMPLES / name / "environment.py")
+    load_user_module(module, "env.custom_module")
+    return Env(env_name=name, custom_module=module, max_steps=max_steps, **settings)
 
 
 async def no_grader(prompt: Prompt, text: str) -> Score:

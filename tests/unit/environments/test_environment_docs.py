@@ -79,6 +79,14 @@ def test_first_example_plays(tmp_path):
     base._ENVIRONMENTS._entries.pop("doubling")
 
 
+def test_settings_example_reads_its_settings(tmp_path):
+    (tmp_path / "maze.py").write_text(example("python", 1))
+    load_user_module(str(tmp_path / "maze.py"), "env.custom_module")
+    config = Env(env_name="maze", settings={"size": 9})
+    assert base.get_environment_spec("maze").factory(base.Services(score=None, config=config)).size == 9
+    base._ENVIRONMENTS._entries.pop("maze")
+
+
 def test_tool_example_plays(tmp_path):
     def twice(x: int) -> int:
         """Twice x."""
@@ -93,7 +101,7 @@ def test_tool_example_plays(tmp_path):
         await environment.reset(Prompt(0, "text", [{"role": "user", "content": "?"}]))
         return [await environment.step(text) for text in ('<twice>{"x": 21}</twice>', "So <answer>42</answer>!")]
 
-    (tmp_path / "question.py").write_text(example("python", 1))
+    (tmp_path / "question.py").write_text(example("python", 2))
     load_user_module(str(tmp_path / "question.py"), "env.custom_module")
     called, answered = asyncio.run(run())
     assert '"text": "42"' in called.observation.messages[0]["content"]
@@ -103,7 +111,9 @@ def test_tool_example_plays(tmp_path):
 
 def test_tables_are_complete():
     shipped = {row[0].strip("`"): names(row[2]) for row in rows("`env.env_name`")}
-    assert sorted(shipped) == base._ENVIRONMENTS.names()
+    factories = {name: base.get_environment_spec(name).factory for name in base._ENVIRONMENTS.names()}
+    ours = [name for name, one in factories.items() if one.__module__.startswith("alphaapollo.environments.")]
+    assert sorted(shipped) == ours  # other tests register more
     own = {name: list(getattr(Env(), name).__class__.model_fields) if hasattr(Env(), name) else [] for name in shipped}
     assert shipped == own
     assert sorted(row[0].strip("`") for row in rows("end")) == sorted(EpisodeEnd)

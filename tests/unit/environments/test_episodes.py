@@ -8,10 +8,11 @@ import pytest
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.environments.grid_world import find_shortest_paths
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Sampling, TrajectoryGroup
+from alphaapollo.utils.user_module import load_user_module
 from examples.quickstart.make_task import make_tokenizer
+from tests.unit.environments.episode_helpers import EXAMPLES, game
 
 CHATTER = " or <answer>0</answer> then?"
 
@@ -36,7 +37,8 @@ def walk(shown: str) -> str:
     rows = re.findall(r"(?m)^[.#AG]{5}$", shown)[-5:]
     cells = {(row, column): rows[row][column] for row in range(5) for column in range(5)}
     here, goal = (next(cell for cell, mark in cells.items() if mark == sought) for sought in "AG")
-    return find_shortest_paths({cell for cell, mark in cells.items() if mark != "#"}, here)[goal][0]
+    environment = load_user_module(str(EXAMPLES / "grid_world" / "environment.py"), "env.custom_module")
+    return environment.find_shortest_paths({cell for cell, mark in cells.items() if mark != "#"}, here)[goal][0]
 
 
 def play(folder, tmp_path, env: Env, player) -> list[TrajectoryGroup]:
@@ -73,7 +75,7 @@ def play(folder, tmp_path, env: Env, player) -> list[TrajectoryGroup]:
 @pytest.mark.parametrize("context", ["append", "memory"])
 @pytest.mark.parametrize(("name", "player"), [("guessing_game", guess), ("grid_world", walk)])
 def test_player_that_reads_observations_wins(folder, tmp_path, name, player, context):
-    env = Env(env_name=name, max_steps=10, context=context, history_length=9)
+    env = game(name, 10, context=context, history_length=9)
     for group in play(folder, tmp_path, env, player):
         one, other = group.trajectories
         assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]  # same instance, same player
@@ -85,7 +87,7 @@ def test_player_that_reads_observations_wins(folder, tmp_path, name, player, con
 
 
 def test_player_that_ignores_observations_loses(folder, tmp_path):
-    env = Env(env_name="guessing_game", max_steps=5)
+    env = game("guessing_game", 5)
     groups = play(folder, tmp_path, env, lambda shown: "101")
     assert {trajectory.score.reward for group in groups for trajectory in group.trajectories} == {0.0}
     assert all(len(trajectory.turns) == 5 for group in groups for trajectory in group.trajectories)

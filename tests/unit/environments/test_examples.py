@@ -11,9 +11,10 @@ import pytest
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.environments import check_environment
-from alphaapollo.environments.grid_world import MOVES
 from alphaapollo.types import Prompt
+from alphaapollo.utils.user_module import load_user_module
 from examples.grid_world import teacher as grid_teacher
+from examples.grid_world.teacher import MOVES
 from examples.guessing_game import teacher as guessing_teacher
 from examples.reasoning_gym import teacher as puzzle_teacher
 from tests.unit.environments.episode_helpers import make
@@ -24,7 +25,10 @@ MAIN = {"guessing_game": "grpo", "grid_world": "gigpo", "reasoning_gym": "grpo"}
 
 def config(name: str, experiment: str = "") -> Config:
     words = ["--config-dir", str(EXAMPLES / name), "--config-name", experiment or MAIN[name]]
-    return load_config(Config, "ppo", words)
+    loaded = load_config(Config, "ppo", words)
+    if loaded.env.custom_module:
+        load_user_module(str(EXAMPLES.parent / loaded.env.custom_module), "env.custom_module")
+    return loaded
 
 
 @pytest.mark.parametrize("name", MAIN)
@@ -39,7 +43,7 @@ def test_configs_are_valid(name: str):
 def test_both_configs_use_the_same_grid_world():
     group, critic = config("grid_world"), config("grid_world", "ppo")
     assert critic.algorithm.adv_estimator == "gae" and critic.env.context == "memory"
-    assert critic.env.grid_world == group.env.grid_world and critic.env.max_steps == group.env.max_steps
+    assert critic.env.settings == group.env.settings and critic.env.max_steps == group.env.max_steps
     assert (critic.data.train_batch_size, critic.env.rollout.n) == (32 * 16, 1) and group.env.rollout.n == 16
 
 
@@ -67,7 +71,7 @@ def test_guessing_game_teacher_follows_its_probability():
 
 def test_grid_world_teacher_matches_the_environment():
     env = config("grid_world").env
-    assert (env.grid_world.size, env.max_steps) == (grid_teacher.SIZE, grid_teacher.STEPS)
+    assert (env.settings["size"], env.max_steps) == (grid_teacher.SIZE, grid_teacher.STEPS)
     rng, taught = random.Random(0), set()
     for _ in range(5000):
         taught.add(grid_teacher.turn(rng)[0]["content"])

@@ -20,6 +20,7 @@ from alphaapollo.tools.retrieval import build_index
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Outcome, Prompt, Score
 from examples.data_preprocess.protocol import TOOL_INSTRUCTION
+from tests.unit.environments.episode_helpers import game
 
 PROMPT = Prompt(
     3,
@@ -224,7 +225,7 @@ def test_question_falls_back_to_the_prompt():
 def test_settings_without_effect_are_refused():
     for settings in ({"tools": ["python_code"]}, {"action_format": "chat_template"}):
         with pytest.raises(ValueError, match="env_name=guessing_game does not call tools"):
-            check_environment(Env(env_name="guessing_game", **settings))
+            check_environment(game("guessing_game", **settings))
     with pytest.raises(ValueError, match=r"tool_parser=hermes has no effect .*Set env\.action_format=chat_template"):
         check_environment(Env(env_name="informal_math", tool_parser="hermes"))
 

@@ -6,6 +6,7 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments import base, check_environment, get_environment_spec, register_environment
 from alphaapollo.environments.base import Observation, Services
 from alphaapollo.types import Message, Outcome, Prompt, Score
+from tests.unit.environments.episode_helpers import game
 
 CHAT = [Message(role="user", content="2+2=?")]
 
@@ -60,3 +61,16 @@ def test_class_with_missing_methods():
             check_environment(Env(env_name="halfway"))
     finally:
         base._ENVIRONMENTS._entries.pop("halfway")
+
+
+@pytest.mark.parametrize(
+    ("env", "error"),
+    [
+        (Env(settings={"size": 5}), r"env\.settings=\{'size': 5\}: single_turn has no settings\. Remove them\."),
+        (game("grid_world", settings={"siez": 5}), r"env\.settings\.siez \(got 5\): unknown key\. Did you mean 'size'"),
+        (game("grid_world", settings={"size": 1}), r"env\.settings\.size: expected integer >= 2 and <= 50, got 1"),
+    ],
+)
+def test_settings_that_an_environment_does_not_have_are_refused(env, error):
+    with pytest.raises(ValueError, match=error):
+        check_environment(env)

@@ -3,19 +3,15 @@ import asyncio
 import pytest
 
 from alphaapollo.config.schema import Env
-from alphaapollo.environments.grid_world import MOVES
 from alphaapollo.types import Message, Prompt
-from tests.unit.environments.episode_helpers import check_results, make, play, random_agent
+from examples.grid_world.teacher import MOVES
+from tests.unit.environments.episode_helpers import check_results, game, make, play, random_agent
 
 
 def prompt(id: int = 0, **env_kwargs) -> Prompt:
     return Prompt(
         id, "text", [Message(role="user", content="The environment writes this prompt.")], env_kwargs=env_kwargs
     )
-
-
-def env(name: str, max_steps: int = 7, **settings) -> Env:
-    return Env(env_name=name, max_steps=max_steps, **settings)
 
 
 def first_prompt(config: Env, of: Prompt) -> str:
@@ -42,11 +38,11 @@ def shortest(environment, seen: str) -> str:
 
 
 CONFIGS = [
-    env("guessing_game"),
-    env("guessing_game", 4, context="memory", history_length=9, prompt="1-{numbers}?", guessing_game={"numbers": 15}),
-    env("grid_world", 12),
-    env("grid_world", 9, context="memory", grid_world={"walls": 0.5, "view": "coordinates"}),
-    env("grid_world", 1, grid_world={"size": 2, "walls": 0.5}),
+    game("guessing_game"),
+    game("guessing_game", 4, context="memory", history_length=9, prompt="1-{numbers}?", settings={"numbers": 15}),
+    game("grid_world", 12),
+    game("grid_world", 9, context="memory", settings={"walls": 0.5, "view": "coordinates"}),
+    game("grid_world", 1, settings={"size": 2, "walls": 0.5}),
 ]
 
 
@@ -74,7 +70,7 @@ def test_instance_depends_on_seed_and_row(name):
         asyncio.run(environment.reset(of))
         return (environment.target,) if name == "guessing_game" else (environment.position, environment.goal)
 
-    config, other = env(name), env(name, seed=1)
+    config, other = game(name), game(name, seed=1)
     assert instance(config, prompt(3)) == instance(config, prompt(3))
     assert len({instance(config, prompt(id)) for id in range(20)}) > 10
     assert len({instance(config, prompt(0, seed=seed)) for seed in range(20)}) > 10  # rows of prepare --mode text
@@ -82,13 +78,13 @@ def test_instance_depends_on_seed_and_row(name):
 
 
 def test_text_after_a_guess_is_cut():
-    game = started(env("guessing_game"), 0)
-    game.target = 60
-    low = step(game, "<answer>50</answer> higher? <answer>75</answer>")
+    played = started(game("guessing_game"), 0)
+    played.target = 60
+    low = step(played, "<answer>50</answer> higher? <answer>75</answer>")
     assert low.observation.messages == [Message(role="user", content="higher")]
     assert (low.valid, low.done, low.kept_chars, low.info) == (True, False, 19, {"state": "1-100"})
-    assert step(game, "75").info == {"state": "51-100"} and game.state() == "51-74"
-    assert step(game, "<answer>60</answer>").score.reward == 1.0
+    assert step(played, "75").info == {"state": "51-100"} and played.state() == "51-74"
+    assert step(played, "<answer>60</answer>").score.reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -100,32 +96,32 @@ def test_text_after_a_guess_is_cut():
     ],
 )
 def test_invalid_guess_uses_a_turn_and_is_not_cut(text, problem):
-    game = started(env("guessing_game", 2), 0)
-    result = step(game, text)
+    played = started(game("guessing_game", 2), 0)
+    result = step(played, text)
     assert (result.valid, result.done, result.kept_chars) == (False, False, None)
     assert result.observation.messages[0]["content"] == problem
-    last = step(game, text)
+    last = step(played, text)
     assert last.done and last.score.reward == 0.0 and last.observation is None
 
 
 def test_memory_prompt_of_the_guessing_game():
-    config = env("guessing_game", 3, context="memory", prompt="1 to {numbers}, {steps} guesses")
+    config = game("guessing_game", 3, context="memory", prompt="1 to {numbers}, {steps} guesses")
     seen = []
     play(config, lambda environment, text: seen.append(text) or "?", prompt())
     assert seen == ["1 to 100, 3 guesses"] + [
         "1 to 100, 3 guesses" + "\n: invalid action: no numbers; guess one" * turns for turns in (1, 2)
     ]
-    assert "from 1 to 100" in first_prompt(env("guessing_game"), prompt())
+    assert "from 1 to 100" in first_prompt(game("guessing_game"), prompt())
 
 
 @pytest.fixture
 def corner():
     """A..
     #.G"""
-    game = started(env("grid_world", grid_world={"size": 3, "walls": 0.0}), 0)
-    game.free = {(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)}
-    game.position, game.goal = (0, 0), (1, 2)
-    return game
+    played = started(game("grid_world", settings={"size": 3, "walls": 0.0}), 0)
+    played.free = {(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)}
+    played.position, played.goal = (0, 0), (1, 2)
+    return played
 
 
 def test_moves(corner):
@@ -140,15 +136,14 @@ def test_moves(corner):
 
 
 def test_coordinates_view(corner):
-    words = corner.config.grid_world.model_copy(update={"view": "coordinates"})
-    corner.config = corner.config.model_copy(update={"grid_world": words})
+    corner.settings = corner.settings.model_copy(update={"view": "coordinates"})
     assert corner.view() == "at 0,0 goal 1,2 walls down"
     corner.position = (0, 2)
     assert corner.view() == "at 0,2 goal 1,2"
 
 
 def test_memory_prompt_of_the_grid_world():
-    config = env("grid_world", 3, context="memory", prompt="{size} {steps}\n{view}", grid_world={"walls": 0.0})
+    config = game("grid_world", 3, context="memory", prompt="{size} {steps}\n{view}", settings={"walls": 0.0})
     seen: list[str] = []
 
     def agent(environment, text: str) -> str:
@@ -160,7 +155,7 @@ def test_memory_prompt_of_the_grid_world():
 
 
 def test_other_braces_of_a_prompt_stay():
-    config = env("grid_world", prompt='{"move": "up"} {nothing}')
+    config = game("grid_world", prompt='{"move": "up"} {nothing}')
     assert first_prompt(config, prompt()) == '{"move": "up"} {nothing}'
 
 
@@ -170,5 +165,5 @@ def test_rows_with_only_a_seed(tmp_path):
 
     prepare(tmp_path, "text", {"train": 4, "test": 4})
     train, test = (load_prompts(str(tmp_path / f"{name}.parquet"), "prompt") for name in ("train", "test"))
-    config = env("grid_world", grid_world={"size": 9})
+    config = game("grid_world", settings={"size": 9})
     assert len({first_prompt(config, row) for row in [*train, *test]}) == 8

@@ -8,6 +8,7 @@ from alphaapollo.environments import base
 from alphaapollo.environments.base import Observation
 from alphaapollo.launch.try_environment import try_environment_resets, try_reward_function
 from alphaapollo.types import Message, Prompt
+from tests.unit.environments.episode_helpers import game
 
 ROWS = [Prompt(5, "text", "?"), Prompt(6, "text", "?")]
 
@@ -87,7 +88,7 @@ def test_first_observation_that_is_none_or_never_returned(monkeypatch):
         trial(episode_timeout=0.01)
 
 
-@pytest.mark.parametrize("name", ["single_turn", "informal_math", "guessing_game", "grid_world"])
+@pytest.mark.parametrize("name", ["single_turn", "informal_math"])
 def test_what_comes_with_the_project_starts(name):
     asyncio.run(try_environment_resets(Env(env_name=name, max_steps=2), ROWS))
 
@@ -151,7 +152,7 @@ def test_a_component_is_tried(tmp_path):
 
 def test_an_unknown_placeholder_is_reported():
     def notices(template: str) -> list[str]:
-        return asyncio.run(try_environment_resets(Env(env_name="guessing_game", prompt=template), ROWS))
+        return asyncio.run(try_environment_resets(game("guessing_game", prompt=template), ROWS))
 
     assert notices("1-{foo}") == ["env.prompt: {foo} is not filled in, because the environment has no such value."]
     assert notices(r'Of {numbers}: \boxed{n}, \frac{a}{b} or {"guess": 3}') == []

@@ -310,19 +310,25 @@ def test_a_plan_has_the_notices_of_its_checks(needed: dict[str, Any]):
 
 
 SCORED = {"reward.components": {"format": 0.1}, "reward.required": ["format"], "custom_reward_function.path": __file__}
-COMPONENTS = "reward.components={format:0.1} has no effect: env.env_name is guessing_game, which scores itself."
+COMPONENTS = "reward.components={format:0.1} has no effect: env.env_name is openenv, which scores itself."
 
 
 def test_keys_that_an_environment_does_not_use_are_noted(needed: dict[str, Any]):
-    game = needed | {"algorithm.adv_estimator": "grpo", "env.env_name": "guessing_game", "env.max_steps": 5}
+    game = needed | {
+        "algorithm.adv_estimator": "grpo",
+        "env.env_name": "openenv",
+        "env.openenv.url": "http://localhost:1",
+        "env.max_steps": 5,
+    }
     assert make_plan(config(game), MACHINE).notices == []
     assert make_plan(config(game | SCORED | {"env.tool_limits.timeout": 5}), MACHINE).notices == [
-        f"custom_reward_function.path={__file__} has no effect: env.env_name is guessing_game, which scores itself.",
+        f"custom_reward_function.path={__file__} has no effect: env.env_name is openenv, which scores itself.",
         COMPONENTS,
-        "reward.required=[format] has no effect: env.env_name is guessing_game, which scores itself.",
-        "env.tool_limits.timeout=5.0 has no effect: env.env_name is guessing_game, and no tools are given to it.",
+        "reward.required=[format] has no effect: env.env_name is openenv, which scores itself.",
+        "env.tool_limits.timeout=5.0 has no effect: env.env_name is openenv, and no tools are given to it.",
     ]
-    maths = game | SCORED | {"env.env_name": "informal_math", "env.tool_limits.timeout": 20}
+    maths = needed | SCORED | {"algorithm.adv_estimator": "grpo", "env.env_name": "informal_math", "env.max_steps": 5}
+    maths |= {"env.tool_limits.timeout": 20}
     assert make_plan(config(maths), MACHINE).notices == []
 
 
@@ -331,11 +337,11 @@ def test_reward_keys_that_an_environment_uses():
     for name in ("single_turn", "informal_math", "reasoning_gym"):
         env = Env(env_name=name, max_steps=4 if name == "informal_math" else 1)
         assert collect_environment_notices(GenerationConfig(env=env, **components), get_environment_spec(name)) == []
-    for name in ("guessing_game", "grid_world", "verifiers", "openenv"):
+    for name in ("verifiers", "openenv"):
         said = collect_environment_notices(
             GenerationConfig(env=Env(env_name=name), **components), get_environment_spec(name)
         )
-        assert said == [COMPONENTS.replace("guessing_game", name)]
+        assert said == [COMPONENTS.replace("openenv", name)]
 
 
 def test_rows_of_a_trajectory_share_a_micro_batch():

@@ -87,8 +87,8 @@ def test_turns_tools_and_rewards(table: Any):
         "informal_math, at most 4 turns, tools python_code, local_rag, tools of the MCP server files"
     )
     assert rows["reward"] == "2 x compute_score in reward.py + 0.1 x format"
-    rows = table("algorithm=grpo", "env.env_name=guessing_game", "env.max_steps=6")
-    assert rows["environment"] == "guessing_game, at most 6 turns"
+    rows = table("algorithm=grpo", "env.env_name=openenv", "env.openenv.url=http://localhost:1", "env.max_steps=6")
+    assert rows["environment"] == "openenv, at most 6 turns"
     assert rows["reward"] == "the environment's reward"
 
 

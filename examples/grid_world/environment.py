@@ -1,8 +1,8 @@
 """Grid world: the model walks from A to G around walls, one step per turn.
 
-.#..        env.grid_world.view=map
+.#..        env.settings.view=map
 .A#.
-...G        env.grid_world.view=coordinates:  at 1,1 goal 2,3 walls up right     (row,column from 0)
+...G        env.settings.view=coordinates:  at 1,1 goal 2,3 walls up right     (row,column from 0)
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from random import Random
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from alphaapollo.config.schema.base import Section
 from alphaapollo.environments.base import register_environment
 from alphaapollo.environments.memory import Step
 from alphaapollo.environments.text_game import MoveResult, TextGame, fill_template
@@ -30,12 +34,21 @@ LEGENDS = {
 MAX_DRAWS = 50  # random walls are drawn this often until a goal is reachable; then a grid without walls is used
 
 
-@register_environment("grid_world", tools=None)
+class GridWorldSettings(Section):
+    size: Annotated[int, Field(ge=2, le=50)] = 5
+    """Rows and columns of the grid."""
+    walls: Annotated[float, Field(ge=0.0, le=0.5)] = 0.2
+    """Share of cells that are walls."""
+    view: Literal["map", "coordinates"] = "map"
+    """Observation: a drawing of the grid, or coordinates of agent, goal and adjacent walls in words."""
+
+
+@register_environment("grid_world", tools=None, settings=GridWorldSettings)
 class GridWorldEnvironment(TextGame):
     """Grid world whose goal can be reached within env.max_steps moves. Moves into walls have no effect."""
 
     def begin(self, rng: Random) -> None:
-        settings = self.config.grid_world
+        settings = self.settings
         for draw in range(MAX_DRAWS + 1):
             share = settings.walls if draw < MAX_DRAWS else 0.0
             cells = [(row, column) for row in range(settings.size) for column in range(settings.size)]
@@ -74,8 +87,8 @@ class GridWorldEnvironment(TextGame):
 
     def view(self) -> str:
         """Return the current grid as the model sees it: a map or coordinates (env.grid_world.view)."""
-        size = self.config.grid_world.size
-        if self.config.grid_world.view == "coordinates":
+        size = self.settings.size
+        if self.settings.view == "coordinates":
             (row, column), (goal_row, goal_column) = self.position, self.goal
             cells = {name: _find_neighbour(self.position, name) for name in MOVES}
             inside = {name: cell for name, cell in cells.items() if min(cell) >= 0 and max(cell) < size}
@@ -86,8 +99,8 @@ class GridWorldEnvironment(TextGame):
         return "\n".join("".join(marks.get((row, column), "#") for column in range(size)) for row in range(size))
 
     def _make_prompt(self, view: str) -> str:
-        settings = self.config.grid_world
-        values = {"size": settings.size, "steps": self.config.max_steps, "legend": LEGENDS[settings.view]}
+        legend = LEGENDS[self.settings.view]
+        values = {"size": self.settings.size, "steps": self.config.max_steps, "legend": legend}
         return fill_template(self.config.prompt or PROMPT, **values, view=view)
 
 

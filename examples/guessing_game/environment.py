@@ -6,6 +6,9 @@ import re
 from collections.abc import Sequence
 from random import Random
 
+from pydantic import PositiveInt
+
+from alphaapollo.config.schema.base import Section
 from alphaapollo.environments.base import register_environment
 from alphaapollo.environments.memory import Step
 from alphaapollo.environments.tag_parser import read_action
@@ -19,17 +22,21 @@ PROMPT = (
 HIGHER, LOWER = "higher", "lower"
 
 
-@register_environment("guessing_game", tools=None)
+class GuessingGameSettings(Section):
+    numbers: PositiveInt = 100
+    """Upper bound of the number to guess; the lower bound is 1."""
+
+
+@register_environment("guessing_game", tools=None, settings=GuessingGameSettings)
 class GuessingGameEnvironment(TextGame):
     """Guessing game for a number. Binary search finds one of 2**n - 1 numbers in n guesses."""
 
     def begin(self, rng: Random) -> None:
-        self._low, self._high = 1, self.config.guessing_game.numbers  # range that agrees with all answers
+        self._low, self._high = 1, self.settings.numbers  # range that agrees with all answers
         self.target = rng.randint(self._low, self._high)
 
     def prompt(self) -> str:
-        settings = self.config.guessing_game
-        return fill_template(self.config.prompt or PROMPT, numbers=settings.numbers, steps=self.config.max_steps)
+        return fill_template(self.config.prompt or PROMPT, numbers=self.settings.numbers, steps=self.config.max_steps)
 
     def play(self, action: str) -> MoveResult:
         numbers = set(re.findall(r"-?[0-9]+", action))
@@ -55,3 +62,12 @@ class GuessingGameEnvironment(TextGame):
             found = read_action(step.action, allow_bare_word=True)
             lines.append(f"{'?' if found.error else found.content}: {step.observation[-1]['content']}")
         return [Message(role="user", content="\n".join(lines))]
+
+
+@register_environment("deaf_guessing_game", tools=None, settings=GuessingGameSettings)
+class DeafGuessingGame(GuessingGameEnvironment):
+    """Guessing game that always answers `higher`: the baseline of a player without information."""
+
+    def play(self, action: str) -> MoveResult:
+        move = super().play(action)
+        return MoveResult(HIGHER) if move.valid and not move.won else move
