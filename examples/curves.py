@@ -19,17 +19,18 @@ STYLES = ("-", ":", "--")  # one per key
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="folders with a metrics.jsonl, in order of seed")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders EXAMPLE_SEED/EXPERIMENT with a metrics.jsonl")
     parser.add_argument("--keys", nargs="+", default=["val/accuracy"], metavar="KEY")
     parser.add_argument("--svg", type=Path)
     args = parser.parse_args()
     runs = [[line for line in read_metrics(folder) if "val/accuracy" in line] for folder in args.runs]
-    print(table(runs, args.keys, range(len(runs))))
+    seeds = [folder.resolve().parent.name.rpartition("_")[2] for folder in args.runs]
+    print(table(runs, args.keys, seeds))
     if args.svg:
-        draw(runs, args.keys, args.svg)
+        draw(runs, args.keys, seeds, args.svg)
 
 
-def table(runs: Sequence[Sequence[dict[str, float]]], keys: Sequence[str], seeds: Sequence[int]) -> str:
+def table(runs: Sequence[Sequence[dict[str, float]]], keys: Sequence[str], seeds: Sequence[object]) -> str:
     """Markdown table with a row per run and a column per validation. Slashes separate the values of several keys."""
     steps = [f"{line['step']:.0f}" for line in runs[0]]
     rows = [["seed", *steps], ["---"] * (1 + len(steps))]
@@ -38,14 +39,14 @@ def table(runs: Sequence[Sequence[dict[str, float]]], keys: Sequence[str], seeds
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def draw(runs: Sequence[Sequence[dict[str, float]]], keys: Sequence[str], path: Path) -> None:
+def draw(runs: Sequence[Sequence[dict[str, float]]], keys: Sequence[str], seeds: Sequence[object], path: Path) -> None:
     """Plot one color per seed and one line style per key."""
     figure = Figure(figsize=(5.0, 2.8), layout="constrained")
     axes = figure.add_subplot()
-    for seed, lines in enumerate(runs):
+    for number, (seed, lines) in enumerate(zip(seeds, runs, strict=True)):
         for key, style in zip(keys, STYLES, strict=False):
             points = [(line["step"], line[key]) for line in lines if key in line]
-            axes.plot(*zip(*points, strict=True), style, color=f"C{seed}", label=f"seed {seed}, {key}")
+            axes.plot(*zip(*points, strict=True), style, color=f"C{number}", label=f"seed {seed}, {key}")
     axes.set(xlabel="iteration", ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=6, loc="lower right")
