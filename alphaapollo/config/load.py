@@ -23,17 +23,17 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.key_errors import describe_unknown_key, describe_validation_error
+from alphaapollo.config.key_errors import describe_unknown_key
 from alphaapollo.config.keys import (
     VERL_GROUP_SIZE,
     find_map_key_of_entry,
     format_value,
     list_keys,
     list_sections,
-    rename_verl_group_size_key,
 )
 from alphaapollo.config.schema import Config
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
@@ -122,20 +122,6 @@ def read_user_yaml(file: str) -> dict[str, Any]:
     return {str(key): value for key, value in (values or {}).items()}
 
 
-def build_config(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
-    """Create a configuration object from nested values. Raises ConfigError with all errors. May change `values`."""
-    if schema is Config:
-        rename_verl_group_size_key(values)
-    for key in list_keys(schema).values():
-        if key.type.startswith("text"):
-            _convert_number_to_text(values, key.name.split("."))
-    try:
-        return schema.model_validate_json(json.dumps(values), strict=True)
-    except ValidationError as error:
-        lines = [line for detail in error.errors() for line in describe_validation_error(schema, detail, values)]
-        raise ConfigError(list(dict.fromkeys(lines))) from None
-
-
 def drop_unknown_keys(schema: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a saved configuration without keys that the schema does not have (any more)."""
     found: dict[str, Any] = {name: values[name] for name in schema.model_fields if name in values}
@@ -165,14 +151,6 @@ def check_override(schema: type[BaseModel], override: str) -> None:
     for part in reversed(parsed.key_or_group.split(".")):
         values = {part: values}
     build_config(schema, json.loads(json.dumps(values, default=str)))
-
-
-def _convert_number_to_text(values: Any, key_parts: Sequence[str]) -> None:
-    """Replace the value of a text key by text if Hydra read it as a number, as in `trainer.experiment_name=7`."""
-    for part in key_parts[:-1]:
-        values = values.get(part) if isinstance(values, dict) else None
-    if isinstance(values, dict) and type(values.get(key_parts[-1])) in (int, float):
-        values[key_parts[-1]] = str(values[key_parts[-1]])
 
 
 def dump_yaml(config: BaseModel) -> str:

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.load import build_config
 from alphaapollo.config.schema import Env
 from alphaapollo.config.schema.base import Section
 from alphaapollo.tools.tool_calls import ToolCallParser

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from alphaapollo.config.build import build_config
 from alphaapollo.config.check import check_config_and_get_notices
-from alphaapollo.config.load import build_config, drop_unknown_keys
+from alphaapollo.config.load import drop_unknown_keys
 from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
 from alphaapollo.launch.builders import make_critic_model_section
 from alphaapollo.launch.checkpoint_folder import PROGRESS, find_damage, list_checkpoints, read_progress

@@ -3,6 +3,8 @@
 .#..        env.settings.view=map
 .A#.
 ...G        env.settings.view=coordinates:  at 1,1 goal 2,3 walls up right     (row,column from 0)
+
+Placeholders of env.prompt: {size}, {steps}, {legend} and {view}.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ class GridWorldEnvironment(TextGame):
         return [Message(role="user", content=self._make_prompt(steps[-1].observation[-1]["content"]))]
 
     def view(self) -> str:
-        """Return the current grid as the model sees it: a map or coordinates (env.grid_world.view)."""
+        """Return the current grid as the model sees it: a map or coordinates (env.settings.view)."""
         size = self.settings.size
         if self.settings.view == "coordinates":
             (row, column), (goal_row, goal_column) = self.position, self.goal

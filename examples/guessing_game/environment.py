@@ -1,4 +1,7 @@
-"""Number guessing game: after each guess, the environment says whether the number is higher or lower."""
+"""Number guessing game: after each guess, the environment says whether the number is higher or lower.
+
+Placeholders of env.prompt: {numbers} and {steps}.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
-from alphaapollo.config.load import build_config
+from alphaapollo.config.build import build_config
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.load import build_config, load_config
+from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import (
     Config,
     DpoConfig,

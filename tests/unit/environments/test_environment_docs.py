@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from alphaapollo.config.build import build_config
 from alphaapollo.config.keys import list_keys, list_sections
-from alphaapollo.config.load import build_config
 from alphaapollo.config.schema import Config, Env
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.engines.fake import FakeEngine

@@ -22,6 +22,7 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.trainer.main_generation import main
 from alphaapollo.utils.watchdog import RUN
 from tests.unit import tiny
+from tests.unit.environments.episode_helpers import EXAMPLES
 
 REWARD = '''
 def compute_score(prompt, completion):
@@ -288,13 +289,9 @@ def test_the_draws_are_those_of_a_validation_and_greedy_has_none(command: Comman
 
 
 def test_episodes_of_several_turns_without_a_reward_function(command: Command) -> None:
-    module = Path(__file__).parents[3] / "examples/guessing_game/environment.py"
-    game = (
-        "env.env_name=guessing_game",
-        f"env.custom_module={module}",
-        "env.max_steps=3",
-        "custom_reward_function.path=",
-    )
+    module = EXAMPLES / "guessing_game" / "environment.py"
+    game = ("env.env_name=guessing_game", f"env.custom_module={module}", "env.max_steps=3")
+    game += ("custom_reward_function.path=",)
     command.run(*game, "data.max_response_length=99")
     records = command.records()
     assert len(records) == 18 and max(len(record["turns"]) for record in records) > 1

@@ -9,7 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from alphaapollo.config.load import build_config, save_config
+from alphaapollo.config.build import build_config
+from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig, GenerationConfig
 from alphaapollo.evaluation.scoring import read_problems
 from alphaapollo.launch.resume import read_saved_config

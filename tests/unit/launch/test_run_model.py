@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.load import build_config, save_config
+from alphaapollo.config.build import build_config
+from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
 from alphaapollo.launch.checkpoint_folder import write_progress
 from alphaapollo.launch.run_model import RunModel, find_newest_model, make_generation_config_values

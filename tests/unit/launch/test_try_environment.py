@@ -88,9 +88,15 @@ def test_first_observation_that_is_none_or_never_returned(monkeypatch):
         trial(episode_timeout=0.01)
 
 
-@pytest.mark.parametrize("name", ["single_turn", "informal_math"])
-def test_what_comes_with_the_project_starts(name):
-    asyncio.run(try_environment_resets(Env(env_name=name, max_steps=2), ROWS))
+@pytest.mark.parametrize(
+    "env",
+    [
+        *(Env(env_name=name, max_steps=2) for name in ("single_turn", "informal_math")),
+        *(game(name, 2) for name in ("guessing_game", "grid_world")),
+    ],
+)
+def test_what_comes_with_the_project_starts(env):
+    asyncio.run(try_environment_resets(env, ROWS))
 
 
 def reward_of(folder, body):

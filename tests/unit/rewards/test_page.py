@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from alphaapollo.config.load import build_config
+from alphaapollo.config.build import build_config
 from alphaapollo.config.schema import Config, CustomRewardFunction, Reward
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.components import COMPONENTS, add_component_rewards, check_component_names

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from alphaapollo.config.load import build_config
+from alphaapollo.config.build import build_config
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import ToolStatus, make_tools

@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
-from alphaapollo.config.load import build_config
+from alphaapollo.config.build import build_config
 from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.controller.placement import Machine
 from alphaapollo.environments.base import get_environment_spec
