@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
 from alphaapollo.models.attention.backends import register_attn_implementation
-from alphaapollo.models.cpu.linear import use_onednn
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.rope import fix_rope_frequencies
 from alphaapollo.models.ulysses import describe_stateful_layers
@@ -211,7 +210,6 @@ def _load_model(
             ) from error
     loaded.eval()
     fix_rope_frequencies(loaded, model.max_length)
-    use_onednn(loaded)
     if model.use_liger is True:  # resolved, on a GPU
         use_liger_kernels(loaded)
     if model.use_torch_compile:

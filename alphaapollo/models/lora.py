@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
-from alphaapollo.models.cpu.linear import use_onednn
 from alphaapollo.models.load import load_causal_lm, load_or_init_reward_model, load_without_weights
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.utils.seeds import derive_seed
@@ -110,7 +109,6 @@ def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
             parameter.data = parameter.data.float()
         if ".lora_A." in name and not on_meta:
             nn.init.kaiming_uniform_(parameter.data, a=math.sqrt(5), generator=generator)
-    use_onednn(model)
 
 
 def is_adapter_parameter(name: str) -> bool:

@@ -29,6 +29,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from alphaapollo.models.cpu.linear import use_onednn
 from alphaapollo.utils.network import find_interface, take_reserved_socket_fd
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
@@ -103,6 +104,8 @@ def shard_model(root: R, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: b
     exact = torch.promote_types(dtype, torch.float32)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=exact)
     policy = CPUOffloadPolicy() if offload_policy and device.type == "cuda" else OffloadPolicy()
+    if device.type == "cpu":
+        use_onednn(root)
     for layer in root.layers:
         if sum(parameter.numel() for parameter in layer.parameters()) >= MIN_UNIT:
             fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=policy)

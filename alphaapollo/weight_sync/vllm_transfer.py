@@ -19,6 +19,7 @@ from alphaapollo.types import WeightUpdate
 from alphaapollo.utils.network import find_free_port
 from alphaapollo.weight_sync.buckets import Bucket, count_bytes, make_buckets, prefetch_buckets
 from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest, format_digest
+from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine, VLLMWeightSyncClient, WeightSource
@@ -99,6 +100,7 @@ class VllmTransferSender:
 
     def _connect_to_engines(self) -> TrainerWeightTransferEngine[Any]:
         """Connect to the engines: exchange settings (ipc), or create a joint process group (nccl)."""
+        import_vllm()
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo

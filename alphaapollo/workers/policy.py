@@ -172,12 +172,11 @@ class PolicyWorker(TrainingWorker):
     def send_weights(self, version: int) -> WeightUpdate | None:
         """Send the weights to the inference engines. Returns None on ranks that only help to gather the weights."""
         assert self.sender is not None, "this worker has no sender"
-        self.state.reload()
         model = self.policy.model
-        adapter = self.engine_lora_form == "adapter"
-        return self.sender.send(
-            gather_scaled_adapter(model) if adapter else gather_parameters(model, self.dtype), version
-        )
+        if self.engine_lora_form == "adapter":  # the base model can stay in host memory
+            return self.sender.send(gather_scaled_adapter(model), version)
+        self.state.reload()
+        return self.sender.send(gather_parameters(model, self.dtype), version)
 
     def release_sent_weights(self) -> None:
         """Free the memory of the sent weights and offload the policy, after all engines have received the weights."""

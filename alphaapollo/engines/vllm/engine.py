@@ -22,6 +22,7 @@ from alphaapollo.engines.vllm.process import (
 )
 from alphaapollo.engines.vllm.settings import build_engine_arguments, build_vllm_environment, get_sockets_folder
 from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
+from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,6 +66,7 @@ class VllmEngine(Engine):
         register_triton_interpreter()
         if self.spec.device == "cpu":
             self._context = start_fork_server()
+        await asyncio.to_thread(import_vllm)
         await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
 
     async def start(self) -> None:

@@ -104,9 +104,10 @@ class TrainedModelMemory:
     def usage_while_idle(self) -> MemoryUsage:
         """Return the memory on the device while another model uses it."""
         usage = self.usage_after_step()
+        adapters = FLOAT32 * self.num_trained_parameters if self.num_lora_parameters else 0
         return replace(
             usage,
-            weights=0 if self.offload_weights else usage.weights,
+            weights=min(adapters, usage.weights) if self.offload_weights else usage.weights,
             optimizer=0 if self.offload_optimizer else usage.optimizer,
         )
 

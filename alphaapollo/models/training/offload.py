@@ -51,8 +51,10 @@ class TensorOffloader:
 
 
 def make_parameter_offloader(model: nn.Module | None, enabled: bool) -> TensorOffloader:
-    """Create the offloader of a model's parameters. It is disabled if the parameters are not on a GPU."""
+    """Create the offloader of a model's parameters. LoRA adapters stay on the device, for weight syncs. It is
+    disabled if the parameters are not on a GPU."""
     parameters = list(model.parameters()) if model else []
+    parameters = [parameter for parameter in parameters if not parameter.requires_grad] or parameters
     return TensorOffloader(lambda: parameters, enabled and any(parameter.is_cuda for parameter in parameters))
 
 

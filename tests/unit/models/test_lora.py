@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Model
+from alphaapollo.models.cpu import linear
 from alphaapollo.models.lora import (
     check_target_modules,
     disable_adapters,
@@ -12,6 +13,8 @@ from alphaapollo.models.lora import (
     is_adapter_parameter,
     load_trainable_lm,
 )
+from alphaapollo.models.policy import PolicyModel
+from alphaapollo.models.sharding import join_process_group, make_mesh, shard_model
 
 pytest.importorskip("peft")
 
@@ -87,3 +90,13 @@ def test_adapters_can_be_disabled_and_enabled_again(model_folder) -> None:
             raise RuntimeError
         assert torch.equal(model(ids).logits, trained) and not torch.equal(trained, base)
     assert all(parameter.requires_grad == is_adapter_parameter(name) for name, parameter in model.named_parameters())
+
+
+def test_only_models_on_a_cpu_compute_with_onednn(model_folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "is_onednn_faster", lambda: True)
+    loaded = load(model_folder("qwen3"))
+    plain = [module for module in loaded.modules() if type(module) is torch.nn.Linear]
+    assert plain and not any("forward" in vars(module) for module in plain)
+    join_process_group("cpu", 0, 1, "")
+    shard_model(PolicyModel(loaded), make_mesh("cpu"), torch.float32, offload_policy=False)
+    assert all("forward" in vars(module) for module in plain)

@@ -85,3 +85,10 @@ def test_offloaded_optimizer_state_gives_the_same_steps() -> None:
         return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
     assert torch.equal(train(True), train(False))
+
+
+def test_lora_adapters_stay_on_the_device() -> None:
+    model = nn.Sequential(nn.Linear(2, 3).requires_grad_(False), nn.Linear(3, 1))
+    offloader = make_parameter_offloader(model, enabled=True)
+    assert [*map(id, offloader._list_tensors())] == [*map(id, model[0].parameters())]
+    assert len([*make_parameter_offloader(nn.Linear(2, 2), enabled=True)._list_tensors()]) == 2
