@@ -28,12 +28,11 @@ LIGER_ARCHITECTURES = ("granite", "llama", "qwen2", "qwen3")
 """Architectures for which log-probs and gradients were compared with and without Liger's kernels."""
 
 
-def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, materialize: bool = True) -> PreTrainedModel:
-    """Load a causal language model on the CPU, without dropout.
+def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Load a causal language model without dropout: its weights on the CPU, or only its structure.
 
     Args:
-        dtype: dtype of the parameters; float32 for master weights.
-        materialize: false = create meta tensors, on ranks that receive their slices from rank 0.
+        dtype: dtype of the parameters, which are meta tensors. None: load the weights, in the dtypes of their files.
 
     Raises ValueError if the model cannot be read, is not a causal language model, or lacks weights.
     """
@@ -45,7 +44,7 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, mater
             f"model.path={model.path} is a {config.model_type!r} model, which is not a causal language model. "
             "Choose a model that AutoModelForCausalLM loads."
         )
-    loaded = _load_model("AutoModelForCausalLM", config, model, attention, dtype, materialize)
+    loaded = _load_model("AutoModelForCausalLM", config, model, attention, dtype)
     _enable_gradient_checkpointing(loaded, model)
     return loaded
 
@@ -53,18 +52,16 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype, mater
 def load_without_weights(model: Model, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Build a causal language model on the meta device, without weights. Raises the errors of load_causal_lm."""
     plain = {"enable_gradient_checkpointing": False, "use_torch_compile": False, "use_liger": False}
-    return load_causal_lm(model.model_copy(update=plain), "padded", dtype, materialize=False)
+    return load_causal_lm(model.model_copy(update=plain), "padded", dtype)
 
 
-def load_reward_model(
-    model: Model, attention: Attention, dtype: torch.dtype, materialize: bool = True
-) -> PreTrainedModel:
+def load_reward_model(model: Model, attention: Attention, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Load a trained reward model: a decoder with a linear head `score`, as transformers saves it.
 
     Arguments and errors are those of load_causal_lm. It is also an error if there is no trained head with one output.
     """
     config = load_config(model)
-    loaded = _load_model(find_reward_model_class(config, model.path), config, model, attention, dtype, materialize)
+    loaded = _load_model(find_reward_model_class(config, model.path), config, model, attention, dtype)
     if not isinstance(getattr(loaded, "score", None), torch.nn.Linear):
         raise ValueError(
             f"model.path={model.path}: {type(loaded).__name__} has no linear head named `score` on a decoder. Choose a "
@@ -74,21 +71,21 @@ def load_reward_model(
 
 
 def load_or_init_reward_model(
-    model: Model, attention: Attention, dtype: torch.dtype, materialize: bool, seed: int
+    model: Model, attention: Attention, dtype: torch.dtype | None, seed: int
 ) -> PreTrainedModel:
     """Load a model for reward-model training: a trained reward model, or a causal language model, which gets a new head
     `score` initialized with `seed`. Other arguments and errors are those of load_reward_model."""
     config = load_config(model)
     if not is_causal_lm(config):
-        loaded = load_reward_model(model, attention, dtype, materialize)
+        loaded = load_reward_model(model, attention, dtype)
     else:
         check_reward_model_family(config, model.path)
         config.num_labels = 1
         config.pad_token_id = _find_pad_token_id(config, model)
         auto_class = "AutoModelForSequenceClassification"
-        loaded = _load_model(auto_class, config, model, attention, dtype, materialize, new_weights={"score.weight"})
-        if materialize:
-            init_scalar_head(cast("torch.nn.Linear", loaded.score), derive_seed(seed, "score_head"))
+        loaded = _load_model(auto_class, config, model, attention, dtype, new_weights={"score.weight"})
+        if dtype is None:
+            init_scalar_head(cast("torch.nn.Linear", loaded.score.float()), derive_seed(seed, "score_head"))
     _enable_gradient_checkpointing(loaded, model)
     return loaded
 
@@ -178,8 +175,7 @@ def _load_model(
     config: PretrainedConfig,
     model: Model,
     attention: Attention,
-    dtype: torch.dtype,
-    materialize: bool,
+    dtype: torch.dtype | None,
     new_weights: Collection[str] = (),
 ) -> PreTrainedModel:
     """Load a model with a transformers auto class. `new_weights`: names of weights that the model folder may lack."""
@@ -188,14 +184,14 @@ def _load_model(
 
     disable_progress_bar()  # every rank would show a progress bar
     check_layers(config, model.path, attention)
-    settings: dict[str, Any] = {"dtype": dtype, "trust_remote_code": model.trust_remote_code}
+    settings: dict[str, Any] = {"dtype": dtype or "auto", "trust_remote_code": model.trust_remote_code}
     # Modeling code in the folder may not support pluggable attention. Padded rows work with any causal attention.
     custom_code = has_custom_code(model, config, auto_class)
     if attention != "padded" or not custom_code:
         settings["attn_implementation"] = register_attn_implementation(attention)
     if dtype == torch.float64:
         settings["experts_implementation"] = "eager"  # grouped matrix products do not support float64
-    if materialize:
+    if dtype is None:
         loaded = _load_pretrained(getattr(transformers, auto_class), config, model.path, settings, new_weights)
     else:
         try:

@@ -29,25 +29,23 @@ if TYPE_CHECKING:
 ADAPTER = "default"  # peft's name of the adapter
 
 
-def load_trainable_lm(
-    model: Model, attention: Attention, dtype: torch.dtype, materialize: bool, seed: int
-) -> PreTrainedModel:
-    """Load a causal language model for training (see load_causal_lm).
+def load_trainable_lm(model: Model, attention: Attention, dtype: torch.dtype | None, seed: int) -> PreTrainedModel:
+    """Load a causal language model for training: its weights if `dtype` is None, else meta tensors (load_causal_lm).
 
-    Parameters are float32, or float64 if `dtype` is float64. With model.lora_rank, they are frozen in `dtype`, and
-    float32 adapters are added, initialized with `seed`.
+    dtype: of forward passes. Trained parameters are float32, or float64 if it is float64. With model.lora_rank, the
+    parameters are frozen in `dtype`, and float32 adapters are added, initialized with `seed`.
     """
-    loaded = load_causal_lm(model, attention, _get_parameter_dtype(model, dtype), materialize)
+    loaded = load_causal_lm(model, attention, _get_parameter_dtype(model, dtype))
     if model.lora_rank:
         add_adapters(loaded, model, seed)
     return loaded
 
 
 def load_trainable_reward_model(
-    model: Model, attention: Attention, dtype: torch.dtype, materialize: bool, seed: int
+    model: Model, attention: Attention, dtype: torch.dtype | None, seed: int
 ) -> PreTrainedModel:
     """Load a reward model for training (see load_trainable_lm). Its head is trained without an adapter."""
-    loaded = load_or_init_reward_model(model, attention, _get_parameter_dtype(model, dtype), materialize, seed)
+    loaded = load_or_init_reward_model(model, attention, _get_parameter_dtype(model, dtype), seed)
     if model.lora_rank:
         add_adapters(loaded, model, seed)
         for parameter in loaded.score.parameters():
@@ -56,8 +54,8 @@ def load_trainable_reward_model(
     return loaded
 
 
-def _get_parameter_dtype(model: Model, dtype: torch.dtype) -> torch.dtype:
-    return dtype if model.lora_rank else torch.promote_types(dtype, torch.float32)
+def _get_parameter_dtype(model: Model, dtype: torch.dtype | None) -> torch.dtype | None:
+    return dtype if dtype is None or model.lora_rank else torch.promote_types(dtype, torch.float32)
 
 
 def check_target_modules(model: Model, section: str) -> None:

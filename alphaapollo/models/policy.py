@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -122,12 +121,14 @@ def load_policy(
     model: Model, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool, adapter_seed: int | None = None
 ) -> PolicyModel:
     """Load and shard a policy (a collective). `adapter_seed`: seed of LoRA adapters; None: the policy is frozen."""
-    attention, first = get_attention_kernel(model), dist.get_rank() == 0
-    if adapter_seed is None:
-        policy = PolicyModel(load_causal_lm(model, attention, dtype, first)).requires_grad_(False)
-    else:
-        policy = PolicyModel(load_trainable_lm(model, attention, dtype, first, adapter_seed))
-    return shard_model(policy, mesh, dtype, offload_policy)
+    attention = get_attention_kernel(model)
+
+    def load(parameter_dtype: torch.dtype | None) -> PolicyModel:
+        if adapter_seed is None:
+            return PolicyModel(load_causal_lm(model, attention, parameter_dtype)).requires_grad_(False)
+        return PolicyModel(load_trainable_lm(model, attention, parameter_dtype, adapter_seed))
+
+    return shard_model(load(dtype), lambda: load(None), mesh, dtype, offload_policy)
 
 
 def read_logit_scale_and_softcap(config: PretrainedConfig) -> tuple[float, float | None]:

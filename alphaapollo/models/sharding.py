@@ -10,7 +10,7 @@ same code with complete parameters.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
@@ -86,20 +86,17 @@ def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
     return init_device_mesh(device, (world_size // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard"))
 
 
-def shard_model(root: R, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool) -> R:
-    """Shard `root` in place, copy rank 0's weights into the slices of all ranks, and return `root`.
-
-    Before the call, rank 0 has weights on the CPU and all other ranks have meta tensors.
+def shard_model(
+    root: R, load_weights: Callable[[], nn.Module], mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool
+) -> R:
+    """Shard `root` in place, copy rank 0's weights into the slices of all ranks, and return `root` (a collective).
 
     Args:
+        root: model on the meta device, with the dtypes of its slices.
+        load_weights: loads the same model with weights, on the CPU, in any dtypes. Only rank 0 calls it.
         dtype: dtype of forward and backward. Gradients are reduced in float32, or in float64 if `dtype` is float64.
         offload_policy: use FSDP2's CPU offload: slices, gradients and optimizer state stay in host memory (GPU only).
     """
-    # Detached tensors instead of parameters: FSDP moves parameters to the GPU in place, so a reference to one would
-    # keep the complete parameter there.
-    is_source = mesh.size() > 1 and dist.get_rank() == 0
-    named = (*root.named_parameters(), *root.named_buffers()) if is_source else ()
-    tensors = {name: tensor.detach() for name, tensor in named}
     device = torch.device(mesh.device_type)
     exact = torch.promote_types(dtype, torch.float32)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=exact)
@@ -116,34 +113,33 @@ def shard_model(root: R, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: b
     fully_shard(root, mesh=mesh, mp_policy=precision, offload_policy=policy, reshard_after_forward=False)
     for method in root.forward_methods:
         register_fsdp_forward_method(root, method)
-    if mesh.size() > 1:
-        dist.barrier()  # over gloo with its long timeout: NCCL's would expire while rank 0 still reads the weights
-        _scatter_params(root, tensors, mesh, torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else device)
+    source = load_weights() if dist.get_rank() == 0 else None
+    dist.barrier()  # over gloo with its long timeout: NCCL's would expire while rank 0 still reads the weights
+    _scatter_weights(root, source, mesh, torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else device)
     return root
 
 
 @torch.no_grad()
-def _scatter_params(model: nn.Module, tensors: dict[str, Tensor], mesh: DeviceMesh, slice_device: torch.device) -> None:
-    """Send slices of rank 0's parameters, and complete copies of its buffers, to all ranks (a collective)."""
+def _scatter_weights(model: nn.Module, source: nn.Module | None, mesh: DeviceMesh, slice_device: torch.device) -> None:
+    """Send slices of rank 0's parameters, and copies of its buffers, to all ranks (a collective). `source`: the model
+    with weights; None on other ranks. Its parameters are moved one at a time, and converted on the device."""
     device = torch.device(mesh.device_type)
-    is_source = dist.get_rank() == 0
-    if not is_source:
-        model.to_empty(device=slice_device)
-
-    def pop_or_allocate_tensor(name: str, like: Tensor) -> Tensor:
-        if is_source:
-            return tensors.pop(name).detach().to(device)
-        return torch.empty(like.shape, dtype=like.dtype, device=device)
-
+    model.to_empty(device=slice_device)
+    weights = dict(source.named_parameters()) if source else {}
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, DTensor)
-        slices = distribute_tensor(pop_or_allocate_tensor(name, parameter), mesh, parameter.placements, src_data_rank=0)
+        if source:
+            full = weights[name].data.to(device).to(parameter.dtype)
+            weights[name].data = torch.empty(0)  # frees the memory
+        else:
+            full = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        slices = distribute_tensor(full, mesh, parameter.placements, src_data_rank=0)
         parameter.to_local().copy_(slices.to_local())
-    for name, buffer in list(model.named_buffers()):
-        full = pop_or_allocate_tensor(name, buffer)  # on the device, also if slices stay in host memory
-        dist.broadcast(full, 0)
+    buffers = [dict(source.named_buffers()) if source else None]  # small, with the dtypes of the source
+    dist.broadcast_object_list(buffers, 0)
+    for name, buffer in cast(dict[str, Tensor], buffers[0]).items():
         path, _, key = name.rpartition(".")
-        model.get_submodule(path)._buffers[key] = full
+        model.get_submodule(path)._buffers[key] = buffer.to(device)
 
 
 def reshard(model: nn.Module) -> None:

@@ -8,7 +8,7 @@ Computing methods are collectives and reload offloaded tensors. `offload` frees 
 from __future__ import annotations
 
 import numpy as np
-import torch.distributed as dist
+import torch
 
 from alphaapollo.algorithms.aggregation import aggregate_token_losses
 from alphaapollo.algorithms.masked import apply_mask
@@ -50,8 +50,11 @@ class CriticWorker(TrainingWorker):
         fsdp = critic.fsdp_config
         super().__init__(model, placement, fsdp.fsdp_size, saves_in_background)
         self.critic = critic
-        loaded = load_trainable_lm(model, get_attention_kernel(model), self.dtype, dist.get_rank() == 0, seed)
-        self.model = shard_model(ValueModel(loaded, seed), self.mesh, self.dtype, fsdp.offload_policy)
+
+        def load(dtype: torch.dtype | None) -> ValueModel:
+            return ValueModel(load_trainable_lm(model, get_attention_kernel(model), dtype, seed), seed)
+
+        self.model = shard_model(load(self.dtype), lambda: load(None), self.mesh, self.dtype, fsdp.offload_policy)
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype)
         self.state = TrainState(self.model, critic, optimizer_steps, "critic", "critic.optim")
         self.offload()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +21,15 @@ from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.scalar_models import ScoreModel, ValueModel
 from alphaapollo.models.sharding import shard_model
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, initialize_rank, shut_down_rank
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+WRAPS: dict[ModelKind, Callable[[PreTrainedModel], ScoreModel | ValueModel | PolicyModel]] = {
+    "policy": PolicyModel,
+    "reward model": ScoreModel,
+    "critic": partial(ValueModel, seed=0),
+}
 
 
 def export_checkpoint(
@@ -50,13 +62,9 @@ def _write_hf_folder_and_run_probe(
     mesh, *_ = initialize_rank(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", torch.get_num_threads()))
     try:
         load = load_trainable_reward_model if kind == "reward model" else load_trainable_lm
-        loaded = load(model, "padded", torch.float32, materialize=True, seed=0)
-        root: ScoreModel | ValueModel | PolicyModel
-        if kind == "reward model":
-            root = ScoreModel(loaded)
-        else:
-            root = ValueModel(loaded, seed=0) if kind == "critic" else PolicyModel(loaded)
-        shard_model(root, mesh, torch.float32, offload_policy=False)
+        loaded, wrap = load(model, "padded", torch.float32, seed=0), WRAPS[kind]
+        root = wrap(loaded)
+        shard_model(root, lambda: wrap(load(model, "padded", None, seed=0)), mesh, torch.float32, offload_policy=False)
         load_snapshot(checkpoint_folder, root, optimizer=None)
         if isinstance(root, ValueModel):
             export_critic(output_folder, root, model, dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import FrozenFsdp, Model
@@ -23,9 +22,11 @@ class RewardModelWorker(ModelWorker):
 
     def __init__(self, model: Model, fsdp: FrozenFsdp, placement: RankPlacement):
         super().__init__(model, placement)
-        loaded = load_reward_model(model, get_attention_kernel(model), self.dtype, materialize=dist.get_rank() == 0)
-        root = ScoreModel(loaded).requires_grad_(False)
-        self.model = shard_model(root, self.mesh, self.dtype, fsdp.offload_policy)
+        attention = get_attention_kernel(model)
+        root = ScoreModel(load_reward_model(model, attention, self.dtype)).requires_grad_(False)
+        self.model = shard_model(
+            root, lambda: ScoreModel(load_reward_model(model, attention)), self.mesh, self.dtype, fsdp.offload_policy
+        )
         self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
         self.offload()
 

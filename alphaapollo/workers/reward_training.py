@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.algorithms.preference_losses import bradley_terry
@@ -28,10 +27,14 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
 
     def load_model(self) -> None:
         """Load and shard the model: a sequence classifier of transformers with one label."""
-        attention, first = get_attention_kernel(self.config), dist.get_rank() == 0
-        self.hf_model = load_trainable_reward_model(self.config, attention, self.dtype, first, self.tuning.trainer.seed)
-        offload = self.tuning.fsdp_config.offload_policy
-        self.model = shard_model(ScoreModel(self.hf_model), self.mesh, self.dtype, offload)
+        settings = self.config, get_attention_kernel(self.config)
+        seed, offload = self.tuning.trainer.seed, self.tuning.fsdp_config.offload_policy
+
+        def load_weights() -> ScoreModel:
+            return ScoreModel(load_trainable_reward_model(*settings, None, seed))
+
+        self.hf_model = load_trainable_reward_model(*settings, self.dtype, seed)
+        self.model = shard_model(ScoreModel(self.hf_model), load_weights, self.mesh, self.dtype, offload)
         self.centring = self.tuning.bradley_terry.centring_coef
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype, FINETUNING_KEY)
 

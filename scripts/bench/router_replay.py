@@ -99,7 +99,7 @@ def main() -> None:
         own = Rows(rows.token_ids, rows.lengths, rows.response_starts, rows.action_mask, rows.rollout_logprobs)
         found = {}
         for dtype in (torch.float32, torch.bfloat16):
-            policy = PolicyModel(load_causal_lm(Model(path=folder), "padded", dtype))
+            policy = PolicyModel(load_causal_lm(Model(path=folder), "padded")).to(dtype)
             for name, each in (("own", own), ("replayed", rows)):
                 found[f"{str(dtype).removeprefix('torch.')} trainer, {name}"] = gap(policy, each)
     for name, figures in found.items():

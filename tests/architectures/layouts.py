@@ -46,7 +46,7 @@ def draw_rows(shares_prompts: bool = False) -> Rows:
 
 def load_policy(folder: Path, attention: Attention = "padded", checkpointing: bool = False) -> PolicyModel:
     configured = Model(path=str(folder), enable_gradient_checkpointing=checkpointing)
-    return PolicyModel(load_causal_lm(resolve_model(configured, "cpu", MAX_LENGTH), attention, torch.float32))
+    return PolicyModel(load_causal_lm(resolve_model(configured, "cpu", MAX_LENGTH), attention))
 
 
 def weigh(logprobs: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def find_refusals(architecture: Architecture) -> dict[str, str]:
         model = resolve_model(Model(path=name), "cpu", MAX_LENGTH)
         try:
             tokens = torch.arange(2, 8)[None]
-            loaded = load_causal_lm(model, "padded", torch.float32)
+            loaded = load_causal_lm(model, "padded")
             loaded.base_model(input_ids=tokens, position_ids=tokens - 2, use_cache=False)
         except ValueError as error:
             return dict.fromkeys(COLUMNS, str(error).replace(f"model.path={folder}", "model.path"))

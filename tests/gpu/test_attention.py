@@ -52,7 +52,7 @@ def test_kernels_agree_with_padded_attention(folder: Path, kind: str):
     rows = Rows.from_rows(some_rows(6))
     results = []
     for own in ("padded", kind):
-        model = load_causal_lm(Model(path=str(folder)), own, torch.bfloat16).to(device)
+        model = load_causal_lm(Model(path=str(folder)), own).to(device, torch.bfloat16)
         policy = PolicyModel(model)
         logprobs = policy(MicroBatchBuilder(own == "padded", device).build(rows, list(range(6))), 1.0).logprobs
         logprobs.sum().backward()
@@ -72,7 +72,7 @@ def test_shared_prompts_are_the_plain_layout(folder: Path, kind: str):
     """Log-probs and gradients in bfloat16, within its rounding error."""
     device = torch.device("cuda")
     rows = draw_rows(3, 12, 9)
-    policy = PolicyModel(load_causal_lm(Model(path=str(folder)), kind, torch.bfloat16).to(device))
+    policy = PolicyModel(load_causal_lm(Model(path=str(folder)), kind).to(device, torch.bfloat16))
     results = []
     for layout in (replace(rows, prefixes=None), rows):
         policy.zero_grad()

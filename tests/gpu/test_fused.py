@@ -43,7 +43,7 @@ def test_fused_kernels_equal_plain_layers(tmp_path: Path, name: str, attention: 
     rows, padded = Rows.from_rows(some_rows(6)), attention == "padded"
     results = []
     for fused in (False, True):
-        model = load_causal_lm(Model(path=folder, use_liger=fused), attention, torch.bfloat16).to(device)
+        model = load_causal_lm(Model(path=folder, use_liger=fused), attention).to(device, torch.bfloat16)
         policy = PolicyModel(model)
         assert ("Liger" in repr(model)) is fused
         logprobs = policy(MicroBatchBuilder(padded, device).build(rows, list(range(6))), 1.0).logprobs

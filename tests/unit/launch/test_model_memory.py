@@ -31,11 +31,11 @@ def slices_of_fsdp(_rank: int, _ranks: int, _address: str, name: str, world_size
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
-    sharding._scatter_params = lambda *_: None  # the model has no data
+    sharding._scatter_weights = lambda *_: None  # the model has no data
     model = load_on_meta_device(Model(path=str(PUBLISHED / name)), torch.float32)
     policy = PolicyModel(model)
     layers = find_decoder_layers(model)
-    sharding.shard_model(policy, sharding.make_mesh("cpu"), torch.bfloat16, False)
+    sharding.shard_model(policy, Model, sharding.make_mesh("cpu"), torch.bfloat16, False)
     assert all(isinstance(layer, FSDPModule) for layer in layers)
     held = sum(parameter.to_local().numel() for parameter in policy.parameters())
     unit = sum(parameter.numel() for parameter in layers[0].parameters())

@@ -83,7 +83,7 @@ def test_recurrent_layers_are_refused_where_rows_would_influence_each_other(tmp_
     with pytest.raises(ValueError, match=rf"{model} .* cannot be packed\. Set model\.attention=padded"):
         choose_kernels(resolve_model(packed, "cuda"), packed)
     with pytest.raises(ValueError, match=rf"{model} .* cannot be packed"):  # a critic or reward model
-        load_causal_lm(packed, "sdpa", load_without_weights(packed).dtype, materialize=False)
+        load_causal_lm(packed, "sdpa", load_without_weights(packed).dtype)
     with pytest.raises(ValueError, match=rf"ulysses_sequence_parallel_size=2 is not supported: {model}"):
         check_sequence_parallel_size(2, "ulysses_sequence_parallel_size", {"model.path": configured})
     policy = PolicyModel(load_without_weights(configured))

@@ -19,9 +19,10 @@ CPU = torch.device("cpu")
 def computed(folder, layouts: list[list[int]], padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of three rows in order, and all gradients, in one or several forward passes."""
     attention = "padded" if padded else "sdpa"
-    policy = PolicyModel(
-        load_causal_lm(Model(path=str(folder), enable_gradient_checkpointing=False), attention, torch.float64)
-    )
+    loaded = load_causal_lm(Model(path=str(folder), enable_gradient_checkpointing=False), attention).double()
+    if loaded.config.model_type.endswith("moe"):
+        loaded.set_experts_implementation("eager")  # as load_causal_lm does for float64
+    policy = PolicyModel(loaded)
     passes = [policy(MicroBatchBuilder(padded, CPU).build(some_rows(), rows), 0.8).logprobs for rows in layouts]
     logprobs = torch.cat(passes)
     logprobs.sum().backward()

@@ -12,7 +12,7 @@ from alphaapollo.models.load import check_causal_lm, load_causal_lm
 
 
 def load(path: str | Path, **settings: bool) -> torch.nn.Module:
-    return load_causal_lm(Model(path=str(path), **settings), "padded", torch.float32)
+    return load_causal_lm(Model(path=str(path), **settings), "padded")
 
 
 @pytest.fixture
@@ -95,6 +95,6 @@ def test_weights_of_another_shape(broken: Path):
 
 
 def test_shapes_only(model_folder):
-    model = load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32, materialize=False)
+    model = load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     assert model.lm_head.weight is model.model.embed_tokens.weight

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -19,10 +21,8 @@ from alphaapollo.models.sharding import join_process_group, make_mesh, shard_mod
 pytest.importorskip("peft")
 
 
-def load(
-    folder: object, dtype: torch.dtype = torch.float32, materialize: bool = True, **lora: object
-) -> torch.nn.Module:
-    return load_trainable_lm(Model(path=str(folder), lora_rank=4, **lora), "padded", dtype, materialize, seed=0)
+def load(folder: object, dtype: torch.dtype | None = None, **lora: object) -> torch.nn.Module:
+    return load_trainable_lm(Model(path=str(folder), lora_rank=4, **lora), "padded", dtype, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -59,23 +59,19 @@ def test_all_linear_is_every_linear_layer_but_the_head(model_folder) -> None:
     linear = {
         f"{name}.weight"
         for name, module in load_trainable_lm(
-            Model(path=str(model_folder("llama"))), "padded", torch.float32, True, seed=0
+            Model(path=str(model_folder("llama"))), "padded", None, seed=0
         ).named_modules()
         if isinstance(module, torch.nn.Linear)
     }
     assert adapted == linear - {"lm_head.weight"}
 
 
-def test_other_ranks_have_the_same_parameters_without_memory(model_folder) -> None:
-    first, other = (load(model_folder("qwen3"), torch.bfloat16, materialize) for materialize in (True, False))
-    for (name, own), (other_name, parameter) in zip(first.named_parameters(), other.named_parameters(), strict=True):
-        assert (name, own.shape, own.dtype, own.requires_grad) == (
-            other_name,
-            parameter.shape,
-            parameter.dtype,
-            parameter.requires_grad,
-        )
-        assert parameter.is_meta and own.dtype == (torch.float32 if is_adapter_parameter(name) else torch.bfloat16)
+def test_without_weights_the_parameters_are_the_same(model_folder) -> None:
+    loaded, empty = load(model_folder("qwen3")), load(model_folder("qwen3"), torch.bfloat16)
+    for (name, own), (other, parameter) in zip(loaded.named_parameters(), empty.named_parameters(), strict=True):
+        assert (name, own.shape, own.requires_grad) == (other, parameter.shape, parameter.requires_grad)
+        assert not own.is_meta and parameter.is_meta
+        assert parameter.dtype == (torch.float32 if is_adapter_parameter(name) else torch.bfloat16)
 
 
 def test_adapters_can_be_disabled_and_enabled_again(model_folder) -> None:
@@ -94,9 +90,10 @@ def test_adapters_can_be_disabled_and_enabled_again(model_folder) -> None:
 
 def test_only_models_on_a_cpu_compute_with_onednn(model_folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "is_onednn_faster", lambda: True)
-    loaded = load(model_folder("qwen3"))
+    loaded = load(model_folder("qwen3"), torch.float32)
     plain = [module for module in loaded.modules() if type(module) is torch.nn.Linear]
     assert plain and not any("forward" in vars(module) for module in plain)
     join_process_group("cpu", 0, 1, "")
-    shard_model(PolicyModel(loaded), make_mesh("cpu"), torch.float32, offload_policy=False)
+    load_weights = partial(PolicyModel, load(model_folder("qwen3")))
+    shard_model(PolicyModel(loaded), load_weights, make_mesh("cpu"), torch.float32, offload_policy=False)
     assert all("forward" in vars(module) for module in plain)

@@ -84,7 +84,7 @@ def test_forced_experts_are_used(model_folder, padded: bool, norm: bool):
     """Weights are the router's own over the forced experts, with and without normalization; other rows and padding
     are not affected; the gradient reaches the router."""
     path = str(model_folder("qwen3_moe"))
-    policy = PolicyModel(load_causal_lm(Model(path=path), "padded" if padded else "sdpa", torch.float32))
+    policy = PolicyModel(load_causal_lm(Model(path=path), "padded" if padded else "sdpa"))
     plain = build_model("qwen3_moe")
     for router in (one for model in (policy.model, plain) for one in model.modules() if hasattr(one, "norm_topk_prob")):
         router.norm_topk_prob = norm
@@ -112,7 +112,7 @@ def test_checkpointing_recomputes_with_the_same_experts(model_folder):
     gradients = []
     for checkpointing in (False, True):
         model = Model(path=str(model_folder("qwen3_moe")), enable_gradient_checkpointing=checkpointing)
-        policy = PolicyModel(load_causal_lm(model, "padded", torch.float32))
+        policy = PolicyModel(load_causal_lm(model, "padded"))
         assert policy.routers is not None
         policy.routers.needs_probabilities = True
         rows = Rows.from_rows(some_rows(3))
@@ -127,14 +127,14 @@ def test_checkpointing_recomputes_with_the_same_experts(model_folder):
 
 
 def test_the_dummy_and_padding_do_not_count(model_folder):
-    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3_moe"))), "padded", torch.float32))
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3_moe"))), "padded"))
     rows = Rows.from_rows(some_rows(3))
     policy(MicroBatchBuilder(True, CPU).build(with_experts(rows, some_experts(rows)), []), 1.0)
     assert policy.routers.current.counts.sum() == 0 == policy.routers.current.num_overridden
 
 
 def test_experts_of_another_shape_are_refused(model_folder):
-    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3_moe"))), "padded", torch.float32))
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3_moe"))), "padded"))
     rows = Rows.from_rows(some_rows(1))
     other = with_experts(rows, np.zeros((len(rows.token_ids), 3, 2), np.uint8))
     with pytest.raises(ValueError, match=r"returned 3 layers x 2 experts per token, but the model has 2 x 2"):

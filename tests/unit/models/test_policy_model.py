@@ -50,7 +50,7 @@ def test_logprobs_and_gradients_equal_the_plain_forward(model_folder, name: str,
     weights = torch.linspace(-1, 1, len(expected))
     (weights * expected).sum().backward()
 
-    policy = PolicyModel(load_causal_lm(Model(path=str(folder)), attention, torch.float32))
+    policy = PolicyModel(load_causal_lm(Model(path=str(folder)), attention))
     micro = MicroBatchBuilder(attention == "padded", CPU).build(rows, [0, 1, 2])
     logprobs = policy(micro, 0.8).logprobs
     torch.testing.assert_close(logprobs, expected, rtol=1e-4, atol=1e-5)
@@ -64,14 +64,14 @@ def test_logprobs_and_gradients_equal_the_plain_forward(model_folder, name: str,
 def test_flex_gives_the_same_numbers_without_gradient(model_folder, name: str):
     folder, rows = model_folder(name), some_rows()
     expected, _ = plain_logprobs(folder, rows, 1.0)
-    policy = PolicyModel(load_causal_lm(Model(path=str(folder)), "flex", torch.float32))
+    policy = PolicyModel(load_causal_lm(Model(path=str(folder)), "flex"))
     with torch.no_grad():
         logprobs = policy(MicroBatchBuilder(False, CPU).build(rows, [0, 1, 2]), 1.0).logprobs
     torch.testing.assert_close(logprobs, expected.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_no_mask_is_built_for_packed_rows(model_folder, monkeypatch: pytest.MonkeyPatch):
-    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "sdpa", torch.float32))
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "sdpa"))
     seen = []
     layer = policy.model.model.layers[0].self_attn
     forward = layer.forward
@@ -87,7 +87,7 @@ def test_gradient_checkpointing_changes_nothing(model_folder):
     gradients = []
     for checkpointing in (False, True):
         model = Model(path=str(model_folder("qwen3")), enable_gradient_checkpointing=checkpointing)
-        policy = PolicyModel(load_causal_lm(model, "padded", torch.float32))
+        policy = PolicyModel(load_causal_lm(model, "padded"))
         calls = []
         attention = policy.model.model.layers[0].self_attn
         attention.register_forward_hook(lambda *_, calls=calls: calls.append(1))
@@ -101,20 +101,20 @@ def test_gradient_checkpointing_changes_nothing(model_folder):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_self_check_passes(model_folder, name: str):
     for attention in ("padded", "sdpa"):
-        policy = PolicyModel(load_causal_lm(Model(path=str(model_folder(name))), attention, torch.float32))
+        policy = PolicyModel(load_causal_lm(Model(path=str(model_folder(name))), attention))
         assert check_forward_vs_hf(policy, MicroBatchBuilder(attention == "padded", CPU), torch.float32) < 1e-5
         assert policy.model.config._attn_implementation.startswith("alphaapollo_")
 
 
 def test_self_check_detects_an_unknown_logit_transform(model_folder):
-    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("granite"))), "padded", torch.float32))
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("granite"))), "padded"))
     policy.scale = 1.0  # as if the key were unknown
     with pytest.raises(ValueError, match=r"GraniteForCausalLM: the trainer's log-probs .* model.attention=padded"):
         check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.float32)
 
 
 def test_in_bfloat16_a_difference_is_a_warning_and_a_huge_one_an_error(model_folder, monkeypatch: pytest.MonkeyPatch):
-    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded"))
     own = policy.compute_logprobs_with_hf_attention
     monkeypatch.setattr(policy, "compute_logprobs_with_hf_attention", lambda ids: own(ids) + 0.3)
     mismatch = check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
@@ -128,7 +128,7 @@ def test_in_bfloat16_a_difference_is_a_warning_and_a_huge_one_an_error(model_fol
 
 
 def test_self_check_detects_packed_rows_that_attend_to_each_other(model_folder, monkeypatch: pytest.MonkeyPatch):
-    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded"))
     with pytest.raises(ValueError, match="beside another sequence"):
         check_forward_vs_hf(
             policy, MicroBatchBuilder(False, CPU), torch.float32
@@ -145,7 +145,7 @@ def test_compiled_layers_compute_the_same(model_folder, monkeypatch: pytest.Monk
     found = []
     for compiled in (False, True):
         model = Model(path=folder, enable_gradient_checkpointing=True, use_torch_compile=compiled)
-        policy = PolicyModel(load_causal_lm(model, "sdpa", torch.float32))
+        policy = PolicyModel(load_causal_lm(model, "sdpa"))
         for positions in ([0, 1, 2], [0, 2]):
             logprobs = policy(MicroBatchBuilder(False, CPU).build(some_rows(), positions), 0.8).logprobs
             (torch.linspace(-1, 1, len(logprobs)) * logprobs).sum().backward()
@@ -157,7 +157,7 @@ def test_compiled_layers_compute_the_same(model_folder, monkeypatch: pytest.Monk
 
 
 def test_self_check_detects_damaged_weights(model_folder) -> None:
-    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32))
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded"))
     next(policy.model.model.layers[0].parameters()).data.fill_(float("nan"))
     with pytest.raises(ValueError, match="log-probs are not finite, because its weights are damaged"):
         check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.float32)

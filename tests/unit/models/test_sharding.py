@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from alphaapollo.models import sharding
 from alphaapollo.models.export.hf_folder import gather_parameters
-from alphaapollo.models.sharding import FsdpRoot, join_process_group, make_mesh, shard_model
+from alphaapollo.models.sharding import FsdpRoot, full_tensor, join_process_group, make_mesh, shard_model
 from alphaapollo.utils.network import reserve_port
 from tests.unit.tiny import build_model, run_ranks
 
@@ -27,23 +27,26 @@ class Model(FsdpRoot):
         self.inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
 
 
-def tensors_for_other_ranks(rank: int, num_ranks: int, address: str) -> dict[str, Any]:
+def sharded(rank: int, num_ranks: int, address: str) -> dict[str, Any]:
+    """Weights of a sharded model, gathered again, and what is left of the model that rank 0 has loaded."""
     join_process_group("cpu", rank, num_ranks, address)
-    kept: dict[str, torch.Tensor] = {}
+    loaded: list[Model] = []
 
-    def scatter(model: nn.Module, tensors: dict[str, torch.Tensor], *others: Any) -> None:
-        kept.update(tensors)
+    def load_weights() -> Model:
+        torch.manual_seed(0)
+        loaded.append(Model().to(torch.bfloat16))
+        return loaded[0]
 
-    sharding._scatter_params = scatter  # type: ignore[assignment]
-    model = Model()
-    parameters = {id(one) for one in (*model.parameters(), *model.buffers())}
-    shard_model(model, make_mesh("cpu"), torch.float32, offload_policy=False)
+    with torch.device("meta"):
+        model = Model()
+    shard_model(model, load_weights, make_mesh("cpu"), torch.float32, offload_policy=False)
     group: Any = dist.group.WORLD
     return {
-        "names": sorted(kept),
-        "parameters": [name for name, tensor in kept.items() if id(tensor) in parameters],
+        "weights": {name: full_tensor(tensor.detach()).numpy() for name, tensor in model.named_parameters()},
+        "buffers": {name: (str(buffer.dtype), buffer.float().numpy()) for name, buffer in model.named_buffers()},
+        "left": [sum(parameter.numel() for parameter in one.parameters()) for one in loaded],
         "timeout": group._get_backend(torch.device("cpu")).options._timeout.total_seconds(),
-        "interface": os.environ["GLOO_SOCKET_IFNAME"],
+        "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
     }
 
 
@@ -66,15 +69,20 @@ def test_ranks_connect_to_the_port_of_rank_0() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_rank_0_keeps_no_reference_to_parameters() -> None:
-    """FSDP moves parameters to the GPU in place, so a reference to one would keep it there. Tensors for other ranks are
-    kept on the host, and only if there are other ranks."""
-    first, second = run_ranks(tensors_for_other_ranks, 2)
-    assert first["parameters"] == second["parameters"] == second["names"] == []
-    assert len(first["names"]) == 7
+def test_all_ranks_get_slices_of_the_weights_that_rank_0_loads() -> None:
+    """The loaded weights are bfloat16, the slices float32; each loaded parameter is freed after it was sent."""
+    torch.manual_seed(0)
+    expected = Model().to(torch.bfloat16)
+    (alone,), (first, second) = run_ranks(sharded, 1), run_ranks(sharded, 2)
+    for found in (alone, first, second):
+        for name, parameter in expected.named_parameters():
+            assert found["weights"][name].dtype == np.float32
+            np.testing.assert_array_equal(found["weights"][name], parameter.detach().float().numpy())
+        for name, buffer in expected.named_buffers():
+            assert found["buffers"][name][0] == str(buffer.dtype)
+            np.testing.assert_array_equal(found["buffers"][name][1], buffer.float().numpy())
+    assert first["left"] == alone["left"] == [0] and second["left"] == []
     assert first["timeout"] == 3600 and first["interface"] == "lo"
-    (alone,) = run_ranks(tensors_for_other_ranks, 1)
-    assert alone["names"] == []
 
 
 def test_weights_are_cast_before_they_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:

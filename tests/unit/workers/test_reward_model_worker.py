@@ -114,7 +114,7 @@ def test_sequence_parallel_ranks_give_the_same_scores(scorer_folder, attention: 
 
 
 def load(path: Path) -> None:
-    load_reward_model(Model(path=str(path)), "padded", torch.float32)
+    load_reward_model(Model(path=str(path)), "padded")
 
 
 def test_a_language_model_is_not_a_reward_model(model_folder) -> None:

@@ -73,9 +73,7 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict
 
 
 def by_transformers(folder: str) -> tuple[dict[str, np.ndarray], float]:
-    model = load_or_init_reward_model(
-        Model(path=folder, enable_gradient_checkpointing=False), "padded", torch.float32, True, seed=0
-    )
+    model = load_or_init_reward_model(Model(path=folder, enable_gradient_checkpointing=False), "padded", None, seed=0)
     model.set_attn_implementation("eager")
     scale_weights(model, 3.0)
     losses = []

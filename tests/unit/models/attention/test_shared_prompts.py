@@ -61,8 +61,8 @@ def forward_and_gradients(policy: PolicyModel, rows: Rows, padded: bool, referen
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("kind", ["padded", "sdpa"])
 def test_statistics_and_gradients_are_those_of_the_plain_layout(model_folder, name: str, kind: str):
-    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder(name))), kind, torch.float32))
-    reference = PolicyModel(load_causal_lm(Model(path=str(model_folder(name))), kind, torch.float32))
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder(name))), kind))
+    reference = PolicyModel(load_causal_lm(Model(path=str(model_folder(name))), kind))
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.mul_(1.02)
@@ -77,7 +77,7 @@ def test_statistics_and_gradients_are_those_of_the_plain_layout(model_folder, na
 
 def test_gradients_agree_to_a_millionth_in_double_precision(model_folder):
     """In float32 the difference is rounding."""
-    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32)).double()
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded")).double()
     rows = draw_rows(7, 12, 9)
     shared = forward_and_gradients(policy, rows, True)[1]
     plain = forward_and_gradients(policy, replace(rows, prefixes=None), True)[1]
@@ -86,7 +86,7 @@ def test_gradients_agree_to_a_millionth_in_double_precision(model_folder):
 
 
 def test_flex_gives_the_same_numbers_without_gradient(model_folder):
-    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "flex", torch.float32))
+    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "flex"))
     rows = draw_rows(2, 9, 9)
     with torch.no_grad():
         shared, plain = (
@@ -97,7 +97,7 @@ def test_flex_gives_the_same_numbers_without_gradient(model_folder):
 
 
 def test_values_are_those_of_the_plain_layout(model_folder):
-    critic = ValueModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32), seed=0)
+    critic = ValueModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded"), seed=0)
     rows = draw_rows(3, 9, 9)
     shared, plain = (
         critic(MicroBatchBuilder(True, CPU).build(one, range(len(rows))))

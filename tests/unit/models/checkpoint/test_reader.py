@@ -45,8 +45,9 @@ def trained():
     """Sharded model and its optimizer after a step, on one rank."""
     torch.manual_seed(0)
     mesh, *_ = initialize_rank(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", 1))
-    model = Model()
-    shard_model(model, mesh, torch.float32, offload_policy=False)
+    with torch.device("meta"):
+        model = Model()
+    shard_model(model, Model, mesh, torch.float32, offload_policy=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
