@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from alphaapollo.config.resolve import count_engines
+from alphaapollo.config.resolve import count_engine_gpus, count_engines
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, Rollout, TuningConfig
 from alphaapollo.config.schema.base import Device, Section
 
@@ -56,15 +56,18 @@ def _find_cpu_engine_errors(section: str, rollout: Rollout, device: Device, num_
 def _find_gpu_engine_errors(config: Config, num_gpus: int) -> Iterator[str]:
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     size, per_node, nodes = rollout.tensor_model_parallel_size, trainer.n_gpus_per_node, trainer.nnodes
-    if rollout.colocate and per_node % size and (rollout.num_engines is None or nodes > 1):
+    if rollout.nnodes:
+        per_node, nodes = rollout.n_gpus_per_node or per_node, rollout.nnodes
+    if rollout.colocate and not rollout.nnodes and per_node % size and (rollout.num_engines is None or nodes > 1):
         divisors = ", ".join(str(size) for size in range(1, per_node + 1) if per_node % size == 0)
         key = f"{ROLLOUT}.tensor_model_parallel_size={size}"
         yield f"{key} does not divide trainer.n_gpus_per_node={per_node}. Set one of {divisors}."
         return
-    engines = count_engines(rollout, "cuda", trainer.num_ranks)
-    free = per_node if rollout.colocate else num_gpus - per_node
+    engines = count_engines(rollout, "cuda", count_engine_gpus(rollout, trainer))
+    free = per_node if rollout.colocate or rollout.nnodes else num_gpus - per_node
     if engines > free // size * nodes:
         where = "shared with training" if rollout.colocate else "not used for training"
+        where = "for engines" if rollout.nnodes else where
         each = f" on each of {nodes} nodes" if nodes > 1 else ""
         yield (
             f"{ROLLOUT}.num_engines={engines} with tensor_model_parallel_size={size} needs {engines * size} GPUs, but "
@@ -76,13 +79,13 @@ def _find_concurrency_errors(config: Config, device: Device, num_cores: int) -> 
     """Yield errors for engines that run at the same time as training, but have no separate GPUs or cores."""
     trainer, role = config.trainer, config.actor_rollout_ref
     rollout, is_separate = role.rollout, trainer.async_mode == "separate"
-    if device == "cuda" and rollout.colocate:
+    if device == "cuda" and rollout.colocate and not rollout.nnodes:
         fix = f"needs engines with their own GPUs. Set {ROLLOUT}.colocate=false and a smaller trainer.n_gpus_per_node."
         if role.ref.log_probs_ahead is True and not trainer.async_mode:
             yield f"actor_rollout_ref.ref.log_probs_ahead=true {fix}"
         if is_separate:
             yield f"trainer.async_mode=separate {fix}"
-    if is_separate and device == "cpu":
+    if is_separate and device == "cpu" and not rollout.nnodes:
         engines = -(-count_engines(rollout, device, trainer.num_ranks) // trainer.nnodes)
         of_engines = engines * rollout.tensor_model_parallel_size * (rollout.cpu_threads or 1)
         of_ranks = trainer.n_gpus_per_node * (trainer.cpu_threads or 1)

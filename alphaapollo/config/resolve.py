@@ -48,24 +48,24 @@ def resolve_model(model: Model, device: Device, max_length: int = 0) -> Model:
     return resolved
 
 
-def resolve_rollout(rollout: Rollout, model: Model, device: Device, training_gpus: int) -> Rollout:
-    """Choose the engines' dtype (by default the model's), their number, and whether they compile.
+def resolve_rollout(rollout: Rollout, model: Model, device: Device, num_gpus: int) -> Rollout:
+    """Choose the engines' dtype (by default the model's), their number, and whether they compile and share GPUs.
 
-    training_gpus: Number of training GPUs of all nodes, which engines share by default.
+    num_gpus: number of GPUs for engines (count_engine_gpus).
     """
     dtype = rollout.dtype if rollout.dtype != "auto" else model.dtype
     if dtype == "auto":
         dtype = _choose_dtype(device)
     eager = device == "cpu" if rollout.enforce_eager is None else rollout.enforce_eager
-    engines = count_engines(rollout, device, training_gpus)
-    return rollout.model_copy(update={"dtype": dtype, "num_engines": engines, "enforce_eager": eager})
+    chosen = {"dtype": dtype, "num_engines": count_engines(rollout, device, num_gpus), "enforce_eager": eager}
+    return rollout.model_copy(update=chosen | {"colocate": rollout.colocate and not rollout.nnodes})
 
 
 def resolve_inference_rollout(
     rollout: Rollout, model: Model, device: Device, num_gpus: int, num_cores: int, nnodes: int = 1
 ) -> Rollout:
     """Choose the engines' number, dtype and CPU threads for a command without training, and disable sleep mode."""
-    rollout = resolve_rollout(rollout, model, device, num_gpus)
+    rollout = resolve_rollout(rollout.model_copy(update={"nnodes": 0}), model, device, num_gpus)
     threads = count_engine_threads(rollout, num_cores, nnodes, runs_during_training=False)
     without_trainer = {"colocate": False, "free_cache_engine": False, "router_replay": False}
     return rollout.model_copy(update=without_trainer | {"cpu_threads": threads})
@@ -77,26 +77,33 @@ def get_attention_kernel(model: Model) -> Attention:
     return model.attention
 
 
-def count_engines(rollout: Rollout, device: Device, training_gpus: int) -> int:
-    """Return rollout.num_engines or, if it is null, how many engines fit the GPUs; at least one."""
+def count_engine_gpus(rollout: Rollout, trainer: Trainer) -> int:
+    """Return the number of GPUs of the nodes for engines; without such nodes, of the training GPUs."""
+    return rollout.nnodes * (rollout.n_gpus_per_node or trainer.n_gpus_per_node) or trainer.num_ranks
+
+
+def count_engines(rollout: Rollout, device: Device, num_gpus: int) -> int:
+    """Return rollout.num_engines or, if it is null, how many engines fit the GPUs (on CPUs: one, or one per node for
+    engines); at least one."""
     if rollout.num_engines is not None:
         return rollout.num_engines
-    fit = 1 if device == "cpu" else training_gpus // rollout.tensor_model_parallel_size
+    fit = rollout.nnodes if device == "cpu" else num_gpus // rollout.tensor_model_parallel_size
     return max(fit, 1)
 
 
 def count_engine_processes(rollout: Rollout, nnodes: int) -> int:
-    """Return how many engine processes run on a node: one per tensor-parallel rank of each engine."""
+    """Return how many engine processes run on a node: one per tensor-parallel rank of each engine. nnodes: training
+    nodes, which have the engines unless there are nodes for engines."""
     assert rollout.num_engines is not None, "resolve_rollout comes first"
-    return -(-rollout.num_engines * rollout.tensor_model_parallel_size // nnodes)
+    return -(-rollout.num_engines * rollout.tensor_model_parallel_size // (rollout.nnodes or nnodes))
 
 
 def count_engine_threads(rollout: Rollout, num_cores: int, nnodes: int, runs_during_training: bool) -> int:
     """Return the threads of each engine process on a CPU: rollout.cpu_threads or, if null, an equal share of the cores.
 
-    If training runs at the same time (runs_during_training), the share is one core.
+    If training runs at the same time (runs_during_training) on the same nodes, the share is one core.
     """
-    share = 1 if runs_during_training else num_cores // count_engine_processes(rollout, nnodes)
+    share = 1 if runs_during_training and not rollout.nnodes else num_cores // count_engine_processes(rollout, nnodes)
     return rollout.cpu_threads or max(1, share)
 
 

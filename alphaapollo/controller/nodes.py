@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from alphaapollo.config.schema import GenerationTrainer, Trainer, TuningTrainer
+from alphaapollo.config.schema import GenerationTrainer, Rollout, Trainer, TuningTrainer
 from alphaapollo.utils.versions import find_version
 
 LIBRARIES = ("torch", "transformers", "vllm", "ray")
@@ -39,19 +39,27 @@ class NodeContents:
     file_counts_and_bytes: Mapping[str, tuple[int, int] | None]  # by config key; None: no such path
 
 
-def describe_missing_nodes(nodes: Sequence[ClusterNode], trainer: TrainerSection) -> str:
-    """Return a message if fewer nodes have joined than the run needs (trainer.nnodes), else ""."""
+def describe_missing_nodes(
+    nodes: Sequence[ClusterNode], trainer: TrainerSection, rollout: Rollout | None = None
+) -> str:
+    """Return a message if fewer nodes have joined than the run needs (trainer.nnodes and, for engines only,
+    rollout.nnodes), else "". rollout: section of the engines of an RL run."""
     on_gpus = trainer.device == "cuda" or (trainer.device == "auto" and any(node.gpus for node in nodes))
-    gpus = trainer.n_gpus_per_node if on_gpus else 0
-    fit = [node for node in nodes if node.gpus >= gpus]
-    if len(fit) >= trainer.nnodes:
+    gpus, engine_nodes = trainer.n_gpus_per_node, rollout.nnodes if rollout else 0
+    engine_gpus = (rollout.n_gpus_per_node if rollout else None) or gpus
+    wanted = sorted([*[gpus] * trainer.nnodes, *[engine_gpus] * engine_nodes], reverse=True)
+    given = sorted((node.gpus for node in nodes), reverse=True)
+    if len(given) >= len(wanted) and not (on_gpus and any(map(int.__lt__, given, wanted))):
         return ""
-    each = f" with trainer.n_gpus_per_node={gpus} GPUs" if gpus else ""
+    fit = [node for node in nodes if not on_gpus or node.gpus >= wanted[-1]]
     few = [node for node in nodes if node not in fit]
+    keys = f"trainer.nnodes={trainer.nnodes}"
+    keys += f" and actor_rollout_ref.rollout.nnodes={engine_nodes}" if engine_nodes else ""
+    each = f" with {' and '.join(map(str, dict.fromkeys(wanted)))} GPUs" if on_gpus else ""
     others = f"; with fewer GPUs: {', '.join(map(str, few))}" if few else ""
     return (
-        f"trainer.nnodes={trainer.nnodes} needs {trainer.nnodes} node(s){each}, but {len(fit)} have joined: "
-        f"{', '.join(map(str, fit)) or 'none'}{others}"
+        f"{keys} needs {len(wanted)} node(s){each}, but {len(fit)} have joined: {', '.join(map(str, fit)) or 'none'}"
+        f"{others}"
     )
 
 

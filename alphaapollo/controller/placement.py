@@ -46,6 +46,8 @@ class Placement:
     num_engines: int = 0
     tensor_parallel: int = 1  # GPUs or processes per engine
     colocate: bool = False  # engines use the training ranks' GPUs
+    engine_nodes: int = 0  # nodes for engines only
+    gpus_per_engine_node: int = 0
     engine_threads: int = 1  # of an engine's process on a CPU
     has_critic: bool = False
     has_reward_model: bool = False
@@ -81,7 +83,8 @@ class Placement:
         """Return role -> description of its processes, e.g. "4 x cuda", for the printed plan."""
         engine = "cuda" if self.device == "cuda" else f"cpu of {self.engine_threads} thread(s)"
         tensor_parallel = f", tensor parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
-        shared = " on the training GPUs" if self.shares_gpus else ""
+        where = f" on {self.engine_nodes} node(s)" if self.engine_nodes else ""
+        shared = " on the training GPUs" if self.shares_gpus else where
         trained = {"actor and reference": True, "critic": self.has_critic, "reward model": self.has_reward_model}
         roles = {name: self.describe_ranks() for name, present in trained.items() if present}
         return roles | {"rollout engines": f"{self.num_engines} x {engine}{tensor_parallel}{shared}"}
@@ -128,6 +131,8 @@ def make_placement(config: Config, rollout: Rollout, device: Device, machine: Ma
         num_engines=rollout.num_engines,
         tensor_parallel=rollout.tensor_model_parallel_size,
         colocate=rollout.colocate,
+        engine_nodes=rollout.nnodes,
+        gpus_per_engine_node=(rollout.n_gpus_per_node or trainer.n_gpus_per_node) if device == "cuda" else 0,
         threads=trainer.cpu_threads or choose_threads_per_rank(trainer, rollout, machine),
         engine_threads=count_engine_threads(
             rollout, machine.num_cores, trainer.nnodes, runs_during_training=trainer.async_mode == "separate"
@@ -144,7 +149,7 @@ def choose_threads_per_rank(trainer: Trainer, rollout: Rollout, machine: Machine
     """Return the default number of torch threads per training rank: an equal share of the node's cores. With
     trainer.async_mode=separate, only the cores that no engine uses are shared."""
     cores = machine.num_cores
-    if trainer.async_mode == "separate":
+    if trainer.async_mode == "separate" and not rollout.nnodes:
         threads = count_engine_threads(rollout, cores, trainer.nnodes, runs_during_training=True)
         cores -= threads * count_engine_processes(rollout, trainer.nnodes)
     return max(1, cores // trainer.n_gpus_per_node)

@@ -14,6 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from alphaapollo.config.schema import Rollout
 from alphaapollo.controller.health.process_monitor import find_dead_process
 from alphaapollo.controller.nodes import (
     ClusterNode,
@@ -36,7 +37,7 @@ LOCAL_TOKEN = secrets.token_hex(32)
 a token to ~/.ray, which fails if the home directory is not writable."""
 
 
-def join_cluster(trainer: TrainerSection) -> Machine:
+def join_cluster(trainer: TrainerSection, rollout: Rollout | None = None) -> Machine:
     """Join the Ray cluster at RAY_ADDRESS, wait for its nodes, and return the resources of its largest node. Raises
     ValueError if there is no such cluster or nodes are missing."""
     try:
@@ -46,7 +47,7 @@ def join_cluster(trainer: TrainerSection) -> Machine:
             f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}. Start the cluster (`ray start --head`), unset "
             "RAY_ADDRESS to start Ray on this machine, or set RAY_AUTH_MODE=token if the cluster requires a token."
         ) from None
-    wait_for_nodes(trainer)
+    wait_for_nodes(trainer, rollout)
     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return Machine(
         num_cores=max(int(node.get("CPU", 0)) for node in resources),
@@ -98,7 +99,7 @@ def is_local_ray_unresponsive() -> bool:
     return find_dead_process(pids) != "" or any(stopped)
 
 
-def wait_for_nodes(trainer: TrainerSection) -> None:
+def wait_for_nodes(trainer: TrainerSection, rollout: Rollout | None) -> None:
     """Wait until enough nodes have joined the cluster, and print how many are missing. Raises ValueError after
     trainer.start_timeout."""
     start, shown = time.monotonic(), -NOTICE_SECONDS
@@ -108,7 +109,7 @@ def wait_for_nodes(trainer: TrainerSection) -> None:
             for node in ray.nodes()
             if node["Alive"]
         ]
-        if not (missing := describe_missing_nodes(nodes, trainer)):
+        if not (missing := describe_missing_nodes(nodes, trainer, rollout)):
             return
         waited = time.monotonic() - start
         if waited >= trainer.start_timeout:
@@ -116,7 +117,7 @@ def wait_for_nodes(trainer: TrainerSection) -> None:
             raise ValueError(
                 f"{missing}. Waited {waited:.0f} s (trainer.start_timeout). Check the output of `ray start` on each "
                 "missing node; Ray refuses nodes with other versions of Python or Ray. Start the nodes, or lower "
-                "trainer.nnodes or trainer.n_gpus_per_node."
+                "nnodes or n_gpus_per_node."
             )
         if waited - shown >= NOTICE_SECONDS:
             shown = waited

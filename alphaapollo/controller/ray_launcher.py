@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,17 +22,17 @@ from alphaapollo.controller.ray_cluster import (
 )
 from alphaapollo.controller.ray_placement import (
     assign_actor_slots,
-    check_engine_nodes_have_ranks,
     choose_visible_gpus,
     reserve_placement_groups,
 )
 from alphaapollo.controller.ray_ranks import RayRanks
-from alphaapollo.controller.ray_transfer import RayWeightSyncClient
+from alphaapollo.controller.ray_transfer import RayFileReader, RayWeightSyncClient
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, start_rollout_worker
 from alphaapollo.utils.watchdog import RUN, kill_run_processes, remove_paths
 from alphaapollo.weight_sync.transport import assign_weight_writers
 
 if TYPE_CHECKING:
+    from alphaapollo.rollout.worker import RolloutWorker
     from alphaapollo.workers.process_group import RankPlacement
 
 CLOSE_SECONDS = 5.0
@@ -77,6 +77,7 @@ class RayWorkerGroups(WorkerGroups):
             self.ranks_by_role[role] = RayRanks(role, slots, specs.cleanup_folders)
             self._add_group(role, self.ranks_by_role[role])
         self.starting = set(self.ranks_by_role)  # roles that have not started yet
+        self._rank_nodes: list[str] = []  # node of each training rank
 
     async def start(self) -> None:
         """Start the workers of all roles concurrently, because most of the time is spent on importing torch and vLLM.
@@ -89,13 +90,12 @@ class RayWorkerGroups(WorkerGroups):
         located = {role: await ranks.locate_actors() for role, ranks in self.ranks_by_role.items()}
         engine_locations = located.get("rollout", [])
         rank_locations = next((locations for role, locations in located.items() if role != "rollout"), [])
-        if specs.needs_shared_memory:
-            check_engine_nodes_have_ranks(rank_locations, engine_locations)
         visible = {
             role: choose_visible_gpus(placement, role, [one.gpus for one in rank_locations])
             for role in self.ranks_by_role
         }
-        writers = assign_weight_writers([one.node for one in rank_locations], [one.node for one in engine_locations])
+        self._rank_nodes = [one.node for one in rank_locations]
+        writers = assign_weight_writers(self._rank_nodes, [one.node for one in engine_locations])
         client = RayWeightSyncClient(engines.actors) if engines and placement.device == "cuda" else None
         starts: dict[str, Coroutine[Any, Any, None]] = {}
         for role, build in specs.rank_builders.items():
@@ -137,6 +137,11 @@ class RayWorkerGroups(WorkerGroups):
         finally:
             for task in tasks:
                 task.cancel()
+
+    def _make_engine_builder(self, index: int, node: str) -> Callable[..., RolloutWorker]:
+        build = super()._make_engine_builder(index, node)
+        has_rank = not self._rank_nodes or node in self._rank_nodes
+        return build if has_rank else partial(build, RayFileReader(self.ranks_by_role["policy"].actors[0]))
 
     async def replace_engine(self, index: int) -> None:
         await self.ranks_by_role["rollout"].replace(

@@ -1,8 +1,9 @@
 """Choose the node and the GPUs of each worker, with Ray's placement groups.
 
-The first placement group has one bundle per node, with the node's training GPUs. Engines with their own GPUs have a
-second placement group with one bundle per engine. Ray assigns the training GPUs to the policy's actors. All other
-actors on these GPUs reserve none in Ray: CUDA_VISIBLE_DEVICES selects their GPUs.
+The first placement group has one bundle per training node, with its training GPUs, and one per node for engines.
+Engines with their own GPUs on the training nodes have a second placement group with one bundle per engine. Ray assigns
+the training GPUs to the policy's actors. All other actors on these GPUs reserve none in Ray: CUDA_VISIBLE_DEVICES
+selects their GPUs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group
 
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.ray_ranks import CPU_SHARE, ActorLocation, ActorSlot
+from alphaapollo.controller.ray_ranks import CPU_SHARE, ActorSlot
 
 GPU_ROLES = ("policy", "trainer")  # roles whose actors own the training GPUs
 GRANT_SECONDS = 60.0  # maximum wait for a placement group
@@ -26,9 +27,10 @@ async def reserve_placement_groups(placement: Placement, timeout: float) -> list
     groups = []
     on_gpu = placement.device == "cuda"
     if placement.num_ranks:
-        node = {"CPU": 1.0} | ({"GPU": float(placement.ranks_per_node)} if on_gpu else {})
-        strategy = "STRICT_SPREAD" if placement.num_nodes > 1 else "PACK"
-        groups.append((placement_group([node] * placement.num_nodes, strategy=strategy), [node] * placement.num_nodes))
+        counts = [placement.ranks_per_node] * placement.num_nodes
+        counts += [placement.gpus_per_engine_node] * placement.engine_nodes
+        nodes = [{"CPU": 1.0} | ({"GPU": float(count)} if on_gpu else {}) for count in counts]
+        groups.append((placement_group(nodes, strategy="STRICT_SPREAD" if len(nodes) > 1 else "PACK"), nodes))
     if _needs_engine_placement_group(placement):
         engine = {"CPU": 1.0 if placement.num_ranks else CPU_SHARE}
         bundles = [engine | ({"GPU": float(placement.tensor_parallel)} if on_gpu else {})] * placement.num_engines
@@ -41,9 +43,8 @@ async def reserve_placement_groups(placement: Placement, timeout: float) -> list
 
 
 def _needs_engine_placement_group(placement: Placement) -> bool:
-    return placement.num_engines > 0 and (
-        not placement.num_ranks or (placement.device == "cuda" and not placement.colocate)
-    )
+    has_own_gpus = placement.device == "cuda" and not placement.colocate and not placement.engine_nodes
+    return placement.num_engines > 0 and (not placement.num_ranks or has_own_gpus)
 
 
 def assign_actor_slots(placement: Placement, role: str, reserved: Sequence[PlacementGroup]) -> list[ActorSlot]:
@@ -56,6 +57,9 @@ def assign_actor_slots(placement: Placement, role: str, reserved: Sequence[Place
     size, engines = placement.tensor_parallel, range(placement.num_engines)
     if _needs_engine_placement_group(placement):
         return [ActorSlot(reserved[-1], index, gpu * size) for index in engines]
+    if placement.engine_nodes:
+        nodes = (index % placement.engine_nodes + placement.num_nodes for index in engines)
+        return [ActorSlot(reserved[0], node, gpu * size) for node in nodes]
     if placement.device == "cpu":
         return [ActorSlot(reserved[0], index % placement.num_nodes) for index in engines]
     return [ActorSlot(reserved[0], node_of[index * size % placement.num_ranks]) for index in engines]
@@ -73,16 +77,6 @@ def choose_visible_gpus(placement: Placement, role: str, rank_gpus: Sequence[str
     if is_engine:
         gpus = [",".join(rank_gpus[index * size : (index + 1) * size]) for index in range(placement.num_engines)]
     return [{"CUDA_VISIBLE_DEVICES": devices} for devices in gpus]
-
-
-def check_engine_nodes_have_ranks(ranks: Sequence[ActorLocation], engines: Sequence[ActorLocation]) -> None:
-    """Raise ValueError if an engine's node has no training rank to write the engine's weights to shared memory."""
-    for index, engine in enumerate(engines):
-        if engine.node not in {rank.node for rank in ranks}:
-            raise ValueError(
-                f"node {engine.ip} has engine {index} but no training rank, which rollout.name=hf and rollout.lora="
-                "adapter need there. Set rollout.colocate=true, or use rollout.name=vllm with rollout.lora=merged."
-            )
 
 
 async def wait_until_reserved(group: PlacementGroup, bundles: list[dict[str, float]], timeout: float, fix: str) -> None:

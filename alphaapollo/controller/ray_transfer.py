@@ -1,7 +1,9 @@
-"""Remote calls of vLLM's own weight transfer (CUDA IPC, NCCL), from rank 0 of the trainer to the engines."""
+"""Weight transfers over Ray: remote calls of vLLM's own transfer (CUDA IPC, NCCL), and copies of files in shared memory
+to nodes without training ranks."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -39,3 +41,17 @@ class RayWeightSyncClient:
         except ray.exceptions.RayActorError as error:
             reason = str(error).strip().splitlines()[-1]
             raise EngineDied(f"a rollout worker died during a weight transfer: {reason}") from None
+
+
+class RayFileReader:
+    """Copies the weights that rank 0 has written to the shared memory of its node, for an engine on another node."""
+
+    def __init__(self, rank_0: Any):
+        self.rank_0 = rank_0  # of class ray_ranks.WorkerActor
+
+    async def copy(self, folder: str, target: Path) -> None:
+        """Copy the files of the sent folder, e.g. `v7`, to the folder `target`."""
+        files = await self.rank_0.call.remote(pickle_function(lambda worker: worker.sender.read_files(folder)))
+        target.mkdir(parents=True)
+        for name, content in files.items():
+            content.tofile(target / name)

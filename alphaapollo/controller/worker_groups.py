@@ -29,14 +29,14 @@ class WorkerSpecs:
 
     rank_builders: role (policy, critic, reward model, trainer) -> function that builds the worker of a training rank
         from its RankPlacement. On GPUs the policy's builder also gets `client`, the client of vLLM's weight transfer.
-    engine_builder: builds a rollout worker from the engine's index and node, without starting it; None: no engines.
+    engine_builder: builds a rollout worker from the engine's index, its node and, on a node without training ranks, its
+        WeightReader, without starting it; None: no engines.
     """
 
     placement: Placement
     run_id: str = ""  # id of the run's processes; "": no process can outlive this one
     rank_builders: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    engine_builder: Callable[[int, str], RolloutWorker] | None = None
-    needs_shared_memory: bool = False  # weights reach an engine through its node's shared memory
+    engine_builder: Callable[..., RolloutWorker] | None = None
     samples_in_flight: int = 1  # per engine
     cleanup_folders: list[str] = field(default_factory=list)  # in shared memory, removed when the driver ends
 
@@ -71,7 +71,7 @@ class WorkerGroups:
             case "rollout":
                 self.engines = EngineGroup(ranks, self.specs.samples_in_flight)
 
-    def _make_engine_builder(self, index: int, node: str) -> Callable[[], RolloutWorker]:
+    def _make_engine_builder(self, index: int, node: str) -> Callable[..., RolloutWorker]:
         assert self.specs.engine_builder
         return partial(self.specs.engine_builder, index, node)
 

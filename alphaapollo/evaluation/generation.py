@@ -84,7 +84,7 @@ def prepare_run(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
 
     Raises ValueError for invalid settings or data.
     """
-    machine = detect_node_resources(config.trainer)
+    machine = detect_node_resources(config)
     notices = check_config_and_get_notices(config, machine.num_gpus, machine.num_cores)
     environment = find_environment_spec(config.env)
     notices += collect_environment_notices(config, environment)

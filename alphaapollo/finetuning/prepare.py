@@ -35,7 +35,7 @@ TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
 
 def prepare_run(config: TuningConfig, user_settings: UserSettings = NO_USER_SETTINGS) -> FinetuningPlan:
     """Check the configuration and the data, plan the memory and print the plan. Raises ValueError for invalid input."""
-    machine = input_checks.detect_node_resources(config.trainer)
+    machine = input_checks.detect_node_resources(config)
     config, kept_threads = choose_cpu_threads(config, machine)
     task = TASKS[type(config)](config)
     notices = task.check_config_and_get_notices(machine.num_gpus) + kept_threads
@@ -60,7 +60,7 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings = NO_USER_SETT
         sequence_parallel=size,
     )
     notices += list_template_notices(config.model, tokenizer, data.apply_chat_template_kwargs)
-    notices += filter(None, [input_checks.explain_missing_cluster(trainer)])
+    notices += filter(None, [input_checks.explain_missing_cluster(config)])
     model, memory, unmeasured = _plan_memory(task, config, train, placement, machine)
     stream = make_example_stream(config, train.file_sizes)
     plan = FinetuningPlan(

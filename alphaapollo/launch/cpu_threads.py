@@ -25,6 +25,7 @@ PROCESSES = (
     "trainer.nnodes",
     "trainer.async_mode",
     "actor_rollout_ref.rollout.num_engines",
+    "actor_rollout_ref.rollout.nnodes",
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
 )
 """Keys that determine the number of processes. If one of them has changed, saved thread counts are not reused."""

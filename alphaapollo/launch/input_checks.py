@@ -21,10 +21,8 @@ from alphaapollo.config.schema import (
     Reward,
     Rollout,
     SftConfig,
-    Training,
     TuningConfig,
 )
-from alphaapollo.controller.nodes import TrainerSection
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
@@ -44,23 +42,27 @@ from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.user_module import load_user_module
 
 
-def detect_node_resources(trainer: TrainerSection) -> Machine:
+def detect_node_resources(config: Config | TuningConfig | GenerationConfig) -> Machine:
     """Return the cores, memory and GPUs of this machine. If RAY_ADDRESS is set, join that Ray cluster and return
     the resources of one of its nodes."""
-    if resolve_controller(trainer) == "ray" and os.environ.get("RAY_ADDRESS"):
+    if resolve_controller(config.trainer) == "ray" and os.environ.get("RAY_ADDRESS"):
         from alphaapollo.controller.ray_cluster import join_cluster
 
-        return join_cluster(trainer)
+        return join_cluster(config.trainer, config.actor_rollout_ref.rollout if isinstance(config, Config) else None)
     return detect_machine()
 
 
-def explain_missing_cluster(trainer: Training) -> str:
-    """Return an error message if trainer.nnodes is above 1 but RAY_ADDRESS is not set, else ""."""
-    if trainer.nnodes == 1 or os.environ.get("RAY_ADDRESS"):
+def explain_missing_cluster(config: Config | TuningConfig) -> str:
+    """Return an error message if the run needs several nodes but RAY_ADDRESS is not set, else ""."""
+    keys = {"trainer.nnodes": config.trainer.nnodes}
+    if isinstance(config, Config):
+        keys["actor_rollout_ref.rollout.nnodes"] = config.actor_rollout_ref.rollout.nnodes
+    if sum(keys.values()) == 1 or os.environ.get("RAY_ADDRESS"):
         return ""
+    shown = " and ".join(f"{key}={value}" for key, value in keys.items() if value)
     return (
-        f"trainer.nnodes={trainer.nnodes} needs a cluster, but RAY_ADDRESS is not set. Start Ray on every node and set "
-        "RAY_ADDRESS (docs/scaling.md), or set trainer.nnodes=1."
+        f"{shown} needs a cluster, but RAY_ADDRESS is not set. Start Ray on every node and set RAY_ADDRESS "
+        "(docs/scaling.md), or train on one node."
     )
 
 

@@ -68,7 +68,7 @@ def prepare_restart_from_newest_checkpoint(prepared_run: Any) -> Any:
     written = list_checkpoints(trainer.folder)
     if any(parse_step(checkpoint) > prepared_run.start.step for checkpoint in written):  # the start moved later aside
         config = config.model_copy(update={"trainer": trainer.model_copy(update={"resume_mode": "auto"})})
-    detect_node_resources(config.trainer)
+    detect_node_resources(config)
     start = find_start_point(config)
     for line in start.describe() or ["starts from scratch."]:
         print(line, flush=True)

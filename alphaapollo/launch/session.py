@@ -60,7 +60,7 @@ async def open_session(
     """Context manager that prepares the run's folder, starts and monitors the workers, and stops them. Raises
     WorkerDied or RunStalled. step_range: (completed iterations, total iterations)."""
     trainer, folder = config.trainer, config.trainer.folder
-    if reason := explain_missing_cluster(trainer):
+    if reason := explain_missing_cluster(config):
         raise ValueError(reason)
     moved, (done, total) = start.prepare_folder(config), step_range
     console = Console()

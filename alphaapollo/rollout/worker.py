@@ -12,6 +12,7 @@ import gc
 import importlib
 import itertools
 import resource
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ from alphaapollo.types import GroupRequest, TrajectoryGroup, Turn, WeightReceipt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.time_limit import pause_all_time_limits, resume_all_time_limits
 from alphaapollo.utils.user_module import load_user_module
-from alphaapollo.weight_sync.transport import TransportKind, get_weights_folder
+from alphaapollo.weight_sync.transport import TransportKind, WeightReader, get_weights_folder
 
 THREADS = 64  # size of the default executor, which runs tools and the sandbox
 
@@ -66,10 +67,18 @@ class RolloutWorker:
     """Worker with one engine replica, its environments and its reward functions. Call `start` first.
 
     `index` is the index of the replica. `node` is its machine, which determines the shared-memory folder for weights.
-    `engine` replaces the engine of `rollout.name` in tests.
+    `reader` copies the weights to this folder if no training rank of the machine writes them. `engine` replaces the
+    engine of `rollout.name` in tests.
     """
 
-    def __init__(self, setup: RolloutWorkerConfig, index: int = 0, node: str = "", engine: Engine | None = None):
+    def __init__(
+        self,
+        setup: RolloutWorkerConfig,
+        index: int = 0,
+        node: str = "",
+        reader: WeightReader | None = None,
+        engine: Engine | None = None,
+    ):
         model, rollout, data, env = setup.model, setup.rollout, setup.data, setup.env
         spec = EngineSpec(
             index=index,
@@ -85,7 +94,8 @@ class RolloutWorker:
             cleanup_folders=(setup.shared_memory,) if setup.shared_memory else (),
         )
         self.engine = engine or make_engine(spec)
-        self._weights_folder = get_weights_folder(setup.shared_memory, node)
+        self._weights_folder = get_weights_folder(setup.shared_memory, f"{node}/{index}" if reader else node)
+        self._reader = reader
         self._setup, self._index = setup, index
         if env.custom_module:
             load_user_module(env.custom_module, "env.custom_module")
@@ -171,7 +181,12 @@ class RolloutWorker:
         `folder`: folder in this node's shared memory from which weights are loaded first; empty: none.
         """
         if folder:
-            await self.engine.receive_weights(f"{self._weights_folder}/{folder}")
+            source = Path(self._weights_folder, folder)
+            if self._reader:
+                await self._reader.copy(folder, source)
+            await self.engine.receive_weights(str(source))
+            if self._reader:
+                shutil.rmtree(source)
         return await self.engine.confirm_weights(version)
 
     def get_memory_metrics(self) -> dict[str, float]:

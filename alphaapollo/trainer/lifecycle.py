@@ -76,7 +76,7 @@ def prepare_run(config: Config, user_settings: UserSettings = NO_USER_SETTINGS) 
 
     Raises ValueError if the configuration, the data or a model cannot be used.
     """
-    machine, trainer = detect_node_resources(config.trainer), config.trainer
+    machine, trainer = detect_node_resources(config), config.trainer
     config, kept_threads = choose_cpu_threads(config, machine)
     plan = make_plan(config, machine, user_settings)
     plan = replace(plan, notices=[*plan.notices, *kept_threads])

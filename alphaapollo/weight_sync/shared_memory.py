@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from alphaapollo.types import WeightUpdate
@@ -54,6 +55,10 @@ class SharedMemorySender:
         for future in written:
             future.result()
         return sum(digest.result() for digest in digests)
+
+    def read_files(self, folder: str) -> dict[str, np.ndarray]:
+        """Return {file name: bytes, uint8} of the sent folder, e.g. `v7`, for engines on other nodes."""
+        return {path.name: np.fromfile(path, np.uint8) for path in Path(self.folder, folder).iterdir()}
 
     def release_sent_weights(self) -> None:
         if self.is_writer:

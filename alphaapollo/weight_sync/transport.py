@@ -6,14 +6,15 @@ nccl            engines on separate GPUs: NCCL through vLLM's weight transfer
 adapter         engines that serve LoRA adapters on their own base weights: peft files under /dev/shm
 
 All training ranks gather each full tensor (FSDP), so every node has all weights. With shared_memory and adapter, one
-rank per node then writes files for the engines on its node. With ipc, each rank sends to the engine on its own GPU.
-Only nccl sends tensors to engines on other nodes.
+rank per node then writes files for the engines on its node; engines on nodes without ranks copy the files of rank 0
+through Ray. With ipc, each rank sends to the engine on its own GPU. With nccl, rank 0 sends to all engines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -32,6 +33,13 @@ class WeightSender(Protocol):
 
     def release_sent_weights(self) -> None:
         """Free the files or buffers of the last weight sync. Call after all engines have confirmed the weights."""
+
+
+class WeightReader(Protocol):
+    """Interface of the object that copies weights in shared memory to a node without training ranks."""
+
+    async def copy(self, folder: str, target: Path) -> None:
+        """Copy the files of the sent folder (WeightUpdate.folder) to the folder `target`."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +70,10 @@ def get_weights_folder(shared_folder: str, node_id: str) -> str:
 
 
 def assign_weight_writers(rank_nodes: Sequence[str], engine_nodes: Collection[str]) -> list[str | None]:
-    """Choose the first training rank of each node with engines to write the weights for these engines. Returns for each
-    rank the node for which it writes, or None."""
-    return [
-        node if node in engine_nodes and node not in rank_nodes[:rank] else None for rank, node in enumerate(rank_nodes)
-    ]
+    """Choose the first training rank of each node with engines to write the weights for these engines, and rank 0 if
+    there are engines on other nodes. Returns for each rank the node for which it writes, or None."""
+    nodes = {*engine_nodes, rank_nodes[0]} if set(engine_nodes) - set(rank_nodes) else engine_nodes
+    return [node if node in nodes and node not in rank_nodes[:rank] else None for rank, node in enumerate(rank_nodes)]
 
 
 def make_weight_sender(

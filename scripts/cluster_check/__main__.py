@@ -26,6 +26,7 @@ from scripts.cluster_check.machines import in_own_network, lay_network, usable  
 CHECKS: dict[str, tuple[int, str]] = {  # NAME of check_NAME.py -> (deadline in seconds, what it checks)
     "two_nodes": (600, "16 iterations on two nodes with an engine each: the reward rises, weights are verified"),
     "three_nodes": (600, "three nodes, adapters served on each"),
+    "engine_nodes": (600, "one training node, two nodes for engines only: weights and adapters are copied to them"),
     "ray_job": (600, "ray_job.sh: sequence parallelism and replicas with two ranks per node; exit statuses"),
     "slurm": (900, "slurm.sbatch with fake srun and scontrol; exit statuses"),
     "late": (600, "a missing node is reported in time, a late node is awaited"),

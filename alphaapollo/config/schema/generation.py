@@ -25,10 +25,8 @@ from alphaapollo.config.schema.rollout import Rollout
 from alphaapollo.config.schema.sizes import find_batch_token_errors
 from alphaapollo.config.schema.trainer import RunSettings
 
-UNREAD_ROLLOUT_KEYS = dict.fromkeys(
-    [f"rollout.{name}" for name in ("colocate", "free_cache_engine", "lora", "router_replay", "val_kwargs")],
-    "it affects only training",
-)
+_TRAINING_ONLY = ("colocate", "nnodes", "n_gpus_per_node", "free_cache_engine", "lora", "router_replay", "val_kwargs")
+UNREAD_ROLLOUT_KEYS = dict.fromkeys([f"rollout.{name}" for name in _TRAINING_ONLY], "it affects only training")
 UNREAD_MODEL_KEYS = ("attention", "enable_gradient_checkpointing", "router_aux_loss_coef", *Lora.model_fields)
 SAMPLE_IDENTITY = ResumeRule("refused", "it determines what is sampled")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
     CHANGES_ROUNDING,
@@ -56,7 +56,11 @@ class Rollout(Section):
     num_engines: Annotated[PositiveInt | None, CHANGES_ROUNDING] = None
     """Number of engines; null = GPUs of the run / tensor_model_parallel_size, 1 on a CPU."""
     colocate: Annotated[bool, NEEDS_GPU] = True
-    """Engines share the training GPUs; false = they get their own GPUs."""
+    """Engines share the training GPUs; false, or with nnodes, they get their own GPUs."""
+    nnodes: Annotated[NonNegativeInt, CHANGES_ROUNDING] = 0
+    """Nodes for engines only, in addition to the trainer.nnodes nodes; 0 = engines run on the training nodes."""
+    n_gpus_per_node: Annotated[PositiveInt | None, NEEDS_GPU, ActiveWhen("nnodes"), CHANGES_ROUNDING] = None
+    """GPUs of an engine node; null = trainer.n_gpus_per_node."""
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], CHANGES_ROUNDING] = "auto"
     """Precision of the engine; auto = the model's dtype."""
     gpu_memory_utilization: Annotated[PositiveRatio, NEEDS_GPU] = 0.5

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import os
 import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +26,7 @@ from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
     import numpy as np
+    from vllm.logprobs import FlatLogprobs
     from vllm.lora.request import LoRARequest
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -178,7 +179,7 @@ class VllmEngine(Engine):
         *earlier, (version, _) = [(int(span.version), span.end - span.start) for span in answer.weight_versions]
         return Completion(
             token_ids=list(answer.token_ids),
-            logprobs=[entry[token].logprob for token, entry in zip(answer.token_ids, answer.logprobs, strict=True)],
+            logprobs=_read_flat_logprobs(answer.logprobs, answer.token_ids),
             stop_reason=StopReason(answer.finish_reason),
             weight_version=version,
             num_cached_tokens=output.num_cached_tokens or 0,
@@ -198,10 +199,9 @@ class VllmEngine(Engine):
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         from vllm.sampling_params import SamplingParams
 
-        params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
+        params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
         output = await self._run_request(token_ids, params, "log_probs")
-        scored = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
-        return [entry[token].logprob for token, entry in scored]
+        return _read_flat_logprobs(output.prompt_logprobs, token_ids[1:])
 
     async def _run_request(self, token_ids: list[int], params: SamplingParams, request_id: str) -> Any:
         from vllm.inputs.engine import tokens_input
@@ -329,8 +329,15 @@ def _make_sampling_params(sampling: Sampling) -> SamplingParams:
         seed=sampling.seed,
         stop_token_ids=list(sampling.stop_token_ids),
         logprobs=0,
+        flat_logprobs=True,  # lists of numbers instead of objects per token
         detokenize=False,
     )
+
+
+def _read_flat_logprobs(found: FlatLogprobs, token_ids: Sequence[int]) -> list[float]:
+    """Return the log-probs of the given tokens, the only ones that were requested at each position."""
+    assert found.token_ids == [*token_ids]
+    return found.logprobs
 
 
 def list_child_pids(pid: int) -> list[int]:

@@ -143,6 +143,7 @@ def _make_one_rank_config(
         "reward_model.enable": False,
         "actor_rollout_ref.rollout.name": "fake",
         "actor_rollout_ref.rollout.num_engines": 1,
+        "actor_rollout_ref.rollout.nnodes": 0,
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
         "actor_rollout_ref.rollout.lora": "merged",
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 1,

@@ -76,7 +76,7 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     notices += list_template_notices(
         config.actor_rollout_ref.model, renderer.tokenizer, data.apply_chat_template_kwargs
     )
-    notices += filter(None, [explain_missing_cluster(trainer)])
+    notices += filter(None, [explain_missing_cluster(config)])
     val_prompts: list[Prompt] = []
     if data.val_files:
         val_prompts, more = read_split(data.val_files, "data.val_files", data.val_max_samples)

@@ -13,7 +13,7 @@ from alphaapollo.algorithms.user_function_checks import (
 )
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
-from alphaapollo.config.resolve import explain_dtype, resolve_device, resolve_model, resolve_rollout
+from alphaapollo.config.resolve import count_engine_gpus, explain_dtype, resolve_device, resolve_model, resolve_rollout
 from alphaapollo.config.schema import Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.data.shared_prompts import decide_prompt_sharing
@@ -79,7 +79,7 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
     trainer = config.trainer
     device = resolve_device(trainer.device, machine.num_gpus)
     model = resolve_model(config.actor_rollout_ref.model, device, config.data.max_length)
-    rollout = resolve_rollout(rollout, model, device, trainer.num_ranks)
+    rollout = resolve_rollout(rollout, model, device, count_engine_gpus(rollout, trainer))
     placement = make_placement(config, rollout, device, machine, has_critic="values" in estimator.needs)
     ahead = config.actor_rollout_ref.ref.log_probs_ahead
     if ahead == "auto":

@@ -56,7 +56,6 @@ def make_worker_specs(
         run_id=run_id,
         rank_builders=_make_rank_builders(config, plan, role, transport, total_iterations),
         engine_builder=partial(RolloutWorker, engines),
-        needs_shared_memory=transport.kind in ("shared_memory", "adapter"),
         samples_in_flight=2 * role.rollout.max_num_seqs,
         cleanup_folders=[transport.shared_folder],
     )

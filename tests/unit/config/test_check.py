@@ -133,6 +133,9 @@ def test_engines_fit_the_gpus():
     assert "but 3 GPUs are not used for training" in problem(apart, f"{engines}=4", num_gpus=4)
     on_two = [*two_nodes, apart, f"{engines}=1"]  # 4 are free, 2 on each node
     assert "2 GPUs on each of 2 nodes are not used for training" in problem(*on_two, num_gpus=8)
+    own = [f"{per_node}=4", "actor_rollout_ref.rollout.nnodes=2", f"{parallel}=2"]
+    assert outcome(*own, num_gpus=4) == []
+    assert "needs 10 GPUs, but 4 GPUs on each of 2 nodes are for engines" in problem(*own, f"{engines}=5", num_gpus=4)
     assert outcome(*on_two, num_gpus=10) == []
     for command in ("ppo", "sft"):
         assert "a node has 4 GPUs" in problem(f"{per_node}=8", command=command, num_gpus=4)

@@ -2,8 +2,16 @@ import importlib.util
 
 import pytest
 
-from alphaapollo.config.resolve import count_engines, explain_dtype, resolve_device, resolve_model, resolve_rollout
-from alphaapollo.config.schema import Model, Rollout
+from alphaapollo.config.resolve import (
+    count_engine_gpus,
+    count_engine_threads,
+    count_engines,
+    explain_dtype,
+    resolve_device,
+    resolve_model,
+    resolve_rollout,
+)
+from alphaapollo.config.schema import Model, Rollout, Trainer
 from alphaapollo.config.schema.base import Device
 
 
@@ -43,6 +51,17 @@ def test_engines_fill_the_training_gpus():
     assert count_engines(Rollout(tensor_model_parallel_size=2), "cuda", 8) == 4
     assert count_engines(Rollout(tensor_model_parallel_size=2), "cpu", 8) == 1
     assert count_engines(Rollout(num_engines=3), "cuda", 8) == 3
+
+
+def test_nodes_for_engines_have_engines_that_share_no_gpus():
+    trainer, rollout = Trainer(nnodes=4, n_gpus_per_node=8), Rollout(nnodes=2, tensor_model_parallel_size=4)
+    assert (count_engine_gpus(Rollout(), trainer), count_engine_gpus(rollout, trainer)) == (32, 16)
+    assert count_engine_gpus(rollout.model_copy(update={"n_gpus_per_node": 4}), trainer) == 8
+    resolved = resolve_rollout(rollout, Model(), "cuda", 16)
+    assert (resolved.num_engines, resolved.colocate) == (4, False)
+    on_cpus = resolve_rollout(Rollout(nnodes=2), Model(), "cpu", 16)
+    assert on_cpus.num_engines == 2
+    assert count_engine_threads(on_cpus, num_cores=6, nnodes=4, runs_during_training=True) == 6
 
 
 def test_the_number_of_engines():

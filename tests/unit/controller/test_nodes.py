@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from alphaapollo.config.schema import TuningTrainer
+from alphaapollo.config.schema import Rollout, TuningTrainer
 from alphaapollo.controller import nodes
 from alphaapollo.controller.nodes import (
     RUN_FOLDER,
@@ -30,10 +30,21 @@ def test_missing_nodes_are_counted_and_present_ones_named() -> None:
     request = asks(2, 8, "cuda")
     assert describe_missing_nodes([HEAD, SECOND], request) == ""
     assert describe_missing_nodes([HEAD, SMALL], request) == (
-        "trainer.nnodes=2 needs 2 node(s) with trainer.n_gpus_per_node=8 GPUs, but 1 have joined: 10.0.0.1 (a, 8 GPUs)"
+        "trainer.nnodes=2 needs 2 node(s) with 8 GPUs, but 1 have joined: 10.0.0.1 (a, 8 GPUs)"
         "; with fewer GPUs: 10.0.0.3 (c, 4 GPUs)"
     )
     assert describe_missing_nodes([], request).endswith("but 0 have joined: none")
+
+
+def test_nodes_for_engines_count_too() -> None:
+    request, engines = asks(1, 8, "cuda"), Rollout(nnodes=1, n_gpus_per_node=4)
+    assert describe_missing_nodes([SMALL, HEAD], request, engines) == ""
+    assert describe_missing_nodes([SMALL, SMALL], request, engines).startswith(
+        "trainer.nnodes=1 and actor_rollout_ref.rollout.nnodes=1 needs 2 node(s) with 8 and 4 GPUs, but 2 have joined"
+    )
+    assert describe_missing_nodes([HEAD], request, engines) and describe_missing_nodes(
+        CORES[:1], asks(1, 1, "cpu"), engines
+    )
 
 
 def test_without_gpus_any_node_counts() -> None:

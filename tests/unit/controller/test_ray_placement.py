@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.ray_placement import assign_actor_slots, check_engine_nodes_have_ranks, choose_visible_gpus
-from alphaapollo.controller.ray_ranks import ActorLocation
+from alphaapollo.controller.ray_placement import assign_actor_slots, choose_visible_gpus
 
 NODES: Any = "nodes"  # two, of four GPUs
 ENGINE_GPUS: Any = "GPUs of the engines"
@@ -60,10 +57,10 @@ def test_without_gpus_engines_are_dealt_to_the_nodes_in_turn() -> None:
     assert choose_visible_gpus(laptops, "rollout", [""] * 8) == [{}] * 5
 
 
-def test_an_engine_on_a_node_without_training_rank_is_named() -> None:
-    ranks = [ActorLocation(1, "a", "10.0.0.1", "")]
-    check_engine_nodes_have_ranks(ranks, [ActorLocation(2, "a", "10.0.0.1", "")])
-    with pytest.raises(ValueError, match=r"node 10\.0\.0\.2 has engine 1 but no training rank.*rollout\.colocate=true"):
-        check_engine_nodes_have_ranks(
-            ranks, [ActorLocation(2, "a", "10.0.0.1", ""), ActorLocation(3, "b", "10.0.0.2", "")]
-        )
+def test_nodes_for_engines_follow_the_training_nodes() -> None:
+    gpus = replace(SHARED, num_engines=4, colocate=False, engine_nodes=2, gpus_per_engine_node=4)
+    engines = [(slot.group, slot.bundle, slot.num_gpus) for slot in assign_actor_slots(gpus, "rollout", [NODES])]
+    assert engines == [(NODES, 2, 2.0), (NODES, 3, 2.0), (NODES, 2, 2.0), (NODES, 3, 2.0)]
+    assert choose_visible_gpus(gpus, "rollout", [""] * 8) == [{}] * 4 and gpus.num_gpus == 16
+    laptops = replace(gpus, device="cpu", num_engines=2)
+    assert [slot.bundle for slot in assign_actor_slots(laptops, "rollout", [NODES])] == [2, 3]

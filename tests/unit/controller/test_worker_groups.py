@@ -62,7 +62,6 @@ def make_specs(calls: list[str], **placement: Any) -> WorkerSpecs:
         placement=Placement(ranks_per_node=1, num_engines=1, **placement),
         rank_builders=dict.fromkeys(("policy", "critic", "reward model"), build),
         engine_builder=lambda index, node: Worker(calls),  # type: ignore[arg-type, return-value]
-        needs_shared_memory=True,
     )
 
 

@@ -1,0 +1,24 @@
+"""One training node and two nodes for engines only, which copy the weights of the training node; then the same with
+LoRA adapters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripts.cluster_check.kit import Kit, expect
+
+ADAPTERS = ("actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.rollout.lora=adapter")
+
+
+def run(kit: Kit) -> dict[str, Any]:
+    gaps = {}
+    with kit.cluster(3) as (head, *_):
+        for name, settings in (("weights", ()), ("adapters", ADAPTERS)):
+            steps = "trainer.total_training_steps=2"
+            done = kit.train(head, name, "actor_rollout_ref.rollout.nnodes=2", steps, *settings)
+            expect(done, 0, "1 x process of 1 thread(s) on 1 node(s)", "2 x cpu of 1 thread(s) on 2 node(s)")
+            gaps[name] = max(line["sync/probe_gap"] for line in done.metrics)
+            assert len(done.metrics) == 2 and gaps[name] < 5e-5, done.metrics
+    graded = kit.graded_on()
+    assert len(graded) == 2, f"graded on {graded}, not on two nodes"
+    return {"probe_gap": gaps["weights"], "probe_gap of adapters": gaps["adapters"], "graded": str(graded)}
