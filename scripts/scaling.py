@@ -17,13 +17,8 @@ sys.path.insert(0, str(ROOT))
 from alphaapollo.config.keys import format_value  # noqa: E402
 from alphaapollo.config.resolve import resolve_model, resolve_rollout  # noqa: E402
 from alphaapollo.config.schema import Config  # noqa: E402
-from alphaapollo.launch.memory.plan import (  # noqa: E402
-    GIB,
-    MemoryPlan,
-    find_cheapest_memory_settings,
-    plan_memory,
-    replace_values,
-)
+from alphaapollo.launch.memory.fit import BUDGET, MAX_TOKENS, Settings, find_cheapest_settings, replace_values  # noqa: E402
+from alphaapollo.launch.memory.plan import GIB, MemoryPlan, plan_memory  # noqa: E402
 
 PAGE = ROOT / "docs" / "scaling.md"
 BEGIN, END = "<!-- scripts/scaling.py writes from here -->\n", "<!-- to here -->\n"
@@ -40,7 +35,6 @@ COMMON = {
     "data.max_response_length": 7168,
     "env.rollout.n": 8,
 }
-TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 
 @dataclass(frozen=True)
@@ -58,36 +52,31 @@ MACHINES = [Machine(1, 1, 24), Machine(1, 1, 80), Machine(1, 1, 140), Machine(1,
             Machine(1, 8, 140), Machine(2, 8, 80), Machine(8, 8, 80), Machine(8, 8, 140)]  # fmt: skip
 
 
-def setting(model: str, machine: Machine, tensor_parallel: int) -> Config:
+def setting(model: str, machine: Machine) -> Config:
     own = {
         "actor_rollout_ref.model.path": str(ROOT / "scripts" / "published_models" / MODELS[model]),
         "trainer.nnodes": machine.nodes,
         "trainer.n_gpus_per_node": machine.gpus,
-        TENSOR_PARALLEL: tensor_parallel,
         # The installed kernels do not matter: memory is the same for all kinds that store no scores.
         "actor_rollout_ref.model.attention": "varlen",
+        BUDGET: MAX_TOKENS,
     }
     config = replace_values(Config(), COMMON | own)
     role = config.actor_rollout_ref
-    resolved = resolve_model(role.model, "cuda")
-    rollout = resolve_rollout(role.rollout, resolved, "cuda", machine.nodes * machine.gpus)
+    resolved, gpus = resolve_model(role.model, "cuda"), machine.nodes * machine.gpus
+    rollout = resolve_rollout(role.rollout, resolved, "cuda", gpus, config.trajectories_per_batch)
     return replace_values(config, {"actor_rollout_ref.model": resolved, "actor_rollout_ref.rollout": rollout})
 
 
-def search(model: str, machine: Machine) -> tuple[dict[str, object], MemoryPlan] | None:
+def search(model: str, machine: Machine) -> tuple[Settings, MemoryPlan] | None:
     """Find keys with which the model fits with a margin and an engine has KV cache for eight rows."""
-    room = 8 * (1024 + 7168)
-    for tensor_parallel in (1, 2, 4, 8):
-        config = setting(model, machine, tensor_parallel)
-        keys = find_cheapest_memory_settings(
-            config, "cuda", machine.gib * GIB, lambda plan: plan.has_headroom and plan.kv_cache_tokens >= room
-        )
-        if keys is not None:
-            plan = plan_memory(replace_values(config, keys), "cuda", machine.gib * GIB)
-            return {TENSOR_PARALLEL: tensor_parallel} | keys if tensor_parallel > 1 else keys, plan
-        if tensor_parallel == machine.gpus:
-            break
-    return None
+    room, config, capacity = 8 * (1024 + 7168), setting(model, machine), machine.gib * GIB
+
+    def is_acceptable(plan: MemoryPlan) -> bool:
+        return plan.has_headroom and plan.kv_cache_tokens >= room
+
+    keys, found = find_cheapest_settings(config, "cuda", capacity, is_acceptable)
+    return (keys, plan_memory(replace_values(config, keys), "cuda", capacity)) if found else None
 
 
 def lines() -> Iterator[str]:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import Literal
+from typing import Literal, TypeVar
 
 from alphaapollo.config.schema import GenerationTrainer, Model, Rollout, Trainer, TuningTrainer
 from alphaapollo.config.schema.base import Device
 
 Dtype = Literal["float32", "bfloat16"]
 Attention = Literal["varlen", "flex", "flash", "sdpa", "padded"]
+Number = TypeVar("Number", int, float)
+
+MAX_SEQUENCES: dict[Device, int] = {"cpu": 256, "cuda": 1024}  # sequences that an engine decodes at a time
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Device:
@@ -48,16 +51,25 @@ def resolve_model(model: Model, device: Device, max_length: int = 0) -> Model:
     return resolved
 
 
-def resolve_rollout(rollout: Rollout, model: Model, device: Device, num_gpus: int) -> Rollout:
-    """Choose the engines' dtype (by default the model's), their number, and whether they compile and share GPUs.
+def resolve_rollout(
+    rollout: Rollout, model: Model, device: Device, num_gpus: int, num_trajectories: int | None = None
+) -> Rollout:
+    """Choose the engines' dtype (by default the model's), their number and batch size, and whether they compile and
+    share GPUs. `gpu_memory_utilization` stays `auto` until memory is planned.
 
-    num_gpus: number of GPUs for engines (count_engine_gpus).
+    num_gpus: number of GPUs for engines (count_engine_gpus). num_trajectories: trajectories that all engines generate
+    at a time; None: unknown.
     """
     dtype = rollout.dtype if rollout.dtype != "auto" else model.dtype
     if dtype == "auto":
         dtype = _choose_dtype(device)
     eager = device == "cpu" if rollout.enforce_eager is None else rollout.enforce_eager
-    chosen = {"dtype": dtype, "num_engines": count_engines(rollout, device, num_gpus), "enforce_eager": eager}
+    engines, sequences = count_engines(rollout, device, num_gpus), rollout.max_num_seqs
+    if sequences == "auto":
+        sequences = min(MAX_SEQUENCES[device], rollout.max_num_batched_tokens)
+        if num_trajectories is not None:
+            sequences = min(sequences, max(MAX_SEQUENCES["cpu"], -(-num_trajectories // engines)))
+    chosen = {"dtype": dtype, "num_engines": engines, "enforce_eager": eager, "max_num_seqs": sequences}
     return rollout.model_copy(update=chosen | {"colocate": rollout.colocate and not rollout.nnodes})
 
 
@@ -69,6 +81,12 @@ def resolve_inference_rollout(
     threads = count_engine_threads(rollout, num_cores, nnodes, runs_during_training=False)
     without_trainer = {"colocate": False, "free_cache_engine": False, "router_replay": False}
     return rollout.model_copy(update=without_trainer | {"cpu_threads": threads})
+
+
+def get_resolved(value: Number | Literal["auto"]) -> Number:
+    """Return a value in which `auto` has been replaced."""
+    assert value != "auto", "the memory plan comes first"
+    return value
 
 
 def get_attention_kernel(model: Model) -> Attention:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch, next_logits
+from alphaapollo.config.resolve import get_resolved
 from alphaapollo.engines.protocol import Engine, EngineError
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.types import Completion, Sampling, WeightReceipt
@@ -82,7 +83,7 @@ class HFEngine(Engine):
     async def _serve_waiting_requests(self) -> None:
         while self._waiting and not self._paused:
             await asyncio.sleep(0)  # collect requests that arrive at the same time
-            size = self.spec.rollout.max_num_seqs
+            size = get_resolved(self.spec.rollout.max_num_seqs)
             batch, self._waiting = self._waiting[:size], self._waiting[size:]
             try:
                 await asyncio.to_thread(self._sample_batch, batch)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from alphaapollo.config.check import check_config_and_get_notices
-from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_inference_rollout
+from alphaapollo.config.resolve import get_resolved, resolve_controller, resolve_device, resolve_inference_rollout
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.health.stall_monitor import StallMonitor
@@ -157,7 +157,7 @@ async def launch_engines(config: GenerationConfig, rollout: Rollout, device: Dev
         placement=Placement(device=device, num_engines=rollout.num_engines, tensor_parallel=parallel),
         run_id=run_id,
         engine_builder=partial(RolloutWorker, engines),
-        samples_in_flight=2 * config.rollout.max_num_seqs,
+        samples_in_flight=2 * get_resolved(rollout.max_num_seqs),
         cleanup_folders=[shared_memory],
     )
     timeout = config.trainer.start_timeout

@@ -18,6 +18,7 @@ from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
 from alphaapollo.launch import input_checks
 from alphaapollo.launch.cpu_threads import choose_cpu_threads
 from alphaapollo.launch.memory.finetuning import fit_finetuning_to_memory
+from alphaapollo.launch.memory.fit import MAX_TOKENS
 from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_memory_planning_failure
 from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
 from alphaapollo.launch.resume import find_start_point
@@ -61,21 +62,21 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings = NO_USER_SETT
     )
     notices += list_template_notices(config.model, tokenizer, data.apply_chat_template_kwargs)
     notices += filter(None, [input_checks.explain_missing_cluster(config)])
-    model, memory, unmeasured = _plan_memory(task, config, train, placement, machine)
+    model, max_tokens, memory, memory_notices = _plan_memory(task, config, train, placement, machine)
     stream = make_example_stream(config, train.file_sizes)
     plan = FinetuningPlan(
         task=task,
         config=config,
         model=model,
         placement=placement,
-        max_tokens=data.max_token_len_per_gpu * size,
+        max_tokens=max_tokens * size,
         train=train,
         val=val,
         stream=stream,
         total_steps=trainer.total_training_steps
         or max(1, stream.num_prompts * trainer.total_epochs // data.train_batch_size),
         start=start,
-        notices=[*notices, *unmeasured, *start.describe()],
+        notices=[*notices, *memory_notices, *start.describe()],
         memory=memory,
     )
     print_tuning_plan(plan)
@@ -117,10 +118,11 @@ def _read_examples(
 
 def _plan_memory(
     task: FinetuningTask, config: TuningConfig, train: LoadedExamples[Any], placement: Placement, machine: Machine
-) -> tuple[Model, MemoryPlan | None, list[str]]:
-    """Choose kernels and gradient checkpointing, and plan the memory. Returns the model section, plan and notices.
+) -> tuple[Model, int, MemoryPlan | None, list[str]]:
+    """Choose kernels, gradient checkpointing and the token budget, and plan the memory. Returns the model section, the
+    budget, the plan and notices.
 
-    The plan is None, with a notice, if memory cannot be measured. Raises ValueError if the run does not fit.
+    The plan is None, with a notice, if memory cannot be measured. Raises ValueError if the run cannot fit.
     """
     device = placement.device
     model = resolve_model(config.model, device, config.data.max_length)
@@ -128,13 +130,15 @@ def _plan_memory(
     request = task.make_memory_request(train.examples)
     try:
         capacity = machine.get_training_memory(device)
-        model, memory = fit_finetuning_to_memory(config, model, device, request, capacity, machine.memory)
+        model, tokens, memory = fit_finetuning_to_memory(config, model, device, request, capacity, machine.memory)
     except UNMEASURED as error:
         may_choose = config.model.enable_gradient_checkpointing == "auto"
-        return model, None, [format_memory_planning_failure(config.model.path, error, may_choose)]
+        given = config.data.max_token_len_per_gpu
+        failure = format_memory_planning_failure(config.model.path, error, may_choose)
+        return model, MAX_TOKENS if given == "auto" else given, None, [failure]
     if memory.problem:
         raise ValueError(memory.problem)
-    return model, memory, []
+    return model, tokens, memory, [memory.warning] if memory.warning else []
 
 
 def print_tuning_plan(plan: FinetuningPlan) -> None:
@@ -147,6 +151,7 @@ def print_tuning_plan(plan: FinetuningPlan) -> None:
         "data": f"{len(plan.train.examples)} examples" + (f", {num_val} for validation" if num_val else ""),
         **(_describe_sources(plan, epochs) if len(plan.train.file_sizes) > 1 else {}),
         "steps": f"{plan.total_steps} of {size} examples, {epochs:.2f} epochs",
+        "micro-batch": f"at most {plan.max_tokens} tokens",
         "ranks": f"{plan.placement.describe_ranks()}, {controller}",
         "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "steps", memory),
         "memory": describe_memory_peak(memory),

@@ -42,7 +42,9 @@ class ModelSizes:
     head_parameters: int  # of the output projection
     hidden_size: int
     kv_elements_per_token: int  # keys and values in all layers
-    num_kv_heads: int
+    cached_elements_per_token: int  # of the whole sequence in an engine's KV cache, over all tensor-parallel ranks
+    num_heads: int
+    num_kv_heads: int  # over which tensor-parallel ranks divide the cache
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,12 @@ def read_model_sizes(model: PreTrainedModel) -> ModelSizes:
     units = [count for count in counts if count >= MIN_UNIT]
     total = sum(parameter.numel() for parameter in model.parameters())
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    of_layer = 2 * kv_heads * get_attention_head_size(config)
+    latent = getattr(config, "kv_lora_rank", None)  # multi-head latent attention: one vector for all heads
+    kinds = (
+        getattr(config, "layer_types", None) or []
+    )  # layers with a window or a recurrent state keep no more than that
+    cached_layers = kinds.count("full_attention") or len(layers)
     return ModelSizes(
         parameters=total,
         root_parameters=total - sum(units),
@@ -102,8 +110,10 @@ def read_model_sizes(model: PreTrainedModel) -> ModelSizes:
         num_layers=len(layers),
         head_parameters=model.get_output_embeddings().weight.numel(),
         hidden_size=config.hidden_size,
-        kv_elements_per_token=2 * len(layers) * kv_heads * get_attention_head_size(config),
-        num_kv_heads=kv_heads,
+        kv_elements_per_token=len(layers) * of_layer,
+        cached_elements_per_token=cached_layers * (latent + config.qk_rope_head_dim if latent else of_layer),
+        num_heads=config.num_attention_heads,
+        num_kv_heads=1 if latent else kv_heads,
     )
 
 

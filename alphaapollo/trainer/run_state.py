@@ -36,11 +36,11 @@ class LearnerState:
 
     def create_reference_prefetcher(self) -> None:
         """Create the prefetcher of reference log-probs, if planned. `shares_prompts` must be set already."""
-        plan, actor = self.plan, self.config.actor_rollout_ref.actor
+        plan, policy = self.plan, self.workers.policy
         if plan.prefetches_reference_logprobs:
-            budget = actor.ppo_max_token_len_per_gpu * plan.placement.sequence_parallel
-            ranks, policy = plan.placement.data_parallel_size, self.workers.policy
-            self.reference_prefetcher = ReferencePrefetcher(policy, ranks, budget, plan.padded, self.shares_prompts)
+            self.reference_prefetcher = ReferencePrefetcher(
+                policy, plan.placement.data_parallel_size, plan.max_tokens, plan.padded, self.shares_prompts
+            )
 
 
 @dataclass(kw_only=True)

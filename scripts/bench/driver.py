@@ -87,7 +87,7 @@ def measure(count: int, max_tokens: int) -> dict[str, float]:
     compute_rollout_metrics(groups, groups, 1, 1.0)
     start = span("metrics", start)
     config = Config(data=Data(max_response_length=max_tokens), algorithm=Algorithm(adv_estimator="grpo"))
-    batch = build_batch(groups, config, step=1, num_ranks=2, padded=False, share_prompts=False)
+    batch = build_batch(groups, config, step=1, num_ranks=2, max_tokens=16384, padded=False, share_prompts=False)
     start = span("batch", start)
     compute_batch_metrics(batch.layout, False, 0, len(batch.trajectories))
     assign_credit(batch, WorkerOutputs(), config)

@@ -96,6 +96,7 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
             config,
             STEP,
             view.num_ranks,
+            view.max_tokens,
             view.padded,
             view.shared,
         )

@@ -44,9 +44,10 @@ class PolicyLossOptions(Section):
 class Actor(Section):
     ppo_mini_batch_size: PositiveInt = 256
     """Trajectories (not rows or turns) per optimizer step, over all ranks."""
-    ppo_max_token_len_per_gpu: Annotated[PositiveInt, CHANGES_ROUNDING] = 16384
-    """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size). A longer sequence is a
-    micro-batch of its own. Losses with one ratio per trajectory (gspo, gmpo) never split a trajectory."""
+    ppo_max_token_len_per_gpu: Annotated[PositiveInt | Literal["auto"], CHANGES_ROUNDING] = "auto"
+    """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size); auto = 16384, halved while the
+    memory plan does not fit. A longer sequence is a micro-batch of its own. Losses with one ratio per trajectory (gspo,
+    gmpo) never split a trajectory."""
     ppo_epochs: PositiveInt = 1
     """Passes over a batch."""
     shuffle: bool = True

@@ -63,15 +63,16 @@ class Rollout(Section):
     """GPUs of an engine node; null = trainer.n_gpus_per_node."""
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], CHANGES_ROUNDING] = "auto"
     """Precision of the engine; auto = the model's dtype."""
-    gpu_memory_utilization: Annotated[PositiveRatio, NEEDS_GPU] = 0.5
-    """Share of a GPU's memory that an engine may use."""
+    gpu_memory_utilization: Annotated[PositiveRatio | Literal["auto"], NEEDS_GPU] = "auto"
+    """Share of a GPU's memory that an engine may use; auto = what training leaves free, at most 0.9."""
     kv_cache_gib: Annotated[PositiveFloat, CPU_ONLY] = 0.5
     """KV cache of an engine, in GiB (CPU only)."""
     cpu_threads: Annotated[PositiveInt | None, CPU_ONLY, ActiveWhen("name", "vllm"), CHANGES_THREADS] = None
     """Threads per engine process (CPU only); null = an equal share of the node's cores. A resumed run keeps its number
     of threads."""
-    max_num_seqs: Annotated[PositiveInt, CHANGES_ROUNDING] = 256
-    """Sequences that an engine decodes at a time."""
+    max_num_seqs: Annotated[PositiveInt | Literal["auto"], CHANGES_ROUNDING] = "auto"
+    """Sequences that an engine decodes at a time; auto = 256 on a CPU; on a GPU 1024, or less (256 at least) if an
+    engine has fewer trajectories at a time."""
     max_num_batched_tokens: Annotated[PositiveInt, CHANGES_ROUNDING] = 8192
     """Maximum tokens per engine step."""
     enforce_eager: Annotated[bool | None, CHANGES_ROUNDING] = None

@@ -31,5 +31,5 @@ def find_adapter_export_errors(section: str, lora: Lora, trainer: Training) -> I
 def find_batch_token_errors(section: str, rollout: Rollout, max_sequence_length: int) -> Iterator[str]:
     """Yield an error if max_num_batched_tokens is smaller than max_num_seqs, which vLLM refuses."""
     tokens, sequences = rollout.max_num_batched_tokens, rollout.max_num_seqs
-    if rollout.name == "vllm" and max(tokens, max_sequence_length) < sequences:
+    if rollout.name == "vllm" and sequences != "auto" and max(tokens, max_sequence_length) < sequences:
         yield f"{section}.max_num_batched_tokens={tokens} is less than {section}.max_num_seqs={sequences}. Raise it."

@@ -17,8 +17,9 @@ from alphaapollo.config.schema.trainer import Training
 class TuningData(TrainingFiles):
     train_batch_size: PositiveInt = 32
     """Examples per optimizer step, over all ranks."""
-    max_token_len_per_gpu: Annotated[PositiveInt, CHANGES_ROUNDING] = 16384
-    """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size)."""
+    max_token_len_per_gpu: Annotated[PositiveInt | Literal["auto"], CHANGES_ROUNDING] = "auto"
+    """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size); auto = 16384, halved while the
+    memory plan does not fit."""
     max_length: Annotated[PositiveInt, CHANGES_ROWS] = 2048
     """Maximum tokens per example."""
     truncation: Annotated[Literal["error", "left", "right", "drop"], CHANGES_ROWS] = "error"

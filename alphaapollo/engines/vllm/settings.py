@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from alphaapollo.config.resolve import get_resolved
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm import interpreted
 
@@ -75,7 +76,8 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     else:
         arguments["weight_transfer_config"] = {"backend": spec.transport}
     if spec.device == "cuda":
-        arguments["enable_sleep_mode"] = spec.is_colocated
+        # a sleeping engine keeps its CUDA graphs in host memory
+        arguments |= dict.fromkeys(("enable_sleep_mode", "sleep_mode_offload_cudagraph"), spec.is_colocated)
     return arguments | build_common_arguments(spec)
 
 
@@ -86,7 +88,7 @@ def build_common_arguments(spec: EngineSpec) -> dict[str, Any]:
         "trust_remote_code": spec.trust_remote_code,
         "dtype": spec.dtype,
         "max_model_len": spec.max_model_len,
-        "max_num_seqs": rollout.max_num_seqs,
+        "max_num_seqs": get_resolved(rollout.max_num_seqs),
         "max_num_batched_tokens": max(rollout.max_num_batched_tokens, spec.max_model_len),
         "tensor_parallel_size": rollout.tensor_model_parallel_size,
         "distributed_executor_backend": "uni" if rollout.tensor_model_parallel_size == 1 else "mp",
@@ -100,5 +102,5 @@ def build_common_arguments(spec: EngineSpec) -> dict[str, Any]:
             "enable_chunked_prefill": False,  # crashes the CPU engine with per-request seeds
         }
     else:
-        arguments["gpu_memory_utilization"] = rollout.gpu_memory_utilization
+        arguments["gpu_memory_utilization"] = get_resolved(rollout.gpu_memory_utilization)
     return arguments | rollout.engine_kwargs.vllm

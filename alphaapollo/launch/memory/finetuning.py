@@ -1,12 +1,14 @@
-"""Memory plan of fine-tuning, and automatic choice of gradient checkpointing."""
+"""Memory plan of fine-tuning, and automatic choice of the token budget and gradient checkpointing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.config.schema.base import Device
+from alphaapollo.launch.memory.fit import MAX_TOKENS, MIN_TOKENS, halve
 from alphaapollo.launch.memory.model import (
     FLOAT32,
     MemoryUsage,
@@ -40,9 +42,9 @@ class MemoryRequest:
 
 def fit_finetuning_to_memory(
     config: TuningConfig, model: Model, device: Device, request: MemoryRequest, capacity: int, host_memory: int = 0
-) -> tuple[Model, MemoryPlan]:
-    """Plan the memory of fine-tuning, and enable gradient checkpointing if it is `auto` and needed. Returns the model
-    section and the plan, whose `problem` is set if the run cannot fit.
+) -> tuple[Model, int, MemoryPlan]:
+    """Plan the memory of fine-tuning, and choose the token budget and gradient checkpointing where they are `auto`.
+    Returns the model section, the token budget and the plan, with a `problem` if the run cannot fit.
 
     Args:
         model: resolved model section.
@@ -50,19 +52,22 @@ def fit_finetuning_to_memory(
         host_memory: bytes of host memory of a GPU node; 0: unknown.
     """
 
-    plan = _plan_memory(config, model, device, request, capacity)
-    if config.model.enable_gradient_checkpointing == "auto" and not plan.has_headroom:
-        model = model.model_copy(update={"enable_gradient_checkpointing": True})
-        plan = _plan_memory(config, model, device, request, capacity)
-    if plan.fits:
-        return model, plan.add_checkpoint_copies(device, host_memory)
-    return model, plan.mark_as_too_large(SAMPLING_HINT if plan.peak[0] == SAMPLING else HINT)
+    may_checkpoint, budget = config.model.enable_gradient_checkpointing == "auto", config.data.max_token_len_per_gpu
+    longest = request.longest_row * request.rows_per_example // config.ulysses_sequence_parallel_size
+    budgets = [MAX_TOKENS, *halve(MAX_TOKENS, max(longest, MIN_TOKENS))] if budget == "auto" else [budget]
+    models = [model, model.model_copy(update={"enable_gradient_checkpointing": True})] if may_checkpoint else [model]
+    for model, tokens in product(models, budgets):
+        plan = _plan_memory(config, model, device, request, tokens, capacity)
+        if plan.has_headroom:
+            break
+    plan = plan.add_shortage(lambda _: SAMPLING_HINT if plan.peak[0] == SAMPLING else HINT)
+    return model, tokens, plan if plan.problem else plan.add_checkpoint_copies(device, host_memory)
 
 
 def _plan_memory(
-    config: TuningConfig, model: Model, device: Device, request: MemoryRequest, capacity: int
+    config: TuningConfig, model: Model, device: Device, request: MemoryRequest, max_tokens: int, capacity: int
 ) -> MemoryPlan:
-    trainer, shape = config.trainer, find_micro_batch_shape(config, request)
+    trainer, shape = config.trainer, find_micro_batch_shape(config, request, max_tokens)
     trained = plan_trained_model(model, config.fsdp_config, device, trainer.num_ranks, shape, request.computes_logits)
     fixed = MemoryUsage(runtime=RUNTIME[device])
     if request.needs_reference and not trained.num_lora_parameters and not trained.offload_policy:
@@ -76,10 +81,10 @@ def _plan_memory(
     copies = trained.checkpoint_bytes() * trainer.n_gpus_per_node if trainer.save_freq > 0 else 0
     if device == "cuda":
         offloaded = trained.offloaded_bytes() * trainer.n_gpus_per_node
-        return MemoryPlan(phases, capacity, "a GPU", 0, offloaded_bytes=offloaded, checkpoint_copy_bytes=copies)
+        return MemoryPlan(phases, capacity, "a GPU", True, offloaded_bytes=offloaded, checkpoint_copy_bytes=copies)
     driver = MemoryUsage(runtime=RUNTIME["cpu"] + RAY) if resolve_controller(trainer) == "ray" else MemoryUsage()
     node = {name: usage * trainer.n_gpus_per_node + driver for name, usage in phases.items()}
-    return MemoryPlan(node, capacity, "this machine", 0, checkpoint_copy_bytes=copies)
+    return MemoryPlan(node, capacity, "this machine", False, checkpoint_copy_bytes=copies)
 
 
 def _estimate_sampling_memory(
@@ -95,11 +100,9 @@ def _estimate_sampling_memory(
     )
 
 
-def find_micro_batch_shape(config: TuningConfig, request: MemoryRequest) -> tuple[int, int]:
+def find_micro_batch_shape(config: TuningConfig, request: MemoryRequest, max_tokens: int) -> tuple[int, int]:
     """Return (rows, tokens per row) of the largest micro-batch on a rank."""
     data, shared = config.data, config.ulysses_sequence_parallel_size
     longest, ranks = request.longest_row * request.rows_per_example, config.trainer.num_ranks
-    examples, tokens = compute_micro_batch_shape(
-        longest, data.train_batch_size, data.max_token_len_per_gpu, ranks, shared
-    )
+    examples, tokens = compute_micro_batch_shape(longest, data.train_batch_size, max_tokens, ranks, shared)
     return examples * request.rows_per_example, max(1, tokens // request.rows_per_example)

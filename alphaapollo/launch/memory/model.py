@@ -30,9 +30,11 @@ from alphaapollo.models.activation_memory import (
     measure_inference_bytes,
     read_model_sizes,
 )
+from alphaapollo.models.load import load_config
 
 FLOAT32 = 4
 ADAM = 2 * FLOAT32  # bytes of two moments per parameter
+CERTAIN_KINDS = ("weights", "gradients", "optimizer", "frozen_models", "engine_weights", "kv_cache")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class MemoryUsage:
     gathered_layers: int = 0  # layers gathered from all ranks, and gradients to be reduced
     activations: int = 0
     logits: int = 0  # one chunk of logits with its gradients
-    engine: int = 0  # the engine's weights and activations
+    engine_weights: int = 0
+    engine_buffers: int = 0  # the engine's activations, logits, CUDA context and received weights
     kv_cache: int = 0
     transfer_buckets: int = 0  # buckets of the weight sync
     checkpoint_copy: int = 0  # copy of the state from which a checkpoint is written
@@ -55,6 +58,11 @@ class MemoryUsage:
     @property
     def total(self) -> int:
         return sum(self.to_dict().values())
+
+    @property
+    def certain(self) -> MemoryUsage:
+        """The kinds that are known exactly; the others are estimates."""
+        return MemoryUsage(**{kind: getattr(self, kind) for kind in CERTAIN_KINDS})
 
     def to_dict(self) -> dict[str, int]:
         """Return {field name: bytes}, e.g. {"weights": 4096, "gradients": 4096, ...}."""
@@ -229,6 +237,11 @@ def count_frozen_bytes(sizes: ModelSizes, shards: int, dtype_bytes: int) -> int:
 
 def get_dtype_bytes(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else 4
+
+
+def count_loading_bytes(model: Model) -> int:
+    """Return the bytes of host memory in which rank 0 loads the model, in the dtype of its files."""
+    return (load_config(model).dtype or torch.float32).itemsize * load_model_sizes(model).parameters
 
 
 def load_model_sizes(model: Model) -> ModelSizes:

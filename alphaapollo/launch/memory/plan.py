@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.divergence import REVERSE, Divergence, make_divergence
-from alphaapollo.config.keys import format_value, replace_value
+from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import Config, Model, RoleFsdp, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.launch.builders import make_critic_model_section, make_teacher_model_section
 from alphaapollo.launch.memory.model import (
+    FLOAT32,
     FrozenModelMemory,
     MemoryUsage,
     TrainedModelMemory,
@@ -23,15 +25,18 @@ from alphaapollo.launch.memory.model import (
     plan_frozen_model,
     plan_trained_model,
 )
+from alphaapollo.models.activation_memory import ModelSizes
 from alphaapollo.weight_sync.buckets import BUCKET_BYTES
 
 GIB = 2**30
 RUNTIME = {"cuda": GIB, "cpu": GIB * 6 // 10}  # bytes per process: CUDA context and NCCL buffers, or imported libraries
+FURTHER_PROCESS = GIB * 6 // 10  # bytes of each further process on a GPU
+SLEEPING_ENGINE = GIB * 5 // 2  # bytes that a sleeping engine keeps: CUDA context, NCCL and tensor-parallel buffers
 RAY = GIB * 9 // 10  # bytes of Ray's processes on a node
 COMFORTABLE = 0.9  # usable share of a device, because of fragmentation
-CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
-DEFAULT_CACHE = Rollout().kv_cache_gib
-ACTOR, ROLLOUT, BUDGET = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "ppo_max_token_len_per_gpu"
+FULL = 0.95  # share of a device above which an out-of-memory error is likely
+DEFAULT_ENGINE_SHARE = 0.5  # of a GPU of unknown size
+MIN_ROWS = 8  # sequences of maximum length for which an engine should have KV cache
 UNMEASURED = (RuntimeError, TypeError, AttributeError, LookupError)  # from model code that needs data
 
 
@@ -50,11 +55,16 @@ class MemoryPlan:
     usage_by_phase: dict[str, MemoryUsage]
     capacity: int  # bytes; 0: unknown
     device_name: str  # description of the device in messages
-    kv_cache_tokens: int  # capacity of an engine's KV cache
+    on_gpu: bool
+    kv_cache_tokens: int = 0  # capacity of an engine's KV cache
+    flexible_kv_cache: int = 0  # bytes of the cache that the run could do without
+    kv_cache_shortage: str = ""  # why the cache certainly cannot hold one sequence; "": it may
+    engine_share: float = 0.0  # share of a GPU that an engine may use
     offloaded_bytes: int = 0  # bytes that GPUs offload to a node's host memory
     checkpoint_copy_bytes: int = 0  # bytes of the copies, in a node's host memory, from which checkpoints are written
     saves_in_background: bool = True  # whether these copies fit into memory
-    problem: str = ""  # why the run cannot fit, and the keys that reduce memory; "": it fits
+    problem: str = ""  # why the run certainly does not fit, and the keys that reduce memory; "": it may fit
+    warning: str = ""  # why the run may not fit, and the keys that reduce memory; "": it fits as far as is known
 
     @property
     def peak(self) -> tuple[str, MemoryUsage]:
@@ -62,20 +72,44 @@ class MemoryPlan:
         return max(self.usage_by_phase.items(), key=lambda item: item[1].total)
 
     @property
-    def fits(self) -> bool:
-        return not self.capacity or self.peak[1].total <= self.capacity
+    def is_possible(self) -> bool:
+        """Whether the kinds of memory that are known exactly fit."""
+        return not self.kv_cache_shortage and (not self.capacity or self._certain_plan.peak[1].total <= self.capacity)
+
+    @property
+    def _certain_plan(self) -> MemoryPlan:
+        """The plan with only those kinds of memory that are known exactly and cannot be reduced."""
+        certain = {phase: usage.certain for phase, usage in self.usage_by_phase.items()}
+        for phase, usage in certain.items():
+            certain[phase] = replace(usage, kv_cache=max(0, usage.kv_cache - self.flexible_kv_cache))
+        return replace(self, usage_by_phase=certain)
+
+    @property
+    def is_likely(self) -> bool:
+        return self.is_possible and (not self.capacity or self.peak[1].total <= FULL * self.capacity)
 
     @property
     def has_headroom(self) -> bool:
-        return not self.capacity or self.peak[1].total <= COMFORTABLE * self.capacity
+        return self.is_possible and (not self.capacity or self.peak[1].total <= COMFORTABLE * self.capacity)
 
-    def mark_as_too_large(self, advice: str) -> MemoryPlan:
-        """Return a copy with the `problem` that the peak does not fit. advice: sentence with the suggested fix."""
+    def add_shortage(self, suggest: Callable[[], str]) -> MemoryPlan:
+        """Return the plan with a `problem` if the run cannot fit, or a `warning` if it may not fit. suggest: returns a
+        sentence with settings that save memory."""
+        if self.kv_cache_shortage:
+            return replace(self, problem=f"{self.kv_cache_shortage}. {suggest()}")
+        if not self.is_possible:
+            return replace(self, problem=f"{self._certain_plan._describe_peak('at least ')}. {suggest()}")
+        if self.is_likely:
+            return self
+        shortage = f"{self._describe_peak('about ')}, so the run may end with an out-of-memory error"
+        return replace(self, warning=f"{shortage}. {suggest()}")
+
+    def _describe_peak(self, accuracy: str) -> str:
         phase, usage = self.peak
         largest = sorted(usage.to_dict().items(), key=lambda item: -item[1])[:3]
         parts = ", ".join(f"{kind.replace('_', ' ')} {size / GIB:.1f}" for kind, size in largest)
-        needed = f"memory: {usage.total / GIB:.1f} GiB are needed on {self.device_name} at its peak ({phase}: {parts})."
-        return replace(self, problem=f"{needed} {advice}")
+        needed = f"{accuracy}{usage.total / GIB:.1f} GiB are needed on {self.device_name}"
+        return f"memory: {needed} at its peak ({phase}: {parts})"
 
     def add_checkpoint_copies(self, device: Device, host_memory: int) -> MemoryPlan:
         """Return the plan with the copies from which checkpoints are written, if they fit. host_memory: bytes of host
@@ -95,32 +129,87 @@ def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
     """
     role, trainer = config.actor_rollout_ref, config.trainer
     rollout, sizes = role.rollout, load_model_sizes(role.model)
-    engine = _estimate_engine_memory(config, device, capacity)
     phases, offloaded, copies = _estimate_rank_memory_by_phase(config, device)
+    engine = _estimate_engine_memory(config, device)
+    share = get_engine_share(config, phases, engine, capacity) if device == "cuda" else 0
+    cache = int(share * capacity) - engine.total if share else int(rollout.kv_cache_gib * GIB)
+    engine += MemoryUsage(kv_cache=max(0, cache) if rollout.name == "vllm" else 0)
+    longest, token_bytes = config.data.max_length, count_kv_token_bytes(rollout, sizes)
+    is_auto = share and rollout.gpu_memory_utilization == "auto"
+    flexible = max(0, engine.kv_cache - longest * token_bytes) if is_auto else 0
     copies *= trainer.n_gpus_per_node if trainer.save_freq > 0 or trainer.record_steps else 0
-    kv_token_bytes = (
-        sizes.kv_elements_per_token
-        * get_dtype_bytes(rollout.dtype)
-        // min(rollout.tensor_model_parallel_size, sizes.num_kv_heads)
-    )
-    kv_cache_tokens = engine.kv_cache // kv_token_bytes
+    shortage = _describe_kv_cache_shortage(config, engine.engine_weights, longest * token_bytes, share, capacity)
+    kv_cache = (engine.kv_cache // token_bytes, flexible, shortage)
+    engine += _estimate_sleeping_engine_memory(rollout) if device == "cuda" else MemoryUsage()
     if device == "cpu":
         shared = engine * (rollout.num_engines or 1) + MemoryUsage(runtime=_count_imported_library_bytes(config))
         node = {name: usage * trainer.n_gpus_per_node + shared for name, usage in phases.items()}
-        return MemoryPlan(node, capacity, "this machine", kv_cache_tokens, checkpoint_copy_bytes=copies)
+        return MemoryPlan(node, capacity, "this machine", False, *kv_cache, checkpoint_copy_bytes=copies)
     if not rollout.colocate:
         del phases["generate"]
         phases["generate (an engine's GPU)"] = engine
     elif rollout.free_cache_engine:
-        phases["publish"] += MemoryUsage(engine=_count_engine_weight_bytes(config))
-        phases["generate"] += engine
+        asleep = _estimate_sleeping_engine_memory(rollout)
+        phases = {name: usage + (engine if name == "generate" else asleep) for name, usage in phases.items()}
+        phases["publish"] += _estimate_receiving_engine_memory(rollout, sizes, engine.engine_weights)
     else:
         phases = {name: usage + engine for name, usage in phases.items()}
     device_name = f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU"
-    return MemoryPlan(phases, capacity, device_name, kv_cache_tokens, offloaded * trainer.n_gpus_per_node, copies)
+    offloaded *= trainer.n_gpus_per_node
+    return MemoryPlan(phases, capacity, device_name, True, *kv_cache, share, offloaded, copies)
 
 
-def _has_critic(config: Config) -> bool:
+def get_engine_share(config: Config, phases: Mapping[str, MemoryUsage], engine: MemoryUsage, capacity: int) -> float:
+    """Return rollout.gpu_memory_utilization or, if it is `auto`, the share of a GPU that training leaves to an engine,
+    but at least what the engine needs for MIN_ROWS sequences.
+
+    phases: memory of a training rank by phase. engine: memory of an engine without KV cache. capacity: bytes of a GPU;
+    0: unknown.
+    """
+    rollout, sizes = config.actor_rollout_ref.rollout, load_model_sizes(config.actor_rollout_ref.model)
+    if rollout.gpu_memory_utilization != "auto":
+        return rollout.gpu_memory_utilization
+    if not capacity:
+        return DEFAULT_ENGINE_SHARE
+    shared = [phases["generate"]] if rollout.free_cache_engine else phases.values()
+    training = max(usage.total for usage in shared) if rollout.colocate else 0
+    beside = training + _estimate_sleeping_engine_memory(rollout).total
+    needed = engine.total + MIN_ROWS * config.data.max_length * count_kv_token_bytes(rollout, sizes)
+    share = max(COMFORTABLE - beside / capacity, min(COMFORTABLE, needed / capacity))
+    return math.floor(100 * share) / 100
+
+
+def _describe_kv_cache_shortage(config: Config, weights: int, needed: int, share: float, capacity: int) -> str:
+    """Return why an engine's KV cache certainly cannot hold one sequence, or "" if it may.
+
+    Args:
+        weights: bytes of the engine's weights.
+        needed: bytes of one sequence in the cache.
+        share: share of a GPU with `capacity` bytes that the engine may use; 0: on a CPU.
+    """
+    rollout, given, cache = (
+        config.actor_rollout_ref.rollout,
+        share * capacity,
+        config.actor_rollout_ref.rollout.kv_cache_gib,
+    )
+    if rollout.name != "vllm" or (weights + needed <= given or not capacity if share else needed <= cache * GIB):
+        return ""
+    row = f"{needed / GIB:.2f} GiB for a sequence of {config.data.max_length} tokens"
+    row += " (data.max_prompt_length + data.max_response_length)"
+    if not share:
+        return f"actor_rollout_ref.rollout.kv_cache_gib={cache:g} is too small: an engine needs {row}"
+    of_gpu = f"gpu_memory_utilization={share:g} of a GPU of {capacity / GIB:.0f} GiB is {given / GIB:.1f} GiB"
+    return f"actor_rollout_ref.rollout.{of_gpu}, but an engine needs {weights / GIB:.1f} GiB for its weights and {row}"
+
+
+def count_kv_token_bytes(rollout: Rollout, sizes: ModelSizes) -> int:
+    """Return the bytes of a token in the KV cache of one tensor-parallel rank. Layers that keep only a window do not
+    count."""
+    size = sizes.cached_elements_per_token * get_dtype_bytes(rollout.dtype)
+    return size // min(rollout.tensor_model_parallel_size, sizes.num_kv_heads)
+
+
+def has_critic(config: Config) -> bool:
     return "values" in get_estimator(config.algorithm.adv_estimator).needs
 
 
@@ -129,7 +218,7 @@ def _count_imported_library_bytes(config: Config) -> int:
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     if trainer.controller == "local":
         return 0  # everything is in the policy's process
-    ranks = trainer.n_gpus_per_node * (_has_critic(config) + config.reward_model.enable)
+    ranks = trainer.n_gpus_per_node * (has_critic(config) + config.reward_model.enable)
     per_engine = 3 if rollout.name == "vllm" else 1  # worker; with vLLM also its engine core and fork server
     return (ranks + per_engine * (rollout.num_engines or 1) + 1) * RUNTIME["cpu"] + RAY  # 1: the driver
 
@@ -144,12 +233,14 @@ def _estimate_rank_memory_by_phase(config: Config, device: Device) -> tuple[dict
     steps = config.steps_per_iteration
     policy = _estimate_trained_model_memory(config, device, role.model, role.actor.fsdp_config, steps, divergence)
     trained = {"policy": policy}
-    if _has_critic(config):
+    if has_critic(config):
         own, steps = config.critic, config.num_mini_batches * config.critic.ppo_epochs
         trained["critic"] = _estimate_trained_model_memory(
             config, device, make_critic_model_section(role.model, own), own.fsdp_config, steps, computes_logits=False
         )
-    fixed, reference, teacher = MemoryUsage(runtime=RUNTIME[device]), FrozenModelMemory(), FrozenModelMemory()
+    further = FURTHER_PROCESS * (has_critic(config) + config.reward_model.enable) if device == "cuda" else 0
+    fixed = MemoryUsage(runtime=RUNTIME[device] + further)
+    reference, teacher = FrozenModelMemory(), FrozenModelMemory()
     if config.reward_model.enable:
         scorer = config.reward_model.model
         model = role.model.model_copy(update={"path": scorer.path})
@@ -233,32 +324,43 @@ def find_micro_batch_shape(config: Config) -> tuple[int, int]:
     return compute_micro_batch_shape(
         longest_row=data.max_length,
         rows_per_step=min(actor.ppo_mini_batch_size, config.trajectories_per_batch),
-        max_tokens=actor.ppo_max_token_len_per_gpu,
+        max_tokens=get_resolved(actor.ppo_max_token_len_per_gpu),
         num_ranks=config.trainer.num_ranks,
         sequence_parallel_size=actor.ulysses_sequence_parallel_size,
     )
 
 
-def _count_engine_weight_bytes(config: Config) -> int:
+def count_engine_weight_bytes(config: Config) -> int:
     role = config.actor_rollout_ref
     size = get_dtype_bytes(role.rollout.dtype) * load_model_sizes(role.model).parameters
     return 0 if role.rollout.name == "fake" else size // role.rollout.tensor_model_parallel_size
 
 
-def _estimate_engine_memory(config: Config, device: Device, capacity: int) -> MemoryUsage:
-    """Estimate an engine's memory. On a GPU, its KV cache fills up rollout.gpu_memory_utilization * capacity."""
+def _estimate_engine_memory(config: Config, device: Device) -> MemoryUsage:
+    """Estimate an engine's memory, without KV cache and CUDA context."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    weights = _count_engine_weight_bytes(config)
     if rollout.name == "fake":
         return MemoryUsage()
+    weights = MemoryUsage(engine_weights=count_engine_weight_bytes(config))
     if device == "cpu":
-        return MemoryUsage(engine=weights, kv_cache=int(rollout.kv_cache_gib * GIB) if rollout.name == "vllm" else 0)
+        return weights
     sizes = load_model_sizes(model)
     tokens = max(rollout.max_num_batched_tokens, config.data.max_length)
     # float32 logits, and a copy to sample from
-    logits = 2 * 4 * rollout.max_num_seqs * (sizes.head_parameters // sizes.hidden_size)
-    used = weights + measure_forward_bytes(model, tokens) // rollout.tensor_model_parallel_size + logits
-    return MemoryUsage(engine=used, kv_cache=max(0, int(rollout.gpu_memory_utilization * capacity) - used))
+    logits = 2 * FLOAT32 * get_resolved(rollout.max_num_seqs) * (sizes.head_parameters // sizes.hidden_size)
+    activations = measure_forward_bytes(model, tokens) // rollout.tensor_model_parallel_size
+    return weights + MemoryUsage(engine_buffers=activations + logits)
+
+
+def _estimate_sleeping_engine_memory(rollout: Rollout) -> MemoryUsage:
+    return MemoryUsage(engine_buffers=SLEEPING_ENGINE if rollout.name == "vllm" else 0)
+
+
+def _estimate_receiving_engine_memory(rollout: Rollout, sizes: ModelSizes, weights: int) -> MemoryUsage:
+    """Estimate what an engine needs in a weight sync: its weights, and copies of a bucket and of a layer."""
+    size, parallel = get_dtype_bytes(rollout.dtype), rollout.tensor_model_parallel_size
+    layer = size * max(sizes.layer_parameters, sizes.head_parameters) // parallel
+    return MemoryUsage(engine_weights=weights, engine_buffers=layer + min(weights * parallel, BUCKET_BYTES))
 
 
 def _count_weight_sync_bytes(policy: TrainedModelMemory, dtype_bytes: int) -> int:
@@ -267,103 +369,3 @@ def _count_weight_sync_bytes(policy: TrainedModelMemory, dtype_bytes: int) -> in
     sizes = policy.sizes
     full = min(dtype_bytes * sizes.parameters, BUCKET_BYTES + dtype_bytes * sizes.head_parameters)
     return dtype_bytes * max(sizes.layer_parameters, sizes.root_parameters) + 3 * full
-
-
-def fit_config_to_memory(
-    config: Config, device: Device, capacity: int, is_gradient_checkpointing_auto: bool, host_memory: int = 0
-) -> tuple[Config, MemoryPlan]:
-    """Plan the memory of an RL run, and enable gradient checkpointing if it is `auto` and needed. Returns the
-    configuration and the plan, whose `problem` is set if the run cannot fit.
-
-    capacity: as for plan_memory. host_memory: bytes of host memory of a GPU node; 0: unknown.
-    """
-    plan = plan_memory(config, device, capacity)
-    if is_gradient_checkpointing_auto and not plan.has_headroom:
-        config = replace_values(config, {CHECKPOINTING: True})
-        plan = plan_memory(config, device, capacity)
-    if device == "cpu" and (problem := _explain_small_kv_cache(config, plan)):
-        return config, replace(plan, problem=problem)
-    if not plan.fits:
-        return config, plan.mark_as_too_large(_suggest_memory_settings(config, device, capacity))
-    if host_memory and plan.offloaded_bytes > host_memory:
-        problem = (
-            f"memory: offloading needs {plan.offloaded_bytes / GIB:.0f} GiB of host memory per node, but a node has "
-            f"{host_memory / GIB:.0f} GiB. Unset some of the offload keys of fsdp_config, or raise trainer.nnodes."
-        )
-        return config, replace(plan, problem=problem)
-    return config, plan.add_checkpoint_copies(device, host_memory)
-
-
-def _explain_small_kv_cache(config: Config, plan: MemoryPlan) -> str:
-    """Return why an engine's KV cache is too small for one sequence, or "" if it is large enough."""
-    rollout, longest = config.actor_rollout_ref.rollout, config.data.max_length
-    if rollout.name != "vllm" or plan.kv_cache_tokens >= longest:
-        return ""
-    return (
-        f"{ROLLOUT}.kv_cache_gib={rollout.kv_cache_gib:g} has room for {plan.kv_cache_tokens} tokens, but a sequence "
-        f"can have {longest} (data.max_prompt_length + data.max_response_length). Raise kv_cache_gib, or lower these "
-        "lengths."
-    )
-
-
-def _suggest_memory_settings(config: Config, device: Device, capacity: int) -> str:
-    keys = find_cheapest_memory_settings(config, device, capacity, lambda plan: plan.fits)
-    if keys is None:
-        unit = "GPUs" if device == "cuda" else "machines"
-        return f"No setting makes the run fit on this number of {unit}. Raise trainer.nnodes."
-    return f"Set {' '.join(f'{key}={format_value(value)}' for key, value in keys.items())}."
-
-
-def find_cheapest_memory_settings(
-    config: Config, device: Device, capacity: int, is_acceptable: Callable[[MemoryPlan], bool]
-) -> dict[str, object] | None:
-    """Return the settings {key: value} that cost the least time among those whose memory plan satisfies
-    `is_acceptable`, or None if no settings do."""
-
-    def is_plan_acceptable_with(settings: Mapping[str, object]) -> bool:
-        return is_acceptable(plan_memory(replace_values(config, settings), device, capacity))
-
-    keys: dict[str, object] = {}
-    options = list_memory_saving_keys(config, device)
-    while not is_plan_acceptable_with(keys):
-        option = next(options, None)
-        if option is None:
-            return None
-        keys[option[0]] = option[1]
-    for key in reversed(list(keys)):
-        fewer = {other: value for other, value in keys.items() if other != key}
-        keys = fewer if is_plan_acceptable_with(fewer) else keys
-    return keys
-
-
-def list_memory_saving_keys(config: Config, device: Device) -> Iterator[tuple[str, object]]:
-    """Yield the settings (key, value) that save memory. Settings that cost the least time come first."""
-    role, data = config.actor_rollout_ref, config.data
-    if not role.model.enable_gradient_checkpointing:
-        yield CHECKPOINTING, True
-    trained = [ACTOR, *["critic"] * _has_critic(config)]
-    if device == "cuda":
-        yield from ((f"{section}.fsdp_config.optimizer_offload", True) for section in trained)
-        if config.needs_reference:
-            yield "actor_rollout_ref.ref.fsdp_config.param_offload", True
-        if config.teacher.divergence:
-            yield "teacher.model.fsdp_config.param_offload", True
-    longest, budget = data.max_length, role.actor.ppo_max_token_len_per_gpu
-    while budget > longest:
-        budget = max(longest, budget // 2)
-        yield f"{ACTOR}.{BUDGET}", budget
-    if device == "cpu":
-        if role.rollout.kv_cache_gib > DEFAULT_CACHE:
-            yield f"{ROLLOUT}.kv_cache_gib", DEFAULT_CACHE
-        return
-    if role.rollout.gpu_memory_utilization > 0.3:
-        yield f"{ROLLOUT}.gpu_memory_utilization", 0.3
-    for key in ("param_offload", "offload_policy"):
-        yield from ((f"{section}.fsdp_config.{key}", True) for section in trained)
-
-
-def replace_values(config: Config, values: Mapping[str, object]) -> Config:
-    """Return the configuration with the values of dotted keys replaced, e.g. {"trainer.seed": 1}."""
-    for key, value in values.items():
-        config = replace_value(config, key, value)
-    return config

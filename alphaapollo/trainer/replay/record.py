@@ -58,6 +58,7 @@ async def record_update_inputs(run: TrainingRun, step: int, groups: list[Traject
         reference_ahead=run.reference_prefetcher is not None,
         ranks=placement.num_ranks,
         threads=placement.threads,
+        max_tokens=run.plan.max_tokens,
         device=placement.device,
         model=run.plan.model.model_dump(mode="json"),
         machine=describe_machine(),

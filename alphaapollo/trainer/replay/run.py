@@ -146,6 +146,7 @@ def _make_one_rank_config(
         "actor_rollout_ref.rollout.nnodes": 0,
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
         "actor_rollout_ref.rollout.lora": "merged",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": info.max_tokens,
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 1,
         "actor_rollout_ref.actor.fsdp_config.fsdp_size": -1,
         "critic.fsdp_config.fsdp_size": -1,

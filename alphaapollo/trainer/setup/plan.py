@@ -14,11 +14,12 @@ from alphaapollo.algorithms.user_function_checks import (
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
 from alphaapollo.config.resolve import count_engine_gpus, explain_dtype, resolve_device, resolve_model, resolve_rollout
-from alphaapollo.config.schema import Config, Model, Rollout
+from alphaapollo.config.schema import Actor, Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.launch.input_checks import choose_kernels, collect_environment_notices, find_environment_spec
-from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, fit_config_to_memory, format_memory_planning_failure
+from alphaapollo.launch.memory.fit import MAX_TOKENS, fit_config_to_memory
+from alphaapollo.launch.memory.plan import DEFAULT_ENGINE_SHARE, UNMEASURED, MemoryPlan, format_memory_planning_failure
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.utils.user_module import load_user_module
@@ -33,6 +34,7 @@ class Plan:
     placement: Placement
     model: Model  # settings of all trained models, with dtype and attention resolved
     rollout: Rollout  # rollout section, with dtype and number of engines resolved
+    max_tokens: int  # token budget of a micro-batch, over the ranks that share its rows
     needs_old_logprobs: bool  # the driver needs old log-probs before the update
     greedy_baseline: bool  # generate one additional greedy rollout per prompt
     shares_prompts: bool  # prompts are computed once for all their samples, if the models pass a self-check
@@ -79,7 +81,8 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
     trainer = config.trainer
     device = resolve_device(trainer.device, machine.num_gpus)
     model = resolve_model(config.actor_rollout_ref.model, device, config.data.max_length)
-    rollout = resolve_rollout(rollout, model, device, count_engine_gpus(rollout, trainer))
+    at_a_time = config.trajectories_per_batch * (max(1, trainer.max_staleness) if trainer.async_mode else 1)
+    rollout = resolve_rollout(rollout, model, device, count_engine_gpus(rollout, trainer), at_a_time)
     placement = make_placement(config, rollout, device, machine, has_critic="values" in estimator.needs)
     ahead = config.actor_rollout_ref.ref.log_probs_ahead
     if ahead == "auto":
@@ -88,6 +91,7 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         placement=placement,
         model=model,
         rollout=rollout,
+        max_tokens=_get_max_tokens(actor),
         needs_old_logprobs=algorithm.use_kl_in_reward
         or policy_loss.select_tokens is not None
         or config.teacher.uses_sampled_tokens,
@@ -129,9 +133,14 @@ def _decide_prompt_sharing(config: Config, notices: list[str]) -> bool:
     return decide_prompt_sharing(SHARING, role.actor.use_prefix_grouper, problem, notices.append)
 
 
+def _get_max_tokens(actor: Actor) -> int:
+    budget = actor.ppo_max_token_len_per_gpu
+    return (MAX_TOKENS if budget == "auto" else budget) * actor.ulysses_sequence_parallel_size
+
+
 def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
-    """Add the estimate of device memory, and choose kernels and gradient checkpointing. Reads the models' config.json.
-    If the run does not fit into memory, `memory.problem` of the returned plan says why."""
+    """Add the estimate of device memory. Choose kernels, gradient checkpointing, token budget and the engines' share of
+    a GPU. Reads the models' config.json. If the run cannot fit, `memory.problem` of the returned plan says why."""
     role = config.actor_rollout_ref
     plan = replace(plan, model=choose_kernels(plan.model, role.model))
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
@@ -143,5 +152,16 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
         fitted, memory = fit_config_to_memory(resolved_config, device, capacity, may_choose, machine.memory)
     except UNMEASURED as error:
         notice = format_memory_planning_failure(role.model.path, error, may_choose)
-        return replace(plan, notices=[*plan.notices, notice])
-    return replace(plan, model=fitted.actor_rollout_ref.model, memory=memory)
+        share = role.rollout.gpu_memory_utilization
+        share = DEFAULT_ENGINE_SHARE if share == "auto" else share
+        rollout = plan.rollout.model_copy(update={"gpu_memory_utilization": share})
+        return replace(plan, rollout=rollout, notices=[*plan.notices, notice])
+    chosen = fitted.actor_rollout_ref
+    return replace(
+        plan,
+        model=chosen.model,
+        rollout=chosen.rollout,
+        max_tokens=_get_max_tokens(chosen.actor),
+        memory=memory,
+        notices=[*plan.notices, memory.warning] if memory.warning else plan.notices,
+    )

@@ -19,7 +19,9 @@ def print_run_plan(plan: Plan, inputs: TrainingInputs, start: StartPoint, config
         | _describe_iterations(plan, inputs, start, config)
         | plan.placement.describe_roles()
     )
-    shown = plan.memory if plan.memory and (config.trainer.dry_run or plan.memory.problem) else None
+    shown = (
+        plan.memory if plan.memory and (config.trainer.dry_run or plan.memory.problem or plan.memory.warning) else None
+    )
     print_plan_table(config.trainer.folder, rows, shown, [*plan.notices, *inputs.notices, *start.describe()], terminal)
 
 
@@ -68,7 +70,7 @@ def _describe_iterations(plan: Plan, inputs: TrainingInputs, start: StartPoint, 
         "iterations": f"{inputs.goal.max_steps}" + f", {start.step} of them done" * bool(start.step),
         "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories_per_batch} trajectories",
         "mini-batch": f"{actor.ppo_mini_batch_size} trajectories over all ranks",
-        "micro-batch": f"at most {actor.ppo_max_token_len_per_gpu} tokens per rank" + ", padding counted" * plan.padded,
+        "micro-batch": f"at most {plan.max_tokens} tokens" + ", padding counted" * plan.padded,
         "prompts": "computed once for all their samples" if plan.shares_prompts else "computed for each sample",
         "optimizer steps an iteration": f"{steps} ({config.num_mini_batches} mini-batches x {actor.ppo_epochs} epochs)",
         "learning rate": "; ".join(rates),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import ActorRolloutRef, Config, CustomRewardFunction
 from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.launch.builders import build_policy_worker, make_critic_model_section, make_teacher_model_section
@@ -56,7 +57,7 @@ def make_worker_specs(
         run_id=run_id,
         rank_builders=_make_rank_builders(config, plan, role, transport, total_iterations),
         engine_builder=partial(RolloutWorker, engines),
-        samples_in_flight=2 * role.rollout.max_num_seqs,
+        samples_in_flight=2 * get_resolved(role.rollout.max_num_seqs),
         cleanup_folders=[transport.shared_folder],
     )
 

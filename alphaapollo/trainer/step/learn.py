@@ -40,9 +40,11 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
     config, workers, plan, coef = run.config, run.workers, run.plan, run.progress.kl_coef
     if not groups:
         return UpdateResult({}, coef)
-    actor, placement = config.actor_rollout_ref.actor, plan.placement
+    placement = plan.placement
     with timer("batch"):
-        batch = build_batch(groups, config, step, placement.data_parallel_size, plan.padded, run.shares_prompts)
+        batch = build_batch(
+            groups, config, step, placement.data_parallel_size, plan.max_tokens, plan.padded, run.shares_prompts
+        )
     with timer("columns"):
         computed = await compute_logprobs_and_values(run, groups, batch)
     if error := computed.describe_non_finite(batch.mask):
@@ -61,8 +63,7 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
             await workers.critic.offload()
         if step > config.trainer.critic_warmup:
             trained = credit.has_gradient if plan.skips_rows_without_advantage else np.ones_like(credit.has_gradient)
-            budget = actor.ppo_max_token_len_per_gpu * placement.sequence_parallel
-            steps = filter_mini_batches(batch.layout, trained, budget, plan.padded)
+            steps = filter_mini_batches(batch.layout, trained, plan.max_tokens, plan.padded)
             metrics |= await workers.policy.update(credit.columns, steps, skip_bad_step)
             metrics["batch/rows_skipped"] = 1 - float(trained.mean())
             metrics |= await measure_logprob_mismatch(run, batch, trained)

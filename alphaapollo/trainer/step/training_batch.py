@@ -83,12 +83,19 @@ def is_usable_for_training(group: TrajectoryGroup) -> bool:
 
 
 def build_batch(
-    groups: Sequence[TrajectoryGroup], config: Config, step: int, num_ranks: int, padded: bool, share_prompts: bool
+    groups: Sequence[TrajectoryGroup],
+    config: Config,
+    step: int,
+    num_ranks: int,
+    max_tokens: int,
+    padded: bool,
+    share_prompts: bool,
 ) -> Batch:
     """Flatten groups into rows (token sequences), assign these to ranks, and compute rewards and loss weights.
 
     Args:
         num_ranks: data-parallel ranks.
+        max_tokens: token budget of a micro-batch.
         padded: micro-batches are padded to their longest row; padding counts in the token budget.
         share_prompts: compute the common prefix of a group's rows once, if this saves enough tokens.
     """
@@ -105,7 +112,7 @@ def build_batch(
         owners.tolist(),
         num_ranks=num_ranks,
         mini_batch_size=actor.ppo_mini_batch_size,
-        max_tokens=actor.ppo_max_token_len_per_gpu * actor.ulysses_sequence_parallel_size,
+        max_tokens=max_tokens,
         padded=padded,
         seed=derive_seed(seed, "mini_batches", step),
         shuffle=actor.shuffle,

@@ -7,15 +7,8 @@ from pathlib import Path
 
 from alphaapollo.config.resolve import resolve_model, resolve_rollout
 from alphaapollo.config.schema import Config
-from alphaapollo.launch.memory.plan import (
-    CHECKPOINTING,
-    GIB,
-    RUNTIME,
-    MemoryPlan,
-    find_micro_batch_shape,
-    fit_config_to_memory,
-    replace_values,
-)
+from alphaapollo.launch.memory.fit import CHECKPOINTING, fit_config_to_memory, replace_values
+from alphaapollo.launch.memory.plan import GIB, RUNTIME, MemoryPlan, find_micro_batch_shape
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 LONG = {

@@ -54,7 +54,11 @@ def build(
 ) -> Batch:
     actor = (actor or Actor(shuffle=False)).model_copy(update={"ulysses_sequence_parallel_size": sequence_parallel})
     config = replace_value(make_config(actor, **algorithm), "data.max_response_length", 100)
-    return build_batch(groups, config, step=1, num_ranks=num_ranks, padded=False, share_prompts=False)
+    budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+    max_tokens = 16384 if budget == "auto" else budget
+    return build_batch(
+        groups, config, step=1, num_ranks=num_ranks, max_tokens=max_tokens, padded=False, share_prompts=False
+    )
 
 
 def make_config(actor: Actor, **algorithm: Any) -> Config:

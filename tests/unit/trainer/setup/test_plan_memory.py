@@ -8,7 +8,7 @@ import pytest
 
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch.memory.plan import CHECKPOINTING, replace_values
+from alphaapollo.launch.memory.fit import CHECKPOINTING, replace_values
 from alphaapollo.trainer.setup import plan as plans
 from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, make_plan
 from tests.unit.tiny import save_model
