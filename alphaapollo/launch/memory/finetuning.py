@@ -60,7 +60,7 @@ def fit_finetuning_to_memory(
         plan = _plan_memory(config, model, device, request, tokens, capacity)
         if plan.has_headroom:
             break
-    plan = plan.add_shortage(lambda _: SAMPLING_HINT if plan.peak[0] == SAMPLING else HINT)
+    plan = plan.add_shortage(lambda: SAMPLING_HINT if plan.peak[0] == SAMPLING else HINT)
     return model, tokens, plan if plan.problem else plan.add_checkpoint_copies(device, host_memory)
 
 
@@ -81,10 +81,10 @@ def _plan_memory(
     copies = trained.checkpoint_bytes() * trainer.n_gpus_per_node if trainer.save_freq > 0 else 0
     if device == "cuda":
         offloaded = trained.offloaded_bytes() * trainer.n_gpus_per_node
-        return MemoryPlan(phases, capacity, "a GPU", True, offloaded_bytes=offloaded, checkpoint_copy_bytes=copies)
+        return MemoryPlan(phases, capacity, "a GPU", offloaded_bytes=offloaded, checkpoint_copy_bytes=copies)
     driver = MemoryUsage(runtime=RUNTIME["cpu"] + RAY) if resolve_controller(trainer) == "ray" else MemoryUsage()
     node = {name: usage * trainer.n_gpus_per_node + driver for name, usage in phases.items()}
-    return MemoryPlan(node, capacity, "this machine", False, checkpoint_copy_bytes=copies)
+    return MemoryPlan(node, capacity, "this machine", checkpoint_copy_bytes=copies)
 
 
 def _estimate_sampling_memory(

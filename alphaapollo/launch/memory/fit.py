@@ -42,11 +42,14 @@ def fit_config_to_memory(
     if config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == "auto":
         free_keys.add(BUDGET)
         config = replace_values(config, {BUDGET: MAX_TOKENS})
-    options = (option for option in list_memory_saving_settings(config, device) if option.keys() <= free_keys)
+    options = (
+        {key: value for key, value in option.items() if key in free_keys}
+        for option in list_memory_saving_settings(config, device)
+    )
     chosen, _ = find_cheapest_settings(config, device, capacity, lambda plan: plan.has_headroom, options)
     config = replace_values(config, chosen)
     plan = plan_memory(config, device, capacity)
-    plan = plan.add_shortage(partial(_suggest_memory_settings, config, device, capacity))
+    plan = plan.add_shortage(partial(_suggest_memory_settings, config, device, capacity, host_memory))
     if plan.on_gpu:
         config = replace_values(config, {ENGINE_SHARE: plan.engine_share})
     if problem := plan.problem or _explain_missing_host_memory(config, plan, host_memory):
@@ -71,9 +74,10 @@ def _explain_missing_host_memory(config: Config, plan: MemoryPlan, host_memory: 
     return ""
 
 
-def _suggest_memory_settings(
-    config: Config, device: Device, capacity: int, is_acceptable: Callable[[MemoryPlan], bool]
-) -> str:
+def _suggest_memory_settings(config: Config, device: Device, capacity: int, host_memory: int) -> str:
+    def is_acceptable(plan: MemoryPlan) -> bool:
+        return plan.is_likely and (not host_memory or plan.offloaded_bytes <= host_memory)
+
     settings, found = find_cheapest_settings(config, device, capacity, is_acceptable)
     if not found:
         unit = "GPUs" if device == "cuda" else "machines"

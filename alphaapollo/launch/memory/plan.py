@@ -55,13 +55,13 @@ class MemoryPlan:
     usage_by_phase: dict[str, MemoryUsage]
     capacity: int  # bytes; 0: unknown
     device_name: str  # description of the device in messages
-    on_gpu: bool
     kv_cache_tokens: int = 0  # capacity of an engine's KV cache
     flexible_kv_cache: int = 0  # bytes of the cache that the run could do without
     kv_cache_shortage: str = ""  # why the cache certainly cannot hold one sequence; "": it may
     engine_share: float = 0.0  # share of a GPU that an engine may use
     offloaded_bytes: int = 0  # bytes that GPUs offload to a node's host memory
     checkpoint_copy_bytes: int = 0  # bytes of the copies, in a node's host memory, from which checkpoints are written
+    on_gpu: bool = False
     saves_in_background: bool = True  # whether these copies fit into memory
     problem: str = ""  # why the run certainly does not fit, and the keys that reduce memory; "": it may fit
     warning: str = ""  # why the run may not fit, and the keys that reduce memory; "": it fits as far as is known
@@ -144,7 +144,7 @@ def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
     if device == "cpu":
         shared = engine * (rollout.num_engines or 1) + MemoryUsage(runtime=_count_imported_library_bytes(config))
         node = {name: usage * trainer.n_gpus_per_node + shared for name, usage in phases.items()}
-        return MemoryPlan(node, capacity, "this machine", False, *kv_cache, checkpoint_copy_bytes=copies)
+        return MemoryPlan(node, capacity, "this machine", *kv_cache, checkpoint_copy_bytes=copies)
     if not rollout.colocate:
         del phases["generate"]
         phases["generate (an engine's GPU)"] = engine
@@ -156,7 +156,7 @@ def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
         phases = {name: usage + engine for name, usage in phases.items()}
     device_name = f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU"
     offloaded *= trainer.n_gpus_per_node
-    return MemoryPlan(phases, capacity, device_name, True, *kv_cache, share, offloaded, copies)
+    return MemoryPlan(phases, capacity, device_name, *kv_cache, share, offloaded, copies, on_gpu=True)
 
 
 def get_engine_share(config: Config, phases: Mapping[str, MemoryUsage], engine: MemoryUsage, capacity: int) -> float:
@@ -187,11 +187,8 @@ def _describe_kv_cache_shortage(config: Config, weights: int, needed: int, share
         needed: bytes of one sequence in the cache.
         share: share of a GPU with `capacity` bytes that the engine may use; 0: on a CPU.
     """
-    rollout, given, cache = (
-        config.actor_rollout_ref.rollout,
-        share * capacity,
-        config.actor_rollout_ref.rollout.kv_cache_gib,
-    )
+    rollout, given = config.actor_rollout_ref.rollout, share * capacity
+    cache = rollout.kv_cache_gib
     if rollout.name != "vllm" or (weights + needed <= given or not capacity if share else needed <= cache * GIB):
         return ""
     row = f"{needed / GIB:.2f} GiB for a sequence of {config.data.max_length} tokens"

@@ -23,7 +23,10 @@ def on_ranks(ranks: int, **sections: Any) -> SftConfig:
 
 def fitted(name: str, ranks: int, gib: int, memory_request: MemoryRequest = LONG, **model: object):
     config = on_ranks(ranks, model={"path": str(PUBLISHED / name)} | model)
-    return fit_finetuning_to_memory(config, resolve_model(config.model, "cuda"), "cuda", memory_request, gib * GIB)
+    model, _, plan = fit_finetuning_to_memory(
+        config, resolve_model(config.model, "cuda"), "cuda", memory_request, gib * GIB
+    )
+    return model, plan
 
 
 def test_gradient_checkpointing_is_enabled_if_needed():
@@ -33,18 +36,24 @@ def test_gradient_checkpointing_is_enabled_if_needed():
 
 
 def test_plan_that_cannot_fit_names_keys_that_help():
-    problem = fitted("qwen2.5-7b", 8, 80, enable_gradient_checkpointing=False)[1].problem
-    assert "on a GPU at its peak" in problem and "Set model.enable_gradient_checkpointing=true, " in problem
+    warning = fitted("qwen2.5-7b", 8, 80, enable_gradient_checkpointing=False)[1].warning
+    assert "on a GPU at its peak" in warning and "Set model.enable_gradient_checkpointing=true, " in warning
     assert "fsdp_config.offload_policy=true" in fitted("qwen2.5-7b", 1, 80)[1].problem
     assert fitted("qwen2.5-7b", 1, 80, lora_rank=16)[1].problem == ""
 
 
 def test_largest_micro_batch():
-    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(2048)) == (8, 2048)  # the budget of 16384
-    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(100)) == (32, 100)  # a step's 32 examples
-    assert find_micro_batch_shape(on_ranks(32), MemoryRequest(20_000)) == (1, 20_000)  # one longer than the budget
-    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(2048, rows_per_example=2)) == (8, 2048)  # four pairs
-    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(10_000, rows_per_example=2)) == (
+    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(2048), 16_384) == (8, 2048)  # the budget of 16384
+    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(100), 16_384) == (32, 100)  # a step's 32 examples
+    assert find_micro_batch_shape(on_ranks(32), MemoryRequest(20_000), 16_384) == (
+        1,
+        20_000,
+    )  # one longer than the budget
+    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(2048, rows_per_example=2), 16_384) == (
+        8,
+        2048,
+    )  # four pairs
+    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(10_000, rows_per_example=2), 16_384) == (
         2,
         10_000,
     )  # a pair stays together
@@ -60,7 +69,7 @@ def test_reference_and_checkpoint_copies_are_counted():
     trainer = {"n_gpus_per_node": 8, "save_freq": 5}
     config = on_ranks(8, model={"path": str(PUBLISHED / "qwen2.5-0.5b")}, trainer=trainer)
     plans = [
-        fit_finetuning_to_memory(config, model, "cuda", MemoryRequest(2048), 80 * GIB, host * GIB)[1]
+        fit_finetuning_to_memory(config, model, "cuda", MemoryRequest(2048), 80 * GIB, host * GIB)[2]
         for host in (64, 4)
     ]
     assert plans[0].checkpoint_copy_bytes == pytest.approx(6 * frozen * 8, rel=1e-3)
@@ -72,5 +81,13 @@ def test_kv_cache_of_answers_is_counted():
     few, many = (MemoryRequest(1024, sampling_shape=(count, 512, 512)) for count in (4, 4096))
     plan = fitted("qwen2.5-0.5b", 1, 80, few)[1]
     assert plan.usage_by_phase["answers"].kv_cache == 2 * 24 * 2 * 64 * 2 * 4 * 1024 and plan.problem == ""
-    problem = fitted("qwen2.5-0.5b", 1, 80, many)[1].problem
-    assert "at its peak (answers: " in problem and "Lower rollout.max_num_seqs" in problem
+    warning = fitted("qwen2.5-0.5b", 1, 80, many)[1].warning
+    assert "at its peak (answers: " in warning and "Lower rollout.max_num_seqs" in warning
+
+
+def test_smaller_micro_batches_come_before_gradient_checkpointing():
+    config = on_ranks(2, model={"path": str(PUBLISHED / "qwen2.5-1.5b")})
+    resolved = resolve_model(config.model, "cuda")
+    for gib, expected in ((80, (False, 16_384)), (32, (False, 4096)), (24, (True, 16_384))):
+        model, tokens, plan = fit_finetuning_to_memory(config, resolved, "cuda", MemoryRequest(2048), gib * GIB)
+        assert (model.enable_gradient_checkpointing, tokens) == expected and plan.has_headroom

@@ -65,6 +65,8 @@ SIZES = ModelSizes(
     head_parameters=150,
     hidden_size=10,
     kv_elements_per_token=1,
+    cached_elements_per_token=1,
+    num_heads=1,
     num_kv_heads=1,
 )
 

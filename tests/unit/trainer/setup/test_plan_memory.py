@@ -8,7 +8,7 @@ import pytest
 
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch.memory.fit import CHECKPOINTING, replace_values
+from alphaapollo.launch.memory.fit import BUDGET, CHECKPOINTING, replace_values
 from alphaapollo.trainer.setup import plan as plans
 from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, make_plan
 from tests.unit.tiny import save_model
@@ -35,13 +35,15 @@ def config(tmp_path: Path) -> Config:
 
 
 def test_auto_gradient_checkpointing_follows_the_memory_plan(config: Config):
-    def chosen(one: Config) -> tuple[bool | str, bool]:
+    def chosen(**keys: object) -> tuple[bool | str, int, bool]:
+        one = replace_values(config, keys)
         plan = add_memory_plan(make_plan(one, MACHINE), one, MACHINE)
-        assert plan.memory is not None
-        return plan.model.enable_gradient_checkpointing, bool(plan.memory.problem)
+        assert plan.memory is not None and plan.memory.problem == ""
+        return plan.model.enable_gradient_checkpointing, plan.max_tokens, plan.memory.warning in plan.notices
 
-    assert chosen(config) == (True, False)
-    assert chosen(replace_values(config, {CHECKPOINTING: False})) == (False, True)
+    assert chosen() == (False, 8192, False)
+    assert chosen(**{BUDGET: 16_384}) == (True, 16_384, False)
+    assert chosen(**{BUDGET: 16_384, CHECKPOINTING: False}) == (False, 16_384, True)
 
 
 def test_unsupported_attention_is_refused(config: Config, tmp_path: Path):
