@@ -172,14 +172,16 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         columns: Sequence[Columns[np.ndarray]],
         mini_batches: Sequence[list[MiniBatch]],
         skip_bad_step: bool = False,
+        measures_entropy: bool = True,
     ) -> dict[str, float]:
         """Run the optimizer steps of one iteration and return their metrics over all ranks.
 
         columns: advantages, old log-probs etc. of the loaded batches. mini_batches: one list per batch.
         skip_bad_step: skip steps with a non-finite gradient instead of raising FloatingPointError.
+        measures_entropy: compute the entropy also if the loss does not need it.
         """
-        inputs = list(zip(columns, mini_batches, strict=True))
-        return (await self._call_with_batches(lambda worker, pair: worker.update(*pair, skip_bad_step), inputs))[0]
+        inputs, options = list(zip(columns, mini_batches, strict=True)), (skip_bad_step, measures_entropy)
+        return (await self._call_with_batches(lambda worker, pair: worker.update(*pair, *options), inputs))[0]
 
     async def get_old_log_probs(self) -> list[np.ndarray]:
         """Return the old log-probs (the denominator of PPO's ratio) that the last update used."""

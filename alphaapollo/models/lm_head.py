@@ -4,12 +4,15 @@ The float32 logits of a chunk, [chunk, V], exist only while it is computed; the 
 are in closed form (z: logits after temperature, p = softmax(z), H: entropy):
 
     d logp / dz_v = [v = target] - p_v      d H / dz_v = -p_v (log p_v + H)      divergences: algorithms/divergence.py
+
+On a GPU, torch.compile fuses all operations of a chunk between two matrix products into two kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -66,6 +69,7 @@ def compute_token_stats(
     needs_entropy: bool = False,
     divergence_target: DivergenceTarget | None = None,
     chunk_logits: int | None = None,
+    fused: bool = False,
 ) -> TokenStats:
     """Compute log-probs of target tokens under softmax(logits / temperature), and optionally entropy and divergence.
 
@@ -73,10 +77,12 @@ def compute_token_stats(
         hidden: hidden states [n, H] of the tokens before the targets.
         targets: token ids, int64 [n].
         chunk_logits: maximum number of logits in memory at a time; None: a limit chosen for the device.
+        fused: compile the operations on logits. A divergence is never fused.
     """
     states, head = hidden.states, hidden.head
     limit = CHUNK_LOGITS.get(states.device.type, CHUNK_LOGITS["cuda"]) if chunk_logits is None else chunk_logits
-    chunks = _ChunkedHead(head, temperature, needs_entropy, divergence_target, max(1, limit // head.weight.shape[0]))
+    size, fused = max(1, limit // head.weight.shape[0]), fused and divergence_target is None
+    chunks = _ChunkedHead(head, temperature, needs_entropy, divergence_target, size, fused)
     logprobs, entropy, divergence, *extra = _TokenStatsFunction.apply(states, head.weight, head.bias, targets, chunks)
     divergence = None if divergence_target is None else divergence
     return TokenStats(logprobs, entropy if needs_entropy else None, divergence, *extra)
@@ -91,29 +97,104 @@ class _ChunkedHead:
     needs_entropy: bool
     divergence_target: DivergenceTarget | None
     chunk_size: int  # tokens
+    fused: bool
 
     def iterate_chunks(self, num_tokens: int) -> Iterator[slice]:
         starts = range(0, num_tokens, self.chunk_size)
         return (slice(start, min(start + self.chunk_size, num_tokens)) for start in starts)
 
-    def compute_logits(self, hidden: Tensor, head: LmHead) -> Tensor:
-        """Compute logits, with scale, softcap and temperature applied. [c, H] -> float32 or float64 [c, V]"""
-        logits = linear(hidden, head.weight)
-        if head.bias is not None:
-            logits = logits + head.bias
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        factor = head.scale / (head.softcap or self.temperature)
-        if factor != 1.0:
-            logits.mul_(factor)
-        if head.softcap is not None:
-            logits.tanh_().mul_(head.softcap / self.temperature)
-        return logits
+    @property
+    def transform(self) -> LogitTransform:
+        return LogitTransform.of_head(self.head, self.temperature)
+
+    def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return _compile(function) if self.fused else function
 
     def compute_frozen_model_logprobs(self, chunk: slice) -> Tensor:
         """Compute the frozen model's log-probs of all tokens in the vocabulary. [c, V]"""
         assert self.divergence_target is not None
-        hidden = self.divergence_target.hidden
-        return self.compute_logits(hidden.states[chunk], hidden.head).log_softmax(dim=-1)
+        states, head = self.divergence_target.hidden.states[chunk], self.divergence_target.hidden.head
+        transform = LogitTransform.of_head(head, self.temperature)
+        return transform(compute_raw_logits(states, head)).log_softmax(dim=-1)
+
+
+class LogitTransform(NamedTuple):
+    """Logits after temperature z = cap * tanh(factor * raw), or factor * raw without a cap."""
+
+    factor: float
+    cap: float | None
+
+    @classmethod
+    def of_head(cls, head: LmHead, temperature: float) -> LogitTransform:
+        cap = None if head.softcap is None else head.softcap / temperature
+        return cls(head.scale / (head.softcap or temperature), cap)
+
+    def __call__(self, raw: Tensor) -> Tensor:
+        """Return the logits in float32 (float64 for float64). [c, V] -> [c, V]"""
+        logits = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        if self.factor != 1.0:
+            logits = logits * self.factor
+        return logits if self.cap is None else logits.tanh() * self.cap
+
+
+@lru_cache
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
+
+
+def compute_raw_logits(hidden: Tensor, head: LmHead) -> Tensor:
+    """Compute logits without scale, softcap and temperature. [c, H] -> [c, V]"""
+    logits = linear(hidden, head.weight)
+    return logits if head.bias is None else logits + head.bias
+
+
+def compute_chunk_stats(
+    raw: Tensor, targets: Tensor, transform: LogitTransform, needs_entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return normaliser, log-prob of the target, and entropy (0 if it is not needed) of raw logits [c, V]; [c] each."""
+    logits = transform(raw)
+    top = logits.amax(dim=-1, keepdim=True)
+    p = (logits - top).exp_()
+    total = p.sum(dim=-1)
+    normaliser = top[:, 0] + total.log()
+    logprobs = logits.gather(1, targets[:, None])[:, 0] - normaliser
+    entropy = normaliser - torch.linalg.vecdot(p, logits) / total if needs_entropy else torch.zeros_like(normaliser)
+    return normaliser, logprobs, entropy
+
+
+def compute_logit_gradient(
+    raw: Tensor,
+    targets: Tensor,
+    transform: LogitTransform,
+    normaliser: Tensor,
+    entropy: Tensor,
+    grad_logprobs: Tensor | None,
+    grad_entropy: Tensor | None,
+    further: Tensor | None = None,
+) -> Tensor:
+    """Return the gradient of raw logits [c, V] from the gradients of log-probs and entropy [c].
+
+    further: gradient of the transformed logits [c, V] from other outputs.
+    """
+    logits = transform(raw)
+    logp = logits - normaliser[:, None]
+    slope = torch.zeros_like(normaliser[:, None])  # d loss / d z_v as a multiple of p_v
+    if grad_logprobs is not None:
+        slope = slope - grad_logprobs[:, None]
+    if grad_entropy is not None:
+        slope = slope - grad_entropy[:, None] * (logp + entropy[:, None])
+    grad = logp.exp_().mul_(slope)
+    if further is not None:
+        grad.add_(further)
+    if grad_logprobs is not None and torch.compiler.is_compiling():  # a scatter would end the fused kernel
+        is_target = torch.arange(raw.shape[1], device=raw.device) == targets[:, None]
+        grad = grad + is_target * grad_logprobs[:, None]
+    elif grad_logprobs is not None:
+        grad.scatter_add_(1, targets[:, None], grad_logprobs[:, None])
+    if transform.cap is not None:  # derivative of tanh
+        grad.addcmul_(grad, (logits / transform.cap).square(), value=-1.0)
+    factor = transform.factor * (transform.cap or 1.0)
+    return (grad if factor == 1.0 else grad.mul_(factor)).to(raw.dtype)
 
 
 class _TokenStatsFunction(torch.autograd.Function):
@@ -125,22 +206,19 @@ class _TokenStatsFunction(torch.autograd.Function):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, normaliser, entropy, divergence = (hidden.new_zeros(num_tokens, dtype=dtype) for _ in range(4))
         extra = [torch.zeros_like(logprobs) for _ in range(3)] if target and target.with_statistics else []
-        saved_logits = None
+        saved_logits, compute_stats = None, chunks.fuse(compute_chunk_stats)
         for chunk in chunks.iterate_chunks(num_tokens):
-            logits = chunks.compute_logits(hidden[chunk], chunks.head)
-            top = logits.amax(dim=-1, keepdim=True)
-            p = (logits - top).exp_()
-            total = p.sum(dim=-1)
-            normaliser[chunk] = top[:, 0] + total.log()
-            logprobs[chunk] = logits.gather(1, targets[chunk, None])[:, 0] - normaliser[chunk]
-            if chunks.needs_entropy:
-                entropy[chunk] = normaliser[chunk] - torch.linalg.vecdot(p, logits) / total
+            raw = compute_raw_logits(hidden[chunk], chunks.head)
+            normaliser[chunk], logprobs[chunk], entropy[chunk] = compute_stats(
+                raw, targets[chunk], chunks.transform, chunks.needs_entropy
+            )
             if target is not None:
-                logp, logq = logits - normaliser[chunk, None], chunks.compute_frozen_model_logprobs(chunk)
+                logp = chunks.transform(raw) - normaliser[chunk, None]
+                logq = chunks.compute_frozen_model_logprobs(chunk)
                 divergence[chunk] = target.divergence.value(logp, logq)
                 for column, statistic in zip(extra, (kl, forward_kl, distribution_overlap), strict=False):
                     column[chunk] = statistic(logp, logq)
-            saved_logits = logits if num_tokens <= chunks.chunk_size else None
+            saved_logits = raw if num_tokens <= chunks.chunk_size else None
         ctx.chunks, ctx.needs_bias = chunks, bias is not None and ctx.needs_input_grad[2]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, targets, normaliser, entropy, saved_logits)
@@ -153,33 +231,32 @@ class _TokenStatsFunction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         hidden, weight, targets, normaliser, entropy, saved_logits = ctx.saved_tensors
         chunks: _ChunkedHead = ctx.chunks
-        head = chunks.head
+        compute_gradient = chunks.fuse(compute_logit_gradient)
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
         grad_bias = hidden.new_zeros(weight.shape[0], dtype=normaliser.dtype) if ctx.needs_bias else None
         for chunk in chunks.iterate_chunks(hidden.shape[0]):
-            logits = chunks.compute_logits(hidden[chunk], chunks.head) if saved_logits is None else saved_logits
-            logp = logits - normaliser[chunk, None]
-            slope = torch.zeros_like(normaliser[chunk, None])  # d loss / d z_v as a multiple of p_v
-            if grad_logprobs is not None:
-                slope = slope - grad_logprobs[chunk, None]
-            if grad_entropy is not None:
-                slope = slope - grad_entropy[chunk, None] * (logp + entropy[chunk, None])
-            towards_target = None
+            raw = compute_raw_logits(hidden[chunk], chunks.head) if saved_logits is None else saved_logits
+            from_divergence = None
             if grad_divergence is not None and chunks.divergence_target is not None:
-                divergence = chunks.divergence_target.divergence
-                towards_target = divergence.gradient(logp, chunks.compute_frozen_model_logprobs(chunk))
-            grad = logp.exp_().mul_(slope)
-            if towards_target is not None and grad_divergence is not None:
-                grad.add_(towards_target.mul_(grad_divergence[chunk, None]))
-            if grad_logprobs is not None:
-                grad.scatter_add_(1, targets[chunk, None], grad_logprobs[chunk, None])
-            if head.softcap is not None:  # turn the gradient of the logits into that of hidden W^T + bias
-                grad.addcmul_(grad * (chunks.temperature / head.softcap) ** 2, logits.square(), value=-1.0)
-            grad.mul_(head.scale / chunks.temperature)
+                logp, logq = (
+                    chunks.transform(raw) - normaliser[chunk, None],
+                    chunks.compute_frozen_model_logprobs(chunk),
+                )
+                from_divergence = chunks.divergence_target.divergence.gradient(logp, logq)
+                from_divergence.mul_(grad_divergence[chunk, None])
+            grad = compute_gradient(
+                raw,
+                targets[chunk],
+                chunks.transform,
+                normaliser[chunk],
+                entropy[chunk],
+                None if grad_logprobs is None else grad_logprobs[chunk],
+                None if grad_entropy is None else grad_entropy[chunk],
+                from_divergence,
+            )
             if grad_bias is not None:
-                grad_bias += grad.sum(dim=0)
-            grad = grad.to(hidden.dtype)
+                grad_bias += grad.sum(dim=0, dtype=grad_bias.dtype)
             grad_hidden[chunk] = linear(grad, weight.t())
             if ctx.needs_input_grad[1]:
                 part = compute_weight_grad(grad, hidden[chunk])

@@ -25,7 +25,7 @@ from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.moe_routing import RouterHooks
-from alphaapollo.models.sharding import FsdpRoot, shard_model
+from alphaapollo.models.sharding import FsdpRoot, reshard, shard_model
 from alphaapollo.models.ulysses import gather_token_values
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # bfloat16 a difference above WARN_ABOVE may be rounding, so it is only a warning.
 LIMIT = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 1.0}
 WARN_ABOVE = 0.1
+FUSED_HEAD_LIMIT = 1e-2  # relative difference of the fused head; rounding to bfloat16 is 4e-3
 
 
 class PolicyModel(FsdpRoot):
@@ -48,6 +49,7 @@ class PolicyModel(FsdpRoot):
         self.model = model
         self.scale, self.softcap = read_logit_scale_and_softcap(model.config)
         self.routers = RouterHooks.wrap_routers(model)  # of a mixture of experts
+        self.fuses_head = False  # the head's operations on logits are compiled (fuse_head_if_equal)
 
     def forward(
         self,
@@ -58,7 +60,9 @@ class PolicyModel(FsdpRoot):
     ) -> TokenStats:
         """Compute log-probs [n] of the response tokens, and optionally entropy and divergence (compute_token_stats)."""
         hidden = PolicyModel.compute_lm_head_input(self, micro)  # without the FSDP hooks of self.compute_lm_head_input
-        stats = compute_token_stats(hidden, micro.targets, temperature, needs_entropy, divergence_target)
+        stats = compute_token_stats(
+            hidden, micro.targets, temperature, needs_entropy, divergence_target, fused=self.fuses_head
+        )
         if micro.sequence is None:
             return stats
         present = {name: column for name, column in stats._asdict().items() if column is not None}
@@ -176,6 +180,29 @@ def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: 
             "because the head or attention is not supported. Set model.attention=padded, or choose another model."
         )
     return mismatch
+
+
+def fuse_head_if_equal(policy: PolicyModel, builder: MicroBatchBuilder) -> list[str]:
+    """On a GPU, let torch.compile fuse the head's operations on logits, if log-probs, entropy and gradient of a short
+    sequence stay the same up to rounding (a collective). Returns a warning if they do not."""
+    if builder.device.type != "cuda":
+        return []
+    micro = builder.build(make_rows([np.arange(8) % policy.model.config.get_text_config().vocab_size], [1]), [0])
+    with torch.no_grad():
+        hidden = policy.compute_lm_head_input(micro)
+    results = []
+    for fused in (False, True):
+        states = hidden.states.detach().requires_grad_()
+        stats = compute_token_stats(replace(hidden, states=states), micro.targets, 1.0, needs_entropy=True, fused=fused)
+        assert stats.entropy is not None
+        gradient = torch.autograd.grad((stats.logprobs + stats.entropy).sum(), states)[0]
+        results.append((stats.logprobs.detach(), stats.entropy.detach(), gradient))
+    reshard(policy)
+    difference = max(float((fused - plain).norm() / plain.norm()) for plain, fused in zip(*results, strict=True))
+    policy.fuses_head = difference < FUSED_HEAD_LIMIT
+    if policy.fuses_head:
+        return []
+    return [f"the fused output head differs by {difference:.2g} from the separate operations, which are used instead."]
 
 
 def make_mismatch_warnings(logprob_mismatch: float) -> list[str]:

@@ -26,7 +26,13 @@ from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.lora import disable_adapters, gather_scaled_adapter
 from alphaapollo.models.micro_batch import MicroBatch, make_rows
-from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf, load_policy, make_mismatch_warnings
+from alphaapollo.models.policy import (
+    PolicyModel,
+    check_forward_vs_hf,
+    fuse_head_if_equal,
+    load_policy,
+    make_mismatch_warnings,
+)
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
@@ -78,6 +84,7 @@ class PolicyWorker(TrainingWorker):
         self.policy = load_policy(model, self.mesh, self.dtype, fsdp.offload_policy, setup.seed)
         self.hf_model = self.policy.model
         self.logprob_check_warnings = make_mismatch_warnings(check_forward_vs_hf(self.policy, self.builder, self.dtype))
+        self.logprob_check_warnings += fuse_head_if_equal(self.policy, self.builder)
         logprobs = self.policy.make_logprobs_function(self.temperature)
         self.sharing = SharedPromptCheck(self.policy, logprobs, self.builder, self.dtype)
         self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", "actor_rollout_ref.actor.optim")
@@ -118,7 +125,11 @@ class PolicyWorker(TrainingWorker):
         return self.teacher.compute_log_probs(self.batch)
 
     def update(
-        self, columns: Columns[np.ndarray], mini_batches: Sequence[MiniBatch] | None = None, skip_bad_step: bool = False
+        self,
+        columns: Columns[np.ndarray],
+        mini_batches: Sequence[MiniBatch] | None = None,
+        skip_bad_step: bool = False,
+        measures_entropy: bool = True,
     ) -> dict[str, float]:
         """Train on the loaded batch and return metrics over all ranks.
 
@@ -129,6 +140,7 @@ class PolicyWorker(TrainingWorker):
             columns: advantages etc. of all rows of the batch.
             mini_batches: mini-batches to train on, if some rows are left out; None: those of the loaded batch.
             skip_bad_step: skip an optimizer step with a non-finite gradient instead of raising FloatingPointError.
+            measures_entropy: compute the entropy also if the loss does not need it.
 
         Raises ValueError if the first batch shares prompts and the model does not support shared prompts.
         """
@@ -139,6 +151,7 @@ class PolicyWorker(TrainingWorker):
         if self.teacher is not None and self.teacher_config.uses_full_vocabulary:
             self.teacher.reload_and_check_batch(batch)
         balancer = self.make_expert_load_balancer(self.policy.routers)
+        needs_entropy = measures_entropy or self.actor.entropy_coeff > 0
         old, records_old = columns.old_logprobs, columns.old_logprobs is None
         if old is None:
             old = self._compute_log_probs(self.policy, batch, mini_batches[1:])
@@ -151,7 +164,12 @@ class PolicyWorker(TrainingWorker):
                     balancer.begin_step(batch.rows, mini_batch.row_indices)
                 for row_indices in self.state.iterate_micro_batches(mini_batch.micro_batches):
                     self._accumulate_gradients(
-                        row_indices, replace(columns, old_logprobs=old), recorded_logprobs, sums, balancer
+                        row_indices,
+                        replace(columns, old_logprobs=old),
+                        recorded_logprobs,
+                        needs_entropy,
+                        sums,
+                        balancer,
                     )
                 done.append(self.state.step(skip_bad_step))
                 if recorded_logprobs is not None:
@@ -264,6 +282,7 @@ class PolicyWorker(TrainingWorker):
         row_indices: list[int],
         columns: Columns[np.ndarray],
         recorded_logprobs: TokenParts | None,
+        needs_entropy: bool,
         metric_sums: MetricSums,
         balancer: ExpertLoadBalancer | None,
     ) -> None:
@@ -273,7 +292,7 @@ class PolicyWorker(TrainingWorker):
         """
         micro = self.builder.build(self.batch.rows, row_indices, replace(columns, returns=None, values=None))
         target = self._make_divergence_target(micro)
-        stats = self.policy(micro, self.temperature, needs_entropy=True, divergence_target=target)
+        stats = self.policy(micro, self.temperature, needs_entropy, target)
         old = None
         if recorded_logprobs is not None:
             old = stats.logprobs.detach()

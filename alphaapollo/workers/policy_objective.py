@@ -31,7 +31,7 @@ from alphaapollo.workers.metric_sums import MAX_SUFFIX
 class ObjectiveInputs(PolicyLossInputs):
     """Inputs of the policy loss of a micro-batch, as matrices [rows, tokens of the longest response]."""
 
-    entropy: Tensor
+    entropy: Tensor | None = None
     divergence: Tensor | None = None  # from the teacher's distributions, or from the reference's for the full KL
     ref_logp: Tensor | None = None  # for a KL estimated from sampled tokens
     loss_weights: Tensor  # [b] weight of the sum over a row's tokens
@@ -101,10 +101,12 @@ def compute_policy_objective(
     metrics |= {
         "pg_loss": loss,
         "ratio_max": ratios.max().exp(),  # 0 without action tokens
-        "entropy": apply_mask(matrices.entropy, mask).sum(),
         "tokens": mask.sum(),
     }
+    if matrices.entropy is not None:
+        metrics["entropy"] = apply_mask(matrices.entropy, mask).sum()
     if actor.entropy_coeff > 0:
+        assert matrices.entropy is not None
         loss = loss - actor.entropy_coeff * aggregate_token_losses(matrices.entropy, mask, weights)
     if actor.use_kl_loss:
         ref_logp = None if actor.uses_full_kl else matrices.ref_logp

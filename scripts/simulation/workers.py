@@ -164,9 +164,7 @@ class FakePolicy:
     def load_batch(self, batch: RankBatch) -> None:
         self.batch = batch
 
-    async def update(
-        self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch], skip_bad_step: bool = False
-    ) -> dict[str, float]:
+    async def update(self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch], *_: object) -> dict[str, float]:
         assert columns.advantages is not None
         await asyncio.sleep(self.batch.rows.lengths.sum() / self.latencies.update)
         return {"actor/pg_loss": float(columns.advantages.sum()), "actor/entropy": 0.5}

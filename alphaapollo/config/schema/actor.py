@@ -77,6 +77,8 @@ class Actor(Section):
     """Constant of seq-mean-token-sum-norm; null = data.max_response_length."""
     entropy_coeff: NonNegativeFloat = 0.0
     """Coefficient of the entropy bonus."""
+    entropy_freq: PositiveInt = 1
+    """Measure actor/entropy every so many iterations. An entropy bonus computes it in every iteration."""
     use_kl_loss: bool = False
     """Add the KL to the reference model to the loss."""
     kl_loss_coef: Annotated[NonNegativeFloat, ActiveWhen("use_kl_loss", silent_value=0.0)] = 0.001

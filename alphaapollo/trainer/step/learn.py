@@ -64,7 +64,8 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
         if step > config.trainer.critic_warmup:
             trained = credit.has_gradient if plan.skips_rows_without_advantage else np.ones_like(credit.has_gradient)
             steps = filter_mini_batches(batch.layout, trained, plan.max_tokens, plan.padded)
-            metrics |= await workers.policy.update(credit.columns, steps, skip_bad_step)
+            measures_entropy = step % config.actor_rollout_ref.actor.entropy_freq == 0
+            metrics |= await workers.policy.update(credit.columns, steps, skip_bad_step, measures_entropy)
             metrics["batch/rows_skipped"] = 1 - float(trained.mean())
             metrics |= await measure_logprob_mismatch(run, batch, trained)
             if config.algorithm.use_kl_in_reward:

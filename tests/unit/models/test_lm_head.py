@@ -124,3 +124,26 @@ def test_bfloat16_head_computes_in_float32():
     assert stats.logprobs.dtype is torch.float32
     stats.logprobs.sum().backward()
     assert weight.grad is not None and weight.grad.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (1.3, 2.0)])
+def test_the_fused_head_equals_the_separate_operations(
+    monkeypatch: pytest.MonkeyPatch, scale: float, softcap: float | None
+):
+    """Traced as on a GPU, but without generated code (backend="eager"), so that no compiler is needed."""
+    traced = []
+
+    def trace(function):
+        traced.append(function.__name__)
+        return torch.compile(function, backend="eager", dynamic=True)
+
+    monkeypatch.setattr(head_module, "_compile", trace)
+    results = []
+    for fused in (False, True):
+        hidden, weight, bias, targets, *_ = inputs()
+        head = LmHeadInput(hidden, LmHead(weight, bias, scale, softcap))
+        stats = compute_token_stats(head, targets, 0.7, needs_entropy=True, chunk_logits=2 * VOCABULARY, fused=fused)
+        loss = (torch.linspace(-1, 1, NUM_TOKENS) * (stats.logprobs + 0.3 * stats.entropy)).sum()
+        results.append((stats.logprobs, stats.entropy, *torch.autograd.grad(loss, (hidden, weight, bias))))
+    assert traced == ["compute_chunk_stats", "compute_logit_gradient"]
+    torch.testing.assert_close(results[1], results[0])

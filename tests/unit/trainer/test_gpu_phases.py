@@ -81,7 +81,7 @@ class Trainer:
         self.gpu.work(self.role, "scores")
         return np.ones(len(batch.rows), dtype=np.float32)
 
-    def update(self, columns: Any, steps: Any = None, skip_bad_step: bool = False) -> dict[str, float]:
+    def update(self, columns: Any, *_: object) -> dict[str, float]:
         self.gpu.work(self.role, "update")
         return {}
 

@@ -34,7 +34,7 @@ class Workers:
 
     compute_ref_log_probs = compute_values = get_old_log_probs = compute_log_probs
 
-    async def update(self, columns: Any, steps: Any = None, skip_bad_step: bool = False) -> dict[str, float]:
+    async def update(self, columns: Any, steps: Any = None, *_: object) -> dict[str, float]:
         self.updates += 1
         return {}
 
