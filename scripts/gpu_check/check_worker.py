@@ -1,9 +1,8 @@
-"""A 0.5B policy worker: an update has the same gradient norm with activation checkpointing on and off, with each
+"""A policy worker with two layers of 0.5B: an update has the same gradient norm with activation checkpointing on and off, with each
 offload, and with the full KL; gradients against transformers; save, load, export."""
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -21,46 +20,45 @@ OFFLOADS = ("param_offload", "optimizer_offload", "offload_policy")
 LIMIT = {"cuda": 0.1, "cpu": 1e-3}  # relative: bfloat16 against float32
 
 
-def run(kit: Kit) -> dict[str, Any]:
-    folder = kit.model()
-    figures: dict[str, Any] = {}
-    norms = {}
+def run(kit: Kit) -> None:
+    folder, norms = kit.model(num_hidden_layers=2), dict[str, float]()
     for name, settings in variants(kit).items():
-        worker = kit.worker(folder, **settings)
-        batch, columns = random_batch(LENGTHS[kit.device], vocabulary_of(folder), 1024, worker.builder.padded)
-        worker.load_batch(batch)
-        if name == "plain":
-            figures["gradient_error"] = gradient_error(worker, folder)
-            assert figures["gradient_error"] < LIMIT[kit.device], figures
-        before = worker.compute_log_probs()
-        norms[name] = worker.update(columns)["actor/grad_norm"]
-        worker.offload()
-        after = worker.compute_log_probs()
-        assert np.isfinite(after).all() and np.abs(after - before).max() > 1e-4, f"{name}: the weights did not change"
-        if name == "plain" or name in OFFLOADS:
-            save_load_export(worker, columns, after, kit.folder)
-        worker.close()
-        del worker
-        gc.collect()
-        if kit.on_gpu:
-            torch.cuda.empty_cache()
-    for norm in norms.values():
-        assert abs(norm / norms["plain"] - 1) < LIMIT[kit.device], f"gradient norms differ: {norms}"
-    return figures | {"grad_norm": norms["plain"], "variants": ", ".join(norms)}
+        with kit.part(name):
+            norms[name] = check_variant(kit, folder, name, settings)
+            kit.record(f"{name} grad_norm", norms[name])
+            assert abs(norms[name] / norms["plain"] - 1) < LIMIT[kit.device], f"gradient norms differ: {norms}"
+
+
+def check_variant(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -> float:
+    """Train, and save, load and export with and without offloads. Returns the gradient norm."""
+    worker = kit.worker(folder, **settings)
+    batch, columns = random_batch(LENGTHS[kit.device], vocabulary_of(folder), 1024, worker.builder.padded)
+    worker.load_batch(batch)
+    if name == "plain":
+        error = gradient_error(worker, folder)
+        kit.record("gradient_error", error)
+        assert error < LIMIT[kit.device], f"gradients differ from those of transformers by {error:.2g}"
+    before = worker.compute_log_probs()
+    norm = worker.update(columns)["actor/grad_norm"]
+    worker.offload()
+    after = worker.compute_log_probs()
+    assert np.isfinite(after).all() and np.abs(after - before).max() > 1e-4, f"{name}: the weights did not change"
+    if name == "plain" or name in OFFLOADS:
+        save_load_export(worker, columns, after, kit.folder / name)
+    worker.close()
+    return norm
 
 
 def variants(kit: Kit) -> dict[str, dict[str, Any]]:
-    model = {"enable_gradient_checkpointing": False}
-    plain = {"model": model}
     # The full KL to the reference that training starts from is 0, with a gradient of 0.
     kl = {"use_kl_loss": True, "kl_loss_type": "full"}
     found: dict[str, dict[str, Any]] = {
-        "plain": plain,
+        "plain": {},
         "checkpointing": {"model": {"enable_gradient_checkpointing": True}},
-        "full KL": {"model": model, "actor": kl, "needs_reference": True},
+        "full KL": {"actor": kl, "needs_reference": True},
     }
-    if kit.on_gpu:
-        found |= {key: {"model": model, "actor": {"fsdp_config": {key: True}}} for key in OFFLOADS}
+    if kit.on_gpu:  # offloads have no effect on a CPU
+        found |= {key: {"actor": {"fsdp_config": {key: True}}} for key in OFFLOADS}
     return found
 
 
