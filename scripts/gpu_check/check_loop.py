@@ -7,11 +7,12 @@ import math
 from scripts.gpu_check.kit import Kit
 from scripts.gpu_check.runs import train
 
+RUNS = {"fake": "fake", "hf": "hf", "hf 0.5b": "hf"}  # name of a run -> engine
 REPORTED = ("sync/probe_gap", "timing/step", "timing/generate", "timing/update")
 
 
 def run(kit: Kit) -> None:
-    for name, engine in (("fake", "fake"), ("hf", "hf"), ("hf 0.5b", "hf")):
+    for name, engine in RUNS.items():
         with kit.part(name):
             words = [f"actor_rollout_ref.rollout.name={engine}", "trainer.controller=local"]
             if name == "hf 0.5b":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 from scripts.gpu_check.kit import Kit, need
 from scripts.gpu_check.runs import train
 

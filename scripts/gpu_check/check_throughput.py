@@ -15,11 +15,12 @@ from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.launch.memory.model import plan_trained_model
 from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.workers.policy import PolicyWorker
 from scripts.checks import Untested
 from scripts.gpu_check.device import GIB
-from scripts.gpu_check.kit import Kit, need, vocabulary_of
+from scripts.gpu_check.kit import ROUNDS, Kit, need, vocabulary_of
 from scripts.random_batch import random_batch
 
 MAX_WAITS = 6.0  # per micro-batch: metrics are summed on the device
@@ -148,32 +149,38 @@ def count_waits(worker: PolicyWorker, work: Work) -> float:
 def measure_parts(work: Work) -> None:
     """Record milliseconds of a micro-batch in trunk (decoder) and head without FSDP, of FSDP, of the optimizer step,
     and of the rest of the update."""
-    kit, worker = work.kit, work.worker()
-    update = kit.time(lambda: worker.update(work.columns))
-    worker.state.reload()
-    micro = worker.builder.build(work.batch.rows, work.micro_batches[0])
-    sharded = kit.time(lambda: run_passes(worker.policy, micro))
-    steps = []
-    for _ in range(3):
-        run_passes(worker.policy, micro, keeps_gradients=True)
-        with kit.clock() as seconds:
-            worker.state.step()
-        steps += seconds
+    kit, count = work.kit, len(work.micro_batches)
+    worker = work.worker()
     config, dtype = worker.config, worker.dtype
+    micro = worker.builder.build(work.batch.rows, work.micro_batches[0])
+    update, sharded, step = time_worker(work, worker, micro)
     worker.close()
     del worker
     kit.memory.free_unused()
     policy = PolicyModel(load_causal_lm(config, get_attention_kernel(config))).to(kit.device, dtype)
     complete = kit.time(lambda: run_passes(policy, micro))
     trunk = kit.time(lambda: run_trunk(policy, micro))
-    count = len(work.micro_batches)
-    parts = {"trunk": trunk, "head": complete - trunk, "fsdp": sharded - complete, "optimizer": min(steps)}
-    parts["rest"] = update / count - sharded - min(steps) / count
+    parts = {"trunk": trunk, "head": complete - trunk, "fsdp": sharded - complete, "optimizer": step}
+    parts["rest"] = (update - step) / count - sharded
     for name, value in parts.items():
         kit.record(f"{name}_ms", 1000 * value)
 
 
-def run_passes(policy: PolicyModel, micro: Any, keeps_gradients: bool = False) -> None:
+def time_worker(work: Work, worker: PolicyWorker, micro: MicroBatch) -> tuple[float, float, float]:
+    """Seconds of an update, of the passes of a micro-batch under FSDP, and of the optimizer step."""
+    update = work.kit.time(lambda: worker.update(work.columns))
+    worker.state.reload()
+    sharded = work.kit.time(lambda: run_passes(worker.policy, micro))
+    steps = []
+    for _ in range(ROUNDS):
+        run_passes(worker.policy, micro, keeps_gradients=True)
+        with work.kit.clock() as seconds:
+            worker.state.step()
+        steps += seconds
+    return update, sharded, min(steps)
+
+
+def run_passes(policy: PolicyModel, micro: MicroBatch, keeps_gradients: bool = False) -> None:
     """Forward and backward pass with log-probs and entropy."""
     stats = policy(micro, 1.0, needs_entropy=True)
     assert stats.entropy is not None
@@ -182,7 +189,7 @@ def run_passes(policy: PolicyModel, micro: Any, keeps_gradients: bool = False) -
         policy.zero_grad(set_to_none=True)
 
 
-def run_trunk(policy: PolicyModel, micro: Any) -> None:
+def run_trunk(policy: PolicyModel, micro: MicroBatch) -> None:
     """Forward and backward pass of the decoder layers."""
     policy.compute_lm_head_input(micro).states.sum().backward()
     policy.zero_grad(set_to_none=True)

@@ -1,5 +1,5 @@
-"""A policy worker with two layers of 0.5B: an update has the same gradient norm with activation checkpointing on and off, with each
-offload, and with the full KL; gradients against transformers; save, load, export."""
+"""A policy worker with two layers of 0.5B: an update has the same gradient norm with gradient checkpointing, with each
+offload and with the full KL. Gradients against transformers; save, load and export."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from alphaapollo.models.checkpoint.writer import CheckpointWriter
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.workers.policy import PolicyWorker
 from scripts.gpu_check.kit import Kit, relative, vocabulary_of
+from scripts.gpu_check.older_torch import is_older_torch
 from scripts.random_batch import random_batch
 
 LENGTHS = {"cuda": [512, 300, 2, 411, 256, 64], "cpu": [48, 30, 2]}
@@ -24,13 +25,11 @@ def run(kit: Kit) -> None:
     folder, norms = kit.model(num_hidden_layers=2), dict[str, float]()
     for name, settings in variants(kit).items():
         with kit.part(name):
-            norms[name] = check_variant(kit, folder, name, settings)
-            kit.record(f"{name} grad_norm", norms[name])
-            assert abs(norms[name] / norms["plain"] - 1) < LIMIT[kit.device], f"gradient norms differ: {norms}"
+            check_variant(kit, folder, name, settings, norms)
 
 
-def check_variant(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -> float:
-    """Train, and save, load and export with and without offloads. Returns the gradient norm."""
+def check_variant(kit: Kit, folder: Path, name: str, settings: dict[str, Any], norms: dict[str, float]) -> None:
+    """Train, and save, load and export with and without offloads. Adds the gradient norm to `norms`."""
     worker = kit.worker(folder, **settings)
     batch, columns = random_batch(LENGTHS[kit.device], vocabulary_of(folder), 1024, worker.builder.padded)
     worker.load_batch(batch)
@@ -39,14 +38,16 @@ def check_variant(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -
         kit.record("gradient_error", error)
         assert error < LIMIT[kit.device], f"gradients differ from those of transformers by {error:.2g}"
     before = worker.compute_log_probs()
-    norm = worker.update(columns)["actor/grad_norm"]
+    norm = norms[name] = worker.update(columns)["actor/grad_norm"]
+    kit.record(f"{name} grad_norm", norm)
     worker.offload()
     after = worker.compute_log_probs()
     assert np.isfinite(after).all() and np.abs(after - before).max() > 1e-4, f"{name}: the weights did not change"
+    assert abs(norm / norms.get("plain", norm) - 1) < LIMIT[kit.device], f"gradient norms differ: {norms}"
     if name == "plain" or name in OFFLOADS:
-        save_load_export(worker, columns, after, kit.folder / name)
+        with kit.part(f"{name} checkpoint"):
+            save_load_export(worker, columns, after, kit.folder / name)
     worker.close()
-    return norm
 
 
 def variants(kit: Kit) -> dict[str, dict[str, Any]]:
@@ -92,7 +93,7 @@ def save_load_export(worker: PolicyWorker, columns: Any, after: np.ndarray, fold
     """A checkpoint written during an update restores the earlier log-probs; the export loads in transformers."""
     from transformers import AutoModelForCausalLM
 
-    worker.writer = CheckpointWriter(in_background=True)
+    worker.writer = CheckpointWriter(in_background=not is_older_torch())  # torch 2.11 copies once
     for name in ("first", "saved"):  # the second uses pinned memory
         worker.save(str(folder / name))
         worker.offload()

@@ -11,6 +11,15 @@ import runpy
 import sys
 from typing import Any
 
+PINNED = (2, 13)  # pyproject.toml
+
+
+def is_older_torch() -> bool:
+    import torch
+
+    major, minor, *_ = torch.__version__.split(".")
+    return (int(major), int(minor)) < PINNED
+
 
 def adapt_varlen_attention() -> bool:
     """Drop the argument enable_gqa if this torch's varlen_attn lacks it: older releases take grouped heads without it.
