@@ -71,20 +71,18 @@ def run(kit: Kit, size: str) -> None:
         work = prepare(kit, SHAPES["0.5b"])
         for name, compiled in (("", False), ("compiled ", True)):
             with kit.part(f"{name}update"):
-                measure_update(work, name, use_torch_compile=compiled)
+                measure_update(work, work.worker(use_torch_compile=compiled), name)
         return
     work = prepare(kit, SHAPES[size])
     with kit.part("update"):
-        measure_update(work)
-    with kit.part("parts"):
-        measure_parts(work)
+        measure_update_and_parts(work)
     if SHAPES[size].against_bare:
         with kit.part("bare"):
             measure_bare_loop(work)
     with kit.part("liger"):  # last: it replaces functions of this process
         kit.need_gpu("Liger")
         need("liger_kernel")
-        measure_update(work, "liger ", use_liger=True)
+        measure_update(work, work.worker(use_liger=True), "liger ")
 
 
 def prepare(kit: Kit, shape: Shape) -> Work:
@@ -112,20 +110,16 @@ def plan_peak(kit: Kit, folder: Path, micro_batch_shape: tuple[int, int], checkp
     return max(usage.total for usage in plan.usage_during_update().values())
 
 
-def measure_update(work: Work, prefix: str = "", **model: Any) -> None:
-    """Record tokens/s, MFU, the peak and synchronizations of an update."""
-    kit, worker = work.kit, work.worker(**model)
+def measure_update(work: Work, worker: PolicyWorker, prefix: str = "") -> float:
+    """Record tokens/s, MFU and the peak of an update. Returns its seconds."""
+    kit = work.kit
     kit.memory.reset_peak()
     seconds = kit.time(lambda: worker.update(work.columns))
     kit.record(f"{prefix}tokens_per_s", sum(work.lengths) / seconds)
     if mfu := compute_mfu(worker.policy.model, work, seconds):
         kit.record(f"{prefix}mfu", mfu)
     kit.record(f"{prefix}peak_gib", kit.memory.get_peak() / GIB)
-    if kit.on_gpu and not prefix:
-        waits = count_waits(worker, work)
-        kit.record("waits_per_micro_batch", waits)
-        assert waits <= MAX_WAITS, f"{waits:.1f} synchronizations with the GPU per micro-batch"
-    worker.close()
+    return seconds
 
 
 def compute_mfu(model: Any, work: Work, seconds: float) -> float | None:
@@ -136,24 +130,27 @@ def compute_mfu(model: Any, work: Work, seconds: float) -> float | None:
 
 
 def count_waits(worker: PolicyWorker, work: Work) -> float:
-    """Synchronizations with the GPU per micro-batch, counted by torch."""
-    torch.cuda.set_sync_debug_mode("warn")
+    """Synchronizations with the GPU per micro-batch, counted by torch; 0 on a CPU."""
+    if work.kit.on_gpu:
+        torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         worker.update(work.columns)
-    torch.cuda.set_sync_debug_mode("default")
+    if work.kit.on_gpu:
+        torch.cuda.set_sync_debug_mode("default")
     waits = [str(one.message) for one in caught if "synchronizing CUDA operation" in str(one.message)]
     return len(waits) / len(work.micro_batches)
 
 
-def measure_parts(work: Work) -> None:
-    """Record milliseconds of a micro-batch in trunk (decoder) and head without FSDP, of FSDP, of the optimizer step,
-    and of the rest of the update."""
-    kit, count = work.kit, len(work.micro_batches)
-    worker = work.worker()
+def measure_update_and_parts(work: Work) -> None:
+    """Record an update, and the milliseconds of a micro-batch in trunk (decoder) and head without FSDP, of FSDP, of the
+    optimizer step, and of the rest of the update."""
+    kit, count, worker = work.kit, len(work.micro_batches), work.worker()
+    update = measure_update(work, worker)
     config, dtype = worker.config, worker.dtype
     micro = worker.builder.build(work.batch.rows, work.micro_batches[0])
-    update, sharded, step = time_worker(work, worker, micro)
+    sharded, step = time_passes_and_step(work, worker, micro)
+    waits = count_waits(worker, work)
     worker.close()
     del worker
     kit.memory.free_unused()
@@ -164,12 +161,12 @@ def measure_parts(work: Work) -> None:
     parts["rest"] = (update - step) / count - sharded
     for name, value in parts.items():
         kit.record(f"{name}_ms", 1000 * value)
+    kit.record("waits_per_micro_batch", waits)
+    assert waits <= MAX_WAITS, f"{waits:.1f} synchronizations with the GPU per micro-batch"
 
 
-def time_worker(work: Work, worker: PolicyWorker, micro: MicroBatch) -> tuple[float, float, float]:
-    """Seconds of an update, of the passes of a micro-batch under FSDP, and of the optimizer step."""
-    update = work.kit.time(lambda: worker.update(work.columns))
-    worker.state.reload()
+def time_passes_and_step(work: Work, worker: PolicyWorker, micro: MicroBatch) -> tuple[float, float]:
+    """Seconds of the passes of a micro-batch under FSDP, and of the optimizer step."""
     sharded = work.kit.time(lambda: run_passes(worker.policy, micro))
     steps = []
     for _ in range(ROUNDS):
@@ -177,7 +174,7 @@ def time_worker(work: Work, worker: PolicyWorker, micro: MicroBatch) -> tuple[fl
         with work.kit.clock() as seconds:
             worker.state.step()
         steps += seconds
-    return update, sharded, min(steps)
+    return sharded, min(steps)
 
 
 def run_passes(policy: PolicyModel, micro: MicroBatch, keeps_gradients: bool = False) -> None:

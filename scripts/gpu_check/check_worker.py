@@ -17,13 +17,20 @@ from scripts.gpu_check.older_torch import is_older_torch
 from scripts.random_batch import random_batch
 
 LENGTHS = {"cuda": [512, 300, 2, 411, 256, 64], "cpu": [48, 30, 2]}
-OFFLOADS = ("param_offload", "optimizer_offload", "offload_policy")
+OFFLOADS = ("param_offload", "optimizer_offload", "offload_policy")  # without effect on a CPU
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "checkpointing": {"model": {"enable_gradient_checkpointing": True}},
+    # The full KL to the reference that training starts from is 0, with a gradient of 0.
+    "full KL": {"actor": {"use_kl_loss": True, "kl_loss_type": "full"}, "needs_reference": True},
+    **{key: {"actor": {"fsdp_config": {key: True}}} for key in OFFLOADS},
+}
 LIMIT = {"cuda": 0.1, "cpu": 1e-3}  # relative: bfloat16 against float32
 
 
 def run(kit: Kit) -> None:
     folder, norms = kit.model(num_hidden_layers=2), dict[str, float]()
-    for name, settings in variants(kit).items():
+    for name, settings in VARIANTS.items():
         with kit.part(name):
             check_variant(kit, folder, name, settings, norms)
 
@@ -48,19 +55,6 @@ def check_variant(kit: Kit, folder: Path, name: str, settings: dict[str, Any], n
         with kit.part(f"{name} checkpoint"):
             save_load_export(worker, columns, after, kit.folder / name)
     worker.close()
-
-
-def variants(kit: Kit) -> dict[str, dict[str, Any]]:
-    # The full KL to the reference that training starts from is 0, with a gradient of 0.
-    kl = {"use_kl_loss": True, "kl_loss_type": "full"}
-    found: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "checkpointing": {"model": {"enable_gradient_checkpointing": True}},
-        "full KL": {"actor": kl, "needs_reference": True},
-    }
-    if kit.on_gpu:  # offloads have no effect on a CPU
-        found |= {key: {"actor": {"fsdp_config": {key: True}}} for key in OFFLOADS}
-    return found
 
 
 def gradient_error(worker: PolicyWorker, folder: Path) -> float:

@@ -126,7 +126,7 @@ def transfer(rank: int, num_ranks: int, address: str, case: TransferCase, folder
         if rank == 0:
             asyncio.run(publish_and_verify(case, folder, *models))
             return
-        sender = VllmTransferSender(None, case.dtype, rank, "ipc")  # type: ignore[arg-type]
+        sender = VllmTransferSender(None, case.dtype, rank, "ipc")
         for version, model in enumerate(reversed(models), start=1):
             assert sender.send(to_device(checkpoint(model), case).items(), version) is None
             sender.release_sent_weights()
@@ -199,8 +199,8 @@ async def verify(engine: VllmEngine, case: TransferCase, version: int, model: An
     assert gap < case.limit < mean_abs_difference(logprobs_of(other, PROBE), logprobs_of(model, PROBE))
     answer = await engine.generate(PROBE, Sampling(NUM_TOKENS, seed=version), f"r{version}")
     assert answer.weight_version == version
-    expected = logprobs_of(model, PROBE + answer.token_ids)[-len(answer.token_ids) :]
-    assert mean_abs_difference(answer.logprobs, expected) < case.limit
+    expected = logprobs_of(model, [*PROBE, *answer.token_ids])[-len(answer.token_ids) :]
+    assert mean_abs_difference(list(answer.logprobs), expected) < case.limit
 
 
 def to_device(weights: dict[str, torch.Tensor], case: TransferCase) -> dict[str, torch.Tensor]:
