@@ -104,7 +104,7 @@ class Kit:
             actor=Actor(**{"optim": {"lr": 1e-4}} | settings.get("actor", {})),
             ref=Reference(**settings.get("ref", {})),
             needs_reference=settings.get("needs_reference", False),
-            optimizer_steps=10,
+            optimizer_steps=100,
             temperature=1.0,
         )
         return PolicyWorker(setup, RankPlacement(0, 1, NO_RENDEZVOUS, self.device, 2))
