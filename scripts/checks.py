@@ -1,7 +1,7 @@
 """Runner of the acceptance checks (scripts/gpu_check, scripts/cluster_check).
 
-Each check runs in a separate process with a deadline. It writes each figure to figures.jsonl when it is measured, so a
-check that is stopped keeps its figures. The table and result.json are written again after each check. A check that
+Each check runs in a separate process with a deadline. It writes each measurement to measurements.jsonl at once, so a
+check that is stopped keeps its measurements. The table and result.json are written again after each check. A check that
 cannot run on a machine is reported as untested, never as passed.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-FIGURES, LOG = "figures.jsonl", "log.txt"  # of all checks, in the folder of the results
+MEASUREMENTS, LOG = "measurements.jsonl", "log.txt"  # of all checks, in the folder of the results
 POLL_SECONDS = 0.2
 Status = Literal["passed", "failed", "untested"]
 
@@ -34,13 +34,13 @@ class Outcome:
     name: str
     status: Status
     seconds: float
-    figures: dict[str, Any] = field(default_factory=dict)
+    measurements: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
 
 
-def record(out: Path, check: str, figure: str, value: Any) -> None:
-    """Append a figure of a check to out/figures.jsonl."""
-    _append(out, {"check": check, "figure": figure, "value": value})
+def record(out: Path, check: str, measurement: str, value: Any) -> None:
+    """Append a measurement of a check to out/measurements.jsonl."""
+    _append(out, {"check": check, "measurement": measurement, "value": value})
 
 
 def child(name: str, check: Callable[[], None], out: Path) -> NoReturn:
@@ -56,16 +56,16 @@ def child(name: str, check: Callable[[], None], out: Path) -> NoReturn:
 
 
 def _append(out: Path, line: Mapping[str, Any]) -> None:
-    with (out / FIGURES).open("a") as file:
+    with (out / MEASUREMENTS).open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
-class FigureReader:
-    """Reads the lines that a check appends to figures.jsonl, and prints each figure."""
+class MeasurementReader:
+    """Reads the lines that a check appends to measurements.jsonl, and prints each measurement."""
 
     def __init__(self, out: Path):
-        self._path, self._position = out / FIGURES, _size(out / FIGURES)
-        self.figures: dict[str, Any] = {}
+        self._path, self._position = out / MEASUREMENTS, _size(out / MEASUREMENTS)
+        self.measurements: dict[str, Any] = {}
         self.end: dict[str, Any] = {}  # last line of a check that was not stopped
 
     def read(self) -> None:
@@ -80,13 +80,13 @@ class FigureReader:
             if "status" in line:
                 self.end = line
             else:
-                self.figures[line["figure"]] = line["value"]
-                print(f"    {_format(line['figure'], line['value'])}", flush=True)
+                self.measurements[line["measurement"]] = line["value"]
+                print(f"    {_format(line['measurement'], line['value'])}", flush=True)
 
 
 def run_check(name: str, command: Sequence[str], out: Path, deadline: float) -> Outcome:
     """Run `command`, which calls `child`, and end all processes of its session. Its output goes to out/log.txt."""
-    reader, log, start = FigureReader(out), out / LOG, time.monotonic()
+    reader, log, start = MeasurementReader(out), out / LOG, time.monotonic()
     with log.open("a") as file:
         print(f"== {name}", file=file, flush=True)
         process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
@@ -100,12 +100,12 @@ def run_check(name: str, command: Sequence[str], out: Path, deadline: float) -> 
     reader.read()
     seconds = time.monotonic() - start
     if reader.end:
-        return Outcome(name, reader.end["status"], seconds, reader.figures, reader.end.get("reason", ""))
+        return Outcome(name, reader.end["status"], seconds, reader.measurements, reader.end.get("reason", ""))
     output = log.read_text(errors="replace").rpartition(f"== {name}\n")[2]
     why = last_line(output) or f"exited with status {ended}"
     if ended is None:
         why = f"took more than {deadline:.0f} s"
-    return Outcome(name, "failed", seconds, reader.figures, f"{why} ({log})")
+    return Outcome(name, "failed", seconds, reader.measurements, f"{why} ({log})")
 
 
 def run_all(texts: Mapping[str, str], out: Path, run: Callable[[str], Outcome], title: str) -> int:
@@ -142,8 +142,8 @@ def last_line(text: str) -> str:
 def table(outcomes: list[Outcome], title: str) -> str:
     lines = [f"# {title}", "", "| check | | seconds | results |", "|---|---|---|---|"]
     for one in outcomes:
-        figures = ", ".join(_format(name, value) for name, value in one.figures.items())
-        results = "; ".join(part for part in (one.reason, figures) if part).replace("|", "\\|")
+        measurements = ", ".join(_format(name, value) for name, value in one.measurements.items())
+        results = "; ".join(part for part in (one.reason, measurements) if part).replace("|", "\\|")
         lines.append(f"| {one.name} | **{one.status}** | {one.seconds:.0f} | {results} |")
     return "\n".join(lines) + "\n"
 

@@ -4,8 +4,8 @@
 
 The nodes are simulated machines (machines.py) on a real network of Linux namespaces; its speed is not representative.
 Each check runs in a separate process with a deadline, in the order of CHECKS. Writes table.md, result.json,
-figures.jsonl and log.txt under --out; the exit status is 1 if a check failed. Needs permission to create namespaces
-(root, or user namespaces).
+measurements.jsonl and log.txt under --out; the exit status is 1 if a check failed. Needs permission to create
+namespaces (root, or user namespaces).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def child(name: str, kit: Kit, out: Path) -> None:
         if reason := usable():
             raise Untested(reason)
         lay_network()
-        figures: dict[str, object] = importlib.import_module(f"scripts.cluster_check.check_{name}").run(kit)
-        for figure, value in figures.items():
-            checks.record(out, name, figure, value)
+        measurements: dict[str, object] = importlib.import_module(f"scripts.cluster_check.check_{name}").run(kit)
+        for measurement, value in measurements.items():
+            checks.record(out, name, measurement, value)
 
     shutil.rmtree(kit.folder, ignore_errors=True)
     kit.folder.mkdir(parents=True)

@@ -6,8 +6,8 @@
 
 FOLDER has the wheels of the other required packages; `python -m scripts.gpu_check.wheels FOLDER` downloads them on a
 machine with an index. Each check runs in a separate process with a deadline, in the order of CHECKS. Checks of packages
-that are not installed are reported as untested, never as passed. Each figure is written to figures.jsonl under --out
-when it is measured, table.md and result.json after each check; the exit status is 1 if a check failed.
+that are not installed are reported as untested, never as passed. Measurements are appended to measurements.jsonl under
+--out at once; table.md and result.json are written after each check. The exit status is 1 if a check failed.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def measure(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -> None
     peak, loaded = kit.memory.get_peak(), kit.memory.get_allocated()
     plan = make_plan(kit, worker, (len(lengths), lengths[0]))
     planned = max(usage.total for usage in plan.usage_during_update().values())
-    figures = {"peak_gib": peak / GIB, "planned_gib": planned / GIB, "planned_over_measured": planned / peak}
+    measurements = {"peak_gib": peak / GIB, "planned_gib": planned / GIB, "planned_over_measured": planned / peak}
     worker.offload()  # allocates page-locked memory
     worker.state.reload()
     with kit.clock() as down:
@@ -55,14 +55,14 @@ def measure(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -> None
     with kit.clock() as up:
         worker.state.reload()
     worker.offload()
-    figures |= {"idle_gib": idle / GIB, "planned_idle_gib": plan.usage_while_idle().total / GIB}
+    measurements |= {"idle_gib": idle / GIB, "planned_idle_gib": plan.usage_while_idle().total / GIB}
     if name == "param_offload":
-        figures |= {"to_host_gb_per_s": weights / down[0] / 1e9, "from_host_gb_per_s": weights / up[0] / 1e9}
+        measurements |= {"to_host_gb_per_s": weights / down[0] / 1e9, "from_host_gb_per_s": weights / up[0] / 1e9}
     if name == "plain":
-        figures |= {"weights_gib": weights / GIB, "start_peak_gib": start / GIB, "loaded_gib": loaded / GIB}
-        figures["device_used_gib"] = kit.memory.get_used() / GIB
-    for figure, value in figures.items():
-        kit.record(f"{name} {figure}", value)
+        measurements |= {"weights_gib": weights / GIB, "start_peak_gib": start / GIB, "loaded_gib": loaded / GIB}
+        measurements["device_used_gib"] = kit.memory.get_used() / GIB
+    for measurement, value in measurements.items():
+        kit.record(f"{name} {measurement}", value)
     worker.close()
     if kit.on_gpu:
         assert abs(planned / peak - 1) < TOLERANCE, f"planned {planned / GIB:.2f} GiB, measured {peak / GIB:.2f} GiB"

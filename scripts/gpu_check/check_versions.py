@@ -1,4 +1,4 @@
-"""Installed packages, a computation on the device, and the speeds that limit every other figure."""
+"""Installed packages, a computation on the device, and the speeds that limit all other measurements."""
 
 from __future__ import annotations
 

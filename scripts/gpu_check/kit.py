@@ -1,4 +1,4 @@
-"""Shared utilities of the checks: figures, sizes by device, models from a config. Functions import heavy libraries."""
+"""Shared utilities of the checks: measurements, sizes by device, models. Functions import heavy libraries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Kit:
 
     device: str
     folder: Path
-    record: Callable[[str, Any], None] = print  # writes a figure: name and value
+    record: Callable[[str, Any], None] = print  # writes a measurement: name and value
     failures: list[str] = field(default_factory=list)
 
     @property

@@ -1,4 +1,4 @@
-"""make gpu-check: its order, its deadlines, its figures, and that failed or missing checks are never passed."""
+"""make gpu-check: its order, its deadlines, its measurements, and that failed or missing checks are never passed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scripts.gpu_check.older_torch import adapt_varlen_attention, is_older_torch
 from scripts.gpu_check.wheels import BUILT, PINNED, find_pins, unpack_wheels
 
 FOLDER = ROOT / "scripts" / "gpu_check"
-# A check that measures two figures and then hangs.
+# A check that records two measurements and then hangs.
 HANGS = """
 import time
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_it_writes_a_table_and_keeps_results_of_other_checks(tmp_path: Path) -> 
     versions, graphs = json.loads((tmp_path / "out" / "result.json").read_text())
     assert (versions["status"], graphs["status"]) == ("passed", "untested")
     assert graphs["reason"] == "CUDA graphs needs a GPU"
-    assert f"torch {versions['figures']['torch']}," in (tmp_path / "out" / "table.md").read_text()
+    assert f"torch {versions['measurements']['torch']}," in (tmp_path / "out" / "table.md").read_text()
 
 
 def test_figures_of_a_check_that_is_stopped_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,11 +73,14 @@ def test_figures_of_a_check_that_is_stopped_are_kept(tmp_path: Path, capsys: pyt
         return checks.run_check(name, [sys.executable, "-c", code], tmp_path, deadline=3)
 
     assert checks.run_all({"slow": "hangs"}, tmp_path, run, "t") == 1
-    lines = [json.loads(line) for line in (tmp_path / "figures.jsonl").read_text().splitlines()]
-    assert [(line["figure"], line["value"]) for line in lines] == [("tokens_per_s", 1234.5), ("mfu", 0.375)]
+    lines = [json.loads(line) for line in (tmp_path / "measurements.jsonl").read_text().splitlines()]
+    assert [(line["measurement"], line["value"]) for line in lines] == [("tokens_per_s", 1234.5), ("mfu", 0.375)]
     row = f"| slow | **failed** | 3 | took more than 3 s ({tmp_path / 'log.txt'}); tokens_per_s 1234, mfu 0.375 |"
     assert row in (tmp_path / "table.md").read_text()
-    assert json.loads((tmp_path / "result.json").read_text())[0]["figures"] == {"tokens_per_s": 1234.5, "mfu": 0.375}
+    assert json.loads((tmp_path / "result.json").read_text())[0]["measurements"] == {
+        "tokens_per_s": 1234.5,
+        "mfu": 0.375,
+    }
     assert "    tokens_per_s 1234\n    mfu 0.375\n" in capsys.readouterr().out
 
 
@@ -89,15 +92,15 @@ def test_a_check_that_fails_or_hangs_has_failed(tmp_path: Path) -> None:
 
 
 def test_a_part_that_fails_does_not_hide_the_next() -> None:
-    figures: dict[str, object] = {}
-    kit = Kit("cpu", Path(), figures.__setitem__)
+    measurements: dict[str, object] = {}
+    kit = Kit("cpu", Path(), measurements.__setitem__)
     with kit.part("first"):
         raise RuntimeError("out of memory\nallocated: 80 GiB")
     with kit.part("second"):
         kit.need_gpu("Liger")
     with kit.part("third"):
         kit.record("seconds", 1.5)
-    assert figures == {"first": "failed: out of memory", "second": "untested: Liger needs a GPU", "seconds": 1.5}
+    assert measurements == {"first": "failed: out of memory", "second": "untested: Liger needs a GPU", "seconds": 1.5}
     with pytest.raises(RuntimeError, match=r"^first: RuntimeError: out of memory$"):
         kit.raise_failures()
 
@@ -119,24 +122,29 @@ def test_table_has_reasons_and_figures() -> None:
 
 @pytest.mark.parametrize("size", ["0.5b", "30b-a3b"])
 def test_parts_of_an_update_are_measured(tmp_path: Path, size: str) -> None:
-    figures: dict[str, object] = {}
-    kit = Kit("cpu", tmp_path, figures.__setitem__)
+    measurements: dict[str, object] = {}
+    kit = Kit("cpu", tmp_path, measurements.__setitem__)
     check_throughput.run(kit, size)
     kit.raise_failures()
     parts = {f"{part}_ms" for part in ("trunk", "head", "fsdp", "optimizer", "rest")}
-    assert {"tokens_per_s", "peak_gib", "planned_gib", *parts} <= figures.keys()
+    assert {"tokens_per_s", "peak_gib", "planned_gib", *parts} <= measurements.keys()
 
 
 def test_memory_and_weight_transfer_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures: dict[str, object] = {}
+    measurements: dict[str, object] = {}
     monkeypatch.setattr(check_ipc.buckets, "BUCKET_BYTES", 2**20)
     monkeypatch.setattr(check_memory, "VARIANTS", {name: check_memory.VARIANTS[name] for name in ("plain", "lora")})
-    kit = Kit("cpu", tmp_path, figures.__setitem__)
+    kit = Kit("cpu", tmp_path, measurements.__setitem__)
     check_memory.run(kit)
     check_ipc.run(kit)
     kit.raise_failures()
-    assert {"plain planned_over_measured", "lora idle_gib", "digest_gb_per_s", "round 4 gb_per_s"} <= figures.keys()
-    assert figures["buckets"] > 3  # type: ignore[operator]
+    assert {
+        "plain planned_over_measured",
+        "lora idle_gib",
+        "digest_gb_per_s",
+        "round 4 gb_per_s",
+    } <= measurements.keys()
+    assert measurements["buckets"] > 3  # type: ignore[operator]
 
 
 def test_an_older_torch_is_adapted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +248,7 @@ kit.raise_failures()
 
 
 def test_flex_and_flash_attention_are_untested_on_a_cpu() -> None:
-    figures: dict[str, object] = {}
-    kit = Kit("cpu", Path(), figures.__setitem__)
+    measurements: dict[str, object] = {}
+    kit = Kit("cpu", Path(), measurements.__setitem__)
     check_attention.run(kit, "flex")
-    assert figures == {"flex": "untested: the backward pass of flex attention needs a GPU"}
+    assert measurements == {"flex": "untested: the backward pass of flex attention needs a GPU"}
