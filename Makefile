@@ -11,7 +11,7 @@ CHECKS := tests/unit/test_layers.py tests/unit/test_sizes.py tests/unit/test_req
 help: ## list the targets
 	@printf '\n  \033[1malphaapollo\033[0m: reinforcement-learning post-training for language models\n\n'
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | \
-		while IFS=$$'\t' read -r name text; do printf '  \033[36mmake %-16s\033[0m %s\n' "$$name" "$$text"; done
+		while IFS=$$'\t' read -r name text; do printf '  \033[36mmake %-17s\033[0m %s\n' "$$name" "$$text"; done
 	@printf '\n  PYTHON=python3.12 or DEVICE=cpu|gpu choose what is installed; ARGS="-k grpo" goes to pytest.\n\n'
 
 quickstart: setup ## install, then train a small model with RL until it visibly learns (minutes, no GPU needed)
