@@ -14,13 +14,13 @@ from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.launch.memory.model import plan_trained_model
 from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
-from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.load import LIGER_ARCHITECTURES, load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.workers.policy import PolicyWorker
 from scripts.checks import Untested
 from scripts.gpu_check.device import GIB
-from scripts.gpu_check.kit import ROUNDS, Kit, need, vocabulary_of
+from scripts.gpu_check.kit import ROUNDS, Kit, need, read_config, vocabulary_of
 from scripts.random_batch import random_batch
 
 MAX_WAITS = 6.0  # per micro-batch: metrics are summed on the device
@@ -82,6 +82,8 @@ def run(kit: Kit, size: str) -> None:
     with kit.part("liger"):  # last: it replaces functions of this process
         kit.need_gpu("Liger")
         need("liger_kernel")
+        if (kind := read_config(work.folder)["model_type"]) not in LIGER_ARCHITECTURES:
+            raise Untested(f"Liger is not used for {kind}")
         measure_update(work, work.worker(use_liger=True), "liger ")
 
 

@@ -149,6 +149,10 @@ def relative(ours: torch.Tensor, reference: torch.Tensor) -> float:
     return float(difference / reference.double().norm().clamp_min(1e-30))
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config
+
+
 def vocabulary_of(folder: Path) -> int:
-    size: int = json.loads((folder / "config.json").read_text())["vocab_size"]
-    return size
+    return int(read_config(folder)["vocab_size"])
