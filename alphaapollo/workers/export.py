@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,10 +21,7 @@ from alphaapollo.models.scalar_models import ScoreModel, ValueModel
 from alphaapollo.models.sharding import shard_model
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, initialize_rank, shut_down_rank
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-WRAPS: dict[ModelKind, Callable[[PreTrainedModel], ScoreModel | ValueModel | PolicyModel]] = {
+WRAPS: dict[ModelKind, Callable[..., ScoreModel | ValueModel | PolicyModel]] = {
     "policy": PolicyModel,
     "reward model": ScoreModel,
     "critic": partial(ValueModel, seed=0),
