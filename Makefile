@@ -11,7 +11,7 @@ CHECKS := tests/unit/test_layers.py tests/unit/test_sizes.py tests/unit/test_req
 help: ## list the targets
 	@printf '\n  \033[1malphaapollo\033[0m: reinforcement-learning post-training for language models\n\n'
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | \
-		while IFS=$$'\t' read -r name text; do printf '  \033[36mmake %-13s\033[0m %s\n' "$$name" "$$text"; done
+		while IFS=$$'\t' read -r name text; do printf '  \033[36mmake %-17s\033[0m %s\n' "$$name" "$$text"; done
 	@printf '\n  PYTHON=python3.12 or DEVICE=cpu|gpu choose what is installed; ARGS="-k grpo" goes to pytest.\n\n'
 
 quickstart: setup ## install, then train a small model with RL until it visibly learns (minutes, no GPU needed)
@@ -55,8 +55,11 @@ wheel: setup-dev ## build dist/*.whl
 bench: setup ## measure speed, against other tools on the same machine (long)
 	@for script in scripts/bench/[a-z]*.py; do echo "== $$script"; $(PY) $$script; done
 
-gpu-check: setup ## check that training is correct on this machine: ten minutes on one GPU; on a CPU, GPU checks are untested
+gpu-check: setup ## check training, and measure speed and memory: ten minutes on one GPU; on a CPU with small models
 	@$(PY) -m scripts.gpu_check $(ARGS)
+
+gpu-check-wheels: setup ## download the wheels that gpu-check needs on a machine with only torch and transformers
+	@$(PY) -m scripts.gpu_check.wheels $(ARGS)
 
 cluster-check: setup ## check multi-node runs on simulated machines: minutes on two cores; needs root (or user namespaces)
 	@$(PY) -m scripts.cluster_check $(ARGS)
@@ -65,4 +68,4 @@ clean: ## remove .venv, builds and caches (outputs/ stays)
 	@rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -not -path './outputs/*' -prune -exec rm -rf {} +
 
-.PHONY: help quickstart setup setup-dev test test-unit test-loop check format docs lock audit wheel bench gpu-check cluster-check clean
+.PHONY: help quickstart setup setup-dev test test-unit test-loop check format docs lock audit wheel bench gpu-check gpu-check-wheels cluster-check clean

@@ -1,7 +1,8 @@
 """Runner of the acceptance checks (scripts/gpu_check, scripts/cluster_check).
 
-Each check runs in a separate process with a deadline. The results are one table and one JSON file. A check that cannot
-run on a machine is reported as untested, never as passed.
+Each check runs in a separate process with a deadline. It writes each measurement to measurements.jsonl at once, so a
+check that is stopped keeps its measurements. The table and result.json are written again after each check. A check that
+cannot run on a machine is reported as untested, never as passed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
+MEASUREMENTS, LOG = "measurements.jsonl", "log.txt"  # of all checks, in the folder of the results
+POLL_SECONDS = 0.2
 Status = Literal["passed", "failed", "untested"]
 
 
@@ -32,54 +34,96 @@ class Outcome:
     name: str
     status: Status
     seconds: float
-    figures: dict[str, Any] = field(default_factory=dict)
+    measurements: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
 
 
-def child(check: Callable[[], dict[str, Any]], answer: Path) -> NoReturn:
-    """Run one check in this process and write its outcome; a failed check ends the process with a traceback."""
+def record(out: Path, check: str, measurement: str, value: Any) -> None:
+    """Append a measurement of a check to out/measurements.jsonl."""
+    _append(out, {"check": check, "measurement": measurement, "value": value})
+
+
+def child(name: str, check: Callable[[], None], out: Path) -> NoReturn:
+    """Run one check in this process and write its status; a failed check ends the process with a traceback."""
     try:
-        said: dict[str, Any] = {"status": "passed", "figures": check()}
+        check()
+        end = {"check": name, "status": "passed"}
     except Untested as missing:
-        said = {"status": "untested", "reason": str(missing)}
-    answer.write_text(json.dumps(said))
+        end = {"check": name, "status": "untested", "reason": str(missing)}
+    _append(out, end)
     sys.stdout.flush()
     os._exit(0)  # do not wait for threads
 
 
+def _append(out: Path, line: Mapping[str, Any]) -> None:
+    with (out / MEASUREMENTS).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+class MeasurementReader:
+    """Reads the lines that a check appends to measurements.jsonl, and prints each measurement."""
+
+    def __init__(self, out: Path):
+        self._path, self._position = out / MEASUREMENTS, _size(out / MEASUREMENTS)
+        self.measurements: dict[str, Any] = {}
+        self.end: dict[str, Any] = {}  # last line of a check that was not stopped
+
+    def read(self) -> None:
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            text = file.read()
+        complete = text[: text.rfind(b"\n") + 1]
+        self._position += len(complete)
+        for line in map(json.loads, complete.splitlines()):
+            if "status" in line:
+                self.end = line
+            else:
+                self.measurements[line["measurement"]] = line["value"]
+                print(f"    {_format(line['measurement'], line['value'])}", flush=True)
+
+
 def run_check(name: str, command: Sequence[str], out: Path, deadline: float) -> Outcome:
-    """Run `command`, which calls `child` with out/NAME.json, and end all processes of its session."""
-    answer, log = out / f"{name}.json", out / f"{name}.log"
-    answer.unlink(missing_ok=True)
-    start = time.monotonic()
-    with log.open("w") as file:
+    """Run `command`, which calls `child`, and end all processes of its session. Its output goes to out/log.txt."""
+    reader, log, start = MeasurementReader(out), out / LOG, time.monotonic()
+    with log.open("a") as file:
+        print(f"== {name}", file=file, flush=True)
         process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(deadline)
-        ended = process.poll()
-        kill_session(process)
+        try:
+            while (ended := process.poll()) is None and time.monotonic() - start < deadline:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_SECONDS)
+                reader.read()
+        finally:
+            kill_session(process)
+    reader.read()
     seconds = time.monotonic() - start
-    if not answer.is_file():
-        why = (
-            f"took more than {deadline:.0f} s"
-            if ended is None
-            else last_line(log.read_text(errors="replace")) or f"exited with status {ended}"
-        )
-        return Outcome(name, "failed", seconds, reason=f"{why} ({log})")
-    said = json.loads(answer.read_text())
-    return Outcome(name, said["status"], seconds, said.get("figures", {}), said.get("reason", ""))
+    if reader.end:
+        return Outcome(name, reader.end["status"], seconds, reader.measurements, reader.end.get("reason", ""))
+    output = log.read_text(errors="replace").rpartition(f"== {name}\n")[2]
+    why = last_line(output) or f"exited with status {ended}"
+    if ended is None:
+        why = f"took more than {deadline:.0f} s"
+    return Outcome(name, "failed", seconds, reader.measurements, f"{why} ({log})")
 
 
-def run_all(texts: Mapping[str, str], out: Path, run: Callable[[str], Outcome]) -> list[Outcome]:
-    """Run all checks one after the other, with output in an empty `out`. texts: {name of a check: description}."""
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    outcomes = []
+def run_all(texts: Mapping[str, str], out: Path, run: Callable[[str], Outcome], title: str) -> int:
+    """Run the checks one after the other, and write out/table.md and out/result.json after each one. Results of other
+    checks in `out` are kept. Returns 1 if a check failed. texts: {name of a check: description}."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the processes of the current check
+    out.mkdir(parents=True, exist_ok=True)
+    result = out / "result.json"
+    earlier = json.loads(result.read_text()) if result.is_file() else []
+    outcomes = {one["name"]: Outcome(**one) for one in earlier}
     for name, text in texts.items():
         print(f"{name}: {text} ...", flush=True)
-        outcomes.append(run(name))
-        print(f"    {outcomes[-1].status} in {outcomes[-1].seconds:.0f} s {outcomes[-1].reason}", flush=True)
-    return outcomes
+        outcome = outcomes[name] = run(name)
+        print(f"    {outcome.status} in {outcome.seconds:.0f} s {outcome.reason}", flush=True)
+        (out / "table.md").write_text(table(list(outcomes.values()), title))
+        result.write_text(json.dumps([asdict(one) for one in outcomes.values()], indent=1))
+    print(table(list(outcomes.values()), title))
+    return int(any(outcomes[name].status == "failed" for name in texts))
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:
@@ -98,15 +142,15 @@ def last_line(text: str) -> str:
 def table(outcomes: list[Outcome], title: str) -> str:
     lines = [f"# {title}", "", "| check | | seconds | results |", "|---|---|---|---|"]
     for one in outcomes:
-        figures = ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-                            for name, value in one.figures.items())  # fmt: skip
-        lines.append(f"| {one.name} | **{one.status}** | {one.seconds:.0f} | {one.reason or figures} |")
+        measurements = ", ".join(_format(name, value) for name, value in one.measurements.items())
+        results = "; ".join(part for part in (one.reason, measurements) if part).replace("|", "\\|")
+        lines.append(f"| {one.name} | **{one.status}** | {one.seconds:.0f} | {results} |")
     return "\n".join(lines) + "\n"
 
 
-def report(outcomes: list[Outcome], title: str, out: Path) -> int:
-    """Write out/table.md and out/result.json, print the table, and return 1 if a check failed."""
-    (out / "table.md").write_text(table(outcomes, title))
-    (out / "result.json").write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
-    print(table(outcomes, title))
-    return int(any(one.status == "failed" for one in outcomes))
+def _format(name: str, value: Any) -> str:
+    return f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0

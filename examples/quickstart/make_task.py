@@ -8,10 +8,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import Any
 
 from examples.chatml import CHAT_TEMPLATE, SPECIAL_TOKENS
 from examples.quickstart.task import CARRY_RATE, lesson, needs_carry, pairs, question
@@ -76,6 +75,8 @@ def make_data(
     wrong_carry_rate: float = 0.0,
 ) -> None:
     """Write sft.parquet (warm-up examples), train.parquet and val.parquet (questions with the true sum)."""
+    import pandas as pd
+
     rng = random.Random(seed)
     # half of the sums without a carry are left out: otherwise, lines with a carry are too rare to learn their digits
     practised = (pair for pair in pairs(rng, want_held_out=False) if needs_carry(*pair) or rng.random() < 0.5)
@@ -95,17 +96,22 @@ def make_data(
         ("train", num_rl, pairs(rng, want_held_out=False)),
         ("val", num_val, pairs(random.Random("held out"), want_held_out=True)),  # the same prompts for every seed
     ):
-        rows = [
-            {
-                "data_source": "quickstart/addition",
-                "prompt": [{"role": "user", "content": question(a, b)}],
-                "ability": "arithmetic",
-                "reward_model": {"style": "rule", "ground_truth": str(a + b)},
-                "extra_info": {"split": name, "index": index},
-            }
-            for index, (a, b) in enumerate(itertools.islice(source, count))
-        ]
+        rows = make_prompts(itertools.islice(source, count), name)
         pd.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
+
+
+def make_prompts(sums: Iterable[tuple[int, int]], split: str) -> list[dict[str, Any]]:
+    """Rows of a data file for reinforcement learning: a question and the true sum."""
+    return [
+        {
+            "data_source": "quickstart/addition",
+            "prompt": [{"role": "user", "content": question(a, b)}],
+            "ability": "arithmetic",
+            "reward_model": {"style": "rule", "ground_truth": str(a + b)},
+            "extra_info": {"split": split, "index": index},
+        }
+        for index, (a, b) in enumerate(sums)
+    ]
 
 
 def main() -> None:

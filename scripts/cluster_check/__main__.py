@@ -3,14 +3,16 @@
     make cluster-check                      # or: python -m scripts.cluster_check --only two_nodes slurm
 
 The nodes are simulated machines (machines.py) on a real network of Linux namespaces; its speed is not representative.
-Each check runs in a separate process with a deadline, in the order of CHECKS. Writes table.md and result.json under
---out; the exit status is 1 if a check failed. Needs permission to create namespaces (root, or user namespaces).
+Each check runs in a separate process with a deadline, in the order of CHECKS. Writes table.md, result.json,
+measurements.jsonl and log.txt under --out; the exit status is 1 if a check failed. Needs permission to create
+namespaces (root, or user namespaces).
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -35,17 +37,20 @@ CHECKS: dict[str, tuple[int, str]] = {  # NAME of check_NAME.py -> (deadline in 
 }  # deadlines allow for a busy machine
 
 
-def child(name: str, kit: Kit, answer: Path) -> None:
+def child(name: str, kit: Kit, out: Path) -> None:
     """Run one check in this process, which has its own network namespace."""
 
-    def check() -> dict[str, object]:
+    def check() -> None:
         if reason := usable():
             raise Untested(reason)
         lay_network()
-        return dict(importlib.import_module(f"scripts.cluster_check.check_{name}").run(kit))
+        measurements: dict[str, object] = importlib.import_module(f"scripts.cluster_check.check_{name}").run(kit)
+        for measurement, value in measurements.items():
+            checks.record(out, name, measurement, value)
 
-    kit.folder.mkdir(parents=True, exist_ok=True)
-    checks.child(check, answer)
+    shutil.rmtree(kit.folder, ignore_errors=True)
+    kit.folder.mkdir(parents=True)
+    checks.child(name, check, out)
 
 
 def run_check(name: str, out: Path) -> Outcome:
@@ -57,14 +62,15 @@ def run_check(name: str, out: Path) -> Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "cluster_check")
-    parser.add_argument("--only", nargs="*", choices=list(CHECKS), default=list(CHECKS))
+    parser.add_argument("--only", nargs="*", choices=list(CHECKS))
     parser.add_argument("--child", choices=list(CHECKS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        child(args.child, Kit(args.out / args.child), args.out / f"{args.child}.json")
-    texts, out = {name: CHECKS[name][1] for name in args.only}, args.out.resolve()
-    outcomes = checks.run_all(texts, out, lambda name: run_check(name, out))
-    return checks.report(outcomes, f"cluster-check, {time.strftime('%Y-%m-%d')}", args.out)
+        child(args.child, Kit(args.out / args.child), args.out)
+    texts, out = {name: CHECKS[name][1] for name in args.only or CHECKS}, args.out.resolve()
+    if not args.only:
+        shutil.rmtree(out, ignore_errors=True)
+    return checks.run_all(texts, out, lambda name: run_check(name, out), f"cluster-check, {time.strftime('%Y-%m-%d')}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """Each attention kind against a float64 reference: values and gradients, grouped heads, a window, rows of two tokens,
-shared prompts. Changing one row changes no bit of the others."""
+shared prompts. Changing one row changes no bit of the others. Also the speed at 16k tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +11,12 @@ from torch import Tensor
 from alphaapollo.config.resolve import has_flash_attn
 from alphaapollo.models.attention.backends import BACKENDS, AttentionCall
 from alphaapollo.models.micro_batch import Packing, SegmentAttentionKeys
+from scripts.checks import Untested
 from scripts.gpu_check.kit import Kit, relative
 
 LENGTHS = [2, 190, 2, 61, 300, 2]
 PREFIXES = [0, 1, 1, 1, 4, 0]  # with shared prompts: the number of each segment's prefix
-GPU_KINDS = ("sdpa", "varlen", "flex", "flash")
+KINDS = {"cuda": ("varlen", "sdpa", "padded", "flash"), "cpu": ("sdpa", "padded")}
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.02}  # float32 kernels may round their products
 
 
@@ -43,23 +43,45 @@ SHAPES = [
 ]
 
 
-def run(kit: Kit) -> dict[str, Any]:
-    kinds = [kind for kind in GPU_KINDS if kind != "flash" or has_flash_attn()]
-    kinds = ["padded", *kinds] if kit.on_gpu else ["sdpa", "padded"]
-    figures: dict[str, Any] = {}
+def run(kit: Kit, only: str = "") -> None:
+    """Check all kinds but flex, or the kind `only`."""
+    kinds = [only] if only else list(KINDS[kit.device])
     for kind in kinds:
-        dtypes = [torch.float32] if not kit.on_gpu else [torch.bfloat16]
-        dtypes += [torch.float32] * (kit.on_gpu and kind in ("sdpa", "flex"))
-        for dtype in dtypes:
-            shapes = [shape for shape in SHAPES if shape.shared or kind != "padded"]  # padded rows have no packing
-            worst = max(compare(kind, shape, kit.device, dtype) for shape in shapes)
-            figures[f"{kind} {str(dtype).removeprefix('torch.')}"] = worst
-            assert worst < TOLERANCE[dtype], f"{kind} in {dtype}: {worst:.2g} from the reference"
-        if kind != "padded":
-            check_rows_are_apart(kind, kit.device, dtypes[0])
-    if kit.on_gpu and "flash" not in kinds:
-        figures["flash"] = "untested: flash-attn 2 not installed"
-    return figures
+        with kit.part(kind):
+            check_kind(kit, kind)
+
+
+def check_kind(kit: Kit, kind: str) -> None:
+    if kind == "flash" and not has_flash_attn():
+        raise Untested("flash-attn 2 not installed")
+    if kind == "flex":
+        kit.need_gpu("the backward pass of flex attention")
+    dtypes = [torch.bfloat16] if kit.on_gpu else [torch.float32]
+    dtypes += [torch.float32] * (kit.on_gpu and kind in ("sdpa", "flex"))
+    for dtype in dtypes:
+        shapes = [shape for shape in SHAPES if shape.shared or kind != "padded"]  # padded rows have no packing
+        worst = max(compare(kind, shape, kit.device, dtype) for shape in shapes)
+        kit.record(f"{kind} {str(dtype).removeprefix('torch.')}", worst)
+        assert worst < TOLERANCE[dtype], f"{kind} in {dtype}: {worst:.2g} from the reference"
+    if kind != "padded":
+        check_rows_are_apart(kind, kit.device, dtypes[0])
+        measure_speed(kit, kind, dtypes[0])
+
+
+def measure_speed(kit: Kit, kind: str, dtype: torch.dtype) -> None:
+    """FLOP/s of forward and backward passes over rows of equal length, with the heads of Qwen2.5 7B."""
+    count, length = (16, 1024) if kit.on_gpu else (2, 64)
+    sizes = [(1, heads, count * length, 128) for heads in (28, 4, 4)]
+    tensors = [torch.randn(size, device=kit.device, dtype=dtype, requires_grad=True) for size in sizes]
+    rows = Packing(_ends([length] * count).to(kit.device), [length] * count)
+    direction = torch.randn(1, count * length, 28, 128, device=kit.device, dtype=dtype)
+
+    def attend() -> None:
+        output = BACKENDS[kind](AttentionCall("check", *tensors, packing=rows))  # type: ignore[index]
+        torch.autograd.grad(output, tensors, direction)
+
+    flops = 3.5 * 2 * count * length**2 * 28 * 128  # causal: half of the pairs; the backward pass is 2.5 forward passes
+    kit.record(f"{kind} tflops", flops / kit.time(attend) / 1e12)
 
 
 def inputs(shape: Shape, device: str, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from typing import Any
 
 from scripts.checks import ROOT
 from scripts.gpu_check.kit import Kit, need
@@ -13,18 +12,19 @@ from scripts.gpu_check.kit import Kit, need
 REQUESTS, TOKENS = 64, 128
 
 
-def run(kit: Kit) -> dict[str, Any]:
+def run(kit: Kit) -> None:
     kit.need_gpu("CUDA graphs")
     need("vllm")
     folder = kit.model()
-    figures = {}
+    speeds = {}
     for mode in ("eager", "graphs"):
         command = [sys.executable, "-m", "scripts.gpu_check.check_graphs", str(folder), mode]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         print(done.stdout, done.stderr, sep="\n")
         assert done.returncode == 0, f"vLLM with {mode} ended with {done.returncode}"
-        figures[f"{mode}_tokens_per_s"] = float(done.stdout.split()[-1])
-    return figures | {"graphs_over_eager": figures["graphs_tokens_per_s"] / figures["eager_tokens_per_s"]}
+        speeds[mode] = float(done.stdout.split()[-1])
+        kit.record(f"{mode}_tokens_per_s", speeds[mode])
+    kit.record("graphs_over_eager", speeds["graphs"] / speeds["eager"])
 
 
 def decode(folder: str, eager: bool) -> float:

@@ -1,17 +1,16 @@
-"""The chunked LM head against dense float32: log-probs, entropy, gradients, and peak memory."""
+"""The chunked LM head against dense float32: log-probs, entropy, gradients, seconds and peak memory."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from alphaapollo.models.lm_head import LmHead, LmHeadInput, compute_token_stats
+from scripts.gpu_check.device import GIB
 from scripts.gpu_check.kit import Kit, relative
 
 
-def run(kit: Kit) -> dict[str, Any]:
+def run(kit: Kit) -> None:
     tokens, words, width = (16_384, 151_936, 896) if kit.on_gpu else (512, 4096, 64)
     dtype = torch.bfloat16 if kit.on_gpu else torch.float32
     generator = torch.Generator().manual_seed(0)
@@ -19,27 +18,33 @@ def run(kit: Kit) -> dict[str, Any]:
     weight = (torch.randn(words, width, generator=generator) * 0.05).to(kit.device, dtype).requires_grad_()
     targets = torch.randint(words, (tokens,), generator=generator).to(kit.device)
     slopes = torch.randn(tokens, generator=generator).to(kit.device)
-    if kit.on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated() if kit.on_gpu else 0
-    with kit.clock() as seconds:
-        stats = compute_token_stats(LmHeadInput(hidden, LmHead(weight)), targets, 0.9, needs_entropy=True)
-        assert stats.entropy is not None
-        (stats.logprobs * slopes + 0.01 * stats.entropy).sum().backward()
-    figures: dict[str, Any] = {"seconds": seconds[0]}
-    if kit.on_gpu:
-        figures["peak_gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
-        dense = 4 * tokens * words / 2**30
-        figures["dense_logits_gib"] = dense
-        assert figures["peak_gib"] < 0.6 * dense, "chunks should need far less memory than dense logits"
+
+    def compute(needs_entropy: bool = True) -> Tensor:
+        hidden.grad = weight.grad = None
+        stats = compute_token_stats(LmHeadInput(hidden, LmHead(weight)), targets, 0.9, needs_entropy=needs_entropy)
+        entropy = 0.0 if stats.entropy is None else 0.01 * stats.entropy
+        (stats.logprobs * slopes + entropy).sum().backward()
+        return stats.logprobs.detach()
+
+    kit.record("seconds", kit.time(compute))
+    kit.record("seconds without entropy", kit.time(lambda: compute(needs_entropy=False)))
+    kit.memory.reset_peak()
+    before = kit.memory.get_allocated()
+    ours = compute()
+    peak, dense = (kit.memory.get_peak() - before) / GIB, 4 * tokens * words / GIB
+    kit.record("peak_gib", peak)
+    kit.record("dense_logits_gib", dense)
     logprobs, grad_hidden, grad_weight = dense_in_parts(hidden, weight, targets, slopes)
-    figures["logprobs"] = float((stats.logprobs.detach() - logprobs).abs().mean())
     assert hidden.grad is not None and weight.grad is not None
-    figures["grad_hidden"] = relative(hidden.grad, grad_hidden)
-    figures["grad_weight"] = relative(weight.grad, grad_weight)
-    limit = 0.02 if kit.on_gpu else 1e-4
-    assert max(figures[name] for name in ("logprobs", "grad_hidden", "grad_weight")) < limit, figures
-    return figures
+    errors = {
+        "logprobs": float((ours - logprobs).abs().mean()),
+        "grad_hidden": relative(hidden.grad, grad_hidden),
+        "grad_weight": relative(weight.grad, grad_weight),
+    }
+    for name, error in errors.items():
+        kit.record(name, error)
+    assert max(errors.values()) < (0.02 if kit.on_gpu else 1e-4), errors
+    assert not kit.on_gpu or peak < 0.6 * dense, "chunks need far less memory than dense logits"
 
 
 def dense_in_parts(hidden: Tensor, weight: Tensor, targets: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:

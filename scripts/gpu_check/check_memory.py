@@ -1,59 +1,75 @@
-"""Memory of a worker after an update, and the peaks of its start and its update, against the memory plan."""
+"""Memory of an update against the memory plan, with gradient checkpointing, LoRA and each offload; seconds and GB/s of
+offloading and reloading."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from alphaapollo.config.schema import Model
-from alphaapollo.launch.memory.model import ADAM, FLOAT32, TrainedModelMemory
-from alphaapollo.models.activation_memory import (
-    TrainingPass,
-    load_on_meta_device,
-    measure_activation_bytes,
-    read_model_sizes,
-)
-from scripts.gpu_check.kit import Kit, vocabulary_of
+from alphaapollo.launch.memory.model import FLOAT32, TrainedModelMemory, plan_trained_model
+from scripts.gpu_check.device import GIB
+from scripts.gpu_check.kit import Kit, need, vocabulary_of
 from scripts.random_batch import random_batch
 
-GIB = 2**30
-LENGTHS = [1024] * 8
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "checkpointing": {"model": {"enable_gradient_checkpointing": True}},
+    "lora": {"model": {"lora_rank": 16}},
+    "param_offload": {"actor": {"fsdp_config": {"param_offload": True}}},
+    "optimizer_offload": {"actor": {"fsdp_config": {"optimizer_offload": True}}},
+    "offload_policy": {"actor": {"fsdp_config": {"offload_policy": True}}},
+}
+TOLERANCE = 0.25  # relative
 
 
-def run(kit: Kit) -> dict[str, Any]:
-    kit.need_gpu("memory on the device")
+def run(kit: Kit) -> None:
     folder = kit.model()
-    torch.ones(1, device="cuda")
-    free = torch.cuda.mem_get_info()[0]
-    worker = kit.worker(folder, model={"enable_gradient_checkpointing": False})
-    weights = FLOAT32 * sum(parameter.numel() for parameter in worker.policy.parameters())
-    start = torch.cuda.max_memory_allocated()
-    batch, columns = random_batch(LENGTHS, vocabulary_of(folder), sum(LENGTHS), worker.builder.padded)
+    for name, settings in VARIANTS.items():
+        with kit.part(name):
+            measure(kit, folder, name, settings)
+
+
+def measure(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -> None:
+    if name == "lora":
+        need("peft")
+    lengths = [1024] * 8 if kit.on_gpu else [32] * 2
+    kit.memory.free_unused()
+    kit.memory.reset_peak()
+    worker = kit.worker(folder, **settings)
+    start, weights = kit.memory.get_peak(), FLOAT32 * sum(p.numel() for p in worker.policy.parameters())
+    batch, columns = random_batch(lengths, vocabulary_of(folder), sum(lengths), worker.builder.padded)
     worker.load_batch(batch)
     worker.update(columns)
-    torch.cuda.reset_peak_memory_stats()
+    kit.memory.reset_peak()
     worker.update(columns)
-    peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    peak, loaded = kit.memory.get_peak(), kit.memory.get_allocated()
+    plan = make_plan(kit, worker, (len(lengths), lengths[0]))
+    planned = max(usage.total for usage in plan.usage_during_update().values())
+    measurements = {"peak_gib": peak / GIB, "planned_gib": planned / GIB, "planned_over_measured": planned / peak}
+    worker.offload()  # allocates page-locked memory
+    worker.state.reload()
+    with kit.clock() as down:
+        worker.offload()
+    idle = kit.memory.get_allocated()
+    with kit.clock() as up:
+        worker.state.reload()
     worker.offload()
-    kept = free - torch.cuda.mem_get_info()[0]
-    planned = max(held.total for held in plan(folder).values())
-    figures = {
-        "weights_gib": weights / GIB,
-        "start_peak_gib": start / GIB,
-        "after_update_gib": kept / GIB,
-        "update_peak_gib": peak / GIB,
-        "update_reserved_gib": reserved / GIB,
-        "planned_peak_gib": planned / GIB,
-        "planned_over_measured": planned / peak,
-    }
-    assert start < 1.5 * weights + GIB, f"the start used {start / GIB:.1f} GiB for {weights / GIB:.1f} GiB of weights"
-    assert kept < weights * (FLOAT32 + ADAM) / FLOAT32 + GIB, f"{kept / GIB:.1f} GiB remain allocated after an update"
-    assert 0.85 < planned / peak < 1.15, f"planned {planned / GIB:.2f} GiB, measured {peak / GIB:.2f} GiB"
-    return figures
+    measurements |= {"idle_gib": idle / GIB, "planned_idle_gib": plan.usage_while_idle().total / GIB}
+    if name == "param_offload":
+        measurements |= {"to_host_gb_per_s": weights / down[0] / 1e9, "from_host_gb_per_s": weights / up[0] / 1e9}
+    if name == "plain":
+        measurements |= {"weights_gib": weights / GIB, "start_peak_gib": start / GIB, "loaded_gib": loaded / GIB}
+        measurements["device_used_gib"] = kit.memory.get_used() / GIB
+    for measurement, value in measurements.items():
+        kit.record(f"{name} {measurement}", value)
+    worker.close()
+    if kit.on_gpu:
+        assert abs(planned / peak - 1) < TOLERANCE, f"planned {planned / GIB:.2f} GiB, measured {peak / GIB:.2f} GiB"
+        assert name != "plain" or start < 1.5 * weights + GIB, f"the start used {start / GIB:.1f} GiB"
 
 
-def plan(folder: Any) -> dict[str, Any]:
-    model = load_on_meta_device(Model(path=str(folder)), torch.bfloat16)
-    share = measure_activation_bytes(model, TrainingPass(len(LENGTHS), LENGTHS[0], False, "cuda"))
-    return TrainedModelMemory(read_model_sizes(model), share, shards=1, dtype_bytes=2).usage_during_update()
+def make_plan(kit: Kit, worker: Any, micro_batch_shape: tuple[int, int]) -> TrainedModelMemory:
+    fsdp = worker.actor.fsdp_config
+    plan = plan_trained_model(worker.config, fsdp, kit.device, 1, micro_batch_shape)  # type: ignore[arg-type]
+    return replace(plan, offload_weights=fsdp.param_offload, has_one_step_per_update=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from scripts.gpu_check.kit import Kit, need
 from scripts.gpu_check.runs import train
 
 
-def run(kit: Kit) -> dict[str, Any]:
+def run(kit: Kit) -> None:
     need("vllm", "ray")
     train(kit, "ray", "trainer.total_training_steps=1", "trainer.save_freq=1")
     metrics = train(kit, "ray", "trainer.total_training_steps=2", "trainer.save_freq=1")
     assert [line["step"] for line in metrics] == [1, 2], "the second run resumed after the first"
     gaps = [line["sync/probe_gap"] for line in metrics]
     assert all(map(math.isfinite, gaps))
-    return {"probe_gap": max(gaps), "step_seconds": metrics[-1]["timing/step"]}
+    kit.record("probe_gap", max(gaps))
+    kit.record("step_seconds", metrics[-1]["timing/step"])

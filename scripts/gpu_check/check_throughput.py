@@ -1,119 +1,223 @@
-"""Device synchronizations of an update, and its tokens/s and MFU at 0.5B and 1.5B against a minimal loop on the same
-tokens: Hugging Face model, log-softmax, PPO's clipped loss, backward, clip, fused AdamW."""
+"""Speed of an update with micro-batches of 16k tokens: tokens/s and MFU, the time of its parts, and a minimal loop in
+bfloat16 on the same tokens (Hugging Face model, log-softmax, PPO's clipped loss, backward, clip, fused AdamW)."""
 
 from __future__ import annotations
 
-import gc
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.data.batch import Columns, RankBatch
+from alphaapollo.launch.memory.model import plan_trained_model
 from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
+from alphaapollo.models.load import LIGER_ARCHITECTURES, load_causal_lm
+from alphaapollo.models.micro_batch import MicroBatch
+from alphaapollo.models.policy import PolicyModel
 from alphaapollo.workers.policy import PolicyWorker
-from scripts.gpu_check.kit import Kit, vocabulary_of
+from scripts.checks import Untested
+from scripts.gpu_check.device import GIB
+from scripts.gpu_check.kit import ROUNDS, Kit, need, read_config, vocabulary_of
 from scripts.random_batch import random_batch
 
 MAX_WAITS = 6.0  # per micro-batch: metrics are summed on the device
-ROUNDS = 3
-NEEDED = {"qwen2.5-0.5b": 20, "qwen2.5-1.5b": 48}  # GiB of the GPU
+USABLE = 0.9  # share of the GPU's memory that a planned update may take
 
 
-def run(kit: Kit) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
-    gib = torch.cuda.get_device_properties(0).total_memory / 2**30 if kit.on_gpu else 0.0
-    for name, needed in NEEDED.items() if kit.on_gpu else [("qwen2.5-0.5b", 0)]:
-        size = name.removeprefix("qwen2.5-")
-        if gib < needed:
-            figures[size] = f"untested: needs {needed} GiB"
-            continue
-        figures |= {f"{size} {key}": value for key, value in measure(kit, kit.model(name)).items()}
-        gc.collect()
-        if kit.on_gpu:
-            torch.cuda.empty_cache()
-    if "0.5b waits_a_micro_batch" in figures:
-        waits = figures["0.5b waits_a_micro_batch"]
-        assert waits <= MAX_WAITS, f"{waits:.1f} waits for the GPU per micro-batch"
-    return figures
+@dataclass(frozen=True)
+class Shape:
+    """Model of a published size, or a slice of it."""
+
+    name: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    tokens: int = 16_384  # of a micro-batch
+    against_bare: bool = False
 
 
-def measure(kit: Kit, folder: Path) -> dict[str, float]:
-    lengths, tokens = ([1024] * 32, 4096) if kit.on_gpu else ([64] * 4, 128)
-    padded = not kit.on_gpu
-    batch, columns = random_batch(lengths, vocabulary_of(folder), tokens, padded)
-    figures = {}
-    ours = update_seconds(kit, folder, batch, columns, figures)
-    bare = bare_seconds(kit, folder, batch)
-    figures |= {"tokens_per_s": sum(lengths) / ours, "bare_tokens_per_s": sum(lengths) / bare}
-    figures["over_bare"] = bare / ours
-    if kit.on_gpu:
-        figures["compiled_over_bare"] = bare / update_seconds(kit, folder, batch, columns, {}, compiled=True)
-    return figures
+SHAPES = {
+    "0.5b": Shape("qwen2.5-0.5b", against_bare=True),
+    "1.5b": Shape("qwen2.5-1.5b", against_bare=True),
+    "7b": Shape("qwen2.5-7b", {"num_hidden_layers": 8}),
+    "30b-a3b": Shape("qwen3-30b-a3b", {"num_hidden_layers": 4}, tokens=8192),
+}
 
 
-def update_seconds(
-    kit: Kit, folder: Path, batch: RankBatch, columns: Columns, figures: dict[str, float], compiled: bool = False
-) -> float:
-    """Seconds of the fastest update. Adds its synchronizations and MFU to `figures`."""
-    worker = kit.worker(folder, model={"enable_gradient_checkpointing": False, "use_torch_compile": compiled})
-    worker.load_batch(batch)
-    worker.update(columns)
-    if kit.on_gpu:
-        figures["waits_a_micro_batch"] = count_waits(worker, batch, columns)
-    ours = []
-    for _ in range(ROUNDS if kit.on_gpu else 1):
-        with kit.clock() as seconds:
-            worker.update(columns)
-        ours += seconds
-    size = FlopsEstimator.from_model(worker.policy.model)
-    peak = find_peak_flops(torch.cuda.get_device_name()) if kit.on_gpu else None
-    if peak and size:
-        figures["mfu"] = size.estimate_training_flops(batch.rows.lengths) / min(ours) / peak
-    worker.close()
-    del worker
-    gc.collect()
-    return min(ours)
+@dataclass(frozen=True)
+class Work:
+    """An optimizer step of two micro-batches on a model."""
+
+    kit: Kit
+    folder: Path
+    lengths: list[int]
+    batch: RankBatch
+    columns: Columns
+    checkpointing: bool
+
+    @property
+    def micro_batches(self) -> list[list[int]]:
+        return self.batch.mini_batches[0].micro_batches
+
+    def worker(self, **model: Any) -> PolicyWorker:
+        worker = self.kit.worker(self.folder, model=model | {"enable_gradient_checkpointing": self.checkpointing})
+        worker.load_batch(self.batch)
+        return worker
 
 
-def count_waits(worker: PolicyWorker, batch: RankBatch, columns: Columns) -> float:
-    """Synchronizations with the GPU per micro-batch, counted by torch."""
-    torch.cuda.set_sync_debug_mode("warn")
+def run(kit: Kit, size: str) -> None:
+    if size == "compiled":
+        work = prepare(kit, SHAPES["0.5b"])
+        for name, compiled in (("", False), ("compiled ", True)):
+            with kit.part(f"{name}update"):
+                measure_update(work, work.worker(use_torch_compile=compiled), name)
+        return
+    work = prepare(kit, SHAPES[size])
+    with kit.part("update"):
+        measure_update_and_parts(work)
+    if SHAPES[size].against_bare:
+        with kit.part("bare"):
+            measure_bare_loop(work)
+    with kit.part("liger"):  # last: it replaces functions of this process
+        kit.need_gpu("Liger")
+        need("liger_kernel")
+        if (kind := read_config(work.folder)["model_type"]) not in LIGER_ARCHITECTURES:
+            raise Untested(f"Liger is not used for {kind}")
+        measure_update(work, work.worker(use_liger=True), "liger ")
+
+
+def prepare(kit: Kit, shape: Shape) -> Work:
+    """Make the model and a batch, and choose gradient checkpointing by the memory plan."""
+    folder = kit.model(shape.name, **shape.changes)
+    count, length, tokens = (2 * shape.tokens // 1024, 1024, shape.tokens) if kit.on_gpu else (4, 64, 128)
+    batch, columns = random_batch([length] * count, vocabulary_of(folder), tokens, padded=not kit.on_gpu)
+    for checkpointing in (False, True):
+        planned = plan_peak(kit, folder, (tokens // length, length), checkpointing)
+        if planned < USABLE * kit.memory.get_total():
+            break
+    else:
+        raise Untested(f"an update needs {planned / GIB:.0f} GiB")
+    kit.record("planned_gib", planned / GIB)
+    kit.record("checkpointing", checkpointing)
+    return Work(kit, folder, [length] * count, batch, columns, checkpointing)
+
+
+def plan_peak(kit: Kit, folder: Path, micro_batch_shape: tuple[int, int], checkpointing: bool) -> int:
+    from alphaapollo.config.resolve import resolve_model
+    from alphaapollo.config.schema import Fsdp, Model
+
+    model = resolve_model(Model(path=str(folder), enable_gradient_checkpointing=checkpointing), kit.device)  # type: ignore[arg-type]
+    plan = plan_trained_model(model, Fsdp(), kit.device, 1, micro_batch_shape)  # type: ignore[arg-type]
+    return max(usage.total for usage in plan.usage_during_update().values())
+
+
+def measure_update(work: Work, worker: PolicyWorker, prefix: str = "") -> float:
+    """Record tokens/s, MFU and the peak of an update. Returns its seconds."""
+    kit = work.kit
+    kit.memory.reset_peak()
+    seconds = kit.time(lambda: worker.update(work.columns))
+    kit.record(f"{prefix}tokens_per_s", sum(work.lengths) / seconds)
+    if mfu := compute_mfu(worker.policy.model, work, seconds):
+        kit.record(f"{prefix}mfu", mfu)
+    kit.record(f"{prefix}peak_gib", kit.memory.get_peak() / GIB)
+    return seconds
+
+
+def compute_mfu(model: Any, work: Work, seconds: float) -> float | None:
+    """Model FLOP/s utilization; None if the peak FLOP/s of the device are unknown."""
+    size = FlopsEstimator.from_model(model)
+    peak = find_peak_flops(torch.cuda.get_device_name()) if work.kit.on_gpu else None
+    return size.estimate_training_flops(work.batch.rows.lengths) / seconds / peak if peak and size else None
+
+
+def count_waits(worker: PolicyWorker, work: Work) -> float:
+    """Synchronizations with the GPU per micro-batch, counted by torch; 0 on a CPU."""
+    if work.kit.on_gpu:
+        torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        worker.update(columns)
-    torch.cuda.set_sync_debug_mode("default")
+        worker.update(work.columns)
+    if work.kit.on_gpu:
+        torch.cuda.set_sync_debug_mode("default")
     waits = [str(one.message) for one in caught if "synchronizing CUDA operation" in str(one.message)]
-    return len(waits) / sum(len(mini_batch.micro_batches) for mini_batch in batch.mini_batches)
+    return len(waits) / len(work.micro_batches)
 
 
-def bare_seconds(kit: Kit, folder: Path, batch: RankBatch) -> float:
-    """Seconds of one optimizer step of a minimal loop."""
+def measure_update_and_parts(work: Work) -> None:
+    """Record an update, and the milliseconds of a micro-batch in trunk (decoder) and head without FSDP, of FSDP, of the
+    optimizer step, and of the rest of the update."""
+    kit, count, worker = work.kit, len(work.micro_batches), work.worker()
+    update = measure_update(work, worker)
+    config, dtype = worker.config, worker.dtype
+    micro = worker.builder.build(work.batch.rows, work.micro_batches[0])
+    sharded, step = time_passes_and_step(work, worker, micro)
+    waits = count_waits(worker, work)
+    worker.close()
+    del worker
+    kit.memory.free_unused()
+    policy = PolicyModel(load_causal_lm(config, get_attention_kernel(config))).to(kit.device, dtype)
+    complete = kit.time(lambda: run_passes(policy, micro))
+    trunk = kit.time(lambda: run_trunk(policy, micro))
+    parts = {"trunk": trunk, "head": complete - trunk, "fsdp": sharded - complete, "optimizer": step}
+    parts["rest"] = (update - step) / count - sharded
+    for name, value in parts.items():
+        kit.record(f"{name}_ms", 1000 * value)
+    kit.record("waits_per_micro_batch", waits)
+    assert waits <= MAX_WAITS, f"{waits:.1f} synchronizations with the GPU per micro-batch"
+
+
+def time_passes_and_step(work: Work, worker: PolicyWorker, micro: MicroBatch) -> tuple[float, float]:
+    """Seconds of the passes of a micro-batch under FSDP, and of the optimizer step."""
+    sharded = work.kit.time(lambda: run_passes(worker.policy, micro))
+    steps = []
+    for _ in range(ROUNDS):
+        run_passes(worker.policy, micro, keeps_gradients=True)
+        with work.kit.clock() as seconds:
+            worker.state.step()
+        steps += seconds
+    return sharded, min(steps)
+
+
+def run_passes(policy: PolicyModel, micro: MicroBatch, keeps_gradients: bool = False) -> None:
+    """Forward and backward pass with log-probs and entropy."""
+    stats = policy(micro, 1.0, needs_entropy=True)
+    assert stats.entropy is not None
+    (stats.logprobs + 0.01 * stats.entropy).sum().backward()
+    if not keeps_gradients:
+        policy.zero_grad(set_to_none=True)
+
+
+def run_trunk(policy: PolicyModel, micro: MicroBatch) -> None:
+    """Forward and backward pass of the decoder layers."""
+    policy.compute_lm_head_input(micro).states.sum().backward()
+    policy.zero_grad(set_to_none=True)
+
+
+def measure_bare_loop(work: Work) -> None:
+    """Record tokens/s and MFU of a minimal loop with weights, gradients and moments in bfloat16, which does less work
+    than an optimizer in float32."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(kit.device)
+    kit, dtype = work.kit, torch.bfloat16 if work.kit.on_gpu else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(work.folder, dtype=dtype, attn_implementation="sdpa").to(kit.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
-    best = float("inf")
-    for _ in range(1 + ROUNDS if kit.on_gpu else 1):
-        with kit.clock() as seconds:
-            bare_step(kit, model, optimizer, batch)
-        best = min(best, *seconds)
-    return best
+    seconds = kit.time(lambda: run_bare_step(kit, model, optimizer, work.batch))
+    kit.record("bare_tokens_per_s", sum(work.lengths) / seconds)
+    if mfu := compute_mfu(model, work, seconds):
+        kit.record("bare_mfu", mfu)
 
 
-def bare_step(kit: Kit, model: Any, optimizer: torch.optim.Optimizer, batch: RankBatch) -> None:
+def run_bare_step(kit: Kit, model: Any, optimizer: torch.optim.Optimizer, batch: RankBatch) -> None:
     rows = batch.rows
-    for mini_batch in batch.mini_batches:
-        for micro in mini_batch.micro_batches:
-            for position in (micro[i : i + 4] for i in range(0, len(micro), 4)):  # tokens for which dense logits fit
-                tokens = [rows.token_ids[slice(*rows.token_offsets[[p, p + 1]])] for p in position]
-                ids = torch.stack([torch.from_numpy(one) for one in tokens]).to(kit.device)
-                with torch.autocast(kit.device, torch.bfloat16, enabled=kit.on_gpu):
-                    logits = model(ids, use_cache=False).logits[:, :-1]
-                logp = logits.float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-                ratio = (logp - logp.detach()).exp()
-                (-torch.minimum(ratio, ratio.clamp(0.8, 1.2)).sum() / len(rows.token_ids)).backward()
+    for micro in batch.mini_batches[0].micro_batches:
+        for position in (micro[i : i + 4] for i in range(0, len(micro), 4)):  # tokens for which dense logits fit
+            tokens = [rows.token_ids[slice(*rows.token_offsets[[p, p + 1]])] for p in position]
+            ids = torch.stack([torch.from_numpy(one) for one in tokens]).to(kit.device)
+            logits = model(ids, use_cache=False).logits[:, :-1]
+            logp = logits.float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+            ratio = (logp - logp.detach()).exp()
+            (-torch.minimum(ratio, ratio.clamp(0.8, 1.2)).sum() / len(rows.token_ids)).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()

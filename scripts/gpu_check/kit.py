@@ -1,17 +1,19 @@
-"""Shared utilities of the checks: sizes by device, models from a config. Functions import heavy libraries."""
+"""Shared utilities of the checks: measurements, sizes by device, models. Functions import heavy libraries."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scripts.checks import ROOT, Untested
+from scripts.gpu_check.device import DeviceMemory
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 PUBLISHED = ROOT / "scripts" / "published_models"
 SMALL = {"vocab_size": 512, "hidden_size": 448, "intermediate_size": 896, "num_hidden_layers": 2}
+SMALL |= {"num_attention_heads": 14, "num_key_value_heads": 2}
+SMALL_EXPERTS = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 32}
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -28,14 +33,39 @@ class Kit:
 
     device: str
     folder: Path
+    record: Callable[[str, Any], None] = print  # writes a measurement: name and value
+    failures: list[str] = field(default_factory=list)
 
     @property
     def on_gpu(self) -> bool:
         return self.device == "cuda"
 
+    @property
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(self.on_gpu)
+
     def need_gpu(self, what: str) -> None:
         if not self.on_gpu:
             raise Untested(f"{what} needs a GPU")
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Part of a check: if it fails, the following parts still run, and the check fails at its end."""
+        try:
+            yield
+        except Untested as missing:
+            self.record(name, f"untested: {missing}")
+        except Exception as error:  # noqa: BLE001 any error of torch or a kernel; raise_failures reports it
+            traceback.print_exc()
+            text = (str(error).strip() or "no message").splitlines()[0][:200]
+            self.failures.append(f"{name}: {type(error).__name__}: {text}")
+            self.record(name, f"failed: {text}")
+        self.memory.free_unused()
+
+    def raise_failures(self) -> None:
+        """Raise RuntimeError if a part failed."""
+        if self.failures:
+            raise RuntimeError("; ".join(self.failures))
 
     def model(self, name: str = "qwen2.5-0.5b", **changes: Any) -> Path:
         """Random model of a published size with a tokenizer. On a CPU it has two narrow layers for any name."""
@@ -44,10 +74,12 @@ class Kit:
 
         from examples.quickstart.make_task import make_tokenizer
 
-        folder = self.folder / "models" / name
-        if (folder / "model.safetensors").is_file():
+        folder = self.folder / "models" / "-".join([name, *(str(value) for value in changes.values())])
+        if (folder / "tokenizer.json").is_file():
             return folder
-        values = json.loads((PUBLISHED / name / "config.json").read_text()) | ({} if self.on_gpu else SMALL) | changes
+        values = json.loads((PUBLISHED / name / "config.json").read_text()) | changes
+        if not self.on_gpu:
+            values |= SMALL | (SMALL_EXPERTS if "num_experts" in values else {})
         torch.manual_seed(0)
         with torch.device(self.device):
             model = AutoModelForCausalLM.from_config(
@@ -55,6 +87,8 @@ class Kit:
             )
         model.save_pretrained(folder)
         make_tokenizer(folder)
+        del model
+        self.memory.free_unused()
         return folder
 
     def worker(self, folder: Path, **settings: Any) -> PolicyWorker:
@@ -64,12 +98,13 @@ class Kit:
         from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
         from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
 
+        model = {"use_liger": False, "enable_gradient_checkpointing": False} | settings.get("model", {})
         setup = PolicyWorkerConfig(
-            model=resolve_model(Model(path=str(folder), **settings.get("model", {})), self.device),  # type: ignore[arg-type]
+            model=resolve_model(Model(path=str(folder), **model), self.device),  # type: ignore[arg-type]
             actor=Actor(**{"optim": {"lr": 1e-4}} | settings.get("actor", {})),
             ref=Reference(**settings.get("ref", {})),
             needs_reference=settings.get("needs_reference", False),
-            optimizer_steps=10,
+            optimizer_steps=100,
             temperature=1.0,
         )
         return PolicyWorker(setup, RankPlacement(0, 1, NO_RENDEZVOUS, self.device, 2))
@@ -90,6 +125,16 @@ class Kit:
         self.synchronize()
         seconds.append(time.perf_counter() - start)
 
+    def time(self, call: Callable[[], object]) -> float:
+        """Seconds of the fastest of a few calls, after one for warm-up; on a CPU of one call."""
+        best = float("inf")
+        for number in range(1 + ROUNDS if self.on_gpu else 1):
+            with self.clock() as seconds:
+                call()
+            if number or not self.on_gpu:
+                best = min(best, *seconds)
+        return best
+
 
 def need(*modules: str) -> None:
     """Raise Untested if a package is not installed."""
@@ -104,6 +149,10 @@ def relative(ours: torch.Tensor, reference: torch.Tensor) -> float:
     return float(difference / reference.double().norm().clamp_min(1e-30))
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config
+
+
 def vocabulary_of(folder: Path) -> int:
-    size: int = json.loads((folder / "config.json").read_text())["vocab_size"]
-    return size
+    return int(read_config(folder)["vocab_size"])

@@ -11,6 +11,7 @@ from scripts.gpu_check.kit import Kit, need
 from scripts.small_run import make_task, run_metrics, run_words
 
 REWARD = "def compute_score(prompt, completion):\n    return sum(map(str.isdigit, completion)) / 10\n"
+REQUIRED = ("hydra", "omegaconf", "pydantic", "rich", "yaml", "psutil", "msgspec", "jsonschema", "aiohttp", "filelock")
 SMALL = [
     "algorithm.adv_estimator=grpo",
     "env.rollout.n=4",
@@ -28,15 +29,16 @@ SMALL = [
 
 def train(kit: Kit, name: str, *words: str) -> list[dict[str, float]]:
     """Metrics, one dictionary per iteration. Raises RuntimeError with the last output of a failed run."""
-    need("hydra", "omegaconf", "pandas", "rich")
+    need(*REQUIRED)
     task, runs = kit.folder / "task", kit.folder / "runs"
     make_task(task, REWARD)
     command = [
-        *(sys.executable, "-m", "alphaapollo.trainer.main_ppo", *SMALL, *words),
-        *run_words(task, runs, name),
+        *(sys.executable, "-m", "scripts.gpu_check.older_torch", "alphaapollo.trainer.main_ppo", *SMALL),
+        *(*run_words(task, runs, name), *words),
         f"trainer.device={kit.device}",
     ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, cwd=kit.folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stdout, done.stderr, sep="\n")

@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from alphaapollo.engines.vllm.settings import build_engine_arguments
 from alphaapollo.weight_sync import buckets, vllm_transfer
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.weight_sync.vllm_transfer import SingleUpdateWeightSyncClient, VllmTransferSender
+from tests.loop.weight_transfer import TransferCase, transfer
 
 TENSORS = {"a": torch.randn(8, 8), "b": torch.randn(5), "c": torch.randn(16, 4)}
 
@@ -258,3 +260,9 @@ def test_engine_ranks_in_the_group_are_consecutive(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine, "_call_workers", on_workers)
     asyncio.run(engine.init_weight_transfer_engine({"rank_offset": 1, "world_size": 9}))
     assert asked == [("init_weight_transfer_engine", ({"rank_offset": 7, "world_size": 9},))]
+
+
+@pytest.mark.timeout(400)
+def test_steps_of_the_gpu_test_run_on_a_cpu(tmp_path: Path) -> None:
+    """Several buckets and experts, through shared memory."""
+    transfer(0, 1, "", TransferCase("Qwen3Moe", {"num_experts": 16}, "cpu", bucket_bytes=2**18, limit=1e-4), tmp_path)
