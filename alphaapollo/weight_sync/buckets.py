@@ -1,4 +1,6 @@
-"""Group a model's tensors into buckets of about 0.5 GiB, to send weights without a full copy of the model.
+"""Group a model's tensors into buckets of 0.5 to 2 GiB, to send weights without a full copy of the model.
+
+Every bucket costs some 50 ms of calls, so buckets of large models are larger: their size doubles after 16 buckets.
 
 At most two buckets are in memory in addition to the model: one is being sent while the next one is gathered.
 """
@@ -11,7 +13,7 @@ import torch
 
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
-BUCKET_BYTES = 1 << 29  # minimum size of every bucket except the last
+BUCKET_BYTES = 1 << 29  # minimum size of the first 16 buckets
 
 Bucket = dict[str, torch.Tensor]
 
@@ -19,17 +21,32 @@ Bucket = dict[str, torch.Tensor]
 def make_buckets(
     tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, device: torch.device | None = None
 ) -> Iterator[Bucket]:
-    """Yield buckets of about BUCKET_BYTES with the tensors cast to `dtype`, contiguous, on `device` (None: unchanged).
-    All ranks that iterate the same tensors get the same buckets."""
+    """Yield buckets with the tensors cast to `dtype`, contiguous, on `device` (None: unchanged). A bucket ends with the
+    tensor that reaches its size. All ranks that iterate the same tensors get the same buckets."""
     bucket: Bucket = {}
+    count = 0
     for name, tensor in tensors:
         bucket[name] = tensor.detach().to(device or tensor.device, dtype).contiguous()
-        if count_bytes(bucket) >= BUCKET_BYTES:
+        if count_bytes(bucket) >= get_bucket_bytes(count):
             HEARTBEAT.tick()
             yield bucket
-            bucket = {}
+            bucket, count = {}, count + 1
     if bucket:
         yield bucket
+
+
+def get_bucket_bytes(index: int) -> int:
+    """Return the minimum size of a bucket, in bytes. index: number of buckets before it."""
+    return BUCKET_BYTES << min(index // 16, 2)
+
+
+def get_largest_bucket_bytes(total_bytes: int) -> int:
+    """Return the minimum size of the largest bucket of a model with `total_bytes`."""
+    count = 0
+    while total_bytes > get_bucket_bytes(count):
+        total_bytes -= get_bucket_bytes(count)
+        count += 1
+    return get_bucket_bytes(count) if count else total_bytes
 
 
 def prefetch_buckets(buckets: Iterator[Bucket]) -> Iterator[Bucket]:

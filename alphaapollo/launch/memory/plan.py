@@ -26,7 +26,7 @@ from alphaapollo.launch.memory.model import (
     plan_trained_model,
 )
 from alphaapollo.models.activation_memory import ModelSizes
-from alphaapollo.weight_sync.buckets import BUCKET_BYTES
+from alphaapollo.weight_sync.buckets import get_largest_bucket_bytes
 
 GIB = 2**30
 RUNTIME = {"cuda": GIB, "cpu": GIB * 6 // 10}  # bytes per process: CUDA context and NCCL buffers, or imported libraries
@@ -357,12 +357,12 @@ def _estimate_receiving_engine_memory(rollout: Rollout, sizes: ModelSizes, weigh
     """Estimate what an engine needs in a weight sync: its weights, and copies of a bucket and of a layer."""
     size, parallel = get_dtype_bytes(rollout.dtype), rollout.tensor_model_parallel_size
     layer = size * max(sizes.layer_parameters, sizes.head_parameters) // parallel
-    return MemoryUsage(engine_weights=weights, engine_buffers=layer + min(weights * parallel, BUCKET_BYTES))
+    return MemoryUsage(engine_weights=weights, engine_buffers=layer + get_largest_bucket_bytes(weights * parallel))
 
 
 def _count_weight_sync_bytes(policy: TrainedModelMemory, dtype_bytes: int) -> int:
-    """Return the bytes that a weight sync needs on a training rank: a bucket of about BUCKET_BYTES, its packed copy,
-    the next bucket, and one gathered layer."""
-    sizes = policy.sizes
-    full = min(dtype_bytes * sizes.parameters, BUCKET_BYTES + dtype_bytes * sizes.head_parameters)
+    """Return the bytes that a weight sync needs on a training rank: a bucket, its packed copy, the next bucket, and one
+    gathered layer."""
+    sizes, total = policy.sizes, dtype_bytes * policy.sizes.parameters
+    full = min(total, get_largest_bucket_bytes(total) + dtype_bytes * sizes.head_parameters)
     return dtype_bytes * max(sizes.layer_parameters, sizes.root_parameters) + 3 * full

@@ -3,7 +3,7 @@
     backend  layout  where
     padded   padded  everywhere: causal attention; default on a CPU, where it is fastest for short rows
     sdpa     packed  everywhere: one call per row
-    varlen   packed  GPU: torch.nn.attention.varlen
+    varlen   packed  GPU: torch.nn.attention.varlen, with FlashAttention 3 if it is installed and the GPU is a Hopper
     flex     packed  GPU: FlexAttention with a block mask (its backward pass does not run on a CPU)
     flash    packed  GPU: flash-attn 2, if it is installed (docs/install.md)
 
@@ -15,6 +15,7 @@ The layers receive the boundaries of packed rows as the keyword argument `packin
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -206,6 +207,7 @@ def _attend_varlen(call: AttentionCall) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     call.check_supported_by("varlen")
+    activate_flash_attention_3()
     output = varlen_attn(
         *_make_varlen_arguments(call),
         scale=call.scaling,
@@ -214,6 +216,16 @@ def _attend_varlen(call: AttentionCall) -> Tensor:
     )
     assert isinstance(output, Tensor)
     return output[None]
+
+
+@lru_cache
+def activate_flash_attention_3() -> bool:
+    """Let torch's attention kernels use FlashAttention 3, if it is installed (docs/install.md) and the GPU is a Hopper.
+    Returns whether they do."""
+    if importlib.util.find_spec("flash_attn_interface") is None or torch.cuda.get_device_capability()[0] != 9:
+        return False
+    torch.nn.attention.activate_flash_attention_impl("FA3")
+    return True
 
 
 def _attend_flash(call: AttentionCall) -> Tensor:

@@ -66,3 +66,11 @@ def test_next_bucket_is_gathered_while_one_is_sent(monkeypatch: pytest.MonkeyPat
         *("gather 3", "whole 2", "send 2"),
         *("whole 3", "send 3"),
     ]
+
+
+def test_buckets_of_large_models_are_larger(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 4)  # one number
+    parts = list(make_buckets(((str(index), torch.zeros(1)) for index in range(60)), torch.float32))
+    assert [len(part) for part in parts] == [1] * 16 + [2] * 16 + [4] * 3
+    for numbers, largest in ((1, 1), (16, 1), (18, 2), (48, 2), (60, 4)):
+        assert buckets.get_largest_bucket_bytes(4 * numbers) == 4 * largest
