@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,12 +66,6 @@ def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Ten
         running = torch.where(is_action[:, t], rewards[:, t] + gamma * running, running)
         columns.append(running)
     return apply_mask(torch.stack(columns[::-1], dim=1), mask)
-
-
-def last_action_index(mask: Tensor) -> Tensor:
-    """Return the index of the last action token (mask 1) of each row; -1 if there is none. [B, L] -> [B] int64."""
-    from_the_end = mask.numpy()[:, ::-1] != 0  # numpy stops at the first True
-    return torch.from_numpy(np.where(from_the_end.any(axis=1), mask.shape[1] - 1 - from_the_end.argmax(axis=1), -1))
 
 
 def move_rewards_to_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:

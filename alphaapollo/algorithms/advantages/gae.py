@@ -7,7 +7,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, register_estimator
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
-from alphaapollo.algorithms.masked import apply_mask, move_rewards_to_actions, whiten
+from alphaapollo.algorithms.masked import apply_mask, move_rewards_to_actions
 from alphaapollo.config.schema import Algorithm
 
 
@@ -30,12 +30,17 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: 
     return advantages, advantages + values
 
 
-@register_estimator("gae", needs=("values",), per_token=True, reads=("gamma", "lam", "whiten_advantages"))
+@register_estimator(
+    "gae",
+    scope="groups",
+    whitens=lambda config: config.whiten_advantages,
+    needs=("values",),
+    per_token=True,
+    reads=("gamma", "lam", "whiten_advantages"),
+)
 def _gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.values is not None
     joined = JoinedTrajectories.from_mask(inputs.mask, inputs.trajectory_ids)
     token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
     advantages, returns = gae(token_rewards, joined.join(inputs.values), joined.mask, config.gamma, config.lam)
-    if config.whiten_advantages:
-        advantages = whiten(advantages, joined.mask, ddof=1, eps=1e-8)
     return Advantages(joined.split(advantages), joined.split(returns))

@@ -45,7 +45,7 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
         batch = build_batch(groups, config, step, placement.data_parallel_size, plan.padded, run.shares_prompts)
     with timer("columns"):
         computed = await compute_logprobs_and_values(run, groups, batch)
-    if error := computed.describe_non_finite(batch.mask):
+    if error := computed.describe_non_finite(batch.mask, batch.layout.response_offsets):
         return await _skip_iteration(run, step, error)
     run.progress.iterations_skipped = 0
     with timer("advantage"):
@@ -110,14 +110,14 @@ async def compute_logprobs_and_values(run: LearnerState, groups: list[Trajectory
     if run.reference_prefetcher:
         ref = await run.reference_prefetcher.get_logprobs(groups, batch)
     elif config.needs_ref_log_probs:
-        ref = layout.to_matrix(await policy.compute_ref_log_probs())
+        ref = layout.join_columns(await policy.compute_ref_log_probs())
     teacher = await policy.compute_teacher_log_probs() if config.teacher.uses_sampled_tokens else None
     if critic:
         await policy.offload()
     values = await critic.compute_values() if critic else None
     columns = {"old_logprobs": old, "values": values, "teacher_logprobs": teacher}
-    matrices = {name: layout.to_matrix(parts) for name, parts in columns.items() if parts is not None}
-    return WorkerOutputs(ref_logprobs=ref, **matrices)
+    joined = {name: layout.join_columns(parts) for name, parts in columns.items() if parts is not None}
+    return WorkerOutputs(ref_logprobs=ref, **joined)
 
 
 async def measure_logprob_mismatch(run: LearnerState, batch: Batch, has_old_logprobs: np.ndarray) -> dict[str, float]:
