@@ -206,8 +206,8 @@ def sum_rewards_per_trajectory(rewards: np.ndarray, trajectory_offsets: np.ndarr
     Each sum is rounded once (math.fsum), so it does not depend on the order of the rewards.
     """
     positions = np.flatnonzero(rewards)
-    bounds, values = np.searchsorted(positions, trajectory_offsets).tolist(), rewards[positions].tolist()
-    return torch.tensor([math.fsum(values[first:end]) for first, end in pairwise(bounds)], dtype=torch.float64)
+    parts = np.split(rewards[positions], np.searchsorted(positions, trajectory_offsets[1:-1]))
+    return torch.tensor([math.fsum(part.tolist()) for part in parts], dtype=torch.float64)
 
 
 def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
