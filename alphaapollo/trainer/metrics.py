@@ -27,7 +27,7 @@ def compute_rollout_metrics(
         "rollout/trajectories": float(len(trajectories)),
         "rollout/tokens": float(tokens.sum()),
         "rollout/tokens_per_second": float(tokens.sum() / generation_seconds) if generation_seconds else 0.0,
-        "rollout/entropy": -sum(sum(turn.completion.logprobs) for turn in turns) / max(1, int(tokens.sum())),
+        "rollout/entropy": -sum(float(np.sum(turn.completion.logprobs)) for turn in turns) / max(1, int(tokens.sum())),
         "num_turns/mean": len(turns) / len(trajectories),
         "rollout/prompt_tokens_cached": sum(turn.completion.num_cached_tokens for turn in turns) / max(1, shown),
         "rollout/rounds": float(rounds),

@@ -13,7 +13,6 @@ import numpy as np
 
 from alphaapollo.algorithms.kl import next_kl_coef
 from alphaapollo.algorithms.mismatch import mismatch_metrics
-from alphaapollo.data.batch import compute_offsets
 from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
@@ -65,7 +64,9 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
             steps = filter_mini_batches(batch.layout, trained, budget, plan.padded)
             metrics |= await workers.policy.update(credit.columns, steps, skip_bad_step)
             metrics["batch/rows_skipped"] = 1 - float(trained.mean())
-            metrics |= await measure_logprob_mismatch(run, batch, trained)
+            # With bypass, the old log-probs are the engine's; without trained rows, there are none.
+            if trained.any() and not config.algorithm.rollout_correction.bypass:
+                metrics |= mismatch_metrics(await workers.policy.sum_logprob_mismatch())
             if config.algorithm.use_kl_in_reward:
                 kl = credit.metrics["actor/reward_kl_penalty_per_sequence"]
                 coef = next_kl_coef(config.algorithm.kl_ctrl, coef, kl, len(batch.trajectories))
@@ -118,26 +119,3 @@ async def compute_logprobs_and_values(run: LearnerState, groups: list[Trajectory
     columns = {"old_logprobs": old, "values": values, "teacher_logprobs": teacher}
     joined = {name: layout.join_columns(parts) for name, parts in columns.items() if parts is not None}
     return WorkerOutputs(ref_logprobs=ref, **joined)
-
-
-async def measure_logprob_mismatch(run: LearnerState, batch: Batch, has_old_logprobs: np.ndarray) -> dict[str, float]:
-    """Compare the log-probs of engine and trainer for the tokens of a batch. Returns the metrics `mismatch/*`.
-
-    has_old_logprobs: bool [B], sequences for which the trainer has computed log-probs.
-    """
-    if run.config.algorithm.rollout_correction.bypass or not has_old_logprobs.any():
-        return {}  # the old log-probs come from the engine, or there are none
-    columns = await run.workers.policy.get_old_log_probs()
-    rows = [rank.rows for rank in batch.layout.rank_batches]
-    lengths = np.concatenate([part.response_lengths for part in rows])
-    order = np.concatenate(batch.layout.row_order)
-    positions = np.flatnonzero(
-        np.concatenate([part.action_mask for part in rows]) & np.repeat(has_old_logprobs[order], lengths)
-    )
-    row = np.repeat(np.arange(len(lengths)), lengths)[positions]
-    return mismatch_metrics(
-        np.concatenate(columns)[positions],
-        np.concatenate([part.rollout_logprobs for part in rows])[positions],
-        batch.trajectory_ids.numpy()[order][row],
-        positions - compute_offsets(lengths)[row],
-    )
