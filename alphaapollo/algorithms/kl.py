@@ -51,23 +51,32 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
 class KLShapedRewards:
     """Token rewards after subtracting the KL penalty, and the mean KL per sequence and per token."""
 
-    token_rewards: Tensor  # [B, L]
-    kl_per_sequence: Tensor  # scalar: sum over tokens, mean over non-empty rows; input of next_kl_coef
-    kl_per_token: Tensor  # scalar: mean over each row's tokens, then over non-empty rows
+    token_rewards: Tensor  # [n]
+    kl_per_sequence: Tensor  # scalar: sum over tokens, mean over non-empty sequences; input of next_kl_coef
+    kl_per_token: Tensor  # scalar: mean over each sequence's tokens, then over non-empty sequences
 
 
 def subtract_kl(
-    token_rewards: Tensor, old_logp: Tensor, ref_logp: Tensor, mask: Tensor, coef: float, kind: str = "kl"
+    token_rewards: Tensor,
+    old_logp: Tensor,
+    ref_logp: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    coef: float,
+    kind: str = "kl",
 ) -> KLShapedRewards:
-    """Subtract coef * kl_penalty from the reward of each action token (arXiv 1909.08593, Eq. 2). [B, L] each."""
+    """Subtract coef * kl_penalty from the reward of each action token (arXiv 1909.08593, Eq. 2).
+
+    Tensors have one value for each of n tokens. lengths: [N] tokens of each sequence, action tokens or not; their sum
+    is n.
+    """
     kl = apply_mask(kl_penalty(old_logp, ref_logp, kind), mask)
-    lengths = mask.sum(dim=1)
-    num_rows = (lengths > 0).sum().clamp(min=1)
-    sums = kl.sum(dim=1)
+    sums, actions = (torch.segment_reduce(values.to(kl.dtype), "sum", lengths=lengths) for values in (kl, mask))
+    num_sequences = (actions > 0).sum().clamp(min=1)
     return KLShapedRewards(
         token_rewards=token_rewards - coef * kl,
-        kl_per_sequence=sums.sum() / num_rows,
-        kl_per_token=(sums / lengths.clamp(min=1)).sum() / num_rows,
+        kl_per_sequence=sums.sum() / num_sequences,
+        kl_per_token=(sums / actions.clamp(min=1)).sum() / num_sequences,
     )
 
 

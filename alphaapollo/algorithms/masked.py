@@ -59,20 +59,21 @@ def whiten(values: Tensor, mask: Tensor, ddof: int = 1, eps: float = 1e-8, eps_i
 
 def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
     """Compute the reward-to-go G_k = R_k + gamma G_{k+1} over a row's action tokens k (mask 1), else 0. [B, L] each."""
-    is_action = mask.bool()
-    rewards = apply_mask(token_rewards, mask)
-    running = rewards.new_zeros(rewards.shape[0])
-    columns = []
-    for t in reversed(range(rewards.shape[1])):
-        running = torch.where(is_action[:, t], rewards[:, t] + gamma * running, running)
-        columns.append(running)
-    return apply_mask(torch.stack(columns[::-1], dim=1), mask)
+    # NumPy, and one contiguous row per position: each step takes microseconds, and L can be large.
+    is_action, sums = mask.bool().T.contiguous().numpy(), apply_mask(token_rewards, mask).T.clone().numpy()
+    running = np.zeros_like(sums[0])
+    for t in reversed(range(len(sums))):
+        np.add(sums[t], gamma * running, out=running, where=is_action[t])
+        sums[t] = running
+    return apply_mask(torch.from_numpy(sums).T.contiguous(), mask)
 
 
-def last_action_index(mask: Tensor) -> Tensor:
-    """Return the index of the last action token (mask 1) of each row; -1 if there is none. [B, L] -> [B] int64."""
-    from_the_end = mask.numpy()[:, ::-1] != 0  # numpy stops at the first True
-    return torch.from_numpy(np.where(from_the_end.any(axis=1), mask.shape[1] - 1 - from_the_end.argmax(axis=1), -1))
+def next_action_value(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the value of the next action token (mask 1) of each row; 0 if there is none. [B, L] each -> [B, L]."""
+    length = mask.shape[1]
+    positions = torch.where(mask.bool(), torch.arange(length, device=mask.device), length)
+    following = torch.nn.functional.pad(positions.flip(1).cummin(dim=1).values.flip(1)[:, 1:], (0, 1), value=length)
+    return torch.nn.functional.pad(values, (0, 1)).gather(1, following)
 
 
 def move_rewards_to_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:

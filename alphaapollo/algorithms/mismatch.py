@@ -14,6 +14,9 @@ d = log pi_trainer - log pi_engine at each action token, rho = e^d.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from alphaapollo.algorithms.masked import MAX_LOG_RATIO
@@ -23,39 +26,62 @@ POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)
 """First token of each bin of k3_at_*."""
 
 
-def mismatch_metrics(
+@dataclass(frozen=True)
+class MismatchSums:
+    """Sums over the action tokens of one rank, from which `mismatch_metrics` computes the metrics of all ranks."""
+
+    log_ratios: np.ndarray  # float32 [n] d of each token
+    moments: np.ndarray  # float64 [5] sums of d, |d|, e^d - d - 1, e^d, e^2d
+    trajectory_ids: np.ndarray  # int64 [r] trajectories with tokens on this rank
+    trajectory_sums: np.ndarray  # float64 [r] sum of d over the tokens of each
+    position_counts: np.ndarray  # int64 [len(POSITIONS)] tokens in each bin
+    position_sums: np.ndarray  # float64 [len(POSITIONS)] sum of e^d - d - 1 over the tokens of each bin
+
+
+def sum_mismatch(
     trainer_logp: np.ndarray, engine_logp: np.ndarray, trajectory_ids: np.ndarray, positions: np.ndarray
-) -> dict[str, float]:
-    """Compute the metrics `mismatch/*` listed in this module's docstring; {} without action tokens.
+) -> MismatchSums:
+    """Compute the sums of one rank.
 
     Args:
         trainer_logp, engine_logp: [n] log-probs of the action tokens, in any order.
-        trajectory_ids: [n] trajectory of each token, 0 .. N-1.
+        trajectory_ids: [n] trajectory of each token.
         positions: [n] position of each token in the response of its row.
     """
-    if not len(trainer_logp):
-        return {}
-    d = np.subtract(trainer_logp, engine_logp, dtype=np.float64)
-    np.clip(d, -MAX_LOG_RATIO, MAX_LOG_RATIO, out=d)
+    d = np.subtract(trainer_logp, engine_logp, dtype=np.float64).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio_minus_one = np.expm1(d)
-    k3 = ratio_minus_one - d
-    metrics = {"k1": float(-d.mean()), "k3": float(k3.mean()), "abs": float(np.abs(d).mean())}
-    nonempty = np.bincount(trajectory_ids) > 0
-    products = np.bincount(trajectory_ids, weights=d)[nonempty]
-    d.sort()  # order is not needed below, and numpy sorts faster than it computes quantiles
-    ratios = np.exp(np.quantile(d, list(QUANTILES.values()), overwrite_input=True))
-    metrics |= {f"rho_{name}": float(ratio) for name, ratio in zip(QUANTILES, ratios, strict=True)}
-    ratio_minus_one += 1
-    metrics |= {
-        "ess": _effective_sample_share(ratio_minus_one),
-        "ess_sequence": _effective_sample_share(np.exp(products - products.max())),
+    k3, ratio = ratio_minus_one - d, ratio_minus_one + 1
+    ids, index = np.unique(trajectory_ids, return_inverse=True)
+    bins, count = np.searchsorted(POSITIONS, positions, side="right") - 1, len(POSITIONS)
+    return MismatchSums(
+        d.astype(np.float32),
+        np.array([d.sum(), np.abs(d).sum(), k3.sum(), ratio.sum(), ratio.dot(ratio)]),
+        ids,
+        np.bincount(index, weights=d, minlength=len(ids)),
+        np.bincount(bins, minlength=count),
+        np.bincount(bins, weights=k3, minlength=count),
+    )
+
+
+def mismatch_metrics(ranks: Sequence[MismatchSums]) -> dict[str, float]:
+    """Compute the metrics `mismatch/*` listed in this module's docstring; {} without action tokens."""
+    log_ratios = np.concatenate([rank.log_ratios for rank in ranks])
+    if not len(log_ratios):
+        return {}
+    d, abs_d, k3, ratio, ratio_squared = np.sum([rank.moments for rank in ranks], axis=0) / len(log_ratios)
+    ids, index = np.unique(np.concatenate([rank.trajectory_ids for rank in ranks]), return_inverse=True)
+    products = np.bincount(index, weights=np.concatenate([rank.trajectory_sums for rank in ranks]))
+    weights = np.exp(products - products.max())
+    quantiles = np.quantile(log_ratios, list(QUANTILES.values()), overwrite_input=True)
+    counts = np.sum([rank.position_counts for rank in ranks], axis=0)
+    sums = np.sum([rank.position_sums for rank in ranks], axis=0)
+    metrics = {
+        "k1": -d,
+        "k3": k3,
+        "abs": abs_d,
+        **dict(zip((f"rho_{name}" for name in QUANTILES), np.exp(quantiles), strict=True)),
+        "ess": ratio**2 / ratio_squared,
+        "ess_sequence": weights.sum() ** 2 / (len(ids) * weights.dot(weights)),
+        **{f"k3_at_{POSITIONS[bin]}": sums[bin] / counts[bin] for bin in np.flatnonzero(counts)},
     }
-    bins = (np.searchsorted(POSITIONS, np.arange(positions.max() + 1), side="right") - 1)[positions]
-    counts, sums = np.bincount(bins), np.bincount(bins, weights=k3)
-    metrics |= {f"k3_at_{POSITIONS[i]}": float(sums[i] / counts[i]) for i in np.flatnonzero(counts)}
-    return {f"mismatch/{name}": value for name, value in metrics.items()}
-
-
-def _effective_sample_share(weights: np.ndarray) -> float:
-    """Compute the effective sample size of n weights, divided by n: (sum w)^2 / (n sum w^2). [n] -> (0, 1]."""
-    return float(weights.sum() ** 2 / (len(weights) * weights.dot(weights)))
+    return {f"mismatch/{name}": float(value) for name, value in metrics.items()}

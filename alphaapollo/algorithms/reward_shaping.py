@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import last_action_index
 
+def add_outcome_reward(token_rewards: np.ndarray, scores: np.ndarray, mask: np.ndarray, offsets: np.ndarray) -> None:
+    """Add the score of each sequence, in place, to its last *action* token, if it has one.
 
-def add_outcome_reward(token_rewards: Tensor, scores: Tensor, mask: Tensor, trajectory_ids: Tensor) -> None:
-    """Add the score of each trajectory, in place, to the last *action* token of its last row (token sequence).
-
-    The last token of a row may belong to an observation, where the mask would drop the reward.
+    The last token of a sequence may belong to an observation, where the mask would drop the reward.
 
     Args:
-        token_rewards: [B, L] rewards to change.
-        scores: [N] score of each trajectory.
-        mask: [B, L] 1 on action tokens.
-        trajectory_ids: [B] trajectory of each row, ascending from 0 to N-1.
+        token_rewards: [n] rewards to change.
+        scores: [N] score of each sequence.
+        mask: [n] 1 on action tokens.
+        offsets: [N + 1] the tokens of sequence i are offsets[i] .. offsets[i + 1] - 1.
     """
-    rows = torch.bincount(trajectory_ids, minlength=len(scores)).cumsum(0) - 1
-    last = last_action_index(mask)[rows]
-    rows, last, scores = rows[last >= 0], last[last >= 0], scores[last >= 0]
-    token_rewards[rows, last] += scores
+    for start, end, score in zip(offsets[:-1].tolist(), offsets[1:].tolist(), scores.tolist(), strict=True):
+        last = mask[start:end].tobytes().rfind(1)
+        if last >= 0:
+            token_rewards[start + last] += score
 
 
 def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, factor: float = 1.0) -> Tensor:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from alphaapollo.algorithms.mismatch import MismatchSums
 from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied
@@ -187,6 +188,10 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         """Return the old log-probs (the denominator of PPO's ratio) that the last update used."""
         return await self._call_all_ranks(lambda worker: worker.get_old_log_probs())
 
+    async def sum_logprob_mismatch(self) -> list[MismatchSums]:
+        """Compare the old log-probs of the last update with those of the engine, for the tokens it trained on."""
+        return await self._call_all_ranks(lambda worker: worker.sum_logprob_mismatch())
+
     async def reset_reference_and_optimizer(self) -> None:
         """Copy the policy's weights to the reference model and reset the optimizer state."""
         await self.ranks.call(lambda worker: worker.reset_reference_and_optimizer())
@@ -276,7 +281,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
 
     async def has_weights(self) -> bool:
         """Return whether the engines have model weights to sync and verify; fake engines do not."""
-        return all(await self.ranks.call(lambda worker: worker.engine.has_weights))
+        return bool(await self.ranks.call_rank(0, lambda worker: worker.engine.has_weights))
 
     async def compute_log_probs_per_engine(self, token_ids: list[int]) -> list[list[float]]:
         """Return each engine's log-probs of `token_ids[1:]`."""

@@ -3,7 +3,7 @@
     list[Row] -> TrainBatch = one RankBatch per rank (its Rows, split into mini-batches of micro-batches)
 
 A column is an array with one number per response token of a rank, e.g. log-probs. TrainBatch converts between the
-columns of all ranks and one matrix [B, L] for the algorithms.
+columns of all ranks and one array [n] over the response tokens of all sequences, for the algorithms.
 
 Arrays are flat (sequences are concatenated without padding), and Ray passes them without a copy. The assignment of
 sequences to ranks and mini-batches never changes after packing.build_train_batch, so each loss has a fixed denominator.
@@ -174,8 +174,8 @@ class RankBatch:
 class TrainBatch:
     """The B token sequences of one training iteration, distributed to the ranks.
 
-    In a matrix [B, L], the sequences have the order in which build_train_batch received them. [i, 0] belongs to the
-    first token of the response of sequence i, and L is the length of the longest response.
+    In an array over the n response tokens of the batch, the sequences have the order in which build_train_batch
+    received them: those of sequence i are array[response_offsets[i]:response_offsets[i + 1]].
     """
 
     rank_batches: list[RankBatch]
@@ -196,25 +196,29 @@ class TrainBatch:
         return sum(rank.count_computed_tokens(padded) for rank in self.rank_batches)
 
     @cached_property
-    def max_response_length(self) -> int:
-        return max((int(rank.rows.response_lengths.max(initial=0)) for rank in self.rank_batches), default=0)
+    def response_offsets(self) -> np.ndarray:
+        """Offsets int64 [B + 1] of the sequences in an array over the n response tokens of the batch."""
+        lengths = np.empty(self.num_rows, dtype=np.int64)
+        for rank, order in zip(self.rank_batches, self.row_order, strict=True):
+            lengths[order] = rank.rows.response_lengths
+        return compute_offsets(lengths)
 
-    def to_matrix(self, columns: Sequence[np.ndarray]) -> np.ndarray:
-        """Arrange values of response tokens, one array [response tokens] per rank, as a matrix [B, L] padded with 0."""
-        matrix = np.zeros((self.num_rows, self.max_response_length), dtype=columns[0].dtype)
+    def join_columns(self, columns: Sequence[np.ndarray]) -> np.ndarray:
+        """Copy values of response tokens, one array per rank, into one array [n] in the order of the batch."""
+        values = np.empty(self.response_offsets[-1], dtype=columns[0].dtype)
         for column, spans in zip(columns, self._response_spans, strict=True):
-            for row, start, end in spans:
-                matrix[row, : end - start] = column[start:end]
-        return matrix
+            for first, start, end in spans:
+                values[first : first + end - start] = column[start:end]
+        return values
 
-    def split_matrix_by_rank(self, matrix: np.ndarray, dtype: np.dtype | None = None) -> list[np.ndarray]:
-        """Copy a matrix [B, L] into one array of response tokens per rank, [sum responses] each. Drops padding."""
-        assert matrix.shape == (self.num_rows, self.max_response_length), (matrix.shape, self.num_rows)
+    def split_by_rank(self, values: np.ndarray, dtype: np.dtype | None = None) -> list[np.ndarray]:
+        """Copy an array [n] over the response tokens of the batch into one array per rank, [sum responses] each."""
+        assert values.shape == (self.response_offsets[-1],), (values.shape, self.response_offsets[-1])
         columns = []
         for rank, spans in zip(self.rank_batches, self._response_spans, strict=True):
-            column = np.empty(rank.rows.response_offsets[-1], dtype or matrix.dtype)
-            for row, start, end in spans:
-                column[start:end] = matrix[row, : end - start]
+            column = np.empty(rank.rows.response_offsets[-1], dtype or values.dtype)
+            for first, start, end in spans:
+                column[start:end] = values[first : first + end - start]
             columns.append(column)
         return columns
 
@@ -225,14 +229,15 @@ class TrainBatch:
 
     @cached_property
     def _response_spans(self) -> list[list[tuple[int, int, int]]]:
-        """For each rank and each of its rows: (row of the matrix, start and end of the response in the rank's array).
+        """For each rank and each of its rows: (start in an array [n] of the batch, start and end in the rank's array).
 
-        Copying row by row is faster than fancy indexing, whose index array would be larger than the matrix.
+        Copying row by row is faster than fancy indexing, whose index array would be larger than the values.
         """
         spans = []
         for rank, order in zip(self.rank_batches, self.row_order, strict=True):
             offsets = rank.rows.response_offsets.tolist()
-            spans.append(list(zip(order.tolist(), offsets[:-1], offsets[1:], strict=True)))
+            starts = self.response_offsets[order].tolist()
+            spans.append(list(zip(starts, offsets[:-1], offsets[1:], strict=True)))
         return spans
 
 

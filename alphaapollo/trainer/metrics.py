@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from alphaapollo.data.batch import TrainBatch
@@ -28,7 +27,7 @@ def compute_rollout_metrics(
         "rollout/trajectories": float(len(trajectories)),
         "rollout/tokens": float(tokens.sum()),
         "rollout/tokens_per_second": float(tokens.sum() / generation_seconds) if generation_seconds else 0.0,
-        "rollout/entropy": -sum(sum(turn.completion.logprobs) for turn in turns) / max(1, int(tokens.sum())),
+        "rollout/entropy": -sum(float(np.sum(turn.completion.logprobs)) for turn in turns) / max(1, int(tokens.sum())),
         "num_turns/mean": len(turns) / len(trajectories),
         "rollout/prompt_tokens_cached": sum(turn.completion.num_cached_tokens for turn in turns) / max(1, shown),
         "rollout/rounds": float(rounds),
@@ -151,21 +150,19 @@ def _compute_metrics_by_source(generated: Sequence[TrajectoryGroup]) -> dict[str
     return metrics
 
 
-def compute_advantage_metrics(advantages: Tensor, mask: Tensor, has_advantage: np.ndarray) -> dict[str, float]:
-    """Compute statistics of the advantages [B, L] over the tokens that the model sampled (`mask`, [B, L]).
+def compute_advantage_metrics(advantages: np.ndarray, has_advantage: np.ndarray) -> dict[str, float]:
+    """Compute statistics of the advantages of the tokens that the model sampled, [tokens]; {} if there are none.
 
     has_advantage: bool [B], sequences with a non-zero advantage.
     """
-    selected = torch.from_numpy(advantages.numpy()[mask.numpy() != 0])  # NumPy selects several times faster than torch
-    if not selected.numel():
+    if not len(advantages):
         return {}
-    low, high = torch.aminmax(selected)
     return {
-        "critic/advantages/mean": float(selected.mean()),
-        "critic/advantages/std": float(selected.std(correction=0)),
-        "critic/advantages/min": float(low),
-        "critic/advantages/max": float(high),
-        "critic/advantages/abs_mean": float(selected.abs().mean()),
+        "critic/advantages/mean": float(advantages.mean(dtype=np.float64)),
+        "critic/advantages/std": float(advantages.std(dtype=np.float64)),
+        "critic/advantages/min": float(advantages.min()),
+        "critic/advantages/max": float(advantages.max()),
+        "critic/advantages/abs_mean": float(np.abs(advantages).mean(dtype=np.float64)),
         "critic/advantages/share_zero": float((~has_advantage).mean()),
     }
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from alphaapollo.algorithms.divergence import REVERSE
+from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
@@ -174,7 +175,8 @@ class PolicyWorker(TrainingWorker):
                 done.append(self.state.step(skip_bad_step))
                 if recorded_logprobs is not None:
                     old = merge_token_values(batch.rows, recorded_logprobs, old)
-        self.last_old_logprobs = old
+        self.last_old_logprobs, self.last_mini_batches = old, mini_batches
+        self.last_trajectory_ids = columns.trajectory_ids
         totals = sums.reduce(self.device)
         metrics = normalize_metrics(totals, len(done)) | compute_optimizer_metrics(done, self.actor.grad_clip)
         metrics |= {"optimizer_steps": float(len(done)), "tokens": totals["tokens"]}
@@ -186,6 +188,20 @@ class PolicyWorker(TrainingWorker):
         """Return the old log-probs that the last `update` used. float32 [response tokens]"""
         assert self.last_old_logprobs is not None, "call update first"
         return self.last_old_logprobs
+
+    def sum_logprob_mismatch(self) -> MismatchSums:
+        """Compare these log-probs with those of the engine, for the action tokens that the last `update` trained on."""
+        rows, trained = self.batch.rows, np.zeros(len(self.batch.rows), dtype=bool)
+        trained[[row for mini_batch in self.last_mini_batches for row in mini_batch.row_indices]] = True
+        tokens = np.flatnonzero(rows.action_mask & np.repeat(trained, rows.response_lengths))
+        row = np.repeat(np.arange(len(rows)), rows.response_lengths)[tokens]
+        assert self.last_trajectory_ids is not None
+        return sum_mismatch(
+            self.get_old_log_probs()[tokens],
+            rows.rollout_logprobs[tokens],
+            self.last_trajectory_ids[row],
+            tokens - rows.response_offsets[row],
+        )
 
     def send_weights(self, version: int) -> WeightUpdate | None:
         """Send the weights to the inference engines. Returns None on ranks that only help to gather the weights."""

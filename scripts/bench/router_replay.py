@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from alphaapollo.algorithms.mismatch import mismatch_metrics  # noqa: E402
+from alphaapollo.algorithms.mismatch import mismatch_metrics, sum_mismatch  # noqa: E402
 from alphaapollo.config.schema import Model, Rollout  # noqa: E402
 from alphaapollo.data.batch import Rows  # noqa: E402
 from alphaapollo.engines.spec import EngineSpec  # noqa: E402
@@ -81,7 +81,7 @@ def gap(policy: PolicyModel, rows: Rows) -> dict[str, float]:
         chosen += float(policy.routers.current.counts.sum())
     ids = np.repeat(np.arange(len(rows)), rows.response_lengths)
     positions = np.concatenate([np.arange(len(column)) for column in columns])
-    figures = mismatch_metrics(np.concatenate(columns), rows.rollout_logprobs, ids, positions)
+    figures = mismatch_metrics([sum_mismatch(np.concatenate(columns), rows.rollout_logprobs, ids, positions)])
     names = ("k3", "abs", "rho_p01", "rho_p99", "ess", "ess_sequence")
     found = {name: round(figures[f"mismatch/{name}"], 6) for name in names}
     return found | ({"router_differs": round(differs / chosen, 4)} if rows.routed_experts is not None else {})

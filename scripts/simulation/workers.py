@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from ray import cloudpickle
 
+from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.controller.ranks import await_if_awaitable
 from alphaapollo.controller.ray_ranks import RayRanks
 from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
@@ -165,12 +166,18 @@ class FakePolicy:
         self.batch = batch
 
     async def update(self, columns: Columns[np.ndarray], steps: Sequence[MiniBatch], *_: object) -> dict[str, float]:
-        assert columns.advantages is not None
+        assert columns.advantages is not None and columns.trajectory_ids is not None
+        self.trajectory_ids = columns.trajectory_ids
         await asyncio.sleep(self.batch.rows.lengths.sum() / self.latencies.update)
         return {"actor/pg_loss": float(columns.advantages.sum()), "actor/entropy": 0.5}
 
-    def get_old_log_probs(self) -> np.ndarray:
-        return self.batch.rows.rollout_logprobs
+    def sum_logprob_mismatch(self) -> MismatchSums:
+        """As PolicyWorker does, for all tokens."""
+        with self.clock.elsewhere():
+            rows = self.batch.rows
+            row = np.repeat(np.arange(len(rows)), rows.response_lengths)
+            positions = np.arange(len(row)) - rows.response_offsets[row]
+            return sum_mismatch(rows.rollout_logprobs, rows.rollout_logprobs, self.trajectory_ids[row], positions)
 
     async def send_weights(self, version: int) -> WeightUpdate:
         await asyncio.sleep(self.latencies.publish)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -192,9 +193,9 @@ def dynamic_sampling_keep(scores: Tensor, index: Index, tol: float = 0.0) -> Res
 
 
 def place_outcome_reward(scores: Tensor, mask: Tensor) -> Results:
-    placed = torch.zeros(mask.shape, dtype=scores.dtype)
-    reward_shaping.add_outcome_reward(placed, scores, mask, torch.arange(len(mask)))
-    return {"value": placed}
+    placed, offsets = np.zeros(mask.numel()), np.arange(len(mask) + 1) * mask.shape[1]
+    reward_shaping.add_outcome_reward(placed, scores.numpy(), mask.flatten().numpy().astype(np.uint8), offsets)
+    return {"value": torch.from_numpy(placed).view_as(mask)}
 
 
 def soft_overlong_punishment(lengths: Tensor, max_len: int, cache: int, factor: float = 1.0) -> Results:
@@ -208,9 +209,10 @@ def overlong_filter(mask: Tensor, truncated: Tensor) -> Results:
 def kl_in_reward(
     token_scores: Tensor, old_logp: Tensor, ref_logp: Tensor, mask: Tensor, beta: float, kind: str = "kl"
 ) -> Results:
-    shaped = kl.subtract_kl(token_scores, old_logp, ref_logp, mask, beta, kind)
+    flat = (matrix.flatten() for matrix in (token_scores, old_logp, ref_logp, mask))
+    shaped = kl.subtract_kl(*flat, torch.full((len(mask),), mask.shape[1]), beta, kind)
     return {
-        "rewards": shaped.token_rewards,
+        "rewards": shaped.token_rewards.view_as(mask),
         "kl_seq_sum_mean": shaped.kl_per_sequence,
         "kl_token_mean_mean": shaped.kl_per_token,
     }

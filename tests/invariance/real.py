@@ -13,6 +13,7 @@ from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 from tests.invariance.case import Case
 from tests.invariance.views import View, prepare
+from tests.matrices import join
 from tests.unit.workers.training import record_gradients, scale_weights
 
 Steps = list[dict[str, np.ndarray]]
@@ -75,7 +76,7 @@ def load(worker: PolicyWorker, case: Case, view: View):
 def with_model_logprobs(worker: PolicyWorker, case: Case) -> Case:
     """The case with old log-probs close to those of the worker's model."""
     prepared, _ = load(worker, case, PADDED)
-    own = prepared.batch.layout.to_matrix([worker.compute_log_probs()])
+    own = join(prepared.batch.layout, [worker.compute_log_probs()])
     by_token = np.zeros(case.episodes.num_tokens, dtype=np.float32)
     inside = prepared.tokens >= 0
     by_token[prepared.tokens[inside]] = own[inside]

@@ -22,6 +22,7 @@ from alphaapollo.trainer.step import training_batch
 from alphaapollo.trainer.step.credit import WorkerOutputs, assign_credit
 from alphaapollo.trainer.step.training_batch import Batch, build_batch, is_usable_for_training
 from tests.invariance.episodes import MAX_LENGTH, Context, Episodes
+from tests.matrices import flatten, is_inside, join, split
 
 RUN_SEED, STEP = 5, 3
 
@@ -72,7 +73,7 @@ class Prepared:
         values, columns = np.zeros(num_tokens), [getattr(one, name) for one in self.columns]
         if columns[0] is None:
             return values
-        matrix = self.batch.layout.to_matrix(columns)
+        matrix = join(self.batch.layout, columns)
         values[self.tokens[self.tokens >= 0]] = matrix[self.tokens >= 0]
         return values
 
@@ -104,7 +105,7 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
     tokens = token_numbers(batch, episodes)
 
     def by_position(values: np.ndarray) -> np.ndarray:
-        return np.where(tokens >= 0, values[tokens.clip(min=0)], np.float32(0))
+        return flatten(batch.layout, np.where(tokens >= 0, values[tokens.clip(min=0)], np.float32(0)))
 
     values = by_position(logprobs.values) if "values" in estimator.needs else None
     computed = WorkerOutputs(
@@ -114,13 +115,13 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
     may_skip = view.skips and can_skip_rows_without_advantage(config, get_policy_loss(actor.policy_loss.loss_mode))
     kept = credit.has_gradient if may_skip else np.ones_like(credit.has_gradient)
     steps = filter_mini_batches(batch.layout, kept, view.max_tokens * view.sequence_parallel, view.padded)
-    return Prepared(batch, credit.columns, tokens, batch.layout.split_matrix_by_rank(tokens), steps)
+    return Prepared(batch, credit.columns, tokens, split(batch.layout, tokens), steps)
 
 
 def token_numbers(batch: Batch, episodes: Episodes) -> np.ndarray:
     """[B, L]"""
     firsts = episodes.first_tokens()
-    tokens = np.full(tuple(batch.mask.shape), -1, dtype=np.int64)
+    tokens = np.full(is_inside(batch.layout).shape, -1, dtype=np.int64)
     for row, owner, numbers in zip(batch.rows, batch.trajectory_ids.tolist(), tokens, strict=True):
         trajectory = batch.trajectories[owner]
         own = firsts[trajectory.prompt_id, trajectory.sample]

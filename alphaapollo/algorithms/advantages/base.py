@@ -1,24 +1,29 @@
 """Advantage estimators: inputs, outputs and registry.
 
-@register_estimator("mine", group=True)
-def mine(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    return from_scores(inputs, lambda scores, groups: center_in_groups(scores, groups))
+@register_estimator("mine", scope="trajectories", group=True)
+def mine(trajectories: Trajectories, config: Algorithm) -> Tensor:
+    return center_in_groups(trajectories.scores, trajectories.groups)
+
+The scope of an estimator decides how much of a batch is padded to matrices [B, L] at a time: nothing, whole groups, or
+the whole batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.group_statistics import Groups
+from alphaapollo.algorithms.masked import whiten
 from alphaapollo.algorithms.result_checks import check_float_tensor, check_result_type, require
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.utils.registry import Registry
 
+Scope = Literal["trajectories", "groups", "batch"]
 NEEDS = ("values", "greedy_rewards", "components", "turns", "mini_batches")
 
 
@@ -43,7 +48,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """Inputs of an advantage estimator for B token sequences (rows), in float64 during runs.
+    """Inputs of an advantage estimator for B token sequences (rows) of whole groups, in float64 during runs.
 
     L is the length of the longest response; column 0 is the first response token of a row. A trajectory usually has one
     row. In memory context, where each turn has a new prompt, a trajectory has one row per turn: rows with the same
@@ -70,13 +75,20 @@ class Advantages:
     returns: Tensor  # [B, L], 0 outside the mask: training targets of the critic; only logged without a critic
 
 
-EstimatorFn = Callable[[AdvantageInputs, Algorithm], Advantages]
+EstimatorFn = Callable[[Any, Algorithm], Any]
 StartCheck = Callable[[Algorithm, int], None]
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """Registered advantage estimator. Calling it runs `fn` and checks the inputs and the result.
+    """Registered advantage estimator. Calling it computes the advantages of a batch, and checks inputs and result.
+
+    `scope` is the type of `fn`, and what a run passes to one call:
+
+        trajectories   fn(Trajectories, Algorithm) -> Tensor [N]: one advantage per trajectory. Called once per batch
+        groups         fn(AdvantageInputs, Algorithm) -> Advantages: called several times, each with some whole groups
+        batch          as groups, but called once, because `fn` needs statistics of the whole batch. Takes memory for
+                       matrices of all rows x the longest row
 
     The other fields declare what `fn` needs and supports. Settings that contradict them are rejected at the start of a
     run (trainer/setup/combinations.py).
@@ -85,6 +97,9 @@ class Estimator:
     name: str
     fn: EstimatorFn
     needs: tuple[str, ...] = ()  # names from NEEDS: optional inputs that the trainer must compute
+    scope: Scope = "batch"
+    whitens: Callable[[Algorithm], bool] = lambda config: False
+    """Whether to whiten the advantages over all action tokens of the batch, in a second pass. Not with trajectories."""
     group: bool = False  # compares the samples of a prompt, and needs a group size of at least 2
     per_token: bool = False  # tokens of one trajectory can have different advantages
     on_policy: bool = False  # is valid for only one optimizer step per iteration
@@ -93,7 +108,30 @@ class Estimator:
     check: StartCheck | None = None  # (config.algorithm, group size); raises ValueError for unsupported settings
 
     def __call__(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-        self._check_inputs(inputs)
+        result = self.compute_for_groups(inputs, config)
+        if not self.whitens(config):
+            return result
+        return replace(result, advantages=whiten(result.advantages, inputs.mask))
+
+    def compute_for_trajectories(self, trajectories: Trajectories, config: Algorithm) -> Tensor:
+        """Compute one advantage per trajectory, [N], with an estimator of scope trajectories."""
+        self._check_needs(trajectories)
+        self._check_rewards(trajectories.scores.isfinite(), torch.arange(len(trajectories.scores)))
+        advantages = self.fn(trajectories, config)
+        label = f"the advantages of {self}"
+        check_float_tensor(label, advantages, trajectories.scores.shape)
+        require(all_finite(advantages), f"{label} must be finite, but have NaN or infinite values.")
+        return advantages
+
+    def compute_for_groups(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+        """Compute advantages of whole groups, before they are whitened."""
+        self._check_needs(inputs)
+        if not (all_finite(inputs.scores) and all_finite(inputs.token_rewards)):
+            finite = inputs.scores.isfinite() & inputs.token_rewards.isfinite().all(dim=1)
+            self._check_rewards(finite, inputs.trajectory_ids)
+        if self.scope == "trajectories":
+            trajectories = Trajectories.from_inputs(inputs)
+            return trajectories.expand_to_tokens(self.compute_for_trajectories(trajectories, config))
         result = self.fn(inputs, config)
         check_result_type(str(self), result, Advantages)
         self._check_result("advantages", result.advantages, inputs.mask)
@@ -104,16 +142,17 @@ class Estimator:
     def __str__(self) -> str:
         return f"the advantage estimator {self.name!r}"
 
-    def _check_inputs(self, inputs: AdvantageInputs) -> None:
+    def _check_needs(self, inputs: AdvantageInputs | Trajectories) -> None:
         missing = [need for need in self.needs if getattr(inputs, need) is None]
         if missing:
             raise ValueError(
-                f"{self} needs {', '.join(missing)} in its AdvantageInputs, but got None. Pass these inputs, or use an "
-                "estimator that does not need them."
+                f"{self} needs {', '.join(missing)} in its {type(inputs).__name__}, but got None. Pass these inputs, "
+                "or use an estimator that does not need them."
             )
-        if not (all_finite(inputs.scores) and all_finite(inputs.token_rewards)):
-            invalid = ~(inputs.scores.isfinite() & inputs.token_rewards.isfinite().all(dim=1))
-            ids = inputs.trajectory_ids[invalid].unique().tolist()
+
+    def _check_rewards(self, finite: Tensor, trajectory_ids: Tensor) -> None:
+        if not finite.all():
+            ids = trajectory_ids[~finite].unique().tolist()
             raise ValueError(
                 f"The rewards of {len(ids)} trajectories are NaN or infinite (ids {ids[:8]}). Return finite numbers "
                 "from the reward function, and exclude failed trajectories before computing advantages."
@@ -148,7 +187,7 @@ estimator_names = _estimators.names
 def register_estimator(name: str, **estimator_fields: Any) -> Callable[[EstimatorFn], EstimatorFn]:
     """Return a decorator that registers an advantage estimator, selected by algorithm.adv_estimator=name.
 
-    The decorated function is `fn(inputs, config.algorithm) -> Advantages`. estimator_fields: optional fields of
+    The type of the decorated function depends on `scope`, see `Estimator`. estimator_fields: optional fields of
     `Estimator`. If `reads` is given, a run warns about config keys that are set but not read.
     """
     unknown = set(estimator_fields.get("needs", ())) - set(NEEDS)
@@ -168,7 +207,9 @@ class Trajectories:
     groups: Groups  # groups the N trajectories by prompt
     scores: Tensor  # [N]
     lengths: Tensor  # [N] number of action tokens over all rows
-    mask: Tensor  # [B, L]
+    mask: Tensor | None = None  # [B, L], None in a run
+    components: dict[str, Tensor] | None = None  # name -> [N], named rewards that the reward function returns
+    mini_batches: Tensor | None = None  # [N] int64, as in AdvantageInputs
 
     @classmethod
     def from_inputs(cls, inputs: AdvantageInputs) -> Trajectories:
@@ -177,10 +218,20 @@ class Trajectories:
         lengths = rows.sum(inputs.mask.to(inputs.scores.dtype).sum(dim=1))
         scores = rows.max(inputs.scores)
         assert rows.is_constant(inputs.scores).all(), "all rows of a trajectory must have the same score"
-        return cls(rows, Groups.from_ids(rows.take_value_per_group(inputs.group_ids)), scores, lengths, inputs.mask)
+        take = rows.take_value_per_group
+        return cls(
+            rows,
+            Groups.from_ids(take(inputs.group_ids)),
+            scores,
+            lengths,
+            inputs.mask,
+            None if inputs.components is None else {name: take(one) for name, one in inputs.components.items()},
+            None if inputs.mini_batches is None else take(inputs.mini_batches),
+        )
 
     def expand_to_tokens(self, advantages: Tensor) -> Advantages:
         """Give every action token the advantage of its trajectory; 0 elsewhere. [N] -> [B, L]."""
+        assert self.mask is not None
         token_advantages = advantages[self.rows_by_trajectory.group_index].unsqueeze(1) * self.mask.to(advantages.dtype)
         return Advantages(token_advantages, token_advantages)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, register_estimator
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
-from alphaapollo.algorithms.masked import apply_mask, move_rewards_to_actions, whiten
+from alphaapollo.algorithms.masked import apply_mask, move_rewards_to_actions, next_action_value, reward_to_go
 from alphaapollo.config.schema import Algorithm
 
 
@@ -17,25 +16,23 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: 
     delta_k = R_k + gamma V_{k+1} - V_k, A_k = delta_k + gamma lam A_{k+1}, where k + 1 is the next action token (mask
     1). Both results are 0 outside the mask.
     """
-    is_action = mask.bool()
-    rewards, values = apply_mask(token_rewards, mask), apply_mask(values, mask)
-    next_value = next_advantage = values.new_zeros(values.shape[0])
-    columns = []
-    for t in reversed(range(values.shape[1])):
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        next_advantage = torch.where(is_action[:, t], delta + gamma * lam * next_advantage, next_advantage)
-        next_value = torch.where(is_action[:, t], values[:, t], next_value)
-        columns.append(next_advantage)
-    advantages = apply_mask(torch.stack(columns[::-1], dim=1), mask)
+    values = apply_mask(values, mask)
+    deltas = token_rewards + gamma * next_action_value(values, mask) - values
+    advantages = reward_to_go(deltas, mask, gamma * lam)
     return advantages, advantages + values
 
 
-@register_estimator("gae", needs=("values",), per_token=True, reads=("gamma", "lam", "whiten_advantages"))
+@register_estimator(
+    "gae",
+    scope="groups",
+    whitens=lambda config: config.whiten_advantages,
+    needs=("values",),
+    per_token=True,
+    reads=("gamma", "lam", "whiten_advantages"),
+)
 def _gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.values is not None
     joined = JoinedTrajectories.from_mask(inputs.mask, inputs.trajectory_ids)
     token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
     advantages, returns = gae(token_rewards, joined.join(inputs.values), joined.mask, config.gamma, config.lam)
-    if config.whiten_advantages:
-        advantages = whiten(advantages, joined.mask, ddof=1, eps=1e-8)
     return Advantages(joined.split(advantages), joined.split(returns))

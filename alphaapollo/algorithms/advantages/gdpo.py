@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
+from alphaapollo.algorithms.advantages.base import Trajectories, register_estimator
 from alphaapollo.algorithms.group_statistics import Groups, normalize_in_groups
 from alphaapollo.algorithms.masked import standardize
 from alphaapollo.config.schema import Algorithm
@@ -39,25 +39,25 @@ def _check_gdpo_keys(config: Algorithm, group_size: int) -> None:
 
 @register_estimator(
     "gdpo",
+    scope="trajectories",
     needs=("components",),
     group=True,
     reads=("gdpo_rewards", "gdpo_weights", "gdpo_conditions"),
     no_shaping_reason="it sums the named rewards as returned by the reward function",
     check=_check_gdpo_keys,
 )
-def _gdpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+def _gdpo(trajectories: Trajectories, config: Algorithm) -> Tensor:
     """Compute the weighted sum of normalized rewards, standardized over the whole batch (arXiv 2601.05242, Eq. 6)."""
-    assert inputs.components is not None
-    trajectories = Trajectories.from_inputs(inputs)
-    names, weights = _select_rewards(inputs.components, config)
-    conditioned = apply_reward_conditions(inputs.components, config.gdpo_conditions)
-    rewards = torch.stack([trajectories.rows_by_trajectory.take_value_per_group(conditioned[n]) for n in names], dim=1)
+    assert trajectories.components is not None
+    names, weights = _select_rewards(trajectories.components, config)
+    conditioned = apply_reward_conditions(trajectories.components, config.gdpo_conditions)
+    rewards = torch.stack([conditioned[name] for name in names], dim=1)
     summed = gdpo_sum(rewards, trajectories.groups, rewards.new_tensor(weights))
-    return trajectories.expand_to_tokens(standardize(summed, ddof=1, eps=1e-4, eps_in_sqrt=False))
+    return standardize(summed, ddof=1, eps=1e-4, eps_in_sqrt=False)
 
 
 def apply_reward_conditions(rewards: dict[str, Tensor], conditions: dict[str, tuple[str, float]]) -> dict[str, Tensor]:
-    """Set named rewards to 0 where their condition is not met (arXiv 2601.05242, section 3). All [B].
+    """Set named rewards to 0 where their condition is not met (arXiv 2601.05242, section 3). All [N].
 
     Example: with conditions {"style": ("accuracy", 1.0)} the reward "style" is 0 where "accuracy" is below 1.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
+from alphaapollo.algorithms.advantages.base import Trajectories, register_estimator
 from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, normalize_in_groups
 from alphaapollo.config.schema import Algorithm
 
@@ -26,7 +26,6 @@ def gpg(scores: Tensor, groups: Groups, std_norm: bool = False, ddof: int = 1, e
     return gpg_alpha(scores, groups) * centered
 
 
-@register_estimator("gpg", group=True, reads=("norm_adv_by_std_in_grpo",))
-def _gpg(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    std_norm = bool(config.norm_adv_by_std_in_grpo)
-    return from_scores(inputs, lambda scores, groups: gpg(scores, groups, std_norm))
+@register_estimator("gpg", scope="trajectories", group=True, reads=("norm_adv_by_std_in_grpo",))
+def _gpg(trajectories: Trajectories, config: Algorithm) -> Tensor:
+    return gpg(trajectories.scores, trajectories.groups, bool(config.norm_adv_by_std_in_grpo))

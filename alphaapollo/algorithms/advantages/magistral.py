@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
+from alphaapollo.algorithms.advantages.base import Trajectories, register_estimator
 from alphaapollo.algorithms.group_statistics import center_in_groups
 from alphaapollo.algorithms.masked import standardize
 from alphaapollo.config.schema import Algorithm
@@ -25,10 +25,7 @@ def magistral(centered: Tensor, mini_batch_ids: Tensor, ddof: int = 1, eps: floa
     return advantages
 
 
-@register_estimator("magistral", needs=("mini_batches",), group=True, reads=())
-def _magistral(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    assert inputs.mini_batches is not None
-    trajectories = Trajectories.from_inputs(inputs)
-    centered = center_in_groups(trajectories.scores, trajectories.groups)
-    mini_batch_ids = trajectories.rows_by_trajectory.take_value_per_group(inputs.mini_batches)
-    return trajectories.expand_to_tokens(magistral(centered, mini_batch_ids))
+@register_estimator("magistral", scope="trajectories", needs=("mini_batches",), group=True, reads=())
+def _magistral(trajectories: Trajectories, config: Algorithm) -> Tensor:
+    assert trajectories.mini_batches is not None
+    return magistral(center_in_groups(trajectories.scores, trajectories.groups), trajectories.mini_batches)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, register_estimator
+from alphaapollo.algorithms.advantages.base import Trajectories, register_estimator
 from alphaapollo.config.schema import Algorithm
 
 NO_ESTIMATOR = "none"
 
 
-@register_estimator(NO_ESTIMATOR, reads=())
-def _return_zero_advantages(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+@register_estimator(NO_ESTIMATOR, scope="trajectories", reads=())
+def _return_zero_advantages(trajectories: Trajectories, config: Algorithm) -> Tensor:
     """Return zeros, for training from a teacher alone (docs/algorithms/distill.md)."""
-    zeros = torch.zeros_like(inputs.token_rewards)
-    return Advantages(zeros, zeros)
+    return torch.zeros_like(trajectories.scores)

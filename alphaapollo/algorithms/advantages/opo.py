@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
+from alphaapollo.algorithms.advantages.base import Trajectories, register_estimator
 from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
 from alphaapollo.config.schema import Algorithm
 
@@ -18,7 +18,6 @@ def opo(scores: Tensor, lengths: Tensor, groups: Groups) -> Tensor:
     return center_in_groups(scores, groups, baseline)
 
 
-@register_estimator("opo", group=True, on_policy=True, reads=())
-def _opo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    trajectories = Trajectories.from_inputs(inputs)
-    return trajectories.expand_to_tokens(opo(trajectories.scores, trajectories.lengths, trajectories.groups))
+@register_estimator("opo", scope="trajectories", group=True, on_policy=True, reads=())
+def _opo(trajectories: Trajectories, config: Algorithm) -> Tensor:
+    return opo(trajectories.scores, trajectories.lengths, trajectories.groups)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
+from alphaapollo.algorithms.advantages.base import Trajectories, register_estimator
 from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.config.schema import Algorithm
 
@@ -66,10 +66,9 @@ def _compute_group_advantages(group_size: int, num_wrong: int, k: int) -> tuple[
     return all_fail / std, (all_fail - all_fail_given_one) / std
 
 
-@register_estimator("grpo_passk", group=True, reads=("norm_adv_by_std_in_grpo",))
-def _grpo_passk(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    std_norm = bool(config.norm_adv_by_std_in_grpo)
-    return from_scores(inputs, lambda scores, groups: passk_leave_one_out(scores, groups, std_norm))
+@register_estimator("grpo_passk", scope="trajectories", group=True, reads=("norm_adv_by_std_in_grpo",))
+def _grpo_passk(trajectories: Trajectories, config: Algorithm) -> Tensor:
+    return passk_leave_one_out(trajectories.scores, trajectories.groups, bool(config.norm_adv_by_std_in_grpo))
 
 
 def _check_passk_k(config: Algorithm, group_size: int) -> None:
@@ -82,10 +81,11 @@ def _check_passk_k(config: Algorithm, group_size: int) -> None:
 
 @register_estimator(
     "grpo_passk_analytic",
+    scope="trajectories",
     group=True,
     reads=("passk_k",),
     no_shaping_reason="its closed form needs rewards of 0 or 1",
     check=_check_passk_k,
 )
-def _grpo_passk_analytic(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    return from_scores(inputs, lambda scores, groups: passk_analytic(scores, groups, config.passk_k).to(scores.dtype))
+def _grpo_passk_analytic(trajectories: Trajectories, config: Algorithm) -> Tensor:
+    return passk_analytic(trajectories.scores, trajectories.groups, config.passk_k).to(trajectories.scores.dtype)

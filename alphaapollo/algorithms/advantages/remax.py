@@ -19,7 +19,7 @@ def remax(token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float =
     return apply_mask(returns - baselines.unsqueeze(1), mask), returns
 
 
-@register_estimator("remax", needs=("greedy_rewards",), per_token=True, reads=("gamma",))
+@register_estimator("remax", scope="groups", needs=("greedy_rewards",), per_token=True, reads=("gamma",))
 def _remax(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.greedy_rewards is not None
     joined = JoinedTrajectories.from_mask(inputs.mask, inputs.trajectory_ids)

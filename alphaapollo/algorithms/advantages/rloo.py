@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
+from alphaapollo.algorithms.advantages.base import Trajectories, register_estimator
 from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
 from alphaapollo.config.schema import Algorithm
 
@@ -16,6 +16,6 @@ def rloo(scores: Tensor, groups: Groups) -> Tensor:
     return factor[groups.group_index] * center_in_groups(scores, groups)
 
 
-@register_estimator("rloo", group=True, reads=())
-def _rloo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    return from_scores(inputs, rloo)
+@register_estimator("rloo", scope="trajectories", group=True, reads=())
+def _rloo(trajectories: Trajectories, config: Algorithm) -> Tensor:
+    return rloo(trajectories.scores, trajectories.groups)

@@ -79,9 +79,9 @@ async def collect_learning_outcome(run: LearnerState, step: int, learned: Update
         found = {name: [getattr(rank, name) for rank in learned.credit.columns] for name in COLUMNS}
         if found["old_logprobs"][0] is None and step > run.config.trainer.critic_warmup:
             found["old_logprobs"] = list(await run.workers.policy.get_old_log_probs())  # computed by the update
-        is_action = learned.batch.mask.numpy() != 0
+        is_action = learned.batch.mask != 0
         computed = {name: parts for name, parts in found.items() if parts[0] is not None}
-        columns = {name: learned.batch.layout.to_matrix(parts)[is_action] for name, parts in computed.items()}
+        columns = {name: learned.batch.layout.join_columns(parts)[is_action] for name, parts in computed.items()}
     for name, role in (("policy", run.workers.policy), ("critic", run.workers.critic)):
         if role:
             fingerprints |= {f"{name} {key}": value for key, value in (await role.compute_state_fingerprints()).items()}

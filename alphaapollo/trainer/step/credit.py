@@ -1,22 +1,29 @@
 """Compute advantages and returns on the driver, from rewards and from the log-probs and values of the workers.
 
+Arrays have one value per response token of the batch, without padding. Only estimators that need matrices get padded
+ones, of a few whole groups at a time.
+
 token rewards -> KL in the reward -> advantage estimator -> add the teacher's advantages -> split by training rank
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Turns, get_estimator
+from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator, Turns, get_estimator
+from alphaapollo.algorithms.advantages.base import Trajectories
 from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
 from alphaapollo.algorithms.divergence import compute_teacher_advantages
+from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.kl import subtract_kl
+from alphaapollo.algorithms.masked import standardize
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
 from alphaapollo.data.batch import Columns
@@ -24,6 +31,8 @@ from alphaapollo.trainer.metrics import compute_advantage_metrics, compute_mean_
 from alphaapollo.trainer.step.training_batch import Batch, get_invalid_action_penalty, sum_rewards_per_trajectory
 from alphaapollo.types import Trajectory, Turn
 
+CHUNK_CELLS = 2**22
+"""Largest size of the matrices of one chunk, unless a single group is larger: 32 MiB in float64."""
 ColumnDtype = Literal["float32", "float64"]
 COLUMN_NAMES = {
     "old_logprobs": "log-probs of the policy",
@@ -35,23 +44,23 @@ COLUMN_NAMES = {
 
 @dataclass(frozen=True)
 class WorkerOutputs:
-    """Log-probs and values that the workers computed, as matrices [B, L]. None: not needed."""
+    """Log-probs and values that the workers computed, as arrays [n] in the order of the batch. None: not needed."""
 
     old_logprobs: np.ndarray | None = None
     ref_logprobs: np.ndarray | None = None
     values: np.ndarray | None = None
     teacher_logprobs: np.ndarray | None = None
 
-    def describe_non_finite(self, mask: Tensor) -> str:
-        """Name the matrices with NaN or infinite values on action tokens; "" if there are none.
+    def describe_non_finite(self, mask: np.ndarray, offsets: np.ndarray) -> str:
+        """Name the arrays with NaN or infinite values on action tokens; "" if there are none.
 
-        mask: [B, L], 1 on action tokens (tokens that the model sampled).
+        mask: [n], 1 on action tokens (tokens that the model sampled). offsets: [B + 1], position of each row.
         """
         found = []
         for name, words in COLUMN_NAMES.items():
-            matrix = getattr(self, name)
-            if matrix is not None and not np.isfinite(matrix.sum(dtype=np.float64)):
-                bad = (~np.isfinite(matrix) & mask.bool().numpy()).any(axis=1)
+            values = getattr(self, name)
+            if values is not None and not np.isfinite(values.sum(dtype=np.float64)):
+                bad = np.logical_or.reduceat(~np.isfinite(values) & (mask != 0), offsets[:-1])
                 found += [f"the {words} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
         return "; ".join(found)
 
@@ -74,94 +83,172 @@ def assign_credit(
     """
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
     rewards, metrics = _add_kl_penalty(batch, computed, algorithm, kl_coef)
-    result, returns = _estimate_advantages(batch, computed, rewards, algorithm)
-    result, teacher_metrics = _add_teacher_advantages(result, batch, computed, config.teacher)
-    has_advantage = np.asarray(result.advantages.numpy().any(axis=1))  # zero outside the mask
-    metrics |= teacher_metrics | {"critic/rewards/mean": float(returns.mean())}
+    estimator = get_estimator(algorithm.adv_estimator)
+    scores = sum_rewards_per_trajectory(rewards, batch.trajectory_offsets)
+    if estimator.scope == "trajectories":
+        exact = config.teacher.uses_sampled_tokens  # the teacher's advantages are added before rounding
+        advantages = _expand_trajectory_advantages(batch, estimator, scores, algorithm, "float64" if exact else dtype)
+        returns = advantages
+    else:
+        advantages, returns = _estimate_in_chunks(batch, estimator, rewards, scores, computed.values, algorithm)
+    if estimator.whitens(algorithm):
+        is_action = batch.mask != 0
+        advantages[is_action] = standardize(torch.from_numpy(advantages[is_action]), ddof=1, eps=1e-8).numpy()
+    advantages, teacher_metrics = _add_teacher_advantages(advantages, batch, computed, config.teacher)
+    advantages = advantages.astype(dtype, copy=False)
+    has_advantage = np.logical_or.reduceat(advantages != 0, batch.layout.response_offsets[:-1])  # zero outside the mask
+    metrics |= teacher_metrics | {"critic/rewards/mean": float(scores.mean())}
     if algorithm.adv_estimator != NO_ESTIMATOR or config.teacher.uses_sampled_tokens:
-        metrics |= compute_advantage_metrics(result.advantages, batch.mask, has_advantage)
+        metrics |= compute_advantage_metrics(advantages[batch.mask != 0], has_advantage)
     if algorithm.overlong_penalty.enable or algorithm.length_budget.mode:
-        shaped = batch.joined.join(batch.token_rewards).sum(-1)
+        shaped = sum_rewards_per_trajectory(batch.token_rewards, batch.trajectory_offsets)
         metrics["reward/length_penalty"] = compute_mean_length_penalty(
             batch.trajectories, shaped, get_invalid_action_penalty(actor)
         )
-    columns = _pack_columns(batch, computed, result, actor, np.dtype(dtype))
+    columns = _pack_columns(batch, computed, advantages, returns, actor, np.dtype(dtype))
     owners, has_weight = batch.trajectory_ids.numpy(), (batch.loss_weights != 0) | (batch.sequence_weights != 0)
     return AssignedCredit(columns, np.isin(owners, owners[has_advantage & has_weight]), metrics)
 
 
 def _add_kl_penalty(
     batch: Batch, computed: WorkerOutputs, algorithm: Algorithm, kl_coef: float
-) -> tuple[Tensor, dict[str, float]]:
-    """Subtract the KL penalty from the token rewards [B, L] if algorithm.use_kl_in_reward. Also returns metrics."""
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Subtract the KL penalty from the token rewards [n] if algorithm.use_kl_in_reward. Also returns metrics."""
     if not algorithm.use_kl_in_reward:
         return batch.token_rewards, {}
     assert computed.old_logprobs is not None and computed.ref_logprobs is not None
-    trajectories = batch.joined
-    old, ref = (
-        trajectories.join(_to_float64_tensor(column)) for column in (computed.old_logprobs, computed.ref_logprobs)
+    shaped = subtract_kl(
+        torch.from_numpy(batch.token_rewards),
+        _to_float64_tensor(computed.old_logprobs),
+        _to_float64_tensor(computed.ref_logprobs),
+        torch.from_numpy(batch.mask),
+        torch.from_numpy(np.diff(batch.trajectory_offsets)),
+        kl_coef,
+        algorithm.kl_penalty,
     )
-    joined = trajectories.join(batch.token_rewards)
-    shaped = subtract_kl(joined, old, ref, trajectories.mask, kl_coef, algorithm.kl_penalty)
-    return trajectories.split(shaped.token_rewards), {
+    return shaped.token_rewards.numpy(), {
         "actor/reward_kl_penalty_coeff": kl_coef,
         "actor/reward_kl_penalty_per_sequence": float(shaped.kl_per_sequence),
         "actor/reward_kl_penalty": float(shaped.kl_per_token),
     }
 
 
-def _estimate_advantages(
-    batch: Batch, computed: WorkerOutputs, rewards: Tensor, algorithm: Algorithm
-) -> tuple[Advantages, Tensor]:
-    """Return the estimator's advantages and returns [B, L], and the total reward of each trajectory [N]."""
-    estimator = get_estimator(algorithm.adv_estimator)
-    returns = sum_rewards_per_trajectory(rewards, batch.trajectory_ids)
-    needs_turns = "turns" in estimator.needs
-    inputs = AdvantageInputs(
-        token_rewards=rewards,
-        mask=batch.mask,
-        scores=returns[batch.trajectory_ids],
-        group_ids=batch.group_ids,
-        trajectory_ids=batch.trajectory_ids,
-        values=None if computed.values is None else _to_float64_tensor(computed.values),
+def _expand_trajectory_advantages(
+    batch: Batch, estimator: Estimator, scores: Tensor, algorithm: Algorithm, dtype: ColumnDtype
+) -> np.ndarray:
+    """Compute one advantage per trajectory and copy it to the action tokens, [n]."""
+    rows = Groups.from_ids(batch.trajectory_ids)
+    trajectories = Trajectories(
+        rows,
+        Groups.from_ids(rows.take_value_per_group(batch.group_ids)),
+        scores,
+        batch.num_actions,
         components=batch.components,
-        greedy_rewards=batch.greedy_rewards,
-        turns=assign_turn_numbers(batch.trajectories, batch.group_ids, batch.mask) if needs_turns else None,
-        mini_batches=batch.mini_batch_ids if "mini_batches" in estimator.needs else None,
+        mini_batches=rows.take_value_per_group(batch.mini_batch_ids) if "mini_batches" in estimator.needs else None,
     )
-    return estimator(inputs, algorithm), returns
+    advantages = estimator.compute_for_trajectories(trajectories, algorithm).numpy().astype(dtype)
+    return np.repeat(advantages, np.diff(batch.trajectory_offsets)) * batch.mask
+
+
+def split_into_chunks(group_ids: np.ndarray, lengths: np.ndarray, max_cells: int) -> list[tuple[int, int]]:
+    """Split rows into chunks of whole groups whose matrices, padded to the longest row, have at most max_cells cells.
+
+    A larger group is a chunk of its own. Rows of a group are consecutive.
+
+    Args:
+        group_ids: [B] group of each row.
+        lengths: [B] response tokens of each row.
+
+    Returns the first row and the end of each chunk.
+    """
+    starts = [0, *(np.flatnonzero(np.diff(group_ids)) + 1).tolist(), len(lengths)]
+    chunks, first, width = [], 0, 0
+    for start, end in pairwise(starts):
+        longest = int(lengths[start:end].max())
+        if start > first and (end - first) * max(width, longest) > max_cells:
+            chunks.append((first, start))
+            first, width = start, 0
+        width = max(width, longest)
+    return [*chunks, (first, len(lengths))]
+
+
+def _estimate_in_chunks(
+    batch: Batch,
+    estimator: Estimator,
+    rewards: np.ndarray,
+    scores: Tensor,
+    values: np.ndarray | None,
+    algorithm: Algorithm,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compute advantages and returns, float64 [n] each, with an estimator that needs matrices.
+
+    rewards, values: [n]. scores: [N].
+    """
+    offsets, lengths, needs = batch.layout.response_offsets, np.diff(batch.layout.response_offsets), estimator.needs
+    max_cells = CHUNK_CELLS if estimator.scope == "groups" else len(lengths) * int(lengths.max())
+    advantages, returns = np.empty(len(rewards)), np.empty(len(rewards))
+    for first, end in split_into_chunks(batch.group_ids.numpy(), lengths, max_cells):
+        chunk, rows = slice(offsets[first], offsets[end]), slice(first, end)
+        inside = np.arange(lengths[rows].max()) < lengths[rows, None]  # [rows, longest row]
+        mask, owners, groups = _pad(batch.mask[chunk], inside), batch.trajectory_ids[rows], batch.group_ids[rows]
+        trajectories = batch.trajectories[owners[0] : owners[-1] + 1]
+        inputs = AdvantageInputs(
+            token_rewards=_pad(rewards[chunk], inside),
+            mask=mask,
+            scores=scores[owners],
+            group_ids=groups,
+            trajectory_ids=owners,
+            values=None if values is None else _pad(values[chunk], inside),
+            components={name: component[owners] for name, component in batch.components.items()},
+            greedy_rewards=None if batch.greedy_rewards is None else batch.greedy_rewards[rows],
+            turns=assign_turn_numbers(trajectories, groups, mask) if "turns" in needs else None,
+            mini_batches=batch.mini_batch_ids[rows] if "mini_batches" in needs else None,
+        )
+        result = estimator.compute_for_groups(inputs, algorithm)
+        advantages[chunk], returns[chunk] = result.advantages.numpy()[inside], result.returns.numpy()[inside]
+    return advantages, returns
+
+
+def _pad(values: np.ndarray, inside: np.ndarray) -> Tensor:
+    """Arrange the values of tokens in a float64 matrix; 0 elsewhere. inside: bool [B, L], where a row has a token."""
+    matrix = np.zeros(inside.shape)
+    matrix[inside] = values
+    return torch.from_numpy(matrix)
 
 
 def _add_teacher_advantages(
-    advantages: Advantages, batch: Batch, computed: WorkerOutputs, teacher: Teacher
-) -> tuple[Advantages, dict[str, float]]:
+    advantages: np.ndarray, batch: Batch, computed: WorkerOutputs, teacher: Teacher
+) -> tuple[np.ndarray, dict[str, float]]:
     """Add the distillation advantages (from teacher and policy log-probs) if teacher.divergence=sampled."""
     if not teacher.uses_sampled_tokens:
         return advantages, {}
     assert computed.old_logprobs is not None and computed.teacher_logprobs is not None
     logps = _to_float64_tensor(computed.old_logprobs), _to_float64_tensor(computed.teacher_logprobs)
-    taught = compute_teacher_advantages(*logps, batch.mask)
-    combined = replace(advantages, advantages=advantages.advantages + teacher.coef * taught.advantages)
+    taught = compute_teacher_advantages(*logps, torch.from_numpy(batch.mask))
+    combined = advantages + teacher.coef * taught.advantages.numpy()
     return combined, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
 
 
 def _pack_columns(
-    batch: Batch, computed: WorkerOutputs, result: Advantages, actor: Actor, dtype: np.dtype
+    batch: Batch,
+    computed: WorkerOutputs,
+    advantages: np.ndarray,
+    returns: np.ndarray,
+    actor: Actor,
+    dtype: np.dtype,
 ) -> list[Columns[np.ndarray]]:
-    """Split matrices [B, L] and vectors [B] by training rank, and store the matrices flat, without padding."""
+    """Split arrays [n] and [B] by training rank."""
     layout = batch.layout
-    matrices = {
-        "advantages": result.advantages.numpy(),
-        "returns": None if computed.values is None else result.returns.numpy(),
+    arrays = {
+        "advantages": advantages,
+        "returns": None if computed.values is None else returns.astype(dtype, copy=False),
         "old_logprobs": computed.old_logprobs,
         "ref_logprobs": computed.ref_logprobs,
         "values": computed.values,
-        "selected_tokens": choose_loss_tokens(batch, computed, result.advantages, actor),
+        "selected_tokens": choose_loss_tokens(batch, computed, advantages, actor),
     }
     columns: dict[str, Any] = {
-        name: layout.split_matrix_by_rank(matrix, dtype if name in ("advantages", "returns") else None)
-        for name, matrix in matrices.items()
-        if matrix is not None
+        name: layout.split_by_rank(values) for name, values in arrays.items() if values is not None
     } | {
         "loss_weights": layout.split_row_values(batch.loss_weights.astype(dtype)),
         "sequence_weights": layout.split_row_values(batch.sequence_weights.astype(dtype)),
@@ -173,27 +260,29 @@ def _pack_columns(
     ]
 
 
-def choose_loss_tokens(batch: Batch, computed: WorkerOutputs, advantages: Tensor, actor: Actor) -> np.ndarray | None:
+def choose_loss_tokens(
+    batch: Batch, computed: WorkerOutputs, advantages: np.ndarray, actor: Actor
+) -> np.ndarray | None:
     """Choose the tokens that the policy loss treats differently, e.g. tokens with high covariance (clip_cov, kl_cov).
 
     The choice is made per mini-batch, because micro-batches depend on lengths and the token budget.
-    `batch.token_order_keys` gives the tokens a random order, which decides ties. Returns uint8 [B, L], 1 = chosen;
-    None if the loss does not choose tokens.
+    `batch.token_order_keys` gives the tokens a random order, which decides ties. advantages: [n]. Returns uint8 [n],
+    1 = chosen; None if the loss does not choose tokens.
     """
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     if policy_loss.select_tokens is None:
         return None
     assert computed.old_logprobs is not None and batch.token_order_keys is not None
-    logp, keys = _to_float64_tensor(computed.old_logprobs), batch.token_order_keys
-    counted = batch.mask.bool() & torch.from_numpy(batch.loss_weights > 0)[:, None]
-    chosen = torch.zeros_like(counted)
+    offsets = batch.layout.response_offsets
+    counted = (batch.mask != 0) & np.repeat(batch.loss_weights > 0, np.diff(offsets))
+    chosen = np.zeros(len(counted), dtype=np.uint8)
     for rows in batch.layout.mini_batch_rows:
-        positions, columns = counted[list(rows)].nonzero(as_tuple=True)
-        token_rows = torch.tensor(rows)[positions]
-        order = keys[token_rows, columns].argsort()
-        index = token_rows[order], columns[order]
-        chosen[index] = policy_loss.select_tokens(logp[index], advantages[index], actor)
-    return chosen.numpy().astype(np.uint8)
+        tokens = np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in rows])
+        tokens = tokens[counted[tokens]]
+        tokens = tokens[batch.token_order_keys[tokens].argsort()]
+        values = _to_float64_tensor(computed.old_logprobs[tokens]), _to_float64_tensor(advantages[tokens])
+        chosen[tokens] = policy_loss.select_tokens(*values, actor).numpy()
+    return chosen
 
 
 def assign_turn_numbers(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Tensor) -> Turns:
@@ -231,5 +320,5 @@ def _get_anchor_state(turn: Turn) -> Hashable:
     return tuple(turn.context_ids) if state is None else repr(state)
 
 
-def _to_float64_tensor(matrix: np.ndarray) -> Tensor:
-    return torch.from_numpy(matrix.astype(np.float64))
+def _to_float64_tensor(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values.astype(np.float64))

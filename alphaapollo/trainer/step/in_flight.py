@@ -14,7 +14,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
+from functools import partial
+
+import numpy as np
 
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.run_state import TrainingRun
@@ -43,6 +45,8 @@ class InFlightGroups:
         self._staleness = run.config.trainer.max_staleness
         self._generating: dict[int, asyncio.Task[TrajectoryGroup]] = {}  # by position in the stream of training prompts
         self._version: dict[int, int] = {}  # weight version at the start of each group in flight
+        self._finished: set[int] = set()  # positions in _generating whose task is done
+        self._has_news = asyncio.Event()  # set when a task is done
         self._ready: dict[int, TrajectoryGroup] = {}
         self._counts: Counter[str] = Counter()
         self._waited = 0.0  # seconds that the last batch waited for older groups after it was full
@@ -67,6 +71,11 @@ class InFlightGroups:
             self._version[position] = version
             request = make_group_request(run, position)
             self._generating[position] = asyncio.ensure_future(run.workers.engines.generate_group(request))
+            self._generating[position].add_done_callback(partial(self._mark_finished, position))
+
+    def _mark_finished(self, position: int, task: asyncio.Task[TrajectoryGroup]) -> None:
+        self._finished.add(position)
+        self._has_news.set()
 
     async def take_batch(self, step: int, timer: Timer) -> CollectedGroups:
         """Wait for the groups of iteration `step` and return them.
@@ -89,8 +98,9 @@ class InFlightGroups:
                 if not self._generating:
                     break
                 self._run.console.show_phase("generate", min(len(self._ready), self._size), self._size)
-                if pending := [task for task in self._generating.values() if not task.done()]:
-                    await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                if len(self._finished) < len(self._generating):
+                    await self._has_news.wait()
+                self._has_news.clear()
                 dropped |= await self._accept_or_drop_finished_groups(dropped)
         self._waited = 0.0 if complete_since is None else time.perf_counter() - complete_since
         chosen = self._choose_oldest_ready_positions()
@@ -138,10 +148,11 @@ class InFlightGroups:
         dropped: groups of this iteration that earlier calls dropped. Raises an engine's error if a group's generation
         failed, and ValueError if all groups of this iteration so far have failed.
         """
-        scorer, started = self._run.reward_model_scorer, sorted(self._generating.items())
-        finished = {position: task.result() for position, task in started if task.done()}
-        if scorer and len(finished) < len(started) and len(self._ready) + len(finished) < self._size:
+        scorer, num_started = self._run.reward_model_scorer, len(self._generating)
+        finished = {position: self._generating[position].result() for position in sorted(self._finished)}
+        if scorer and len(finished) < num_started and len(self._ready) + len(finished) < self._size:
             return {}  # score a full batch at once: each reward-model phase clears the engines' caches
+        self._finished.clear()
         for position in finished:
             del self._generating[position]
         self._counts["finished"] += len(finished)
@@ -186,17 +197,15 @@ def compute_staleness_metrics(groups: Sequence[TrajectoryGroup], trained_version
 
     Returns mean and maximum over tokens, and the share of trajectories with tokens of several versions.
     """
-    counts: Counter[int] = Counter()
-    trajectories = mixed = 0
-    for trajectory in (one for group in groups for one in group.trajectories if one.rows):
-        versions = Counter(chain.from_iterable(row.weight_versions for row in trajectory.rows))
-        counts.update(versions)
-        trajectories, mixed = trajectories + 1, mixed + (len(versions) > 1)
-    tokens = counts.total()
-    if not tokens:
+    trajectories = [one for group in groups for one in group.trajectories if one.rows]
+    parts = [np.asarray(row.weight_versions, dtype=np.int64) for one in trajectories for row in one.rows]
+    if not sum(map(len, parts)):
         return {}
+    versions = np.concatenate(parts)
+    # the versions of a trajectory's tokens never decrease
+    ends = [(one.rows[0].weight_versions, one.rows[-1].weight_versions) for one in trajectories]
     return {
-        "staleness/mean": sum((trained_version - sampler) * count for sampler, count in counts.items()) / tokens,
-        "staleness/max": float(trained_version - min(counts)),
-        "staleness/mixed": mixed / trajectories,
+        "staleness/mean": float(trained_version - versions.mean()),
+        "staleness/max": float(trained_version - versions.min()),
+        "staleness/mixed": sum(first[0] != last[-1] for first, last in ends) / len(ends),
     }

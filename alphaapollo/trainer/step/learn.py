@@ -13,7 +13,6 @@ import numpy as np
 
 from alphaapollo.algorithms.kl import next_kl_coef
 from alphaapollo.algorithms.mismatch import mismatch_metrics
-from alphaapollo.data.batch import compute_offsets
 from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
@@ -47,7 +46,7 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
         )
     with timer("columns"):
         computed = await compute_logprobs_and_values(run, groups, batch)
-    if error := computed.describe_non_finite(batch.mask):
+    if error := computed.describe_non_finite(batch.mask, batch.layout.response_offsets):
         return await _skip_iteration(run, step, error)
     run.progress.iterations_skipped = 0
     with timer("advantage"):
@@ -67,7 +66,9 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
             measures_entropy = step % config.actor_rollout_ref.actor.entropy_freq == 0
             metrics |= await workers.policy.update(credit.columns, steps, skip_bad_step, measures_entropy)
             metrics["batch/rows_skipped"] = 1 - float(trained.mean())
-            metrics |= await measure_logprob_mismatch(run, batch, trained)
+            # With bypass, the old log-probs are the engine's; without trained rows, there are none.
+            if trained.any() and not config.algorithm.rollout_correction.bypass:
+                metrics |= mismatch_metrics(await workers.policy.sum_logprob_mismatch())
             if config.algorithm.use_kl_in_reward:
                 kl = credit.metrics["actor/reward_kl_penalty_per_sequence"]
                 coef = next_kl_coef(config.algorithm.kl_ctrl, coef, kl, len(batch.trajectories))
@@ -112,34 +113,11 @@ async def compute_logprobs_and_values(run: LearnerState, groups: list[Trajectory
     if run.reference_prefetcher:
         ref = await run.reference_prefetcher.get_logprobs(groups, batch)
     elif config.needs_ref_log_probs:
-        ref = layout.to_matrix(await policy.compute_ref_log_probs())
+        ref = layout.join_columns(await policy.compute_ref_log_probs())
     teacher = await policy.compute_teacher_log_probs() if config.teacher.uses_sampled_tokens else None
     if critic:
         await policy.offload()
     values = await critic.compute_values() if critic else None
     columns = {"old_logprobs": old, "values": values, "teacher_logprobs": teacher}
-    matrices = {name: layout.to_matrix(parts) for name, parts in columns.items() if parts is not None}
-    return WorkerOutputs(ref_logprobs=ref, **matrices)
-
-
-async def measure_logprob_mismatch(run: LearnerState, batch: Batch, has_old_logprobs: np.ndarray) -> dict[str, float]:
-    """Compare the log-probs of engine and trainer for the tokens of a batch. Returns the metrics `mismatch/*`.
-
-    has_old_logprobs: bool [B], sequences for which the trainer has computed log-probs.
-    """
-    if run.config.algorithm.rollout_correction.bypass or not has_old_logprobs.any():
-        return {}  # the old log-probs come from the engine, or there are none
-    columns = await run.workers.policy.get_old_log_probs()
-    rows = [rank.rows for rank in batch.layout.rank_batches]
-    lengths = np.concatenate([part.response_lengths for part in rows])
-    order = np.concatenate(batch.layout.row_order)
-    positions = np.flatnonzero(
-        np.concatenate([part.action_mask for part in rows]) & np.repeat(has_old_logprobs[order], lengths)
-    )
-    row = np.repeat(np.arange(len(lengths)), lengths)[positions]
-    return mismatch_metrics(
-        np.concatenate(columns)[positions],
-        np.concatenate([part.rollout_logprobs for part in rows])[positions],
-        batch.trajectory_ids.numpy()[order][row],
-        positions - compute_offsets(lengths)[row],
-    )
+    joined = {name: layout.join_columns(parts) for name, parts in columns.items() if parts is not None}
+    return WorkerOutputs(ref_logprobs=ref, **joined)

@@ -69,16 +69,13 @@ class ReferencePrefetcher:
         return generated
 
     async def get_logprobs(self, groups: Sequence[TrajectoryGroup], batch: Batch) -> np.ndarray:
-        """Return the reference log-probs [B, L] of `batch`, built from `groups`. Computes those not computed before."""
+        """Return the reference log-probs [n] of `batch`, built from `groups`. Computes those not computed before."""
         missing = [group for group in groups if any(id(row) not in self._columns for row in _list_rows(group))]
         for first in range(0, len(missing), self._num_ranks):
             await self._compute_group_logprobs(missing[first : first + self._num_ranks])
-        parts = [self._columns[id(row)][1] for row in batch.rows]
-        matrix = np.zeros((len(parts), batch.layout.max_response_length), np.result_type(*parts))
-        for values, part in zip(matrix, parts, strict=True):
-            values[: len(part)] = part
+        logprobs = np.concatenate([self._columns[id(row)][1] for row in batch.rows])
         self._columns.clear()
-        return matrix
+        return logprobs
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the share of groups since the last call whose log-probs were computed before generation ended."""

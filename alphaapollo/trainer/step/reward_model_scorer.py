@@ -123,7 +123,7 @@ class RewardModelScorer:
         async with self.engines.release_kv_cache_temporarily():
             columns = await self.workers.compute_scores(batch.rank_batches)
             await self.workers.offload()
-        return [float(value) for value in batch.to_matrix(columns)[:, 0]]
+        return [float(value) for value in batch.join_columns(columns)]
 
 
 def add_reward_model_score(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.correction import needs_full_sequences
 from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.pf_ppo import filtration_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.algorithms.reward_shaping import (
@@ -42,25 +42,27 @@ BUDGET = "length_budget"
 
 @dataclass(frozen=True)
 class Batch:
-    """Training batch of one iteration: B rows (token sequences) of N trajectories.
+    """Training batch of one iteration: B rows (token sequences) of N trajectories, with n response tokens.
 
-    Matrices [B, L] are float64. Column 0 is a row's first response token, which is the first one the model sampled.
+    Rows of a trajectory, and trajectories of a group, are consecutive. The first response token of a row is the first
+    one that the model sampled. layout.response_offsets has the position of each row in the arrays [n].
     """
 
     rows: list[Row]
     layout: TrainBatch
-    mask: Tensor  # [B, L] 1 on action tokens
-    joined: JoinedTrajectories  # the rows of each trajectory joined into one: [B, L] <-> [N, K]
-    token_rewards: Tensor  # [B, L]
+    mask: np.ndarray  # uint8 [n] 1 on action tokens
+    token_rewards: np.ndarray  # float64 [n]
+    trajectory_offsets: np.ndarray  # int64 [N + 1] position of each trajectory in the arrays [n]
+    num_actions: Tensor  # float64 [N] action tokens of each trajectory
     group_ids: Tensor  # [B]
     trajectory_ids: Tensor  # [B], 0 .. N-1
-    components: dict[str, Tensor]  # [B] each, named rewards of the row's trajectory
+    components: dict[str, Tensor]  # [N] each, named rewards; NaN if the trajectory does not have it
     greedy_rewards: Tensor | None  # [B] reward of the prompt's greedy rollout
     trajectories: list[Trajectory]  # N, in the order of their rows
     loss_weights: np.ndarray  # float64 [B], as in Columns
     sequence_weights: np.ndarray  # float64 [B]
     value_weights: np.ndarray  # float64 [B]
-    token_order_keys: Tensor | None  # [B, L] random order of the action tokens, for losses that choose tokens
+    token_order_keys: np.ndarray | None  # float64 [n] random order of the action tokens, for losses that choose tokens
 
     @property
     def mini_batch_ids(self) -> Tensor:
@@ -121,25 +123,27 @@ def build_batch(
         or needs_full_sequences(algorithm.rollout_correction),
         prefixes=find_shared_prefixes(rows, group_of[owners].tolist()) if share_prompts else None,
     )
-    mask = torch.from_numpy(layout.to_matrix([rank.rows.action_mask for rank in layout.rank_batches])).double()
-    joined = JoinedTrajectories.from_mask(mask, owners)
-    rewards = _place_turn_rewards(trajectories, mask, get_invalid_action_penalty(actor))
-    add_outcome_reward(rewards, shape_outcome_rewards(pairs, algorithm, max_length), mask, owners)
-    mini_batches = [owners[mini_batch].unique() for mini_batch in layout.mini_batch_rows]
-    weights = _compute_loss_weights(trajectories, joined, mini_batches, group_of, config)
+    mask = layout.join_columns([rank.rows.action_mask for rank in layout.rank_batches])
+    offsets = layout.response_offsets[np.searchsorted(owners.numpy(), np.arange(len(trajectories) + 1))]
+    num_actions = torch.from_numpy(np.add.reduceat(mask, offsets[:-1], dtype=np.float64))
+    rewards = _place_turn_rewards(trajectories, layout.response_offsets, get_invalid_action_penalty(actor))
+    add_outcome_reward(rewards, shape_outcome_rewards(pairs, algorithm, max_length).numpy(), mask, offsets)
+    steps = [owners[rows].unique() for rows in layout.mini_batch_rows]
+    weights = _compute_loss_weights(trajectories, num_actions, steps, group_of, config)
     if method := algorithm.filtration.method:
-        weights *= filtration_weights(sum_rewards_per_trajectory(rewards, owners), Groups.from_ids(group_of), method)
+        weights *= filtration_weights(sum_rewards_per_trajectory(rewards, offsets), Groups.from_ids(group_of), method)
     loss_weights, sequence, value_weights = weights[:, owners].numpy()
-    token_order_keys = draw_token_order(joined, trajectories, seed, step) if policy_loss.select_tokens else None
+    token_order_keys = draw_token_order(mask, offsets, trajectories, seed, step) if policy_loss.select_tokens else None
     return Batch(
         rows=rows,
         layout=layout,
         mask=mask,
-        joined=joined,
         token_rewards=rewards,
+        trajectory_offsets=offsets,
+        num_actions=num_actions,
         group_ids=group_of[owners],
         trajectory_ids=owners,
-        components=_get_reward_components_per_row(trajectories, owners),
+        components=_get_reward_components(trajectories),
         greedy_rewards=_compute_greedy_rewards(groups, algorithm, actor, max_length, group_of[owners]),
         trajectories=trajectories,
         loss_weights=loss_weights,
@@ -150,14 +154,15 @@ def build_batch(
 
 
 def draw_token_order(
-    joined: JoinedTrajectories, trajectories: Sequence[Trajectory], run_seed: int, step: int
-) -> Tensor:
-    """Draw a random number in [0, 1) per action token. Returns [B, L]. Each trajectory has a seed of its own."""
-    noise, is_action = np.zeros(tuple(joined.mask.shape)), joined.mask.bool().numpy()
-    for row, actions, trajectory in zip(noise, is_action, trajectories, strict=True):
+    mask: np.ndarray, trajectory_offsets: np.ndarray, trajectories: Sequence[Trajectory], run_seed: int, step: int
+) -> np.ndarray:
+    """Draw a random number in [0, 1) per action token. Returns [n]. Each trajectory has a seed of its own."""
+    noise, is_action = np.zeros(len(mask)), mask != 0
+    for (start, end), trajectory in zip(pairwise(trajectory_offsets), trajectories, strict=True):
         seed = derive_seed(run_seed, "choice", step, trajectory.prompt_id, trajectory.sample)
-        row[actions] = np.random.default_rng(seed).random(actions.sum())
-    return joined.split(torch.from_numpy(noise))
+        actions = is_action[start:end]
+        noise[start:end][actions] = np.random.default_rng(seed).random(actions.sum())
+    return noise
 
 
 def shape_outcome_rewards(pairs: Sequence[PromptTrajectory], algorithm: Algorithm, max_response_length: int) -> Tensor:
@@ -202,19 +207,14 @@ def compute_turn_reward(turn: Turn, invalid_action_penalty: float) -> float:
     return turn.reward - (0.0 if turn.valid else invalid_action_penalty)
 
 
-def sum_rewards_per_trajectory(rewards: Tensor, trajectory_ids: Tensor) -> Tensor:
-    """Sum the token rewards of each trajectory. Returns [N].
+def sum_rewards_per_trajectory(rewards: np.ndarray, trajectory_offsets: np.ndarray) -> Tensor:
+    """Sum the token rewards [n] of each trajectory. Returns float64 [N].
 
     Each sum is rounded once (math.fsum), so it does not depend on the order of the rewards.
-
-    Args:
-        rewards: [B, L], zero outside the mask.
-        trajectory_ids: [B], trajectory index of each row, 0 .. N-1 in order.
     """
-    parts: list[list[float]] = [[] for _ in range(int(trajectory_ids[-1]) + 1)]
-    for owner, row in zip(trajectory_ids.tolist(), rewards.numpy(), strict=True):
-        parts[owner].extend(row[row != 0].tolist())
-    return torch.tensor([math.fsum(part) for part in parts], dtype=rewards.dtype)
+    positions = np.flatnonzero(rewards)
+    parts = np.split(rewards[positions], np.searchsorted(positions, trajectory_offsets[1:-1]))
+    return torch.tensor([math.fsum(part.tolist()) for part in parts], dtype=torch.float64)
 
 
 def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
@@ -229,15 +229,17 @@ def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algo
     return numbers
 
 
-def _place_turn_rewards(trajectories: Sequence[Trajectory], mask: Tensor, invalid_action_penalty: float) -> Tensor:
-    """Return token rewards [B, L]: each turn's step reward and invalid-action penalty, on its last action token."""
-    rewards = np.zeros(mask.shape)  # untouched pages take no memory
+def _place_turn_rewards(
+    trajectories: Sequence[Trajectory], response_offsets: np.ndarray, invalid_action_penalty: float
+) -> np.ndarray:
+    """Return token rewards [n]: each turn's step reward and invalid-action penalty, on its last action token."""
+    rewards = np.zeros(response_offsets[-1])
     owned = [(trajectory, row) for trajectory in trajectories for row in trajectory.rows]
-    for index, (trajectory, row) in enumerate(owned):
+    for start, (trajectory, row) in zip(response_offsets[:-1].tolist(), owned, strict=True):
         for turn, end in zip(trajectory.turns[row.first_turn :], row.turn_ends, strict=False):
             if amount := compute_turn_reward(turn, invalid_action_penalty):
-                rewards[index, end - row.response_start] += amount
-    return torch.from_numpy(rewards)
+                rewards[start + end - row.response_start] += amount
+    return rewards
 
 
 def _compute_greedy_rewards(
@@ -253,22 +255,16 @@ def _compute_greedy_rewards(
     return rewards[group_ids]
 
 
-def _get_reward_components_per_row(trajectories: Sequence[Trajectory], trajectory_ids: Tensor) -> dict[str, Tensor]:
-    """Return the value of each reward component per row, [B]; NaN if the row's trajectory does not have it."""
+def _get_reward_components(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
+    """Return the value of each reward component per trajectory, [N]; NaN if the trajectory does not have it."""
     names = sorted({name for trajectory in trajectories for name in trajectory.score.components})
     values = {name: [trajectory.score.component(name) for trajectory in trajectories] for name in names}
-    return {name: torch.tensor(column, dtype=torch.float64)[trajectory_ids] for name, column in values.items()}
-
-
-def _count_loss_tokens(trajectories: Sequence[Trajectory], joined: JoinedTrajectories, algorithm: Algorithm) -> Tensor:
-    """Return the number of loss tokens of each trajectory, [N]; 0 for those that DAPO's overlong filter excludes."""
-    cut = torch.tensor([algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
-    return overlong_filter(joined.mask.sum(-1, keepdim=True), cut).squeeze(-1)
+    return {name: torch.tensor(column, dtype=torch.float64) for name, column in values.items()}
 
 
 def _compute_loss_weights(
     trajectories: Sequence[Trajectory],
-    joined: JoinedTrajectories,
+    num_actions: Tensor,
     mini_batches: Sequence[Tensor],
     group_ids: Tensor,
     config: Config,
@@ -280,12 +276,12 @@ def _compute_loss_weights(
     """
     actor = config.actor_rollout_ref.actor
     horizon = actor.loss_scale_factor or float(config.data.max_response_length)
-    lengths = joined.mask.sum(-1)
-    loss_lengths = _count_loss_tokens(trajectories, joined, config.algorithm)
+    cut = torch.tensor([config.algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
+    loss_lengths = overlong_filter(num_actions.unsqueeze(1), cut).squeeze(1)
     weights = torch.zeros(3, len(trajectories), dtype=torch.float64)
     for ids in mini_batches:
         groups = group_ids[ids]
         weights[0, ids] = row_weights(loss_lengths[ids], groups, actor.loss_agg_mode, horizon)
         weights[1, ids] = row_weights(loss_lengths[ids], groups, "seq-mean-token-sum", horizon)
-        weights[2, ids] = row_weights(lengths[ids], groups, "token-mean", horizon)
+        weights[2, ids] = row_weights(num_actions[ids], groups, "token-mean", horizon)
     return weights

@@ -43,12 +43,14 @@ def test_user_module_is_imported_and_registers_its_functions(tmp_path: Path):
 
 
 def test_the_example_of_the_docs_runs_from_a_file_outside_the_package(tmp_path: Path):
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    example, second = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(example.splitlines()) <= 15
     load_user_module(write(tmp_path, example, "example.py"), "algorithm.custom_module")
     mask, ids = torch.tensor([[1.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 1])
     inputs = AdvantageInputs(torch.zeros(2, 2), mask, torch.tensor([3.0, 1.0]), ids, ids)
-    assert get_estimator("centred")(inputs, Algorithm()).advantages.tolist() == [[1.0, 1.0], [-1.0, 0.0]]  # mean 2
+    load_user_module(write(tmp_path, second, "second.py"), "algorithm.custom_module")
+    for name in ("centred", "centred_scores"):
+        assert get_estimator(name)(inputs, Algorithm()).advantages.tolist() == [[1.0, 1.0], [-1.0, 0.0]]  # mean 2
     logp = torch.tensor([[-2.0, -3.0]])
     losses = PolicyLossInputs(logp, logp, torch.tensor([[1.0, 2.0]]), torch.ones(1, 2))
     assert get_policy_loss("plain")(losses, Actor()).loss.tolist() == [[2.0, 6.0]]

@@ -5,6 +5,7 @@ D1 .. D20 are the rows of the table "what others do differently" in docs/algorit
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,9 +55,9 @@ def test_d1_equal_rewards_in_float32_have_zero_advantage(reward: float):
 
 def test_d2_outcome_on_a_masked_token_is_kept():
     mask = torch.tensor([[1.0, 1.0, 0.0]])  # the last attended token is a tool's answer
-    placed = torch.zeros(1, 3)
-    add_outcome_reward(placed, torch.tensor([1.0]), mask, torch.tensor([0]))
-    assert placed.tolist() == [[0.0, 1.0, 0.0]]
+    placed = np.zeros(3)
+    add_outcome_reward(placed, np.array([1.0]), np.array([1, 1, 0], dtype=np.uint8), np.array([0, 3]))
+    assert placed.tolist() == [0.0, 1.0, 0.0]
     inputs = AdvantageInputs(
         torch.tensor([[0.0, 0.0, 1.0]]),  # an environment that put it there all the same
         mask,
@@ -213,8 +214,8 @@ def test_d18_full_kl_is_available():
 
 def test_d19_kl_control_uses_the_kl_per_sequence():
     # 4 tokens of 2 nats: 8 a sequence, above a target of 6, though 2 a token is below
-    ones = torch.ones(1, 4)
-    shaped = subtract_kl(torch.zeros(1, 4), 2 * ones, torch.zeros(1, 4), ones, coef=0.1)
+    ones = torch.ones(4)
+    shaped = subtract_kl(torch.zeros(4), 2 * ones, torch.zeros(4), ones, torch.tensor([4]), coef=0.1)
     assert shaped.kl_per_sequence == 8.0
     control = KLControl(type="adaptive", target_kl=6.0, horizon=100.0)
     assert next_kl_coef(control, 0.1, shaped.kl_per_sequence.item(), 1) > 0.1

@@ -5,7 +5,6 @@ import torch
 
 from alphaapollo.algorithms.masked import (
     apply_mask,
-    last_action_index,
     masked_mean,
     move_rewards_to_actions,
     reward_to_go,
@@ -62,10 +61,6 @@ def test_reward_to_go_skips_observations():
     rewards = matrix([1.0, 2.0, 50.0, 4.0], [9.0] * 4)
     # 4; 2 + .5*4 = 4; 1 + .5*4 = 3: the observation costs no discount
     assert reward_to_go(rewards, MASK, gamma=0.5).tolist() == [[3.0, 4.0, 0.0, 4.0], [0.0] * 4]
-
-
-def test_last_action():
-    assert last_action_index(MASK).tolist() == [3, -1]
 
 
 def test_fold_moves_values_to_the_previous_action_token():

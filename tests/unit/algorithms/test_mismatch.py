@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from alphaapollo.algorithms.mismatch import mismatch_metrics
+from alphaapollo.algorithms.mismatch import mismatch_metrics, sum_mismatch
 
 
 def figures_of(trainer: np.ndarray, engine: np.ndarray, mask: np.ndarray, ids: np.ndarray) -> dict[str, float]:
     """Mismatch metrics over the action tokens of response-aligned matrices [B, L]."""
     rows, positions = np.nonzero(mask)
-    return mismatch_metrics(trainer[rows, positions], engine[rows, positions], ids[rows], positions)
+    return mismatch_metrics([sum_mismatch(trainer[rows, positions], engine[rows, positions], ids[rows], positions)])
 
 
 def test_equal_log_probs() -> None:

@@ -1,3 +1,4 @@
+import numpy as np
 import torch
 
 from alphaapollo.algorithms.kl import subtract_kl
@@ -9,12 +10,12 @@ from alphaapollo.algorithms.reward_shaping import (
 
 
 def test_outcome_is_added_to_the_last_action_token():
-    mask = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]])
-    placed = torch.zeros(3, 4)
-    add_outcome_reward(placed, torch.tensor([1.0, 2.0, 3.0]), mask, torch.arange(3))
-    assert placed.tolist() == [[0, 1.0, 0, 0], [0, 0, 2.0, 0], [0, 0, 0, 0]]
-    add_outcome_reward(placed, torch.tensor([5.0, 7.0]), mask, torch.tensor([0, 0, 1]))  # the first has two rows
-    assert placed.tolist() == [[0, 1.0, 0, 0], [0, 0, 7.0, 0], [0, 0, 0, 0]]
+    mask = np.array([1, 1, 0, 0, 1, 0, 1, 0, 0, 0], dtype=np.uint8)
+    placed = np.zeros(10)
+    add_outcome_reward(placed, np.array([1.0, 2.0, 3.0]), mask, np.array([0, 4, 8, 10]))
+    assert placed.tolist() == [0, 1.0, 0, 0, 0, 0, 2.0, 0, 0, 0]
+    add_outcome_reward(placed, np.array([5.0, 7.0]), mask, np.array([0, 8, 10]))  # the first has two rows
+    assert placed.tolist() == [0, 1.0, 0, 0, 0, 0, 7.0, 0, 0, 0]
 
 
 def test_kl_in_reward_by_hand():
@@ -22,8 +23,11 @@ def test_kl_in_reward_by_hand():
     rewards = torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     old = torch.tensor([[-1.0, -2.0, -9.0], [-1.0, -9.0, -9.0], [-9.0, -9.0, -9.0]])
     ref = torch.tensor([[-2.0, -5.0, 0.0], [-3.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    shaped = subtract_kl(rewards, old, ref, mask, coef=0.1)
-    torch.testing.assert_close(shaped.token_rewards, torch.tensor([[-0.1, 0.7, 0.0], [1.8, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    flat = (matrix.flatten() for matrix in (rewards, old, ref, mask))
+    shaped = subtract_kl(*flat, torch.tensor([3, 3, 3]), coef=0.1)
+    torch.testing.assert_close(
+        shaped.token_rewards.view(3, 3), torch.tensor([[-0.1, 0.7, 0.0], [1.8, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    )
     assert shaped.kl_per_sequence == 3.0  # (1 + 3) and 2, over two non-empty rows
     assert shaped.kl_per_token == 2.0  # means 2 and 2
 

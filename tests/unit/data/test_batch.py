@@ -4,6 +4,7 @@ import pytest
 from alphaapollo.data.batch import Columns, Rows
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.types import Row
+from tests.matrices import join
 
 
 def row(prompt, response, mask=None):
@@ -73,22 +74,21 @@ def build(num_ranks):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
-def test_matrices_are_in_row_order_for_any_layout(num_ranks):
+def test_joined_columns_are_in_row_order_for_any_layout(num_ranks):
     batch = build(num_ranks)
-    logprobs = batch.to_matrix([rank.rows.rollout_logprobs for rank in batch.rank_batches])
+    logprobs = join(batch, [rank.rows.rollout_logprobs for rank in batch.rank_batches])
     assert logprobs.tolist() == [[-10, -11, -12, 0], [-20, 0, 0, 0], [-30, 0, 0, 0], [-40, -41, -42, -43]]
-    mask = batch.to_matrix([rank.rows.action_mask for rank in batch.rank_batches])
+    mask = join(batch, [rank.rows.action_mask for rank in batch.rank_batches])
     assert mask.tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
-def test_splitting_undoes_the_matrix(num_ranks):
+def test_splitting_undoes_joining(num_ranks):
     batch = build(num_ranks)
-    matrix = np.arange(16, dtype=np.float32).reshape(4, 4)
-    columns = batch.split_matrix_by_rank(matrix)
+    values = np.arange(10, dtype=np.float32)
+    columns = batch.split_by_rank(values)
     assert [len(column) for column in columns] == [rank.rows.response_lengths.sum() for rank in batch.rank_batches]
-    back = batch.to_matrix(columns)
-    assert back.tolist() == [[0, 1, 2, 0], [4, 0, 0, 0], [8, 9, 0, 0], [12, 13, 14, 15]]
+    assert batch.join_columns(columns).tolist() == values.tolist()
 
 
 def test_row_values_go_to_the_ranks_of_their_rows():

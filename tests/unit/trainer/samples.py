@@ -22,6 +22,7 @@ from alphaapollo.types import (
     TrajectoryGroup,
     Turn,
 )
+from tests.matrices import join
 
 
 def trajectory(
@@ -80,7 +81,7 @@ def credit_of(
 
 def matrix_of(batch: Batch, credit: AssignedCredit, name: str = "advantages") -> np.ndarray:
     """A column of all ranks. [B, L]"""
-    return batch.layout.to_matrix([getattr(columns, name) for columns in credit.columns])
+    return join(batch.layout, [getattr(columns, name) for columns in credit.columns])
 
 
 def played(steps: list[float], score: Score, end: EpisodeEnd = EpisodeEnd.DONE, sample: int = 0) -> Trajectory:

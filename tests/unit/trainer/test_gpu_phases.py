@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
@@ -62,8 +63,8 @@ class Trainer:
         self.gpu.calls.append(f"{self.role}.rest")
         self.gpu.trainers.discard(self.role)
 
-    def get_old_log_probs(self) -> np.ndarray:
-        return self._zeros()  # in host memory
+    def sum_logprob_mismatch(self) -> MismatchSums:
+        return sum_mismatch(*np.zeros((4, 0), dtype=np.int64))  # in host memory
 
     def compute_log_probs(self) -> np.ndarray:
         self.gpu.work(self.role, "log_probs")

@@ -15,6 +15,7 @@ from alphaapollo.models import sharding
 from alphaapollo.models.sharding import local_tensor
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.process_group import RankPlacement
+from tests.matrices import join
 from tests.unit.tiny import free_address, run_ranks
 from tests.unit.workers.training import Case, make_batch, make_columns, record_gradients
 
@@ -115,7 +116,7 @@ def critic_gradients(rank: int, num_ranks: int, address: str, case: Case) -> tup
     values = worker.compute_values()
     worker.update(make_columns(case, batch, rank))
     worker.close()
-    return recorded[0], batch.to_matrix([values]) if num_ranks == 1 else values
+    return recorded[0], join(batch, [values]) if num_ranks == 1 else values
 
 
 @pytest.mark.timeout(120)

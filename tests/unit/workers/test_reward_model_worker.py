@@ -81,18 +81,18 @@ def by_transformers(folder: Path) -> np.ndarray:
 )
 def test_scores_are_those_of_transformers(scorer_folder, name: str, attention: str, max_tokens: int) -> None:
     folder = scorer_folder(name)
-    ours = one_batch(1, max_tokens, attention == "padded").to_matrix(
+    ours = one_batch(1, max_tokens, attention == "padded").join_columns(
         [scores(0, 1, free_address(), str(folder), attention, max_tokens)]
     )
     expected = by_transformers(folder)
     assert expected.std() > 0.01  # they tell the texts apart
-    np.testing.assert_allclose(ours[:, 0], expected, atol=1e-5)
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
 def test_last_token_score_is_used(scorer_folder) -> None:
     folder = scorer_folder("qwen3", "TokenClassification")  # with a bias
-    ours = one_batch(1, 40, True).to_matrix([scores(0, 1, free_address(), str(folder))])
-    np.testing.assert_allclose(ours[:, 0], by_transformers(folder), atol=1e-5)
+    ours = one_batch(1, 40, True).join_columns([scores(0, 1, free_address(), str(folder))])
+    np.testing.assert_allclose(ours, by_transformers(folder), atol=1e-5)
 
 
 @pytest.mark.timeout(120)
@@ -100,8 +100,8 @@ def test_two_ranks_give_the_same_scores(scorer_folder) -> None:
     """Nine texts in micro-batches of at most 100 tokens; one rank sometimes computes a dummy."""
     folder = scorer_folder("qwen3")
     columns = run_ranks(scores, 2, str(folder), "padded", 100)
-    ours = one_batch(2, 100, True).to_matrix(columns)
-    np.testing.assert_allclose(ours[:, 0], by_transformers(folder), atol=1e-5)
+    ours = one_batch(2, 100, True).join_columns(columns)
+    np.testing.assert_allclose(ours, by_transformers(folder), atol=1e-5)
 
 
 @pytest.mark.timeout(200)
@@ -109,8 +109,8 @@ def test_two_ranks_give_the_same_scores(scorer_folder) -> None:
 def test_sequence_parallel_ranks_give_the_same_scores(scorer_folder, attention: str) -> None:
     folder = scorer_folder("qwen3")
     for scored in run_ranks(scores, 2, str(folder), attention, 100, 2, timeout=150):
-        ours = one_batch(1, 100, attention == "padded").to_matrix([scored])
-        np.testing.assert_allclose(ours[:, 0], by_transformers(folder), atol=1e-5)
+        ours = one_batch(1, 100, attention == "padded").join_columns([scored])
+        np.testing.assert_allclose(ours, by_transformers(folder), atol=1e-5)
 
 
 def load(path: Path) -> None:

@@ -137,7 +137,7 @@ def test_an_exported_model_gives_the_scores_of_training(model_folder, tmp_path: 
     model = resolve_model(Model(path=str(folder)), "cpu")
     frozen = RewardModelWorker(model, FrozenFsdp(), RankPlacement(0, 1, free_address(), "cpu", 1))
     layout = build_train_batch(rows, range(len(rows)), 1, len(rows), 10_000, True, 0, False)
-    scores = layout.to_matrix([frozen.compute_scores(layout.rank_batches[0])])[:, 0]
+    scores = layout.join_columns([frozen.compute_scores(layout.rank_batches[0])])
     np.testing.assert_allclose(scores, expected, atol=1e-4)
     frozen.close()
     again = make_worker(Case(str(folder)), 0, 1, free_address())

@@ -21,6 +21,7 @@ from alphaapollo.models.sharding import full_tensor
 from alphaapollo.trainer.lifecycle import can_share_prompt_computation
 from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage, make_plan
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
+from tests.matrices import join, split
 from tests.unit.tiny import free_address
 from tests.unit.workers.training import Case, make_batch, make_columns, make_worker
 
@@ -156,8 +157,8 @@ def test_skipped_rows_do_not_change_the_weights(model_folder):
         batch = make_batch(case, 1)
         keep = np.arange(batch.num_rows) % 3 == 0
         for kept in (keep, np.zeros_like(keep)):
-            advantages = batch.to_matrix([make_columns(case, batch, 0).advantages]) * kept[:, None]
-            columns = replace(make_columns(case, batch, 0), advantages=batch.split_matrix_by_rank(advantages)[0])
+            advantages = join(batch, [make_columns(case, batch, 0).advantages]) * kept[:, None]
+            columns = replace(make_columns(case, batch, 0), advantages=split(batch, advantages)[0])
             worker.load_batch(batch.rank_batches[0])
             steps = filter_mini_batches(batch, kept if leaves_out else np.ones_like(kept), 60, padded=True)[0]
             metrics = worker.update(columns, steps)

@@ -22,6 +22,7 @@ from alphaapollo.models.training.train_state import OptimizerStep
 from alphaapollo.types import Row
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
+from tests.matrices import join, split
 from tests.unit.tiny import some_rows
 
 NUM_ROWS = 10
@@ -121,8 +122,7 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
     """Columns like the driver's: read-only, with weights over the mini-batch. A row has the same values in any order
     of the rows."""
     generator = np.random.default_rng(1)
-    shape = batch.num_rows, batch.max_response_length
-    mask = batch.to_matrix([one.rows.action_mask for one in batch.rank_batches])
+    mask = join(batch, [one.rows.action_mask for one in batch.rank_batches])
     all_lengths = torch.from_numpy(mask.sum(1).astype(np.int64))
     lengths = all_lengths.clone()
     if case.rough:
@@ -136,8 +136,8 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
         of_values[rows] = row_weights(all_lengths[rows], groups[rows], "token-mean", 16.0).numpy()
 
     def column(scale: float, shift: float = 0.0) -> np.ndarray:
-        matrix = (scale * generator.standard_normal(shape) + shift).astype(np.float32)
-        flat = batch.split_matrix_by_rank(matrix[case.row_order])[rank]
+        matrix = (scale * generator.standard_normal(mask.shape) + shift).astype(np.float32)
+        flat = split(batch, matrix[case.row_order])[rank]
         flat.flags.writeable = False
         return flat
 

@@ -15,6 +15,7 @@ from alphaapollo.types import (
     Score,
     TrajectoryGroup,
 )
+from tests.matrices import pad
 from tests.unit.trainer.samples import build, played
 
 PROMPT = Prompt(0, "game", "go")
@@ -30,7 +31,7 @@ def test_step_rewards_are_part_of_the_reward_everywhere() -> None:
     assert (result.reward, result.accuracy) == (0.75, 0.75)
     assert read_sample_result(make_trajectory_record(1, PROMPT, rich)).reward == 0.75
     batch: Batch = build([group])
-    assert batch.token_rewards.sum(-1).tolist() == [rich.reward, poor.reward]
+    assert pad(batch.layout, batch.token_rewards).sum(-1).tolist() == [rich.reward, poor.reward]
 
 
 def test_step_rewards_do_not_change_a_named_accuracy() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.algorithms.advantages import get_estimator
+from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.config.schema import Config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
@@ -32,7 +33,10 @@ class Workers:
     async def compute_log_probs(self) -> list[np.ndarray]:
         return [np.full_like(rank.rows.rollout_logprobs, -1.0) for rank in self.batches]
 
-    compute_ref_log_probs = compute_values = get_old_log_probs = compute_log_probs
+    compute_ref_log_probs = compute_values = compute_log_probs
+
+    async def sum_logprob_mismatch(self) -> list[MismatchSums]:
+        return [sum_mismatch(*np.zeros((4, 0), dtype=np.int64))]
 
     async def update(self, columns: Any, steps: Any = None, *_: object) -> dict[str, float]:
         self.updates += 1

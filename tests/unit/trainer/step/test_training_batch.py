@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from alphaapollo.config.schema import Actor
 from alphaapollo.trainer.step.credit import WorkerOutputs
@@ -20,24 +19,25 @@ from alphaapollo.types import (
     Trajectory,
     Turn,
 )
+from tests.matrices import pad
 from tests.unit.trainer.samples import build, credit_of, group, matrix_of, trajectory
 
 
 def shaped(batch: Batch) -> list[float]:
     """Each row's rewards, summed."""
-    return batch.token_rewards.sum(-1).tolist()
+    return pad(batch.layout, batch.token_rewards).sum(-1).tolist()
 
 
 def test_the_outcome_is_on_the_last_action_token() -> None:
     batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.5, 3))])
-    assert batch.token_rewards.tolist() == [[0, 1, 0], [0, 0, 0.5]]
-    assert batch.mask.tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert batch.token_rewards.tolist() == [0, 1, 0, 0, 0.5]
+    assert batch.mask.tolist() == [1, 1, 1, 1, 1]
 
 
 def test_invalid_turn_costs_the_penalty_on_its_last_token() -> None:
     actor = Actor(use_invalid_action_penalty=True, invalid_action_penalty_coef=0.25)
     batch = build([group(trajectory(0, 1.0, 2, valid=False), trajectory(1, 1.0, 2))], actor)
-    assert batch.token_rewards.tolist() == [[0, 0.75], [0, 1]]
+    assert batch.token_rewards.tolist() == [0, 0.75, 0, 1]
 
 
 def test_step_rewards_and_outcome_of_two_turns_in_one_row() -> None:
@@ -45,7 +45,7 @@ def test_step_rewards_and_outcome_of_two_turns_in_one_row() -> None:
     turns = [Turn([7], first, "a", reward=0.5), Turn([9, 9], second, "b")]
     row = Row([7, 1, 9, 9, 1], [0, 1, 0, 0, 1], [0, -0.1, 0, 0, -0.1], turn_ends=[1, 4])
     both = Trajectory(0, 0, turns, [row], Score(2.0), EpisodeEnd.DONE)
-    assert build([group(both)]).token_rewards.tolist() == [[0.5, 0, 0, 2.0]]
+    assert build([group(both)]).token_rewards.tolist() == [0.5, 0, 0, 2.0]
 
 
 def test_rows_of_memory_context_carry_the_outcome_once() -> None:
@@ -53,7 +53,7 @@ def test_rows_of_memory_context_carry_the_outcome_once() -> None:
     turns = [Turn([7], completion, "a", reward=0.5), Turn([8], completion, "b", reward=0.25)]
     rows = [Row([7, 1], [0, 1], [0, -0.1], [1], 0), Row([8, 1], [0, 1], [0, -0.1], [1], 1)]
     batch = build([group(Trajectory(0, 0, turns, rows, Score(1.0), EpisodeEnd.DONE))])
-    assert batch.token_rewards.tolist() == [[0.5], [1.25]]
+    assert batch.token_rewards.tolist() == [0.5, 1.25]
     assert batch.trajectory_ids.tolist() == [0, 0]
 
 
@@ -112,7 +112,7 @@ def test_tokens_are_chosen_over_the_mini_batch_by_the_old_log_probs() -> None:
 
     def chosen(order: list[int], **more: Any) -> np.ndarray:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor, **more))
-        credit = credit_of(batch, "dr_grpo", WorkerOutputs(old_logprobs=old[order]), Actor(**actor))
+        credit = credit_of(batch, "dr_grpo", WorkerOutputs(old_logprobs=old[order].flatten()), Actor(**actor))
         return matrix_of(batch, credit, "selected_tokens")[np.argsort(order)]
 
     assert np.argwhere(chosen([0, 1, 2, 3])).tolist() == [[0, 2], [3, 6]]
@@ -126,7 +126,7 @@ def test_draws_do_not_depend_on_the_order_of_samples() -> None:
 
     def chosen(order: list[int]) -> np.ndarray:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor))
-        computed = WorkerOutputs(old_logprobs=np.zeros((4, 10), dtype=np.float32))
+        computed = WorkerOutputs(old_logprobs=np.zeros(40, dtype=np.float32))
         credit = credit_of(batch, "dr_grpo", computed, Actor(**actor))
         return matrix_of(batch, credit, "selected_tokens")[np.argsort(order)]
 
@@ -166,9 +166,9 @@ def test_loss_weights_are_the_same_for_any_number_of_ranks() -> None:
 def test_kl_in_the_reward_is_per_token_k1() -> None:
     batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))])
     computed = WorkerOutputs(
-        old_logprobs=np.array([[-1.0, -2.0], [-1.0, -1.0]], dtype=np.float32),
-        ref_logprobs=np.array([[-1.5, -2.0], [-1.0, -3.0]], dtype=np.float32),
-        values=np.zeros((2, 2), dtype=np.float32),
+        old_logprobs=np.array([-1.0, -2.0, -1.0, -1.0], dtype=np.float32),
+        ref_logprobs=np.array([-1.5, -2.0, -1.0, -3.0], dtype=np.float32),
+        values=np.zeros(4, dtype=np.float32),
     )
     credit = credit_of(batch, "gae", computed, kl_coef=0.1, use_kl_in_reward=True, whiten_advantages=False)
     metrics = credit.metrics
@@ -181,8 +181,8 @@ def test_kl_in_the_reward_is_per_token_k1() -> None:
 def test_columns_round_trip_over_two_ranks() -> None:
     groups = [group(*(trajectory(i, float(i), 1 + i) for i in range(4)))]
     batch = build(groups, num_ranks=2)
-    matrix = torch.arange(16, dtype=torch.float32).reshape(4, 4).numpy() * batch.mask.numpy().astype(np.float32)
-    assert (batch.layout.to_matrix(batch.layout.split_matrix_by_rank(matrix)) == matrix).all()
+    values = np.arange(10, dtype=np.float32)
+    assert (batch.layout.join_columns(batch.layout.split_by_rank(values)) == values).all()
 
 
 def test_overlong_penalty() -> None:

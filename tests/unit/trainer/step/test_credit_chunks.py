@@ -1,0 +1,122 @@
+"""Credit assignment in chunks of whole groups: equal results, and matrices of a limited size."""
+
+import random
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, estimator_names, get_estimator
+from alphaapollo.config.keys import replace_value
+from alphaapollo.config.schema import Actor
+from alphaapollo.trainer.step import credit
+from alphaapollo.trainer.step.credit import AssignedCredit, WorkerOutputs, assign_credit, split_into_chunks
+from alphaapollo.trainer.step.training_batch import build_batch
+from alphaapollo.types import (
+    Completion,
+    EpisodeEnd,
+    Prompt,
+    Row,
+    Score,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
+from tests.unit.trainer.samples import build, credit_of, group, make_config, trajectory
+
+OPTIONS = {"gdpo": {"gdpo_rewards": ["accuracy", "style"]}, "grpo_passk_analytic": {"passk_k": 2}}
+
+
+def random_trajectory(draws: random.Random, prompt: int, sample: int) -> Trajectory:
+    """One to three turns, in one row or (memory context) in one row each."""
+    has_row_per_turn = draws.random() < 0.3
+    rows, turns = [], []
+    joined = Row([7, prompt], [0, 0], [0.0, 0.0], [])
+    for number in range(draws.randint(1, 3)):
+        actions = [1] * draws.randint(1, 20)
+        logprobs = [-draws.random() for _ in actions]
+        completion = Completion(actions, logprobs, StopReason.STOP, 0)
+        turns.append(Turn([7, prompt], completion, "text", info={"state": draws.randint(0, 1)}))
+        context = 2 if has_row_per_turn or number else 0
+        parts = [7, prompt][:context] + actions, [0] * context + [1] * len(actions), [0.0] * context + logprobs
+        if has_row_per_turn:
+            rows.append(Row(*parts, [len(parts[0]) - 1], number))
+        else:
+            joined = Row(
+                *(
+                    list(old) + new
+                    for old, new in zip((joined.token_ids, joined.action_mask, joined.logprobs), parts, strict=True)
+                ),
+                [*joined.turn_ends, len(joined.token_ids) + len(parts[0]) - 1],
+            )
+    reward = float(draws.randint(0, 1))
+    score = Score(reward, {"accuracy": reward, "style": draws.random()})
+    return Trajectory(prompt, sample, turns, rows or [joined], score, EpisodeEnd.DONE)
+
+
+def assign(name: str, use_kl: bool) -> AssignedCredit:
+    draws, numbers = random.Random(3), np.random.default_rng(3)
+    groups = [
+        TrajectoryGroup(
+            Prompt(prompt, "test", "text"),
+            [random_trajectory(draws, prompt, sample) for sample in range(3)],
+            random_trajectory(draws, prompt, 9),
+        )
+        for prompt in range(8)
+    ]
+    actor = Actor(ppo_mini_batch_size=6)
+    config = make_config(actor, adv_estimator=name, use_kl_in_reward=use_kl, **OPTIONS.get(name, {}))
+    config = replace_value(config, "data.max_response_length", 100)
+    batch = build_batch(groups, config, 1, 2, False, False)
+    columns = (numbers.normal(size=len(batch.mask)).astype(np.float32) for _ in range(3))
+    return assign_credit(batch, WorkerOutputs(*columns), config, kl_coef=0.1)
+
+
+@pytest.mark.parametrize("name", estimator_names())
+def test_chunks_do_not_change_a_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_kl = not get_estimator(name).no_shaping_reason
+    complete = assign(name, use_kl)
+    monkeypatch.setattr(credit, "CHUNK_CELLS", 200)  # one to three groups
+    chunked = assign(name, use_kl)
+    assert chunked.metrics == complete.metrics
+    for ours, theirs in zip(chunked.columns, complete.columns, strict=True):
+        np.testing.assert_array_equal(ours.advantages, theirs.advantages)
+        np.testing.assert_array_equal(ours.returns, theirs.returns)
+
+
+def test_chunks_are_whole_groups_within_the_limit() -> None:
+    ids, lengths = np.array([0, 0, 1, 1, 2, 3, 3]), np.array([2, 3, 1, 2, 9, 2, 2])
+    assert split_into_chunks(ids, lengths, 12) == [(0, 4), (4, 5), (5, 7)]  # 4 x 3, 1 x 9, 2 x 2
+    assert split_into_chunks(ids, lengths, 1) == [(0, 2), (2, 4), (4, 5), (5, 7)]
+    assert split_into_chunks(ids, lengths, 63) == [(0, 7)]
+
+
+@pytest.mark.parametrize(("scope", "shapes"), [("groups", [(2, 3), (2, 5)]), ("batch", [(4, 5)])])
+def test_scope_decides_the_size_of_matrices(
+    scope: str, shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def record_shape(inputs: AdvantageInputs, config: object) -> Advantages:
+        found.append(tuple(inputs.mask.shape))
+        return Advantages(inputs.mask, inputs.mask)
+
+    estimator = Estimator("mine", record_shape, scope=scope)  # type: ignore[arg-type]
+    monkeypatch.setattr(credit, "get_estimator", lambda name: estimator)
+    monkeypatch.setattr(credit, "CHUNK_CELLS", 10)
+    credit_of(build([group(*(trajectory(i, 1.0, n) for i in range(2))) for n in (3, 5)]), "grpo")
+    assert found == shapes
+
+
+@pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus"])
+def test_memory_grows_with_tokens_not_with_rows_times_longest_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 400 rows, one has 4,000 tokens: a matrix of all rows would have 1.6 million cells, 12 MiB in float64."""
+    monkeypatch.setattr(credit, "CHUNK_CELLS", 2**14)
+    groups = [group(trajectory(0, 1.0, 4000 if number == 7 else 5), trajectory(1, 0.0, 5)) for number in range(200)]
+    tracemalloc.start()
+    try:
+        credit_of(build(groups), name)
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
