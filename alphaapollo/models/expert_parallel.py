@@ -39,8 +39,6 @@ def check_ep_size(model: Model, ep_size: int, num_shards: int, key: str) -> None
         num_shards: number of ranks that share one copy of the model, a multiple of `ep_size`.
         key: configuration key of `ep_size`, for messages.
     """
-    if ep_size == 1:
-        return
     loaded = load_without_weights(model)
     experts = find_experts(loaded)
     counts = {int(module.num_experts) for module in experts}  # type: ignore[arg-type]
