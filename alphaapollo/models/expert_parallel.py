@@ -49,11 +49,12 @@ def check_ep_size(model: Model, ep_size: int, num_shards: int, key: str) -> None
     if any(count % ep_size for count in counts):
         fits = ", ".join(str(n) for n in range(1, num_shards + 1) if not any(m % n for m in (*counts, num_shards)))
         raise ValueError(f"{key}={ep_size} does not divide the {max(counts)} experts of a layer. Set one of {fits}.")
-    parameters = [parameter for module in experts for parameter in module.parameters()]
-    if any(parameter.shape[1] % (num_shards // ep_size) for parameter in parameters):
+    sharing = num_shards // ep_size  # FSDP shards dimension 1 of the experts over these ranks
+    rows = {parameter.shape[1] for module in experts for parameter in module.parameters()}
+    if uneven := [count for count in rows if count % sharing]:
         raise ValueError(
-            f"{key}={ep_size}: the {num_shards // ep_size} ranks that share an expert do not divide its rows. Set "
-            f"{key}={num_shards} or another number of ranks."
+            f"{key}={ep_size}: {sharing} ranks share an expert and do not divide its {uneven[0]} rows. Change the "
+            f"number of ranks or {key}."
         )
 
 
