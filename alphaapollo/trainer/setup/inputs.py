@@ -111,10 +111,11 @@ def _check_model_and_engine_settings(config: Config) -> None:
     check_engine_kwargs(rollout, "actor_rollout_ref.rollout")
     check_target_modules(model, "actor_rollout_ref.model")
     check_moe_keys(model, "actor_rollout_ref.model", rollout.router_replay)
-    check_target_modules(make_critic_model_section(model, config.critic), "critic.model")
+    critic = make_critic_model_section(model, config.critic)
+    check_target_modules(critic, "critic.model")
     num_ranks, actor = config.trainer.num_ranks, "actor_rollout_ref.actor"
     check_expert_parallel_size(model, role.actor.fsdp_config, num_ranks, f"{actor}.fsdp_config")
-    if critic := models.get("critic.model.path"):
+    if "critic.model.path" in models:
         check_expert_parallel_size(critic, config.critic.fsdp_config, num_ranks, "critic.fsdp_config")
     check_causal_lm(model)
     for name, trained in models.items():

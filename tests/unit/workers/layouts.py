@@ -46,7 +46,7 @@ class RankResult:
     norms: list[float]  # of two updates, with a checkpoint of another layout between
     weights: Weights  # after them
     published: Weights
-    digest: int  # of the published weights
+    digest: int  # of the weights that are published before the first update
     held: int  # parameters on this rank
 
 
@@ -67,6 +67,7 @@ def run_layout(
     part, shares = case.share(rank, num_ranks)
     worker.load_batch(make_batch(case, shares).rank_batches[part])
     logprobs = worker.compute_log_probs()
+    digest = compute_joint_digest(tensor for _, tensor in gather_parameters(worker.policy.model, worker.dtype))
     norms = [train(worker, case, rank, num_ranks)]
     worker.save(f"{folder}/{name}")
     if before:
@@ -82,7 +83,7 @@ def run_layout(
         norms=norms,
         weights=weights,
         published={key: tensor.numpy().copy() for key, tensor in published.items()},
-        digest=compute_joint_digest(published.values()),
+        digest=digest,
         held=sum(local_tensor(p).numel() for p in worker.policy.parameters()),
     )
 
@@ -109,6 +110,7 @@ def check_layouts_train_the_same(
             for key, gradient in plain.gradients.items():
                 gap = np.linalg.norm(seen.gradients[key] - gradient)
                 assert gap <= 1e-6 * np.linalg.norm(gradient), (name, key)
+            assert seen.digest == plain.digest
             assert seen.norms == pytest.approx(plain.norms, rel=1e-5)
             for ours, expected in ((seen.weights, plain.weights), (seen.published, plain.published)):
                 assert ours.keys() == expected.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,12 @@ def test_expert_parallelism_with_biases_and_shared_experts(family: str, tmp_path
     save_tokenizer(model.save(tmp_path / "model"))
     layouts = {"plain": Layout({}), "two": Layout({"ep_size": 2})}
     check_layouts_train_the_same(make_case(tmp_path / "model"), 2, layouts, tmp_path)
+
+
+@pytest.mark.timeout(200)
+def test_adapters_are_trained_beside_split_experts(model_folder, tmp_path: Path):
+    case = replace(make_case(model_folder("qwen3_moe")), lora_rank=4)
+    check_layouts_train_the_same(case, 2, {"plain": Layout({}), "two": Layout({"ep_size": 2})}, tmp_path)
 
 
 def resume(
