@@ -45,6 +45,7 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings = NO_USER_SETT
     trainer, data = config.trainer, config.data
     check_target_modules(config.model, "model")
     input_checks.check_moe_keys(config.model, "model")
+    input_checks.check_expert_parallel_size(config.model, config.fsdp_config, trainer.num_ranks, "fsdp_config")
     check_weight_files(config.model, "model.path")
     size = config.ulysses_sequence_parallel_size
     input_checks.check_sequence_parallel_size(size, "ulysses_sequence_parallel_size", {"model.path": config.model})

@@ -15,6 +15,7 @@ from alphaapollo.config.schema import (
     CustomRewardFunction,
     Data,
     Env,
+    Fsdp,
     GenerationConfig,
     GenerationData,
     Model,
@@ -174,6 +175,15 @@ def check_moe_keys(model: Model, section: str, router_replay: bool = False) -> N
         check_routers_supported(model, " and ".join(keys), needs_balancing=bool(model.router_aux_loss_coef))
 
 
+def check_expert_parallel_size(model: Model, fsdp: Fsdp, num_ranks: int, section: str) -> None:
+    """Raise ValueError if a model's experts cannot be split over `fsdp.ep_size` ranks. num_ranks: number of training
+    ranks. section: key of `fsdp`, for the message."""
+    if fsdp.ep_size > 1:
+        from alphaapollo.models.expert_parallel import check_ep_size  # imports torch
+
+        check_ep_size(model, fsdp.ep_size, fsdp.count_shards(num_ranks), f"{section}.ep_size")
+
+
 def check_context_length(model: Model, rollout: Rollout, data: Data | GenerationData) -> None:
     """Raise ValueError if prompt and response together can exceed the model's context length, or a sliding window that
     vLLM does not support."""
@@ -196,12 +206,21 @@ def check_context_length(model: Model, rollout: Rollout, data: Data | Generation
 
 
 def check_tensor_parallel_size(model: Model, rollout: Rollout, section: str) -> None:
-    """Raise ValueError if tensor_model_parallel_size does not divide the model's number of attention heads. section:
-    key of the rollout section, for the message."""
+    """Raise ValueError if tensor_model_parallel_size does not divide the model's number of attention heads, or if
+    expert_parallel_size is set for a model without experts. section: key of the rollout section, for the message."""
     from alphaapollo.models.load import load_config  # imports torch
+    from alphaapollo.models.moe_routing import ExpertSizes
 
     size = rollout.tensor_model_parallel_size
-    heads = getattr(load_config(model).get_text_config(), "num_attention_heads", None) if size > 1 else None
+    if size == 1:
+        return
+    config = load_config(model)
+    if rollout.expert_parallel_size > 1 and ExpertSizes.from_config(config) is None:
+        key = f"{section}.expert_parallel_size"
+        raise ValueError(
+            f"{key}={rollout.expert_parallel_size}: {model.path} is not a mixture of experts. Set {key}=1."
+        )
+    heads = getattr(config.get_text_config(), "num_attention_heads", None)
     if heads and heads % size:
         fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
         raise ValueError(

@@ -21,9 +21,11 @@ from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
 from alphaapollo.models.attention.backends import AttentionCall, attend_eager, register_attn_implementation
 from alphaapollo.models.decoder import find_decoder_layers, get_attention_head_size
+from alphaapollo.models.expert_parallel import find_experts
 from alphaapollo.models.lm_head import CHUNK_LOGITS, DivergenceTarget, LmHead, LmHeadInput, compute_token_stats
 from alphaapollo.models.load import load_without_weights
 from alphaapollo.models.lora import resolve_target_modules
+from alphaapollo.models.moe_routing import ExpertSizes
 from alphaapollo.models.policy import read_logit_scale_and_softcap
 from alphaapollo.models.sharding import MIN_UNIT
 
@@ -39,6 +41,9 @@ class ModelSizes:
     root_parameters: int  # outside the layers that FSDP gathers one at a time: embedding, head, norms
     layer_parameters: int  # of the largest such layer; 0 if layers are too small to be gathered one at a time
     num_layers: int
+    expert_parameters: int  # of the experts that expert parallelism can split, in all layers
+    layer_expert_parameters: int  # of these, in one layer
+    experts_per_token: int
     head_parameters: int  # of the output projection
     hidden_size: int
     kv_elements_per_token: int  # keys and values in all layers
@@ -95,6 +100,8 @@ def read_model_sizes(model: PreTrainedModel) -> ModelSizes:
     config, layers = model.config.get_text_config(), find_decoder_layers(model)
     counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
     units = [count for count in counts if count >= MIN_UNIT]
+    experts = [sum(p.numel() for part in find_experts(layer) for p in part.parameters()) for layer in layers]
+    moe = ExpertSizes.from_config(model.config)
     total = sum(parameter.numel() for parameter in model.parameters())
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     of_layer = 2 * kv_heads * get_attention_head_size(config)
@@ -108,6 +115,9 @@ def read_model_sizes(model: PreTrainedModel) -> ModelSizes:
         root_parameters=total - sum(units),
         layer_parameters=max(units, default=0),
         num_layers=len(layers),
+        expert_parameters=sum(experts),
+        layer_expert_parameters=max(experts, default=0),
+        experts_per_token=moe.experts_per_token if moe else 0,
         head_parameters=model.get_output_embeddings().weight.numel(),
         hidden_size=config.hidden_size,
         kv_elements_per_token=len(layers) * of_layer,
@@ -135,6 +145,7 @@ class TrainingPass:
     has_lm_head: bool = True  # compute log-probs over the vocabulary; false for a critic
     divergence: Divergence | None = None  # also compute this divergence from a frozen model
     has_adapters: bool = False  # LoRA: base weights and head get no gradient; layers save the same bytes
+    ep_size: int = 1  # number of ranks that split the experts; each is assumed to get the same number of tokens
 
 
 def measure_activation_bytes(model: PreTrainedModel, training: TrainingPass) -> ActivationBytes:
@@ -144,8 +155,15 @@ def measure_activation_bytes(model: PreTrainedModel, training: TrainingPass) -> 
     layer, parameter = second - first, next(model.parameters())
     hidden = count * length * model.config.get_text_config().hidden_size * parameter.element_size()
     head = _measure_lm_head_peak_bytes(model, training) if training.has_lm_head else 0
+    sizes = read_model_sizes(model)
     if training.has_adapters:
-        peak -= parameter.element_size() * read_model_sizes(model).layer_parameters
+        peak -= parameter.element_size() * sizes.layer_parameters
+    if training.ep_size > 1:  # copies of hidden states and outputs are sent for each chosen expert
+        peak += 2 * hidden * sizes.experts_per_token
+        if not training.has_adapters:  # gradients of the other ranks' experts
+            peak -= (
+                parameter.element_size() * sizes.layer_expert_parameters * (training.ep_size - 1) // training.ep_size
+            )
     depth = len(find_decoder_layers(model))
     if training.has_checkpointing:  # a layer saves its input and is recomputed in the backward pass
         return ActivationBytes(saved=depth * hidden, layer_peak=peak, head_peak=head)

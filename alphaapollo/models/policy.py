@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from alphaapollo.algorithms import sampling
 from alphaapollo.config.resolve import get_attention_kernel
@@ -25,7 +24,7 @@ from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.moe_routing import RouterHooks
-from alphaapollo.models.sharding import FsdpRoot, reshard, shard_model
+from alphaapollo.models.sharding import FsdpRoot, ModelMesh, reshard, shard_model
 from alphaapollo.models.ulysses import gather_token_values
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class PolicyModel(FsdpRoot):
 
 
 def load_policy(
-    model: Model, mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool, adapter_seed: int | None = None
+    model: Model, mesh: ModelMesh, dtype: torch.dtype, offload_policy: bool, adapter_seed: int | None = None
 ) -> PolicyModel:
     """Load and shard a policy (a collective). `adapter_seed`: seed of LoRA adapters; None: the policy is frozen."""
     attention = get_attention_kernel(model)

@@ -5,12 +5,16 @@ same code with complete parameters.
 
     mesh [shard]             all ranks share one copy of the model
     mesh [replicate, shard]  each group of consecutive ranks shares one copy (HSDP)
+
+With expert parallelism, groups of consecutive ranks split the experts [E, ...] on dimension 0, and FSDP shards a rank's
+experts over the other ranks on dimension 1: mesh [expert_shard, expert], or [replicate, expert_shard, expert].
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
@@ -27,9 +31,10 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from alphaapollo.models.cpu.linear import use_onednn
+from alphaapollo.models.expert_parallel import distribute_experts, find_experts
 from alphaapollo.utils.network import find_interface, take_reserved_socket_fd
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
@@ -78,16 +83,41 @@ def join_process_group(device: str, rank: int, world_size: int, init_method: str
     )
 
 
-def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
-    """Create the device mesh for FSDP or HSDP (a collective). `fsdp_size` ranks share a copy of the model; -1: all."""
+@dataclass(frozen=True)
+class ModelMesh:
+    """Device meshes over which a model is sharded."""
+
+    dense: DeviceMesh  # [shard] or [replicate, shard]: of all parameters except distributed experts
+    experts: DeviceMesh | None = (
+        None  # [expert_shard, expert], with [replicate] in front for HSDP; None: not distributed
+    )
+
+    def is_first_replica(self) -> bool:
+        """Return whether this rank belongs to the first replica of the model. Only HSDP has several replicas."""
+        return self.dense.ndim == 1 or self.dense.get_local_rank("replicate") == 0
+
+
+def make_mesh(device: str, fsdp_size: int = -1, ep_size: int = 1) -> ModelMesh:
+    """Create the device meshes of a model (a collective).
+
+    Args:
+        fsdp_size: number of ranks that share one copy of the model; -1: all.
+        ep_size: number of ranks that split the experts of a layer; divides the ranks of one copy.
+    """
     world_size = dist.get_world_size()
-    if fsdp_size in (-1, world_size):
-        return init_device_mesh(device, (world_size,), mesh_dim_names=("shard",))
-    return init_device_mesh(device, (world_size // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard"))
+    shards = world_size if fsdp_size == -1 else fsdp_size
+
+    def make(names: tuple[str, ...], sizes: tuple[int, ...]) -> DeviceMesh:
+        if shards == world_size:
+            return init_device_mesh(device, sizes, mesh_dim_names=names)
+        return init_device_mesh(device, (world_size // shards, *sizes), mesh_dim_names=("replicate", *names))
+
+    experts = make(("expert_shard", "expert"), (shards // ep_size, ep_size)) if ep_size > 1 else None
+    return ModelMesh(make(("shard",), (shards,)), experts)
 
 
 def shard_model(
-    root: R, load_weights: Callable[[], nn.Module], mesh: DeviceMesh, dtype: torch.dtype, offload_policy: bool
+    root: R, load_weights: Callable[[], nn.Module], mesh: ModelMesh, dtype: torch.dtype, offload_policy: bool
 ) -> R:
     """Shard `root` in place, copy rank 0's weights into the slices of all ranks, and return `root` (a collective).
 
@@ -97,33 +127,46 @@ def shard_model(
         dtype: dtype of forward and backward. Gradients are reduced in float32, or in float64 if `dtype` is float64.
         offload_policy: use FSDP2's CPU offload: slices, gradients and optimizer state stay in host memory (GPU only).
     """
-    device = torch.device(mesh.device_type)
+    device = torch.device(mesh.dense.device_type)
     exact = torch.promote_types(dtype, torch.float32)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=exact)
     policy = CPUOffloadPolicy() if offload_policy and device.type == "cuda" else OffloadPolicy()
     if device.type == "cpu":
         use_onednn(root)
+    if mesh.experts is not None:
+        fsdp_mesh = mesh.experts[mesh.experts.mesh_dim_names[:-1]]  # type: ignore[index]
+        own_precision = replace(precision, cast_forward_inputs=False)  # keep the dtype of the routers' weights
+        for experts in find_experts(root):
+            distribute_experts(experts, mesh.experts["expert"])
+            fully_shard(
+                experts,
+                mesh=fsdp_mesh,
+                mp_policy=own_precision,
+                offload_policy=policy,
+                shard_placement_fn=lambda _: Shard(1),
+            )
     for layer in root.layers:
         if sum(parameter.numel() for parameter in layer.parameters()) >= MIN_UNIT:
-            fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=policy)
+            fully_shard(layer, mesh=mesh.dense, mp_policy=precision, offload_policy=policy)
     for module in root.float32_modules:
         exact_precision = MixedPrecisionPolicy(param_dtype=exact, reduce_dtype=exact)
-        fully_shard(module, mesh=mesh, mp_policy=exact_precision, offload_policy=policy)
+        fully_shard(module, mesh=mesh.dense, mp_policy=exact_precision, offload_policy=policy)
     # The root unit has the embedding and the head. It stays gathered because the backward pass starts with the head.
-    fully_shard(root, mesh=mesh, mp_policy=precision, offload_policy=policy, reshard_after_forward=False)
+    fully_shard(root, mesh=mesh.dense, mp_policy=precision, offload_policy=policy, reshard_after_forward=False)
     for method in root.forward_methods:
         register_fsdp_forward_method(root, method)
     source = load_weights() if dist.get_rank() == 0 else None
     dist.barrier()  # over gloo with its long timeout: NCCL's would expire while rank 0 still reads the weights
-    _scatter_weights(root, source, mesh, torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else device)
+    _scatter_weights(root, source, device, torch.device("cpu") if isinstance(policy, CPUOffloadPolicy) else device)
     return root
 
 
 @torch.no_grad()
-def _scatter_weights(model: nn.Module, source: nn.Module | None, mesh: DeviceMesh, slice_device: torch.device) -> None:
+def _scatter_weights(
+    model: nn.Module, source: nn.Module | None, device: torch.device, slice_device: torch.device
+) -> None:
     """Send slices of rank 0's parameters, and copies of its buffers, to all ranks (a collective). `source`: the model
     with weights; None on other ranks. Its parameters are moved one at a time, and converted on the device."""
-    device = torch.device(mesh.device_type)
     model.to_empty(device=slice_device)
     weights = dict(source.named_parameters()) if source else {}
     for name, parameter in model.named_parameters():
@@ -133,7 +176,7 @@ def _scatter_weights(model: nn.Module, source: nn.Module | None, mesh: DeviceMes
             weights[name].data = torch.empty(0)  # frees the memory
         else:
             full = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        slices = distribute_tensor(full, mesh, parameter.placements, src_data_rank=0)
+        slices = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=0)
         parameter.to_local().copy_(slices.to_local())
     buffers = [dict(source.named_buffers()) if source else None]  # small, with the dtypes of the source
     dist.broadcast_object_list(buffers, 0)

@@ -15,6 +15,6 @@ def import_vllm() -> None:
     before = os.environ.get(COMPILE_THREADS)
     import vllm  # noqa: F401
 
-    os.environ.pop(COMPILE_THREADS, None)  # not set again if vLLM was already imported
+    os.environ.pop(COMPILE_THREADS, None)  # not set if vLLM was imported before
     if before is not None:
         os.environ[COMPILE_THREADS] = before

@@ -48,7 +48,7 @@ class CriticWorker(TrainingWorker):
         saves_in_background: bool = False,
     ):
         fsdp = critic.fsdp_config
-        super().__init__(model, placement, fsdp.fsdp_size, saves_in_background)
+        super().__init__(model, placement, fsdp, saves_in_background)
         self.critic = critic
 
         def load(dtype: torch.dtype | None) -> ValueModel:

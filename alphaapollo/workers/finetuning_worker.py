@@ -47,7 +47,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         optimizer_steps: int,
         saves_in_background: bool = False,
     ):
-        super().__init__(model, placement, config.fsdp_config.fsdp_size, saves_in_background)
+        super().__init__(model, placement, config.fsdp_config, saves_in_background)
         self.tuning = config
         self.load_model()
         reshard(self.model)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from alphaapollo.config.schema import LoraForm, Model
+from alphaapollo.config.schema import Fsdp, LoraForm, Model
 from alphaapollo.models.checkpoint.writer import CheckpointWriter
 from alphaapollo.models.export.hf_folder import export_model
 from alphaapollo.models.micro_batch import MicroBatchBuilder
@@ -17,7 +17,7 @@ from alphaapollo.models.training.train_state import TrainState
 from alphaapollo.observability.memory import measure_process_memory
 from alphaapollo.weight_sync.digest import compute_joint_digest
 from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
-from alphaapollo.workers.process_group import RankPlacement, initialize_rank, shut_down_rank
+from alphaapollo.workers.process_group import WITHOUT_REPLICAS, RankPlacement, initialize_rank, shut_down_rank
 
 
 class ModelWorker:
@@ -25,13 +25,13 @@ class ModelWorker:
 
     Args:
         model: model section after `resolve_model`.
-        fsdp_size: number of ranks that share one copy of the model; -1 = all.
+        fsdp: section with the sizes of the groups of ranks that share a copy of the model, or its experts.
     """
 
-    def __init__(self, model: Model, placement: RankPlacement, fsdp_size: int = -1):
+    def __init__(self, model: Model, placement: RankPlacement, fsdp: Fsdp = WITHOUT_REPLICAS):
         assert model.dtype != "auto", "call resolve_model first"
         self.config, self.placement = model, placement
-        self.mesh, sequence, self.data_group = initialize_rank(placement, fsdp_size)
+        self.mesh, sequence, self.data_group = initialize_rank(placement, fsdp)
         self.device = torch.device(placement.device)
         self.dtype: torch.dtype = getattr(torch, model.dtype)  # dtype of forward and backward
         self.builder = MicroBatchBuilder(model.attention == "padded", self.device, sequence)
@@ -51,8 +51,8 @@ class TrainingWorker(ModelWorker):
     hf_model: Any  # transformers model to be written by `export`
     logprob_check_warnings: Sequence[str] = ()  # of the check against a reference when the model is loaded
 
-    def __init__(self, model: Model, placement: RankPlacement, fsdp_size: int, saves_in_background: bool):
-        super().__init__(model, placement, fsdp_size)
+    def __init__(self, model: Model, placement: RankPlacement, fsdp: Fsdp, saves_in_background: bool):
+        super().__init__(model, placement, fsdp)
         self.writer = CheckpointWriter(saves_in_background)
 
     def offload(self) -> None:
@@ -84,14 +84,10 @@ class TrainingWorker(ModelWorker):
         """
         fingerprints = {}
         for name, shards in self.state.get_trained_tensors().items():
-            counted = shards if self.is_first_replica() else []
+            counted = shards if self.mesh.is_first_replica() else []
             squares = [torch.linalg.vector_norm(tensor, dtype=torch.float64).item() ** 2 for tensor in counted]
             fingerprints[name] = (compute_joint_digest(counted), sum(squares))
         return fingerprints
-
-    def is_first_replica(self) -> bool:
-        """Return whether this rank belongs to the first replica of the model. Only HSDP has several replicas."""
-        return self.mesh.ndim == 1 or self.mesh.get_local_rank("replicate") == 0
 
     def export(self, folder: str, form: LoraForm = "merged") -> None:
         """Write a Hugging Face model folder. Raises FloatingPointError if the weights are not finite."""

@@ -78,7 +78,7 @@ class PolicyWorker(TrainingWorker):
 
     def __init__(self, setup: PolicyWorkerConfig, placement: RankPlacement, sender: WeightSender | None = None):
         actor, model, fsdp = setup.actor, setup.model, setup.actor.fsdp_config
-        super().__init__(model, placement, fsdp.fsdp_size, setup.saves_in_background)
+        super().__init__(model, placement, fsdp, setup.saves_in_background)
         self.actor, self.engine_lora_form, self.sender = actor, setup.engine_lora_form, sender
         self.temperature, self.correction, self.teacher_config = setup.temperature, setup.correction, setup.teacher
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)

@@ -66,7 +66,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
 
     def compute_weights_digest(self) -> int:
         """Return this rank's part of the base model's digest. The caller adds the parts of all ranks modulo 2**64."""
-        if not self.is_first_replica():
+        if not self.mesh.is_first_replica():
             return 0
         named = self.model.named_parameters()
         return compute_joint_digest(

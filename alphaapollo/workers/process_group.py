@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
-from alphaapollo.models.sharding import join_process_group, make_mesh
+from alphaapollo.config.schema import Fsdp
+from alphaapollo.models.sharding import ModelMesh, join_process_group, make_mesh
 from alphaapollo.models.ulysses import SequenceGroup, create_sequence_groups
 
+WITHOUT_REPLICAS = Fsdp()
 NO_RENDEZVOUS = ""  # init_method if there is a single rank
 
 
@@ -29,21 +30,18 @@ class RankPlacement:
 
 
 def initialize_rank(
-    placement: RankPlacement, fsdp_size: int = -1
-) -> tuple[DeviceMesh, SequenceGroup | None, dist.ProcessGroup | None]:
+    placement: RankPlacement, fsdp: Fsdp = WITHOUT_REPLICAS
+) -> tuple[ModelMesh, SequenceGroup | None, dist.ProcessGroup | None]:
     """Initialize torch.distributed in this process (a collective).
 
-    Returns the device mesh of the model, the sequence-parallel group of this rank (None without sequence parallelism),
-    and its data-parallel group, which has one rank of each sequence-parallel group (None: all ranks).
-
-    Args:
-        fsdp_size: number of ranks that share one replica of the model; -1 = all.
+    Returns the device meshes of the model, the sequence-parallel group of this rank (None without sequence
+    parallelism), and its data-parallel group, which has one rank of each sequence-parallel group (None: all ranks).
     """
     torch.set_num_threads(placement.num_threads)  # Ray starts its processes with one thread
     if placement.device == "cuda":
         torch.cuda.set_device(placement.rank % torch.cuda.device_count())  # a Ray actor sees its own GPU only
     join_process_group(placement.device, placement.rank, placement.world_size, placement.init_method)
-    mesh = make_mesh(placement.device, fsdp_size)
+    mesh = make_mesh(placement.device, fsdp.fsdp_size, fsdp.ep_size)
     return mesh, *create_sequence_groups(placement.device, placement.sequence_parallel_size)
 
 

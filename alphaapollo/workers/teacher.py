@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from alphaapollo.algorithms.divergence import make_divergence
 from alphaapollo.config.schema import FrozenFsdp, Model, Teacher
@@ -15,7 +14,7 @@ from alphaapollo.data.batch import RankBatch
 from alphaapollo.models.lm_head import DivergenceTarget, LmHeadInput, TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.policy import check_forward_vs_hf, load_policy
-from alphaapollo.models.sharding import reshard
+from alphaapollo.models.sharding import ModelMesh, reshard
 from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.workers.columns import compute_token_outputs
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
@@ -34,14 +33,14 @@ class FrozenTeacher:
         self,
         model: Model,
         fsdp: FrozenFsdp,
-        mesh: DeviceMesh,
+        mesh: ModelMesh,
         builder: MicroBatchBuilder,
         temperature: float,
         vocabulary_size: int,
     ):
         self.builder, self.vocabulary = builder, vocabulary_size
         dtype: torch.dtype = getattr(torch, model.dtype)
-        self.model = load_policy(model, mesh, dtype, fsdp.offload_policy)
+        self.model = load_policy(model, ModelMesh(mesh.dense), dtype, fsdp.offload_policy)
         check_forward_vs_hf(self.model, builder, dtype)
         self.compute_logprobs = self.model.make_logprobs_function(temperature, replays_routing=False)
         self.sharing = SharedPromptCheck(self.model, self.compute_logprobs, builder, dtype)

@@ -55,6 +55,15 @@ def test_published_weights_are_loaded_and_used(
         assert answer.weight_version == 3
 
 
+def test_published_experts_are_verified_on_two_ranks_with_complete_experts(tmp_path: Path) -> None:
+    """Without a forward pass, for which vLLM's CPU kernel needs all experts."""
+    old, new = (make_model("Qwen3Moe", seed, tie_word_embeddings=True) for seed in (0, 1))
+    arguments = {"tensor_model_parallel_size": 2, "engine_kwargs": {"vllm": {"enable_expert_parallel": True}}}
+    with start_engine(old, tmp_path, **arguments) as session, session.sent(new, 1) as update:
+        receipt = session.publish(update)
+    assert (receipt.version, receipt.digest) == (update.version, update.digest)
+
+
 def perturb(*models: Any) -> None:
     """Make norms and biases differ, which start as ones and zeros in every model."""
     for seed, model in enumerate(models):

@@ -116,6 +116,9 @@ class Fsdp(Section):
     fsdp_size: Annotated[CountOrMinusOne, CHANGES_ROUNDING] = -1
     """Ranks that share one copy of the model, e.g. the GPUs of a node; the other ranks hold further copies and exchange
     gradients once per optimizer step (HSDP). Must divide the number of ranks; -1 = one copy over all ranks."""
+    ep_size: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
+    """Ranks that split the experts of each layer of a mixture of experts, and send tokens to each other (docs/moe.md).
+    Must divide fsdp_size and the number of experts; 1 = every rank gathers all experts."""
     sync_each_micro_batch: Annotated[bool, WHEN_SHARDED] = True
     """Reduce gradients after every micro-batch; false = once per optimizer step: less traffic, but each rank then holds
     a full float32 gradient (4 bytes per parameter)."""
@@ -123,6 +126,10 @@ class Fsdp(Section):
     """Keep the optimizer state in host memory between updates (GPU only)."""
     offload_policy: Annotated[bool, NEEDS_GPU] = False
     """FSDP2's CPU offload: parameters, gradients and optimizer step stay on the CPU; slow (GPU only)."""
+
+    def count_shards(self, num_ranks: int) -> int:
+        """Return the number of ranks that share one copy of the model."""
+        return num_ranks if self.fsdp_size == -1 else self.fsdp_size
 
 
 class RoleFsdp(Fsdp):

@@ -14,7 +14,12 @@ from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.model import Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward, RewardModel
 from alphaapollo.config.schema.rollout import MAX_LORA_RANK, Rollout
-from alphaapollo.config.schema.sizes import find_adapter_export_errors, find_batch_token_errors, find_group_size_errors
+from alphaapollo.config.schema.sizes import (
+    find_adapter_export_errors,
+    find_batch_token_errors,
+    find_ep_size_errors,
+    find_group_size_errors,
+)
 from alphaapollo.config.schema.teacher import Teacher
 from alphaapollo.config.schema.trainer import Trainer
 
@@ -138,6 +143,8 @@ class Config(Section):
             "critic.fsdp_config.fsdp_size": self.critic.fsdp_config.fsdp_size,
         }
         yield from find_group_size_errors(sizes, trainer)
+        sections = {f"{ACTOR}.fsdp_config": actor.fsdp_config, "critic.fsdp_config": self.critic.fsdp_config}
+        yield from find_ep_size_errors(sections, trainer)
         if trainer.controller == "local" and (self.actor_rollout_ref.rollout.num_engines or 1) > 1:
             engines = self.actor_rollout_ref.rollout.num_engines
             yield f"trainer.controller=local has one engine, got {ROLLOUT}.num_engines={engines}. Set it to 1."

@@ -53,6 +53,9 @@ class Rollout(Section):
     """Top-k sampling; -1 or 0 = all tokens."""
     tensor_model_parallel_size: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
     """GPUs (on a CPU: processes) per engine."""
+    expert_parallel_size: Annotated[PositiveInt, NEEDS_GPU, CHANGES_ROUNDING] = 1
+    """Mixture of experts: 1 = each GPU of an engine has a part of every expert; tensor_model_parallel_size = each GPU
+    has complete experts (vLLM's enable_expert_parallel; GPU only)."""
     num_engines: Annotated[PositiveInt | None, CHANGES_ROUNDING] = None
     """Number of engines; null = GPUs of the run / tensor_model_parallel_size, 1 on a CPU."""
     colocate: Annotated[bool, NEEDS_GPU] = True
@@ -95,6 +98,9 @@ class Rollout(Section):
         parallel = self.tensor_model_parallel_size
         if parallel > 1 and self.name != "vllm":
             yield f"tensor_model_parallel_size={parallel} needs name=vllm, got name={self.name}. Set the size to 1."
+        if self.expert_parallel_size not in (1, parallel):
+            size = f"expert_parallel_size={self.expert_parallel_size}"
+            yield f"{size} must be 1 or tensor_model_parallel_size={parallel}. Set one of these."
         if self.lora == "adapter" and self.name != "vllm":
             yield f"lora=adapter needs name=vllm, got name={self.name}. Set lora=merged."
         elif self.lora == "adapter" and parallel > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from alphaapollo.config.schema.model import Lora
+from alphaapollo.config.schema.model import Fsdp, Lora
 from alphaapollo.config.schema.rollout import Rollout
 from alphaapollo.config.schema.trainer import Training
 
@@ -20,6 +20,16 @@ def find_group_size_errors(group_sizes: Mapping[str, int], trainer: Training) ->
         fault = f"does not divide {all_ranks}" if size == 0 or ranks % size else f"does not fit {per_node}-rank nodes"
         other = ", or -1 for all" if key.endswith("fsdp_size") else ""
         yield f"{key}={size} {fault}. Set one of {', '.join(map(str, fits))}{other}."
+
+
+def find_ep_size_errors(sections: Mapping[str, Fsdp], trainer: Training) -> Iterator[str]:
+    """Yield an error for each fsdp_config section (by key) whose ep_size does not divide the ranks of a model copy."""
+    for key, fsdp in sections.items():
+        shards = fsdp.count_shards(trainer.num_ranks)
+        if shards % fsdp.ep_size:
+            fits = ", ".join(str(n) for n in range(1, shards + 1) if shards % n == 0)
+            fault = f"does not divide the {shards} ranks that share one copy of the model"
+            yield f"{key}.ep_size={fsdp.ep_size} {fault} (fsdp_size={fsdp.fsdp_size}). Set one of {fits}."
 
 
 def find_adapter_export_errors(section: str, lora: Lora, trainer: Training) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pydantic import PositiveFloat, PositiveInt
 from alphaapollo.config.schema.base import CHANGES_ROUNDING, CHANGES_ROW_ORDER, CHANGES_ROWS, CountOrMinusOne, Section
 from alphaapollo.config.schema.data import TrainingFiles
 from alphaapollo.config.schema.model import Fsdp, Model, Optimizer
-from alphaapollo.config.schema.sizes import find_adapter_export_errors, find_group_size_errors
+from alphaapollo.config.schema.sizes import find_adapter_export_errors, find_ep_size_errors, find_group_size_errors
 from alphaapollo.config.schema.trainer import Training
 
 
@@ -64,3 +64,4 @@ class TuningConfig(Section):
             "ulysses_sequence_parallel_size": self.ulysses_sequence_parallel_size,
         }
         yield from find_group_size_errors(sizes, self.trainer)
+        yield from find_ep_size_errors({"fsdp_config": self.fsdp_config}, self.trainer)

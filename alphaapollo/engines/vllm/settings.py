@@ -103,4 +103,5 @@ def build_common_arguments(spec: EngineSpec) -> dict[str, Any]:
         }
     else:
         arguments["gpu_memory_utilization"] = get_resolved(rollout.gpu_memory_utilization)
+        arguments["enable_expert_parallel"] = rollout.expert_parallel_size > 1
     return arguments | rollout.engine_kwargs.vllm

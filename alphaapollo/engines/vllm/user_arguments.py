@@ -30,8 +30,9 @@ _RESERVED = {  # reason -> arguments of vLLM
         data_parallel_rpc_port data_parallel_hybrid_lb data_parallel_external_lb data_parallel_multi_port_external_lb
         data_parallel_backend
     """,
-    "is not supported by the weight verification: experts are split by {rollout}.tensor_model_parallel_size": """
-        enable_expert_parallel enable_eplb eplb_config expert_placement_strategy all2all_backend
+    "is set by {rollout}.expert_parallel_size": "enable_expert_parallel",
+    "is not supported, only {rollout}.expert_parallel_size": """
+        enable_eplb eplb_config expert_placement_strategy all2all_backend
     """,
     "is not supported, only tensor parallelism ({rollout}.tensor_model_parallel_size)": "pipeline_parallel_size",
 }

@@ -93,7 +93,7 @@ def _estimate_sampling_memory(
     """Return the memory of a rank that samples `num_responses` responses at a time in a validation."""
     sizes, width = trained.sizes, trained.dtype_bytes
     return trained.usage_while_idle() + MemoryUsage(
-        gathered_layers=width * (sizes.root_parameters + 2 * sizes.layer_parameters),
+        gathered_layers=width * (sizes.root_parameters + 2 * trained.gathered_layer_parameters),
         activations=measure_forward_bytes(model, num_responses * prompt_tokens),
         logits=2 * FLOAT32 * num_responses * (sizes.head_parameters // sizes.hidden_size),
         kv_cache=width * sizes.kv_elements_per_token * num_responses * (prompt_tokens + response_tokens),

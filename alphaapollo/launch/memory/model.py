@@ -3,8 +3,8 @@
     config.json on the meta device -> sizes (models/activation_memory.py) -> MemoryUsage of one training rank or engine
 
 The calculation follows the FSDP2 settings of models/sharding.py. Parameters are float32 shards. One layer is gathered
-at a time and the next one is prefetched. The root (embedding, head, norms) is gathered from the forward pass to the end
-of the backward pass. Gradients are reduced in float32.
+at a time (with expert parallelism, a part of its experts) and the next one is prefetched. The root (embedding, head,
+norms) is gathered from the forward pass to the end of the backward pass. Gradients are reduced in float32.
 """
 
 from __future__ import annotations
@@ -89,6 +89,16 @@ class TrainedModelMemory:
     has_one_step_per_update: bool = False  # one optimizer step per update, not several
     num_lora_parameters: int = 0  # 0: all parameters are trained
     offload_policy: bool = False  # shards and optimizer state stay in host memory
+    ep_size: int = 1  # number of ranks that split the experts of a layer
+
+    @property
+    def gathered_layer_parameters(self) -> int:
+        """Parameters of the largest layer after FSDP has gathered it on this rank."""
+        return self.sizes.layer_parameters - self._count_others(self.sizes.layer_expert_parameters)
+
+    def _count_others(self, expert_parameters: int) -> int:
+        """Return how many of a number of expert parameters belong to other ranks."""
+        return expert_parameters - expert_parameters // self.ep_size
 
     @property
     def num_trained_parameters(self) -> int:
@@ -131,7 +141,7 @@ class TrainedModelMemory:
         """Return {phase: memory} of an update. Phases `head`, `layer`, `root` (not with LoRA): this part of the model
         computes. Phase `step`: the optimizer step."""
         sizes, width, share = self.sizes, self.dtype_bytes, self.activations
-        root, unit = sizes.root_parameters, sizes.layer_parameters
+        root, unit = sizes.root_parameters, self.gathered_layer_parameters
         step, reduction = self.usage_after_step(), FLOAT32
         if not self.offload_policy:
             step += MemoryUsage(gradients=FLOAT32 * self.num_trained_parameters)
@@ -141,7 +151,8 @@ class TrainedModelMemory:
             head, layer = MemoryUsage(logits=share.head_peak), MemoryUsage(activations=share.layer_peak)
             return {"head": own + head, "layer": own + layer, "step": step}
         if self.unsharded_gradients:
-            own, reduction = own + MemoryUsage(gradients=FLOAT32 * sizes.parameters), 0
+            unsharded = sizes.parameters - self._count_others(sizes.expert_parameters)
+            own, reduction = own + MemoryUsage(gradients=FLOAT32 * unsharded), 0
         head = MemoryUsage(gathered_layers=width * root, activations=share.saved, logits=share.head_peak)
         layer = MemoryUsage(
             # this layer, the prefetched layer, and the float32 gradients of the last layer
@@ -183,10 +194,11 @@ def plan_trained_model(
         activations=_measure_on_meta_model(
             _make_model_key(model),
             measure_activation_bytes,
-            TrainingPass(rows, length, checkpointing, device, computes_logits, divergence, adapts),
+            TrainingPass(rows, length, checkpointing, device, computes_logits, divergence, adapts, fsdp.ep_size),
         ),
-        shards=num_ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size,
+        shards=fsdp.count_shards(num_ranks),
         dtype_bytes=get_dtype_bytes(model.dtype),
+        ep_size=fsdp.ep_size,
         unsharded_gradients=not fsdp.sync_each_micro_batch,
         offload_optimizer=fsdp.optimizer_offload and on_gpu,
         num_lora_parameters=count_adapter_parameters(_load_meta_model(_make_model_key(model)), model) if adapts else 0,

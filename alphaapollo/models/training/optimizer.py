@@ -59,8 +59,10 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     total = torch.nn.utils.get_total_norm(gradients)
     square = total.to(torch.promote_types(total.dtype, torch.float32)).square()
     # With HSDP, only the ranks that share one copy of the model add up their slices.
-    group = slices[0].device_mesh.get_group("shard") if isinstance(slices[0], DTensor) else None
-    dist.all_reduce(square, group=group)
+    mesh = slices[0].device_mesh if isinstance(slices[0], DTensor) else None
+    groups = [mesh.get_group(name) for name in mesh.mesh_dim_names or () if name != "replicate"] if mesh else [None]
+    for group in groups:
+        dist.all_reduce(square, group=group)
     norm = math.sqrt(square.item())
     if max_norm < norm < math.inf:
         for gradient in gradients:

@@ -43,6 +43,7 @@ EFFECTIVE_KEYS = (  # keys or prefixes of keys that a replay reads
     *("data.max_response_length", "trainer.on_bad_step", "trainer.critic_warmup"),
 )
 INEFFECTIVE_KEYS = ("algorithm.filter_groups.", "algorithm.reference_reset.", "actor_rollout_ref.actor.ulysses")
+GROUP_SIZES = (".fsdp_size", ".ep_size")  # ends of keys without effect
 FLOAT64 = {"dtype": "float64", "use_torch_compile": False, "use_liger": False, "enable_gradient_checkpointing": False}
 
 
@@ -120,12 +121,12 @@ async def replay(prepared: PreparedReplay) -> LearningOutcome:
 def _check_overrides_have_effect(keys: Iterable[str]) -> None:
     """Raise ValueError for a config key that a replay does not read, e.g. a key of generation or parallelism."""
     for key in keys:
-        if not key.startswith(EFFECTIVE_KEYS) or key.startswith(INEFFECTIVE_KEYS) or key.endswith(".fsdp_size"):
+        if not key.startswith(EFFECTIVE_KEYS) or key.startswith(INEFFECTIVE_KEYS) or key.endswith(GROUP_SIZES):
             keys_with_effect = [f"{name}*" if name.endswith(".") else name for name in EFFECTIVE_KEYS]
             exceptions = ", ".join(f"{prefix}*" for prefix in INEFFECTIVE_KEYS)
             raise ValueError(
                 f"{key} has no effect on a replay, which computes one update on one rank. Remove {key}. A replay "
-                f"reads {', '.join(keys_with_effect)}, except {exceptions} and *.fsdp_size."
+                f"reads {', '.join(keys_with_effect)}, except {exceptions}, *.fsdp_size and *.ep_size."
             )
 
 
@@ -145,11 +146,14 @@ def _make_one_rank_config(
         "actor_rollout_ref.rollout.num_engines": 1,
         "actor_rollout_ref.rollout.nnodes": 0,
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+        "actor_rollout_ref.rollout.expert_parallel_size": 1,
         "actor_rollout_ref.rollout.lora": "merged",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": info.max_tokens,
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 1,
         "actor_rollout_ref.actor.fsdp_config.fsdp_size": -1,
         "critic.fsdp_config.fsdp_size": -1,
+        "actor_rollout_ref.actor.fsdp_config.ep_size": 1,
+        "critic.fsdp_config.ep_size": 1,
     } | {f"{MODEL}.{name}": info.model[name] for name in RESOLVED}
     if (device == "cpu" or float64) and info.model["attention"] not in ("padded", "sdpa"):
         settings[f"{MODEL}.attention"] = "padded" if device == "cpu" else "sdpa"

@@ -16,6 +16,7 @@ from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.builders import make_critic_model_section, make_teacher_model_section
 from alphaapollo.launch.input_checks import (
     check_context_length,
+    check_expert_parallel_size,
     check_moe_keys,
     check_rewards,
     check_sequence_parallel_size,
@@ -110,14 +111,19 @@ def _check_model_and_engine_settings(config: Config) -> None:
     check_engine_kwargs(rollout, "actor_rollout_ref.rollout")
     check_target_modules(model, "actor_rollout_ref.model")
     check_moe_keys(model, "actor_rollout_ref.model", rollout.router_replay)
-    check_target_modules(make_critic_model_section(model, config.critic), "critic.model")
+    critic = make_critic_model_section(model, config.critic)
+    check_target_modules(critic, "critic.model")
+    num_ranks, actor = config.trainer.num_ranks, "actor_rollout_ref.actor"
+    check_expert_parallel_size(model, role.actor.fsdp_config, num_ranks, f"{actor}.fsdp_config")
+    if "critic.model.path" in models:
+        check_expert_parallel_size(critic, config.critic.fsdp_config, num_ranks, "critic.fsdp_config")
     check_causal_lm(model)
     for name, trained in models.items():
         check_weight_files(trained, name)
     check_context_length(model, rollout, config.data)
     check_tensor_parallel_size(model, rollout, "actor_rollout_ref.rollout")
-    size, key = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, "ulysses_sequence_parallel_size"
-    check_sequence_parallel_size(size, f"actor_rollout_ref.actor.{key}", models)
+    size, key = role.actor.ulysses_sequence_parallel_size, "ulysses_sequence_parallel_size"
+    check_sequence_parallel_size(size, f"{actor}.{key}", models)
 
 
 def _list_models_on_training_ranks(config: Config) -> dict[str, Model]:

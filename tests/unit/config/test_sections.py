@@ -61,6 +61,15 @@ def problem(command: str, *argv: str) -> str:
             "ulysses_sequence_parallel_size=2 does not divide the 1 training",
         ),
         ([f"{ACTOR}.fsdp_config.fsdp_size=2"], f"{ACTOR}.fsdp_config.fsdp_size=2 does not divide the 1 training ranks"),
+        (
+            ["trainer.n_gpus_per_node=4", "critic.fsdp_config={fsdp_size: 2, ep_size: 4}"],
+            "critic.fsdp_config.ep_size=4 does not divide the 2 ranks that share one copy of the model (fsdp_size=2). "
+            "Set one of 1, 2.",
+        ),
+        (
+            [f"{ROLLOUT}.tensor_model_parallel_size=4", f"{ROLLOUT}.expert_parallel_size=2"],
+            f"{ROLLOUT}.expert_parallel_size=2 must be 1 or tensor_model_parallel_size=4. Set one of these.",
+        ),
         (["critic.fsdp_config.fsdp_size=0"], "critic.fsdp_config.fsdp_size=0 does not divide"),
         (["algorithm.reference_reset.every=5"], "algorithm.reference_reset needs a reference model"),
         (["algorithm.overlong_penalty={enable: true, cache: 513}"], "cache=513 exceeds data.max_response_length=512"),
@@ -140,6 +149,7 @@ def test_one_problem_of_main_ppo(overrides: list[str], says: str):
             ["ulysses_sequence_parallel_size=2"],
             "ulysses_sequence_parallel_size=2 does not divide the 1 training",
         ),
+        ("sft", ["fsdp_config.ep_size=2"], "fsdp_config.ep_size=2 does not divide the 1 ranks"),
         ("sft", ["trainer.n_gpus_per_node=4", "fsdp_config.fsdp_size=3"], "fsdp_config.fsdp_size=3 does not divide"),
         (
             "sft",

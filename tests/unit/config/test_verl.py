@@ -81,12 +81,11 @@ def test_default_of_this_project_is_not_a_difference():
         ("actor_rollout_ref.actor.veomni.fsdp_size", "not supported (FSDP2 is the only backend;"),
         (
             "actor_rollout_ref.actor.veomni.expert_parallel_size",
-            "not supported (experts are not distributed over ranks: FSDP2",
+            "renamed to actor_rollout_ref.actor.fsdp_config.ep_size",
         ),
-        (
-            "actor_rollout_ref.rollout.expert_parallel_size",
-            "not supported (engines split models and experts by tensors only;",
-        ),
+        ("critic.fsdp.turbo_config.distributed.expert_fully_shard_parallel_size", "not supported (FSDP2 shards an"),
+        ("actor_rollout_ref.ref.mindspeed.expert_model_parallel_size", "not supported (the reference splits experts"),
+        ("actor_rollout_ref.rollout.moe_tensor_parallel_size", "not supported (engines split models by tensors or"),
         ("critic.megatron.tensor_model_parallel_size", "not supported (FSDP2 is the only backend;"),
         ("critic.fsdp.param_offload", "renamed to critic.fsdp_config.param_offload"),
         ("actor_rollout_ref.actor.megatron.param_offload", "renamed to actor_rollout_ref.actor.fsdp_config."),

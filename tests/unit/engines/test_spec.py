@@ -38,6 +38,12 @@ def test_cpu_tensor_parallel_is_a_process_a_rank():
     assert build_engine_arguments(spec(tensor_model_parallel_size=2))["distributed_executor_backend"] == "mp"
 
 
+def test_gpus_of_an_engine_have_complete_experts_with_expert_parallelism() -> None:
+    for size in (1, 2):
+        arguments = build_engine_arguments(spec("cuda", tensor_model_parallel_size=2, expert_parallel_size=size))
+        assert arguments["enable_expert_parallel"] == (size == 2)
+
+
 def test_gpu_settings(tmp_path):
     colocated, apart = build_engine_arguments(spec("cuda")), build_engine_arguments(spec("cuda", colocate=False))
     assert colocated["enable_sleep_mode"] and not apart["enable_sleep_mode"]

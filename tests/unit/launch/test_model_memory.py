@@ -24,8 +24,10 @@ PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 NOTHING = ActivationBytes(0, 0, 0)
 
 
-def slices_of_fsdp(_rank: int, _ranks: int, _address: str, name: str, world_size: int) -> tuple[int, int, int]:
-    """Elements of the first simulated rank, of the largest unit and of the root, as FSDP2 shards them."""
+def slices_of_fsdp(
+    _rank: int, _ranks: int, _address: str, name: str, world_size: int, ep_size: int
+) -> tuple[int, int, int]:
+    """Elements of the first simulated rank, of the largest gathered unit and of the root, as FSDP2 shards them."""
     import torch.distributed as dist
     from torch.distributed.fsdp import FSDPModule
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -35,22 +37,30 @@ def slices_of_fsdp(_rank: int, _ranks: int, _address: str, name: str, world_size
     model = load_on_meta_device(Model(path=str(PUBLISHED / name)), torch.float32)
     policy = PolicyModel(model)
     layers = find_decoder_layers(model)
-    sharding.shard_model(policy, Model, sharding.make_mesh("cpu"), torch.bfloat16, False)
+    sharding.shard_model(policy, Model, sharding.make_mesh("cpu", -1, ep_size), torch.bfloat16, False)
     assert all(isinstance(layer, FSDPModule) for layer in layers)
     held = sum(parameter.to_local().numel() for parameter in policy.parameters())
-    unit = sum(parameter.numel() for parameter in layers[0].parameters())
-    return held, unit, sum(parameter.numel() for parameter in policy.parameters()) - unit * len(layers)
+    units = [module for module in layers[0].modules() if isinstance(module, FSDPModule)]
+    groups = [group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
+    unit = sum(parameter._orig_size.numel() for group in groups for parameter in group.fsdp_params)
+    of_layers = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
+    return held, unit, sum(parameter.numel() for parameter in policy.parameters()) - of_layers
 
 
-@pytest.mark.parametrize("world_size", [1, 8, 64])
-@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-7b", "qwen2.5-32b", "qwen3-235b-a22b"])
-def test_slices_match_fsdp(name: str, world_size: int):
+@pytest.mark.parametrize(
+    ("name", "world_size", "ep_size"),
+    [
+        *((name, size, 1) for name in ("qwen2.5-0.5b", "qwen2.5-7b", "qwen2.5-32b") for size in (1, 8, 64)),
+        *(("qwen3-235b-a22b", *sizes) for sizes in ((1, 1), (8, 1), (8, 8), (64, 1), (64, 16))),
+    ],
+)
+def test_slices_match_fsdp(name: str, world_size: int, ep_size: int):
     """Weights, gradients and the two moments of published models over simulated ranks; FSDP2 gives the first ranks
     whole rows, so at most a row of each parameter more."""
-    ((held, unit, root),) = run_ranks(slices_of_fsdp, 1, name, world_size)
+    ((held, unit, root),) = run_ranks(slices_of_fsdp, 1, name, world_size, ep_size)
     sizes = read_model_sizes(load_on_meta_device(Model(path=str(PUBLISHED / name)), torch.bfloat16))
-    trained = TrainedModelMemory(sizes, NOTHING, world_size, 2)
-    assert (sizes.layer_parameters, sizes.root_parameters) == (unit, root)
+    trained = TrainedModelMemory(sizes, NOTHING, world_size, 2, ep_size=ep_size)
+    assert (trained.gathered_layer_parameters, sizes.root_parameters) == (unit, root)
     assert trained.num_trained_parameters == pytest.approx(held, rel=1e-3)
     assert trained.usage_while_idle() == MemoryUsage(
         weights=4 * trained.num_trained_parameters, optimizer=8 * trained.num_trained_parameters
@@ -62,6 +72,9 @@ SIZES = ModelSizes(
     root_parameters=200,
     layer_parameters=100,
     num_layers=8,
+    expert_parameters=480,
+    layer_expert_parameters=60,
+    experts_per_token=2,
     head_parameters=150,
     hidden_size=10,
     kv_elements_per_token=1,

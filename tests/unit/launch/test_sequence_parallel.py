@@ -40,3 +40,10 @@ def test_an_engine_splits_whole_heads(tmp_path: Path):
         ValueError, match=r"rollout.tensor_model_parallel_size=3 does not divide the 4 .* Set it to one of 1, 2, 4\.$"
     ):
         check_tensor_parallel_size(Model(path=str(tmp_path)), Rollout(tensor_model_parallel_size=3), "rollout")
+    split = Rollout(tensor_model_parallel_size=2, expert_parallel_size=2)
+    with pytest.raises(
+        ValueError, match=r"rollout.expert_parallel_size=2: .* is not a mixture of experts. Set .*=1\.$"
+    ):
+        check_tensor_parallel_size(Model(path=str(tmp_path)), split, "rollout")
+    build_model("qwen3_moe").config.save_pretrained(tmp_path)
+    check_tensor_parallel_size(Model(path=str(tmp_path)), split, "rollout")

@@ -1,0 +1,113 @@
+"""Expert parallelism: the ranks of a group split the experts of each MoE layer, and send tokens to each other.
+
+    hidden states [n, H], experts [n, k] -> n k token-expert pairs, sorted by expert
+    -> all-to-all -> pairs of this rank's experts -> transformers' own implementation -> all-to-all
+    -> outputs [n, k, H] -> weighted sum [n, H]
+
+A rank has E / ep_size experts and computes their pairs for all ranks of its group. Their number depends on the routers
+and can be 0. All ranks of a group must run the same number of forward and backward passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn import functional as F
+
+from alphaapollo.config.schema import Model
+from alphaapollo.models.load import load_without_weights
+
+
+def find_experts(model: nn.Module) -> list[nn.Module]:
+    """Find the modules with the experts of a layer, whose parameters [E, ...] have one slice per expert. Classes with
+    transformers' `use_experts_implementation` have them; other MoE classes are not found."""
+    return [module for module in model.modules() if hasattr(module, "num_experts") and hasattr(module, "is_transposed")]
+
+
+def check_ep_size(model: Model, ep_size: int, num_shards: int, key: str) -> None:
+    """Raise ValueError if a model's experts cannot be split into `ep_size` parts.
+
+    Args:
+        num_shards: number of ranks that share one copy of the model, a multiple of `ep_size`.
+        key: configuration key of `ep_size`, for messages.
+    """
+    loaded = load_without_weights(model)
+    experts = find_experts(loaded)
+    counts = {int(module.num_experts) for module in experts}  # type: ignore[arg-type]
+    if not experts:
+        raise ValueError(
+            f"{key}={ep_size}: {type(loaded).__name__} has no experts that can be split (docs/moe.md). Set {key}=1."
+        )
+    if any(count % ep_size for count in counts):
+        fits = ", ".join(str(n) for n in range(1, num_shards + 1) if not any(m % n for m in (*counts, num_shards)))
+        raise ValueError(f"{key}={ep_size} does not divide the {max(counts)} experts of a layer. Set one of {fits}.")
+    sharing = num_shards // ep_size  # FSDP shards dimension 1 of the experts over these ranks
+    rows = {parameter.shape[1] for module in experts for parameter in module.parameters()}
+    if uneven := [count for count in rows if count % sharing]:
+        raise ValueError(
+            f"{key}={ep_size}: {sharing} ranks share an expert and do not divide its {uneven[0]} rows. Change the "
+            f"number of ranks or {key}."
+        )
+
+
+def distribute_experts(experts: nn.Module, mesh: DeviceMesh) -> None:
+    """Split the parameters of an experts module (`find_experts`) over a one-dimensional mesh in place, and replace its
+    forward method by one that exchanges tokens. The parameters must be on the meta device, and become DTensors."""
+    num_experts: Any = experts.num_experts
+    compute = partial(_compute_local_experts, experts, type(experts), num_experts // mesh.size())
+    for name, parameter in list(experts.named_parameters()):
+        local = distribute_tensor(parameter.data, mesh, [Shard(0)], src_data_rank=None)
+        setattr(experts, name, nn.Parameter(local, requires_grad=parameter.requires_grad))
+    experts.forward = partial(_exchange_and_compute, compute, num_experts, mesh.get_group())
+
+
+@torch.compiler.disable
+def _exchange_and_compute(
+    compute: Any, num_experts: int, group: dist.ProcessGroup, hidden: Tensor, chosen: Tensor, weights: Tensor
+) -> Tensor:
+    """Compute the sum of the chosen experts' outputs, weighted by `weights`. [n, H], [n, k], [n, k] -> [n, H]"""
+    size, (num_tokens, k) = group.size(), chosen.shape
+    experts, order = chosen.flatten().sort(stable=True)
+    counts = experts.new_zeros(num_experts).scatter_add_(0, experts, torch.ones_like(experts))
+    counts = counts.view(size, -1)  # number of pairs by rank and its experts
+    received = torch.empty_like(counts)
+    dist.all_to_all_single(received, counts, group=group)
+    sent_sizes, received_sizes = torch.stack([counts.sum(1), received.sum(1)]).tolist()
+    pairs = all_to_all_single_autograd(hidden[order // k], received_sizes, sent_sizes, group)
+    local_experts = torch.arange(counts.shape[1], device=hidden.device).repeat(size)
+    outputs = compute(pairs, local_experts.repeat_interleave(received.flatten(), output_size=len(pairs)))
+    returned = all_to_all_single_autograd(outputs, sent_sizes, received_sizes, group)
+    of_tokens = returned[order.argsort()].view(num_tokens, k, -1)
+    return (of_tokens * weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
+
+
+def _compute_local_experts(
+    experts: nn.Module, experts_class: type[nn.Module], num_local: int, pairs: Tensor, chosen: Tensor
+) -> Tensor:
+    """Compute m token-expert pairs with this rank's experts. [m, H], [m] -> [m, H]"""
+    num_pairs = len(pairs)
+    if num_pairs == 0:  # one row of zeros keeps the backward pass, in which all ranks exchange gradients
+        pairs, chosen = F.pad(pairs, (0, 0, 0, 1)), chosen.new_zeros(1)
+    local = experts_class.__new__(experts_class)  # the same module with local parameters, and without hooks
+    local.__dict__.update(vars(experts), _parameters={}, num_experts=num_local, **dict(_iterate_local(experts)))
+    outputs: Tensor = experts_class.forward(local, pairs, chosen[:, None], pairs.new_ones(len(pairs), 1))
+    return outputs[:num_pairs]
+
+
+def _iterate_local(experts: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and local part of each parameter. The gradient of the local part is the sum over the ranks that
+    exchange tokens. It is divided by their number, because FSDP averages over the other ranks only."""
+    for name, parameter in experts.named_parameters(recurse=False):
+        assert isinstance(parameter, DTensor)
+        local = parameter.to_local()
+        if local.requires_grad:
+            local.register_hook(partial(torch.mul, other=1 / parameter.device_mesh.size()))
+        yield name, local
