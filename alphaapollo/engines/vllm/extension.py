@@ -31,7 +31,9 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         if repack_lm_heads:
             repack_tied_lm_heads_on_cpu(model)
-        return compute_model_digest(model, PACKED_DIGEST)
+        digest = compute_model_digest(model, PACKED_DIGEST)
+        torch.cuda.empty_cache()  # copies of received weights; does nothing on a CPU
+        return digest
 
     def alphaapollo_compute_adapter_digest(self) -> int:
         """Return the digest of the LoRA adapter that this rank has loaded."""
