@@ -2,9 +2,9 @@
 
     .venv/bin/python scripts/bench/head.py
 
-The operations between two matrix products (models/lm_head.py) run on bfloat16 logits of one chunk. Counted are kernels, and
-the bytes per logit that they read and write: of each operation's tensors or, for fused operations, by torch.compile's
-own count, in which a kernel reads a tensor once. Nothing is timed. The last line is a JSON object.
+The operations between two matrix products (models/lm_head.py) run on bfloat16 logits of one chunk. Counted are kernels
+and the bytes per logit that they read and write: of each operation's tensors or, for fused operations, by
+torch.compile's own count, in which a kernel reads a tensor once. Nothing is timed. The last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> None:
         "backward, entropy": (compute_logit_gradient, (*gradient, weights)),
     }
     print(
-        "| pass | kernels | bytes per logit | fused: kernels (of CPU code) | fused: bytes per logit |\n|---|---|---|---|---|"
+        "| pass | kernels | bytes per logit | fused: kernels (CPU code) | fused: bytes per logit |\n|---|---|---|---|---|"
     )
     counts = {}
     for name, (function, args) in cases.items():
