@@ -75,9 +75,7 @@ def main() -> None:
         "backward": (compute_logit_gradient, (*gradient, None)),
         "backward, entropy": (compute_logit_gradient, (*gradient, weights)),
     }
-    print(
-        "| pass | kernels | bytes per logit | fused: kernels (CPU code) | fused: bytes per logit |\n|---|---|---|---|---|"
-    )
+    print("| pass | kernels | bytes per logit | fused: kernels (CPU) | fused: bytes per logit |\n|---|---|---|---|---|")
     counts = {}
     for name, (function, args) in cases.items():
         separate, fused = count_separate(function, *args), count_fused(function, *args)

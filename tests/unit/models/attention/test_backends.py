@@ -73,3 +73,14 @@ def test_bfloat16_goes_through_float32_forward_and_backward(dtype: torch.dtype) 
     for one, other in zip(own, expected, strict=True):
         assert one.grad is not None and other.grad is not None
         assert torch.equal(one.grad, other.grad.to(dtype))
+
+
+@pytest.mark.parametrize(("installed", "major", "used"), [(True, 9, True), (False, 9, False), (True, 10, False)])
+def test_flash_attention_3_is_used_on_hopper_if_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, installed: bool, major: int, used: bool
+):
+    activated: list[str] = []
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, 0))
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activated.append)
+    assert backends.activate_flash_attention_3.__wrapped__() is used and activated == ["FA3"] * used

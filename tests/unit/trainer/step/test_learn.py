@@ -9,6 +9,7 @@ import pytest
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
+from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
@@ -38,8 +39,11 @@ class Workers:
     async def sum_logprob_mismatch(self) -> list[MismatchSums]:
         return [sum_mismatch(*np.zeros((4, 0), dtype=np.int64))]
 
-    async def update(self, columns: Any, steps: Any = None, *_: object) -> dict[str, float]:
+    async def update(
+        self, columns: Any, steps: Any = None, skip_bad_step: bool = False, measures_entropy: bool = True
+    ) -> dict[str, float]:
         self.updates += 1
+        self.measures_entropy = measures_entropy
         return {}
 
 
@@ -67,6 +71,7 @@ def learner(workers: Workers, **trainer: Any) -> Any:
         plan=SimpleNamespace(
             placement=placement,
             padded=False,
+            max_tokens=16_384,
             estimator=get_estimator("gae"),
             needs_old_logprobs=True,
             skips_rows_without_advantage=True,
@@ -85,6 +90,17 @@ def test_the_kl_controller_is_constant_during_critic_warmup(step: int, updates: 
     learned = asyncio.run(learn(learner(workers), step, [GROUP], Timer()))
     assert workers.updates == updates
     assert (learned.kl_coef != 1e-3) == moves
+
+
+def test_the_entropy_is_measured_every_so_many_iterations() -> None:
+    workers = Workers()
+    run = learner(workers)
+    run.config = replace_value(run.config, "actor_rollout_ref.actor.entropy_freq", 4)
+    measured = []
+    for step in range(3, 9):
+        asyncio.run(learn(run, step, [GROUP], Timer()))
+        measured.append(workers.measures_entropy)
+    assert measured == [False, True, False, False, False, True]
 
 
 def test_non_finite_columns_end_the_run_or_skip_the_iteration(
