@@ -58,7 +58,7 @@ def fit_finetuning_to_memory(
     models = [model, model.model_copy(update={"enable_gradient_checkpointing": True})] if may_checkpoint else [model]
     for model, tokens in product(models, budgets):
         plan = _plan_memory(config, model, device, request, tokens, capacity)
-        if plan.has_headroom:
+        if plan.has_headroom_in_update:
             break
     plan = plan.add_shortage(lambda: SAMPLING_HINT if plan.peak[0] == SAMPLING else HINT)
     return model, tokens, plan if plan.problem else plan.add_checkpoint_copies(device, host_memory)

@@ -46,7 +46,7 @@ def fit_config_to_memory(
         {key: value for key, value in option.items() if key in free_keys}
         for option in list_memory_saving_settings(config, device)
     )
-    chosen, _ = find_cheapest_settings(config, device, capacity, lambda plan: plan.has_headroom, options)
+    chosen, _ = find_cheapest_settings(config, device, capacity, lambda plan: plan.has_headroom_in_update, options)
     config = replace_values(config, chosen)
     plan = plan_memory(config, device, capacity)
     plan = plan.add_shortage(partial(_suggest_memory_settings, config, device, capacity, host_memory))

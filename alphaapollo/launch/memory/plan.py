@@ -37,6 +37,7 @@ COMFORTABLE = 0.9  # usable share of a device, because of fragmentation
 FULL = 0.95  # share of a device above which an out-of-memory error is likely
 DEFAULT_ENGINE_SHARE = 0.5  # of a GPU of unknown size
 MIN_ROWS = 8  # sequences of maximum length for which an engine should have KV cache
+OF_MICRO_BATCHES = ("update", "the teacher's pass", "head", "layer", "root", "step")  # phases, of RL and fine-tuning
 UNMEASURED = (RuntimeError, TypeError, AttributeError, LookupError)  # from model code that needs data
 
 
@@ -91,6 +92,12 @@ class MemoryPlan:
     @property
     def has_headroom(self) -> bool:
         return self.is_possible and (not self.capacity or self.peak[1].total <= COMFORTABLE * self.capacity)
+
+    @property
+    def has_headroom_in_update(self) -> bool:
+        """Whether the phases have headroom whose memory depends on the micro-batches."""
+        phases = {name: usage for name, usage in self.usage_by_phase.items() if name.startswith(OF_MICRO_BATCHES)}
+        return replace(self, usage_by_phase=phases, kv_cache_shortage="").has_headroom
 
     def add_shortage(self, suggest: Callable[[], str]) -> MemoryPlan:
         """Return the plan with a `problem` if the run cannot fit, or a `warning` if it may not fit. suggest: returns a
@@ -189,7 +196,8 @@ def _describe_kv_cache_shortage(config: Config, weights: int, needed: int, share
     """
     rollout, given = config.actor_rollout_ref.rollout, share * capacity
     cache = rollout.kv_cache_gib
-    if rollout.name != "vllm" or (weights + needed <= given or not capacity if share else needed <= cache * GIB):
+    fits = weights + needed <= given if share else needed <= cache * GIB
+    if fits or rollout.name != "vllm" or (share and not capacity):
         return ""
     row = f"{needed / GIB:.2f} GiB for a sequence of {config.data.max_length} tokens"
     row += " (data.max_prompt_length + data.max_response_length)"

@@ -61,6 +61,12 @@ def test_smaller_micro_batches_come_before_gradient_checkpointing():
     assert chosen(1) == (8192, False)
 
 
+def test_an_engine_with_a_large_share_does_not_make_micro_batches_smaller():
+    config = resolved("qwen2.5-0.5b", 1, {TOKENS: "auto", "actor_rollout_ref.rollout.gpu_memory_utilization": 0.88})
+    config, plan = fit_config_to_memory(config, "cuda", 80 * GIB, True)
+    assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 16_384 and plan.warning
+
+
 def test_an_engine_gets_what_training_leaves_free():
     def share(gib: int, **keys: object) -> float | str:
         config = resolved("qwen2.5-0.5b", 1, {f"actor_rollout_ref.rollout.{key}": value for key, value in keys.items()})
