@@ -50,13 +50,12 @@ def build(
     groups: list[TrajectoryGroup],
     actor: Actor | None = None,
     num_ranks: int = 1,
-    sequence_parallel: int = 1,
     **algorithm: Any,
 ) -> Batch:
-    actor = (actor or Actor(shuffle=False)).model_copy(update={"ulysses_sequence_parallel_size": sequence_parallel})
+    actor = actor or Actor(shuffle=False)
     config = replace_value(make_config(actor, **algorithm), "data.max_response_length", 100)
-    budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-    max_tokens = 16384 if budget == "auto" else budget
+    budget = actor.ppo_max_token_len_per_gpu
+    max_tokens = 16_384 if budget == "auto" else budget
     return build_batch(
         groups, config, step=1, num_ranks=num_ranks, max_tokens=max_tokens, padded=False, share_prompts=False
     )

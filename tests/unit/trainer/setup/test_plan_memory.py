@@ -46,6 +46,11 @@ def test_auto_gradient_checkpointing_follows_the_memory_plan(config: Config):
     assert chosen(**{BUDGET: 16_384, CHECKPOINTING: False}) == (False, 16_384, True)
 
 
+def test_token_budgets_add_up_over_sequence_parallel_ranks(config: Config):
+    shared = {BUDGET: 5000, "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 4}
+    assert make_plan(replace_values(config, shared), MACHINE).max_tokens == 20_000
+
+
 def test_unsupported_attention_is_refused(config: Config, tmp_path: Path):
     model = str(save_model("gemma2", tmp_path))  # which caps scores
     varlen = replace_values(

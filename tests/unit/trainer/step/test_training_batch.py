@@ -248,10 +248,3 @@ def test_filtration_weights_within_each_group() -> None:
     assert weights.tolist() == [0.5, 0.0, 0.0, 0.5]
     assert build(groups, filtration={"method": "best_worst"}).value_weights.tolist() == [0.5, 0.0, 0.0, 0.5]
     assert build(groups, filtration={"method": "best"}).sequence_weights.tolist() == [0.0, 0.0, 0.0, 1.0]
-
-
-def test_token_budgets_add_up_over_sequence_parallel_ranks():
-    groups, actor = [group(*(trajectory(i, 1.0, 3) for i in range(4)))], Actor(ppo_max_token_len_per_gpu=5)
-    for sharing, count in ((1, 4), (2, 2), (4, 1)):
-        (step,) = build(groups, actor, sequence_parallel=sharing).layout.rank_batches[0].mini_batches
-        assert len(step.micro_batches) == count
