@@ -56,7 +56,7 @@ def build(
     actor = (actor or Actor(shuffle=False)).model_copy(update={"ulysses_sequence_parallel_size": sequence_parallel})
     config = replace_value(make_config(actor, **algorithm), "data.max_response_length", 100)
     budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-    max_tokens = 16384 if budget == "auto" else budget
+    max_tokens = (16384 if budget == "auto" else budget) * sequence_parallel
     return build_batch(
         groups, config, step=1, num_ranks=num_ranks, max_tokens=max_tokens, padded=False, share_prompts=False
     )

@@ -68,7 +68,7 @@ def assign(name: str, use_kl: bool) -> AssignedCredit:
     actor = Actor(ppo_mini_batch_size=6)
     config = make_config(actor, adv_estimator=name, use_kl_in_reward=use_kl, **OPTIONS.get(name, {}))
     config = replace_value(config, "data.max_response_length", 100)
-    batch = build_batch(groups, config, 1, 2, False, False)
+    batch = build_batch(groups, config, 1, 2, 16_384, False, False)
     columns = (numbers.normal(size=len(batch.mask)).astype(np.float32) for _ in range(3))
     return assign_credit(batch, WorkerOutputs(*columns), config, kl_coef=0.1)
 

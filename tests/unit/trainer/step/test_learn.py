@@ -67,6 +67,7 @@ def learner(workers: Workers, **trainer: Any) -> Any:
         plan=SimpleNamespace(
             placement=placement,
             padded=False,
+            max_tokens=16_384,
             estimator=get_estimator("gae"),
             needs_old_logprobs=True,
             skips_rows_without_advantage=True,
