@@ -208,7 +208,7 @@ def compute_batch_metrics(
 ) -> dict[str, float]:
     """Compute the numbers of trajectories and tokens of a batch, its padding, and the load imbalance of ranks."""
     loads = [rank.count_computed_tokens(padded=False) for rank in batch.rank_batches]
-    cells = batch.count_computed_tokens(padded)
+    cells = batch.count_computed_tokens(padded) if padded else sum(loads)
     return {
         "batch/trajectories": float(num_trained_trajectories),
         "batch/lost": float(num_excluded_trajectories),

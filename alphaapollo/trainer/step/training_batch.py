@@ -103,9 +103,9 @@ def build_batch(
     """
     actor, algorithm, seed = config.actor_rollout_ref.actor, config.algorithm, config.trainer.seed
     assert all(is_usable_for_training(group) for group in groups), "collect_groups() must drop unusable groups"
-    pairs = [(group.prompt, one) for group in groups for one in group.trajectories if is_trainable(one)]
-    trajectories = [trajectory for _, trajectory in pairs]
-    group_of = torch.tensor([i for i, group in enumerate(groups) for one in group.trajectories if is_trainable(one)])
+    kept = [(i, group.prompt, one) for i, group in enumerate(groups) for one in group.trajectories if is_trainable(one)]
+    pairs, trajectories = [(prompt, one) for _, prompt, one in kept], [one for *_, one in kept]
+    group_of = torch.tensor([index for index, *_ in kept])
     rows = [row for trajectory in trajectories for row in trajectory.rows]
     owners = torch.tensor([index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows])
     policy_loss, max_length = get_policy_loss(actor.policy_loss.loss_mode), config.data.max_response_length
@@ -213,8 +213,8 @@ def sum_rewards_per_trajectory(rewards: np.ndarray, trajectory_offsets: np.ndarr
     Each sum is rounded once (math.fsum), so it does not depend on the order of the rewards.
     """
     positions = np.flatnonzero(rewards)
-    parts = np.split(rewards[positions], np.searchsorted(positions, trajectory_offsets[1:-1]))
-    return torch.tensor([math.fsum(part.tolist()) for part in parts], dtype=torch.float64)
+    values, bounds = rewards[positions].tolist(), np.searchsorted(positions, trajectory_offsets).tolist()
+    return torch.tensor([math.fsum(values[start:end]) for start, end in pairwise(bounds)], dtype=torch.float64)
 
 
 def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
