@@ -97,14 +97,12 @@ def build_batch(
     """Flatten groups into rows (token sequences), assign these to ranks, and compute rewards and loss weights.
 
     Args:
-        num_ranks: data-parallel ranks.
-        max_tokens: token budget of a micro-batch.
+        max_tokens: token budget of a micro-batch on each of the num_ranks data-parallel ranks.
         padded: micro-batches are padded to their longest row; padding counts in the token budget.
         share_prompts: compute the common prefix of a group's rows once, if this saves enough tokens.
     """
     actor, algorithm, seed = config.actor_rollout_ref.actor, config.algorithm, config.trainer.seed
-    pairs, group_of = _list_trainable(groups)
-    trajectories = [trajectory for _, trajectory in pairs]
+    pairs, trajectories, group_of = _list_trainable(groups)
     rows = [row for trajectory in trajectories for row in trajectory.rows]
     owners = torch.tensor([index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows])
     policy_loss, max_length = get_policy_loss(actor.policy_loss.loss_mode), config.data.max_response_length
@@ -149,13 +147,14 @@ def build_batch(
     )
 
 
-def _list_trainable(groups: Sequence[TrajectoryGroup]) -> tuple[list[PromptTrajectory], Tensor]:
-    """Return the N trajectories to train on, each with its prompt, and the index of the group of each, [N]."""
+def _list_trainable(groups: Sequence[TrajectoryGroup]) -> tuple[list[PromptTrajectory], list[Trajectory], Tensor]:
+    """Return the N trajectories to train on, with and without their prompts, and the group index of each, [N]."""
     assert all(is_usable_for_training(group) for group in groups), "collect_groups() must drop unusable groups"
     kept = [
         (i, (group.prompt, one)) for i, group in enumerate(groups) for one in group.trajectories if is_trainable(one)
     ]
-    return [pair for _, pair in kept], torch.tensor([index for index, _ in kept])
+    pairs = [pair for _, pair in kept]
+    return pairs, [one for _, one in pairs], torch.tensor([index for index, _ in kept])
 
 
 def draw_token_order(
