@@ -165,6 +165,7 @@ def main(argv: list[str] | None = None) -> None:
     result = {
         "benchmark": "simulate_cluster",
         "mode": args.mode,
+        "controller_share": float(f"{last['controller_share']:.4g}"),
         "ratio": round(TARGET / last["controller_share"], 3),
         "sizes": [rounded(one) for one in sizes],
         "assumed": latencies,

@@ -229,6 +229,11 @@ class RewardModelGroup(ModelWorkerGroup["RewardModelWorker"]):
         return await self._call_with_batches(lambda worker, batch: worker.compute_scores(batch), batches)
 
 
+async def generate_group(worker: RolloutWorker, request: GroupRequest) -> TrajectoryGroup:
+    """Generate a group on a rollout worker. A module's function is pickled by name, unlike a lambda."""
+    return await worker.generate(request)
+
+
 class EngineGroup(WorkerGroup["RolloutWorker"]):
     """Handle to the rollout workers. All samples of a group run on one engine and share their prompt's prefill."""
 
@@ -242,7 +247,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         """Generate all samples of one prompt on the least loaded engine, as soon as the engine has capacity."""
         rank = await self._balancer.acquire_engine(request.num_samples)
         try:
-            return await self.ranks.call_rank(rank, lambda worker: worker.generate(request))
+            return await self.ranks.call_rank(rank, generate_group, request)
         except WorkerDied:
             self.dead.add(rank)
             raise

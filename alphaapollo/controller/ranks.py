@@ -71,8 +71,8 @@ class Ranks(ABC, Generic[W]):
         """Call `function(worker, items[rank])` on every rank at once. Returns the results in rank order."""
 
     @abstractmethod
-    async def call_rank(self, rank: int, function: Callable[[W], Any]) -> Any:
-        """Call `function(worker)` on one rank and return the result."""
+    async def call_rank(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `function(worker, *arguments)` on one rank and return the result."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -120,8 +120,8 @@ class LocalRanks(Ranks[W]):
     async def call_with_items(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         return [await self._call_with_heartbeat(function, items[0])]
 
-    async def call_rank(self, rank: int, function: Callable[[W], Any]) -> Any:
-        return await self._call_with_heartbeat(function)
+    async def call_rank(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await self._call_with_heartbeat(function, *arguments)
 
     async def _call_with_heartbeat(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call function(worker, *arguments), and record the call for stall detection. EngineDied becomes WorkerDied."""

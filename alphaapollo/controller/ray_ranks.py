@@ -186,9 +186,9 @@ class RayRanks(Ranks[W]):
     def _put_in_object_store(self, item: Any) -> Any:
         return ray.put(item)
 
-    async def call_rank(self, rank: int, function: Callable[[W], Any]) -> Any:
+    async def call_rank(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
         code, name = pickle_function(function), get_enclosing_method_name(function)
-        return await self._wait_for_call(rank, self.actors[rank].call.remote(code), name)
+        return await self._wait_for_call(rank, self.actors[rank].call.remote(code, *arguments), name)
 
     async def close(self) -> None:
         for actor in self.actors:

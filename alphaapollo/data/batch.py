@@ -260,7 +260,7 @@ def compute_offsets(lengths: np.ndarray) -> np.ndarray:
 
 
 def _concatenate_sequences(sequences: Sequence[Sequence[int] | Sequence[float]], dtype: type) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *(np.asarray(part, dtype) for part in sequences)])
+    return np.concatenate([np.zeros(0, dtype), *sequences], dtype=dtype, casting="unsafe")
 
 
 def _concatenate_routed_experts(rows: Sequence[Row]) -> np.ndarray | None:

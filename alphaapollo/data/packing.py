@@ -145,15 +145,15 @@ def _distribute_step_rows(
     ids, shared, limit = prefixes.prefix_ids.tolist(), prefixes.lengths.tolist(), max_tokens
     rows = sorted((row for (row,) in step_rows), key=lambda row: (ids[row], -lengths[row]))
     while True:
-        bundles = _bundle_by_prefix(rows, lengths, ids, shared, limit)
-        costs = [bundle.cost for bundle in bundles]
+        starts, costs = _split_by_prefix(rows, lengths, ids, shared, limit)
         max_total_load = MAX_IMBALANCE * sum(costs)
         # a bundle above this load makes every distribution unbalanced
-        if max(costs, default=0) * num_ranks <= max_total_load or len(bundles) == len(rows):
+        if max(costs, default=0) * num_ranks <= max_total_load or len(costs) == len(rows):
             shares = balance_ranks(costs, num_ranks)
             largest = max(sum(costs[i] for i in share) for share in shares)
-            if largest * num_ranks <= max_total_load or len(bundles) == len(rows):
-                return bundles, shares
+            if largest * num_ranks <= max_total_load or len(costs) == len(rows):
+                parts = [rows[start:end] for start, end in pairwise([*starts, len(rows)])]
+                return [_RowBundle(part, _compute_token_costs(part, lengths, prefixes)) for part in parts], shares
         limit //= 2
 
 
@@ -165,22 +165,25 @@ def _compute_token_costs(rows: list[int], lengths: list[int], prefixes: SharedPr
     return [*shared.values(), *(lengths[row] - int(prefixes.lengths[row]) for row in rows)]
 
 
-def _bundle_by_prefix(
+def _split_by_prefix(
     rows: list[int], lengths: list[int], prefix_ids: list[int], prefix_lengths: list[int], max_tokens: int
-) -> list[_RowBundle]:
-    """Split rows, sorted by prefix, into bundles of one prefix and at most max_tokens tokens; a prefix counts once."""
-    bundles: list[_RowBundle] = []
+) -> tuple[list[int], list[int]]:
+    """Split rows, sorted by prefix, into bundles of one prefix and at most max_tokens tokens; a prefix counts once.
+
+    Returns the position of each bundle's first row, and its tokens.
+    """
+    starts: list[int] = []
+    costs: list[int] = []
     prefix_id, cost = -1, 0
-    for row in rows:
-        rest = lengths[row] - prefix_lengths[row]
-        if prefix_ids[row] == prefix_id and cost + rest <= max_tokens:
-            bundles[-1].rows.append(row)
-            bundles[-1].token_costs.append(rest)
-            cost += rest
+    for position, row in enumerate(rows):
+        with_row = cost + lengths[row] - prefix_lengths[row]
+        if prefix_ids[row] == prefix_id and with_row <= max_tokens:
+            cost = costs[-1] = with_row
         else:
-            bundles.append(_RowBundle([row], [prefix_lengths[row], rest]))
             prefix_id, cost = prefix_ids[row], lengths[row]
-    return bundles
+            starts.append(position)
+            costs.append(cost)
+    return starts, costs
 
 
 def _list_group_members(group_ids: Sequence[int]) -> list[list[int]]:

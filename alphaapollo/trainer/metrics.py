@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 from torch import Tensor
@@ -15,19 +17,44 @@ from alphaapollo.types import EpisodeEnd, Outcome, Trajectory, TrajectoryGroup, 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
+@dataclass(frozen=True)
+class _TrajectoryTable:
+    """Numbers of N trajectories that several metrics use. Arrays [N]."""
+
+    trajectories: list[Trajectory]
+    is_scored: np.ndarray  # False if the grader or the environment failed
+    lengths: np.ndarray  # sampled tokens
+    rewards: np.ndarray
+    accuracies: np.ndarray
+
+    @classmethod
+    def from_trajectories(cls, trajectories: list[Trajectory]) -> _TrajectoryTable:
+        rewards = [one.reward for one in trajectories]
+        pairs = zip(trajectories, rewards, strict=True)
+        return cls(
+            trajectories,
+            np.array([not one.score.outcome.failed for one in trajectories], dtype=bool),
+            np.array([one.num_tokens for one in trajectories]),
+            np.array(rewards),
+            np.array([one.score.components.get("accuracy", reward) for one, reward in pairs]),
+        )
+
+
 def compute_rollout_metrics(
     generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup], rounds: int, generation_seconds: float
 ) -> dict[str, float]:
     """Compute metrics of all `generated` groups, `trained` or not. Reward metrics exclude failed trajectories."""
     trajectories = [trajectory for group in generated for trajectory in group.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    tokens = np.array([trajectory.num_tokens for trajectory in trajectories])
+    table = _TrajectoryTable.from_trajectories(trajectories)
+    num_tokens = int(table.lengths.sum())
+    logprob_sum = sum(float(np.add.reduce(turn.completion.logprobs)) for turn in turns)
     shown = sum(sum(trajectory.prompt_lengths) for trajectory in trajectories)
     metrics = {
         "rollout/trajectories": float(len(trajectories)),
-        "rollout/tokens": float(tokens.sum()),
-        "rollout/tokens_per_second": float(tokens.sum() / generation_seconds) if generation_seconds else 0.0,
-        "rollout/entropy": -sum(float(np.sum(turn.completion.logprobs)) for turn in turns) / max(1, int(tokens.sum())),
+        "rollout/tokens": float(num_tokens),
+        "rollout/tokens_per_second": num_tokens / generation_seconds if generation_seconds else 0.0,
+        "rollout/entropy": -logprob_sum / max(1, num_tokens),
         "num_turns/mean": len(turns) / len(trajectories),
         "rollout/prompt_tokens_cached": sum(turn.completion.num_cached_tokens for turn in turns) / max(1, shown),
         "rollout/rounds": float(rounds),
@@ -35,41 +62,38 @@ def compute_rollout_metrics(
     }
     outcomes, ends = Counter(one.score.outcome for one in trajectories), Counter(one.end for one in trajectories)
     metrics |= {f"outcome/{outcome}": outcomes[outcome] / len(trajectories) for outcome in Outcome}
-    metrics["outcome/failed"] = sum(outcomes[outcome] for outcome in Outcome if outcome.failed) / len(trajectories)
+    metrics["outcome/failed"] = float((~table.is_scored).mean())
     metrics |= {f"end/{end}": ends[end] / len(trajectories) for end in EpisodeEnd}
     baselines = [group.baseline for group in generated if group.baseline is not None]
     if baselines:
-        metrics["baseline/failed"] = sum(one.score.outcome.failed for one in baselines) / len(baselines)
+        compared = _TrajectoryTable.from_trajectories(baselines)
+        metrics["baseline/failed"] = float((~compared.is_scored).mean())
+        metrics |= _compute_reward_metrics(compared, "baseline", "baseline")
     return (
         metrics
-        | _compute_length_metrics(trajectories, tokens)
+        | _compute_length_metrics(table)
         | _compute_tool_metrics(turns)
-        | _compute_group_metrics(generated, trained)
-        | _compute_reward_metrics(trajectories, "critic/score", "reward")
-        | _compute_reward_metrics(baselines, "baseline", "baseline")
+        | _compute_group_metrics(generated, trained, table)
+        | _compute_reward_metrics(table, "critic/score", "reward")
         | _compute_metrics_by_source(generated)
     )
 
 
-def _exclude_failed(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-    return [one for one in trajectories if not one.score.outcome.failed]
-
-
-def _compute_length_metrics(trajectories: Sequence[Trajectory], response_lengths: np.ndarray) -> dict[str, float]:
+def _compute_length_metrics(table: _TrajectoryTable) -> dict[str, float]:
     """Compute statistics of the number of sampled tokens per trajectory, and of the length of its first prompt."""
-    quantiles = np.quantile(response_lengths, list(QUANTILES.values()))
+    quantiles = np.quantile(table.lengths, list(QUANTILES.values()))
     metrics = {
-        "response_length/mean": float(response_lengths.mean()),
-        "response_length/max": float(response_lengths.max()),
-        "response_length/clip_ratio": sum(one.truncated for one in trajectories) / len(trajectories),
+        "response_length/mean": float(table.lengths.mean()),
+        "response_length/max": float(table.lengths.max()),
+        "response_length/clip_ratio": sum(one.truncated for one in table.trajectories) / len(table.trajectories),
     }
     metrics |= {f"response_length/{name}": float(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
-    scored = _exclude_failed(trajectories)
-    for name, is_right in (("right", True), ("wrong", False)):
-        lengths = [one.num_tokens for one in scored if (one.accuracy >= CORRECT_ACCURACY) is is_right]
-        if lengths:
-            metrics[f"response_length/{name}"] = float(np.mean(lengths))
-    prompts = [len(one.turns[0].context_ids) for one in trajectories if one.turns]
+    is_right = table.accuracies >= CORRECT_ACCURACY
+    for name, chosen in (("right", is_right), ("wrong", ~is_right)):
+        lengths = table.lengths[table.is_scored & chosen]
+        if len(lengths):
+            metrics[f"response_length/{name}"] = float(lengths.mean())
+    prompts = [len(one.turns[0].context_ids) for one in table.trajectories if one.turns]
     if prompts:
         metrics |= {"prompt_length/mean": float(np.mean(prompts)), "prompt_length/max": float(max(prompts))}
     return metrics
@@ -95,7 +119,7 @@ def _compute_tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def _compute_group_metrics(
-    generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup]
+    generated: Sequence[TrajectoryGroup], trained: Sequence[TrajectoryGroup], table: _TrajectoryTable
 ) -> dict[str, float]:
     """Compute the share of generated groups that are all right, all wrong, mixed, without reward variance, or dropped.
 
@@ -103,35 +127,33 @@ def _compute_group_metrics(
     """
     names = ("all_right", "all_wrong", "mixed", "zero_variance", "partial", "dropped")
     counts = Counter({"dropped": len(generated) - len(trained)})
-    for group in generated:
-        scored = _exclude_failed(group.trajectories)
-        right = [one.accuracy >= CORRECT_ACCURACY for one in scored]
-        rewards = [one.reward for one in scored]
+    members = list(zip(table.is_scored, table.accuracies >= CORRECT_ACCURACY, table.rewards.tolist(), strict=True))
+    for start, end in pairwise(accumulate((len(group.trajectories) for group in generated), initial=0)):
+        scored = [(is_right, reward) for is_scored, is_right, reward in members[start:end] if is_scored]
+        right, rewards = [is_right for is_right, _ in scored], [reward for _, reward in scored]
         counts["all_right"] += bool(right) and all(right)
         counts["all_wrong"] += bool(right) and not any(right)
         counts["mixed"] += any(right) and not all(right)
-        counts["zero_variance"] += len(group.trajectories) > 1 and bool(rewards) and max(rewards) == min(rewards)
-        counts["partial"] += 0 < len(scored) < len(group.trajectories)
+        counts["zero_variance"] += end - start > 1 and bool(rewards) and max(rewards) == min(rewards)
+        counts["partial"] += 0 < len(scored) < end - start
     return {f"groups/{name}": counts[name] / len(generated) for name in names}
 
 
-def _compute_reward_metrics(
-    trajectories: Iterable[Trajectory], reward_prefix: str, accuracy_prefix: str
-) -> dict[str, float]:
+def _compute_reward_metrics(table: _TrajectoryTable, reward_prefix: str, accuracy_prefix: str) -> dict[str, float]:
     """Compute statistics of the reward, the accuracy and each reward component. Failed trajectories are ignored."""
-    scored = _exclude_failed(trajectories)
-    if not scored:
+    if not table.is_scored.any():
         return {}
-    rewards = np.array([one.reward for one in scored])
+    rewards = table.rewards[table.is_scored]
     metrics = {
         f"{reward_prefix}/mean": float(rewards.mean()),
         f"{reward_prefix}/std": float(rewards.std()),
         f"{reward_prefix}/min": float(rewards.min()),
         f"{reward_prefix}/max": float(rewards.max()),
-        f"{accuracy_prefix}/accuracy": float(np.mean([one.accuracy for one in scored])),
+        f"{accuracy_prefix}/accuracy": float(table.accuracies[table.is_scored].mean()),
     }
-    for component in sorted({component for one in scored for component in one.score.components}):
-        values = [one.score.component(component) for one in scored]
+    scores = [one.score for one, is_scored in zip(table.trajectories, table.is_scored, strict=True) if is_scored]
+    for component in sorted(set().union(*(score.components for score in scores))):
+        values = [score.component(component) for score in scores]
         metrics[f"{accuracy_prefix}/component/{component}"] = float(np.nanmean(values))
     return metrics
 
@@ -143,10 +165,11 @@ def _compute_metrics_by_source(generated: Sequence[TrajectoryGroup]) -> dict[str
         by_source[group.prompt.data_source] += group.trajectories
     metrics: dict[str, float] = {}
     for source, trajectories in sorted(by_source.items()) if len(by_source) > 1 else ():
-        metrics[f"source/{source}/length"] = float(np.mean([one.num_tokens for one in trajectories]))
-        if scored := _exclude_failed(trajectories):
-            metrics[f"source/{source}/reward"] = float(np.mean([one.reward for one in scored]))
-            metrics[f"source/{source}/accuracy"] = float(np.mean([one.accuracy for one in scored]))
+        table = _TrajectoryTable.from_trajectories(trajectories)
+        metrics[f"source/{source}/length"] = float(table.lengths.mean())
+        if table.is_scored.any():
+            metrics[f"source/{source}/reward"] = float(table.rewards[table.is_scored].mean())
+            metrics[f"source/{source}/accuracy"] = float(table.accuracies[table.is_scored].mean())
     return metrics
 
 
@@ -185,7 +208,7 @@ def compute_batch_metrics(
 ) -> dict[str, float]:
     """Compute the numbers of trajectories and tokens of a batch, its padding, and the load imbalance of ranks."""
     loads = [rank.count_computed_tokens(padded=False) for rank in batch.rank_batches]
-    cells = batch.count_computed_tokens(padded)
+    cells = batch.count_computed_tokens(padded) if padded else sum(loads)
     return {
         "batch/trajectories": float(num_trained_trajectories),
         "batch/lost": float(num_excluded_trajectories),

@@ -87,6 +87,7 @@ class Network:
         value = await await_if_awaitable(call())
         with self.clock.elsewhere():
             packed = pickle.dumps(value, protocol=5)
+            del value  # the worker frees its objects
         self.received += len(packed)
         return pickle.loads(packed)
 

@@ -15,7 +15,7 @@ _RESERVED = {  # reason -> arguments of vLLM
     """,
     "is set by {rollout}.tensor_model_parallel_size": "tensor_parallel_size",
     "is set by {rollout}.kv_cache_gib": "kv_cache_memory_bytes",
-    "is set by {rollout}.free_cache_engine": "enable_sleep_mode",
+    "is set by {rollout}.free_cache_engine": "enable_sleep_mode sleep_mode_offload_cudagraph",
     "is set by {rollout}.router_replay": "enable_return_routed_experts aux_output_config",
     "is set by {model}.path": "model",
     "is set by {model}.trust_remote_code": "trust_remote_code",

@@ -35,6 +35,7 @@ from alphaapollo.data.shared_prompts import find_shared_prefixes
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 
+WEIGHTS = ("loss_weights", "sequence_weights", "value_weights")
 PromptTrajectory = tuple[Prompt, Trajectory]
 BUDGET = "length_budget"
 """Key in extra_info that algorithm.length_budget reads: a number of tokens."""
@@ -96,16 +97,12 @@ def build_batch(
     """Flatten groups into rows (token sequences), assign these to ranks, and compute rewards and loss weights.
 
     Args:
-        num_ranks: data-parallel ranks.
-        max_tokens: token budget of a micro-batch.
+        max_tokens: token budget of a micro-batch on each of the num_ranks data-parallel ranks.
         padded: micro-batches are padded to their longest row; padding counts in the token budget.
         share_prompts: compute the common prefix of a group's rows once, if this saves enough tokens.
     """
     actor, algorithm, seed = config.actor_rollout_ref.actor, config.algorithm, config.trainer.seed
-    assert all(is_usable_for_training(group) for group in groups), "collect_groups() must drop unusable groups"
-    pairs = [(group.prompt, one) for group in groups for one in group.trajectories if is_trainable(one)]
-    trajectories = [trajectory for _, trajectory in pairs]
-    group_of = torch.tensor([i for i, group in enumerate(groups) for one in group.trajectories if is_trainable(one)])
+    pairs, trajectories, group_of = _list_trainable(groups)
     rows = [row for trajectory in trajectories for row in trajectory.rows]
     owners = torch.tensor([index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows])
     policy_loss, max_length = get_policy_loss(actor.policy_loss.loss_mode), config.data.max_response_length
@@ -132,7 +129,6 @@ def build_batch(
     weights = _compute_loss_weights(trajectories, num_actions, steps, group_of, config)
     if method := algorithm.filtration.method:
         weights *= filtration_weights(sum_rewards_per_trajectory(rewards, offsets), Groups.from_ids(group_of), method)
-    loss_weights, sequence, value_weights = weights[:, owners].numpy()
     token_order_keys = draw_token_order(mask, offsets, trajectories, seed, step) if policy_loss.select_tokens else None
     return Batch(
         rows=rows,
@@ -146,11 +142,19 @@ def build_batch(
         components=_get_reward_components(trajectories),
         greedy_rewards=_compute_greedy_rewards(groups, algorithm, actor, max_length, group_of[owners]),
         trajectories=trajectories,
-        loss_weights=loss_weights,
-        sequence_weights=sequence,
-        value_weights=value_weights,
+        **dict(zip(WEIGHTS, weights[:, owners].numpy(), strict=True)),
         token_order_keys=token_order_keys,
     )
+
+
+def _list_trainable(groups: Sequence[TrajectoryGroup]) -> tuple[list[PromptTrajectory], list[Trajectory], Tensor]:
+    """Return the N trajectories to train on, with and without their prompts, and the group index of each, [N]."""
+    assert all(is_usable_for_training(group) for group in groups), "collect_groups() must drop unusable groups"
+    kept = [
+        (i, (group.prompt, one)) for i, group in enumerate(groups) for one in group.trajectories if is_trainable(one)
+    ]
+    pairs = [pair for _, pair in kept]
+    return pairs, [one for _, one in pairs], torch.tensor([index for index, _ in kept])
 
 
 def draw_token_order(
@@ -213,8 +217,8 @@ def sum_rewards_per_trajectory(rewards: np.ndarray, trajectory_offsets: np.ndarr
     Each sum is rounded once (math.fsum), so it does not depend on the order of the rewards.
     """
     positions = np.flatnonzero(rewards)
-    parts = np.split(rewards[positions], np.searchsorted(positions, trajectory_offsets[1:-1]))
-    return torch.tensor([math.fsum(part.tolist()) for part in parts], dtype=torch.float64)
+    values, bounds = rewards[positions].tolist(), np.searchsorted(positions, trajectory_offsets).tolist()
+    return torch.tensor([math.fsum(values[start:end]) for start, end in pairwise(bounds)], dtype=torch.float64)
 
 
 def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:

@@ -69,8 +69,8 @@ class TwoRanks:
     def __init__(self, *workers: Engine):
         self.workers, self.size = workers, len(workers)
 
-    async def call_rank(self, rank, function):  # type: ignore[no-untyped-def]
-        return await function(self.workers[rank])
+    async def call_rank(self, rank, function, *arguments):  # type: ignore[no-untyped-def]
+        return await function(self.workers[rank], *arguments)
 
 
 def requests(count: int) -> list[GroupRequest]:

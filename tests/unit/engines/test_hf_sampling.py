@@ -59,7 +59,9 @@ def test_equal_seeds_give_equal_samples():
 def test_sleeping_engine_frees_weights_and_receives_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(EngineSpec, "is_colocated", True)
     folder = save_model("qwen3", tmp_path / "model")
-    engine = HFEngine(EngineSpec(0, str(folder), False, Rollout(name="hf"), "cpu", "float32", 64, "log"))
+    engine = HFEngine(
+        EngineSpec(0, str(folder), False, Rollout(name="hf", max_num_seqs=256), "cpu", "float32", 64, "log")
+    )
     trained = dict(build_model("qwen3").named_parameters())
     trained["model.embed_tokens.weight"] = trained["model.embed_tokens.weight"] * 2
 
@@ -83,7 +85,9 @@ def test_sleeping_engine_frees_weights_and_receives_new_ones(tmp_path: Path, mon
 def test_paused_answer_continues_with_new_weights(tmp_path: Path):
     """Each token has the log-prob under the weights of its version."""
     folder = save_model("qwen3", tmp_path / "model")
-    engine = HFEngine(EngineSpec(0, str(folder), False, Rollout(name="hf"), "cpu", "float32", 64, "log"))
+    engine = HFEngine(
+        EngineSpec(0, str(folder), False, Rollout(name="hf", max_num_seqs=256), "cpu", "float32", 64, "log")
+    )
     trained = dict(build_model("qwen3").named_parameters())
     trained["model.embed_tokens.weight"] = trained["model.embed_tokens.weight"] * 2
     sender = SharedMemorySender(tmp_path / "weights", torch.float32)

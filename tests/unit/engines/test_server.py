@@ -6,7 +6,8 @@ from alphaapollo.engines.vllm.server import build_server_command, build_server_e
 
 
 def spec(device: str, **settings: object) -> EngineSpec:
-    rollout = Rollout(enforce_eager=True, cpu_threads=2, **settings)  # type: ignore[arg-type]
+    defaults = {"enforce_eager": True, "cpu_threads": 2, "max_num_seqs": 256, "gpu_memory_utilization": 0.9}
+    rollout = Rollout(**defaults | settings)  # type: ignore[arg-type]
     return EngineSpec(0, "/model", False, rollout, device, "float32", 300, "")  # type: ignore[arg-type]
 
 

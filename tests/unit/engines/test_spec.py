@@ -9,7 +9,8 @@ from alphaapollo.engines.vllm.settings import build_engine_arguments, build_vllm
 
 
 def spec(device="cpu", path="org/model", transport="shared_memory", **rollout) -> EngineSpec:
-    rollout = {"enforce_eager": device == "cpu"} | rollout  # as config/resolve.py chooses
+    # as config/resolve.py and the memory plan choose
+    rollout = {"enforce_eager": device == "cpu", "max_num_seqs": 256, "gpu_memory_utilization": 0.5} | rollout
     return EngineSpec(1, path, False, Rollout(**rollout), device, "float32", 300, "engine.log", transport)
 
 

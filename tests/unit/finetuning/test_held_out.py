@@ -50,8 +50,8 @@ class Several(Ranks[Any]):
         answers = [function(worker, item) for worker, item in zip(self.workers, items, strict=True)]
         return pickle.loads(pickle.dumps(answers))  # as from other processes
 
-    async def call_rank(self, rank: int, function: Callable[[Any], Any]) -> Any:
-        return function(self.workers[rank])
+    async def call_rank(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(self.workers[rank], *arguments)
 
     async def close(self) -> None:
         pass

@@ -94,6 +94,9 @@ def test_only_models_on_a_cpu_compute_with_onednn(model_folder, monkeypatch: pyt
     plain = [module for module in loaded.modules() if type(module) is torch.nn.Linear]
     assert plain and not any("forward" in vars(module) for module in plain)
     join_process_group("cpu", 0, 1, "")
-    load_weights = partial(PolicyModel, load(model_folder("qwen3")))
-    shard_model(PolicyModel(loaded), load_weights, make_mesh("cpu"), torch.float32, offload_policy=False)
+    try:
+        load_weights = partial(PolicyModel, load(model_folder("qwen3")))
+        shard_model(PolicyModel(loaded), load_weights, make_mesh("cpu"), torch.float32, offload_policy=False)
+    finally:
+        torch.distributed.destroy_process_group()
     assert all("forward" in vars(module) for module in plain)

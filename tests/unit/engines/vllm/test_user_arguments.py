@@ -9,7 +9,7 @@ KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 
 
 def arguments(device: str, **own: object) -> dict:
-    rollout = Rollout(engine_kwargs=EngineKwargs(vllm=own))
+    rollout = Rollout(engine_kwargs=EngineKwargs(vllm=own), max_num_seqs=256, gpu_memory_utilization=0.5)
     return build_engine_arguments(EngineSpec(0, "org/model", False, rollout, device, "float32", 300, "log"))  # type: ignore[arg-type]
 
 
@@ -34,7 +34,7 @@ def test_arguments_set_by_the_project_are_refused():
         ("trust_remote_code", "is set by actor_rollout_ref.model.trust_remote_code"),
         ("max_model_len", "is set by data.max_prompt_length and data.max_response_length"),
         ("skip_tokenizer_init", "is set by the project"),
-        ("enable_expert_parallel", "is not supported by the weight verification: experts are split by actor_rollout"),
+        ("enable_expert_parallel", "is set by actor_rollout_ref.rollout.expert_parallel_size"),
         ("data_parallel_size", "is replaced by the number of replicas, actor_rollout_ref.rollout.num_engines"),
     ],
 )

@@ -48,8 +48,8 @@ class Engines(Ranks[Engine]):
     async def call_with_items(self, function: Callable[[Engine, Any], Any], items: Any) -> list[Any]:
         raise NotImplementedError
 
-    async def call_rank(self, rank: int, function: Callable[[Engine], Any]) -> Any:
-        return await function(self.workers[rank])
+    async def call_rank(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await function(self.workers[rank], *arguments)
 
     async def close(self) -> None: ...
 

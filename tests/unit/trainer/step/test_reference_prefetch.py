@@ -60,7 +60,7 @@ class Policy(Ranks[Any]):
     async def call(self, function: Callable[[Any], Any]) -> list[Any]:
         raise NotImplementedError
 
-    async def call_rank(self, rank: int, function: Callable[[Any], Any]) -> Any:
+    async def call_rank(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
         raise NotImplementedError
 
     async def close(self) -> None: ...
