@@ -221,7 +221,6 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         workers=workers,
         plan=SimpleNamespace(
             placement=SimpleNamespace(data_parallel_size=1, sequence_parallel=1, num_gpus=1),
-            max_tokens=16_384,
             padded=False,
             max_tokens=16_384,
             needs_old_logprobs=True,

@@ -6,7 +6,6 @@ import resource
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,6 @@ import torch
 
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, RolloutCorrection
-from alphaapollo.models import lm_head
-from alphaapollo.models.policy import fuse_head_if_equal
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.types import WeightUpdate
 from alphaapollo.workers.policy import PolicyWorker
@@ -227,30 +224,6 @@ def test_hard_reset_resets_the_optimizer(make):
         one.update(columns)
     for name, value in parameters(fresh).items():
         np.testing.assert_array_equal(value, parameters(worker)[name])
-
-
-def test_the_entropy_is_computed_only_if_it_is_used(make):
-    for settings, measures, is_computed in (
-        ({}, True, True),
-        ({}, False, False),
-        ({"entropy_coeff": 0.1}, False, True),
-    ):
-        worker, case = make(actor=settings)
-        batch = make_batch(case, 1)
-        worker.load_batch(batch.rank_batches[0])
-        metrics = worker.update(make_columns(case, batch, 0), measures_entropy=measures)
-        assert ("actor/entropy" in metrics) is is_computed and "actor/pg_loss" in metrics
-
-
-def test_the_head_is_fused_on_a_gpu_if_it_computes_the_same(make, monkeypatch: pytest.MonkeyPatch):
-    worker, _ = make()
-    assert fuse_head_if_equal(worker.policy, worker.builder) == [] and not worker.policy.fuses_head  # on a CPU
-    on_gpu = SimpleNamespace(device=SimpleNamespace(type="cuda"), build=worker.builder.build)
-    monkeypatch.setattr(lm_head, "_compile", lambda function: lambda *args: function(*args))
-    assert fuse_head_if_equal(worker.policy, on_gpu) == [] and worker.policy.fuses_head
-    monkeypatch.setattr(lm_head, "_compile", lambda function: lambda raw, *args: function(1.1 * raw, *args))
-    (warning,) = fuse_head_if_equal(worker.policy, on_gpu)
-    assert "the fused output head differs by " in warning and not worker.policy.fuses_head
 
 
 def test_correction_weights_only_the_policy_term(make):
