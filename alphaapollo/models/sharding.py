@@ -88,9 +88,7 @@ class ModelMesh:
     """Device meshes over which a model is sharded."""
 
     dense: DeviceMesh  # [shard] or [replicate, shard]: of all parameters except distributed experts
-    experts: DeviceMesh | None = (
-        None  # [expert_shard, expert], with [replicate] in front for HSDP; None: not distributed
-    )
+    experts: DeviceMesh | None = None  # [expert_shard, expert] or [replicate, expert_shard, expert]; None: like others
 
     def is_first_replica(self) -> bool:
         """Return whether this rank belongs to the first replica of the model. Only HSDP has several replicas."""
