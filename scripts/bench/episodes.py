@@ -131,7 +131,7 @@ async def make_worker(
     """Start a rollout worker. `engine` None: vLLM. Without `grades`, every reward is 1 without a grader."""
     setup = RolloutWorkerConfig(
         model=Model(path=str(model)),
-        rollout=Rollout(**{"enforce_eager": True} | rollout),
+        rollout=Rollout(**{"enforce_eager": True, "max_num_seqs": 256} | rollout),
         env=env,
         data=Data(max_prompt_length=512, max_response_length=2000),
         reward=Reward(timeout=timeout),

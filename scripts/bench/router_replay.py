@@ -54,7 +54,7 @@ async def sample(folder: str, count: int, length: int) -> list[Row]:
         index=0,
         model_path=folder,
         trust_remote_code=False,
-        rollout=Rollout(router_replay=True, enforce_eager=True, kv_cache_gib=0.2),
+        rollout=Rollout(router_replay=True, max_num_seqs=256, enforce_eager=True, kv_cache_gib=0.2),
         device="cpu",
         dtype="bfloat16",
         max_model_len=16 + length,

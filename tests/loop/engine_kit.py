@@ -128,7 +128,7 @@ def start_engine(
         index=0,
         model_path=str(folder / "model"),
         trust_remote_code=False,
-        rollout=Rollout(**{"kv_cache_gib": 0.1, "enforce_eager": True} | rollout),
+        rollout=Rollout(**{"kv_cache_gib": 0.1, "max_num_seqs": 256, "enforce_eager": True} | rollout),
         device="cpu",
         dtype=rollout.get("dtype", "float32"),
         max_model_len=max_model_len,

@@ -29,7 +29,7 @@ from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 
 async def main(model, log, shared, ranks):
-    rollout = Rollout(kv_cache_gib=0.1, tensor_model_parallel_size=int(ranks), enforce_eager=True)
+    rollout = Rollout(kv_cache_gib=0.1, max_num_seqs=256, tensor_model_parallel_size=int(ranks), enforce_eager=True)
     engine = VllmEngine(EngineSpec(0, model, False, rollout, "cpu", "float32", 256, log, cleanup_folders=(shared,)))
     await engine.start()
     print(*engine.list_pids(), forkserver._forkserver._forkserver_pid, flush=True)
@@ -106,7 +106,14 @@ def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path) -> N
 def test_unsupported_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nonsense", "architectures": ["Nonsense"]}')
     spec = EngineSpec(
-        0, str(tmp_path), False, Rollout(enforce_eager=True), "cpu", "float32", 64, str(tmp_path / "engine.log")
+        0,
+        str(tmp_path),
+        False,
+        Rollout(max_num_seqs=256, enforce_eager=True),
+        "cpu",
+        "float32",
+        64,
+        str(tmp_path / "engine.log"),
     )
     before = dict(os.environ)
     with pytest.raises(ValueError, match=f"vLLM cannot serve {tmp_path}"):
@@ -120,7 +127,14 @@ def test_core_that_does_not_start_is_named(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "broken")
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"nonsense")
     spec = EngineSpec(
-        3, str(tmp_path / "broken"), False, Rollout(enforce_eager=True), "cpu", "float32", 64, str(tmp_path / "e.log")
+        3,
+        str(tmp_path / "broken"),
+        False,
+        Rollout(max_num_seqs=256, enforce_eager=True),
+        "cpu",
+        "float32",
+        64,
+        str(tmp_path / "e.log"),
     )
     before = dict(os.environ)
     with pytest.raises(EngineError, match=f"rollout engine 3 did not start.*{tmp_path}/e.log") as raised:
@@ -133,7 +147,7 @@ def test_core_that_does_not_start_is_named(tmp_path: Path) -> None:
 
 def test_core_killed_during_start_is_reported_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model("Qwen3", 0).save_pretrained(tmp_path / "model")
-    rollout = Rollout(kv_cache_gib=0.1, enforce_eager=True)
+    rollout = Rollout(kv_cache_gib=0.1, max_num_seqs=256, enforce_eager=True)
     spec = EngineSpec(0, str(tmp_path / "model"), False, rollout, "cpu", "float32", 64, str(tmp_path / "e.log"))
     start = EngineProcess.start
 

@@ -128,7 +128,8 @@ def test_called_vllm_functions_exist() -> None:
         assert all(one.default is not one.empty for one in own if one.name != "self")
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for device in ("cpu", "cuda"):
-        spec = EngineSpec(0, "m", False, Rollout(), device, "float32", 64, "log")
+        rollout = Rollout(max_num_seqs=256, gpu_memory_utilization=0.5)
+        spec = EngineSpec(0, "m", False, rollout, device, "float32", 64, "log")
         assert build_engine_arguments(spec).keys() <= known
 
 

@@ -77,6 +77,7 @@ class TransferCase:
                 model_path=str(folder / "model"),
                 trust_remote_code=False,
                 rollout=Rollout(
+                    max_num_seqs=32,
                     colocate=self.colocate,
                     enforce_eager=not self.has_graphs,
                     tensor_model_parallel_size=self.tensor_parallel,
