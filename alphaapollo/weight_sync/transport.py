@@ -72,7 +72,7 @@ def get_weights_folder(shared_folder: str, node_id: str) -> str:
 def assign_weight_writers(rank_nodes: Sequence[str], engine_nodes: Collection[str]) -> list[str | None]:
     """Choose the first training rank of each node with engines to write the weights for these engines, and rank 0 if
     there are engines on other nodes. Returns for each rank the node for which it writes, or None."""
-    nodes = {*engine_nodes, rank_nodes[0]} if set(engine_nodes) - set(rank_nodes) else engine_nodes
+    nodes = {*engine_nodes, *rank_nodes[:1]} if set(engine_nodes) - set(rank_nodes) else engine_nodes
     return [node if node in nodes and node not in rank_nodes[:rank] else None for rank, node in enumerate(rank_nodes)]
 
 

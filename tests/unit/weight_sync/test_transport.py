@@ -21,6 +21,7 @@ def test_one_rank_of_each_node_with_engines_writes_for_them():
     assert assign_weight_writers(["a", "a", "b", "b", "c"], {"a", "b"}) == ["a", None, "b", None, None]
     assert assign_weight_writers(["a", "b", "a"], ["b", "b"]) == [None, "b", None]
     assert assign_weight_writers(["a", "b"], ["b", "c"]) == ["a", "b"]  # c copies from rank 0
+    assert assign_weight_writers([], ["a"]) == []  # generation without training
 
 
 def test_nodes_on_one_machine_have_separate_weight_folders(tmp_path: Path):
