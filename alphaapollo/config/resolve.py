@@ -16,7 +16,7 @@ Dtype = Literal["float32", "bfloat16"]
 Attention = Literal["varlen", "flex", "flash", "sdpa", "padded"]
 Number = TypeVar("Number", int, float)
 
-MAX_SEQUENCES: dict[Device, int] = {"cpu": 256, "cuda": 1024}  # sequences that an engine decodes at a time
+MIN_SEQUENCES, MAX_SEQUENCES = 256, 1024  # that an engine on a GPU decodes at a time; on a CPU the minimum
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Device:
@@ -66,9 +66,9 @@ def resolve_rollout(
     eager = device == "cpu" if rollout.enforce_eager is None else rollout.enforce_eager
     engines, sequences = count_engines(rollout, device, num_gpus), rollout.max_num_seqs
     if sequences == "auto":
-        sequences = min(MAX_SEQUENCES[device], rollout.max_num_batched_tokens)
+        sequences = min(MAX_SEQUENCES if device == "cuda" else MIN_SEQUENCES, rollout.max_num_batched_tokens)
         if num_trajectories is not None:
-            sequences = min(sequences, max(MAX_SEQUENCES["cpu"], -(-num_trajectories // engines)))
+            sequences = min(sequences, max(MIN_SEQUENCES, -(-num_trajectories // engines)))
     chosen = {"dtype": dtype, "num_engines": engines, "enforce_eager": eager, "max_num_seqs": sequences}
     return rollout.model_copy(update=chosen | {"colocate": rollout.colocate and not rollout.nnodes})
 

@@ -18,7 +18,7 @@ from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
 from alphaapollo.launch import input_checks
 from alphaapollo.launch.cpu_threads import choose_cpu_threads
 from alphaapollo.launch.memory.finetuning import fit_finetuning_to_memory
-from alphaapollo.launch.memory.fit import MAX_TOKENS
+from alphaapollo.launch.memory.fit import get_max_tokens
 from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_memory_planning_failure
 from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
 from alphaapollo.launch.resume import find_start_point
@@ -134,9 +134,8 @@ def _plan_memory(
         model, tokens, memory = fit_finetuning_to_memory(config, model, device, request, capacity, machine.memory)
     except UNMEASURED as error:
         may_choose = config.model.enable_gradient_checkpointing == "auto"
-        given = config.data.max_token_len_per_gpu
         failure = format_memory_planning_failure(config.model.path, error, may_choose)
-        return model, MAX_TOKENS if given == "auto" else given, None, [failure]
+        return model, get_max_tokens(config.data.max_token_len_per_gpu), None, [failure]
     if memory.problem:
         raise ValueError(memory.problem)
     return model, tokens, memory, [memory.warning] if memory.warning else []

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import (
-    AdvantageInputs,
-    Advantages,
-    Trajectories,
-    register_estimator,
-)
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
 from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.masked import move_rewards_to_actions, reward_to_go, standardize

@@ -6,19 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 from alphaapollo.config.keys import format_value, replace_value
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import Config, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.launch.memory.model import count_loading_bytes, load_model_sizes
-from alphaapollo.launch.memory.plan import (
-    GIB,
-    MemoryPlan,
-    count_kv_token_bytes,
-    has_critic,
-    plan_memory,
-)
+from alphaapollo.launch.memory.plan import GIB, MemoryPlan, count_kv_token_bytes, has_critic, plan_memory
 
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 DEFAULT_CACHE = Rollout().kv_cache_gib
@@ -142,6 +137,11 @@ def list_memory_saving_settings(config: Config, device: Device) -> Iterator[Sett
         yield {ENGINE_SHARE: "auto"}
     for key in ("param_offload", "offload_policy"):
         yield from ({f"{section}.fsdp_config.{key}": True} for section in trained)
+
+
+def get_max_tokens(budget: int | Literal["auto"]) -> int:
+    """Return a token budget as configured or, if it is `auto`, the one with which the memory plan begins."""
+    return MAX_TOKENS if budget == "auto" else budget
 
 
 def halve(budget: int, smallest: int) -> Iterator[int]:

@@ -37,7 +37,7 @@ COMFORTABLE = 0.9  # usable share of a device, because of fragmentation
 FULL = 0.95  # share of a device above which an out-of-memory error is likely
 DEFAULT_ENGINE_SHARE = 0.5  # of a GPU of unknown size
 MIN_ROWS = 8  # sequences of maximum length for which an engine should have KV cache
-OF_MICRO_BATCHES = ("update", "the teacher's pass", "head", "layer", "root", "step")  # phases, of RL and fine-tuning
+OF_MICRO_BATCHES = ("update", "the teacher's pass", "head", "layer", "root", "step")  # beginnings of phase names
 UNMEASURED = (RuntimeError, TypeError, AttributeError, LookupError)  # from model code that needs data
 
 
@@ -87,10 +87,12 @@ class MemoryPlan:
 
     @property
     def is_likely(self) -> bool:
+        """Whether the estimate leaves at least 5 % free."""
         return self.is_possible and (not self.capacity or self.peak[1].total <= FULL * self.capacity)
 
     @property
     def has_headroom(self) -> bool:
+        """Whether the estimate leaves at least 10 % free, for fragmentation."""
         return self.is_possible and (not self.capacity or self.peak[1].total <= COMFORTABLE * self.capacity)
 
     @property
@@ -138,7 +140,7 @@ def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
     rollout, sizes = role.rollout, load_model_sizes(role.model)
     phases, offloaded, copies = _estimate_rank_memory_by_phase(config, device)
     engine = _estimate_engine_memory(config, device)
-    share = get_engine_share(config, phases, engine, capacity) if device == "cuda" else 0
+    share = _get_engine_share(config, phases, engine, capacity) if device == "cuda" else 0
     cache = int(share * capacity) - engine.total if share else int(rollout.kv_cache_gib * GIB)
     engine += MemoryUsage(kv_cache=max(0, cache) if rollout.name == "vllm" else 0)
     longest, token_bytes = config.data.max_length, count_kv_token_bytes(rollout, sizes)
@@ -166,7 +168,7 @@ def plan_memory(config: Config, device: Device, capacity: int) -> MemoryPlan:
     return MemoryPlan(phases, capacity, device_name, *kv_cache, share, offloaded, copies, on_gpu=True)
 
 
-def get_engine_share(config: Config, phases: Mapping[str, MemoryUsage], engine: MemoryUsage, capacity: int) -> float:
+def _get_engine_share(config: Config, phases: Mapping[str, MemoryUsage], engine: MemoryUsage, capacity: int) -> float:
     """Return rollout.gpu_memory_utilization or, if it is `auto`, the share of a GPU that training leaves to an engine,
     but at least what the engine needs for MIN_ROWS sequences.
 
@@ -335,7 +337,7 @@ def find_micro_batch_shape(config: Config) -> tuple[int, int]:
     )
 
 
-def count_engine_weight_bytes(config: Config) -> int:
+def _count_engine_weight_bytes(config: Config) -> int:
     role = config.actor_rollout_ref
     size = get_dtype_bytes(role.rollout.dtype) * load_model_sizes(role.model).parameters
     return 0 if role.rollout.name == "fake" else size // role.rollout.tensor_model_parallel_size
@@ -346,7 +348,7 @@ def _estimate_engine_memory(config: Config, device: Device) -> MemoryUsage:
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     if rollout.name == "fake":
         return MemoryUsage()
-    weights = MemoryUsage(engine_weights=count_engine_weight_bytes(config))
+    weights = MemoryUsage(engine_weights=_count_engine_weight_bytes(config))
     if device == "cpu":
         return weights
     sizes = load_model_sizes(model)

@@ -18,7 +18,7 @@ from alphaapollo.config.schema import Actor, Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.launch.input_checks import choose_kernels, collect_environment_notices, find_environment_spec
-from alphaapollo.launch.memory.fit import MAX_TOKENS, fit_config_to_memory
+from alphaapollo.launch.memory.fit import fit_config_to_memory, get_max_tokens
 from alphaapollo.launch.memory.plan import DEFAULT_ENGINE_SHARE, UNMEASURED, MemoryPlan, format_memory_planning_failure
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.types import Sampling
@@ -134,8 +134,7 @@ def _decide_prompt_sharing(config: Config, notices: list[str]) -> bool:
 
 
 def _get_max_tokens(actor: Actor) -> int:
-    budget = actor.ppo_max_token_len_per_gpu
-    return (MAX_TOKENS if budget == "auto" else budget) * actor.ulysses_sequence_parallel_size
+    return get_max_tokens(actor.ppo_max_token_len_per_gpu) * actor.ulysses_sequence_parallel_size
 
 
 def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:

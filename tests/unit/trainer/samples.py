@@ -8,6 +8,7 @@ import numpy as np
 
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor, Algorithm, Config
+from alphaapollo.launch.memory.fit import get_max_tokens
 from alphaapollo.trainer.step.credit import AssignedCredit, WorkerOutputs, assign_credit
 from alphaapollo.trainer.step.training_batch import Batch, build_batch
 from alphaapollo.types import (
@@ -54,8 +55,7 @@ def build(
 ) -> Batch:
     actor = actor or Actor(shuffle=False)
     config = replace_value(make_config(actor, **algorithm), "data.max_response_length", 100)
-    budget = actor.ppo_max_token_len_per_gpu
-    max_tokens = 16_384 if budget == "auto" else budget
+    max_tokens = get_max_tokens(actor.ppo_max_token_len_per_gpu)
     return build_batch(
         groups, config, step=1, num_ranks=num_ranks, max_tokens=max_tokens, padded=False, share_prompts=False
     )
