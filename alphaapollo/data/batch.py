@@ -211,12 +211,12 @@ class TrainBatch:
                 values[first : first + end - start] = column[start:end]
         return values
 
-    def split_by_rank(self, values: np.ndarray, dtype: np.dtype | None = None) -> list[np.ndarray]:
+    def split_by_rank(self, values: np.ndarray) -> list[np.ndarray]:
         """Copy an array [n] over the response tokens of the batch into one array per rank, [sum responses] each."""
         assert values.shape == (self.response_offsets[-1],), (values.shape, self.response_offsets[-1])
         columns = []
         for rank, spans in zip(self.rank_batches, self._response_spans, strict=True):
-            column = np.empty(rank.rows.response_offsets[-1], dtype or values.dtype)
+            column = np.empty(rank.rows.response_offsets[-1], values.dtype)
             for first, start, end in spans:
                 column[start:end] = values[first : first + end - start]
             columns.append(column)
