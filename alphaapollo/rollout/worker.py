@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import itertools
 import resource
 import shutil
@@ -108,7 +107,6 @@ class RolloutWorker:
 
     async def prepare_start_without_gpu(self) -> None:
         """Import libraries. Needs no GPU, so it may run while other workers use the GPU."""
-        await asyncio.to_thread(importlib.import_module, "transformers")
         await self.engine.prepare_start_without_gpu()
 
     async def start(self) -> None:
@@ -118,8 +116,8 @@ class RolloutWorker:
         self._tools = await open_toolbox(env)
         gc.disable()  # garbage collection takes a quarter of the import time and finds nothing
         try:
-            # Import in one thread: concurrent imports would see a partly initialized module.
-            await asyncio.to_thread(importlib.import_module, "transformers")
+            # Before the tokenizer is loaded: concurrent imports would see a partly initialized module.
+            await self.engine.prepare_start_without_gpu()
             tokenizer, *_ = await asyncio.gather(
                 asyncio.to_thread(load_tokenizer, model.tokenizer_path or model.path, model.trust_remote_code),
                 self.engine.start(),

@@ -1,10 +1,11 @@
-"""Measure the seconds from the command to the first generated tokens, and the memory of each process of a run.
+"""Measure the seconds from the command to the first generated tokens, and memory and processor time of each process.
 
     .venv/bin/python scripts/bench/startup.py
 
 Starts main_ppo on the 3M model and waits for the first rollouts. The last line is a JSON object; `ratio` is the target
 of 15 s over the median: above 1 meets the target. `until` has the times in the last round at which the plan was made,
-all workers were ready, and the first weights were published and verified.
+all workers were ready, and the first weights were published and verified. `processes` has the GiB and the seconds of
+processor time of each process in that round.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ TARGET = 15.0
 MARK = "ALPHAAPOLLO_BENCH"
 
 
-def memory_of_run() -> dict[str, float]:
-    """Resident GiB of each descendant process of this script."""
-    figures: dict[str, float] = {}
+def usage_of_run() -> dict[str, tuple[float, float]]:
+    """Resident GiB and seconds of processor time of each descendant process of this script."""
+    figures: dict[str, tuple[float, float]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -41,12 +42,16 @@ def memory_of_run() -> dict[str, float]:
                 continue
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
             pages = int((entry / "statm").read_text().split()[1])
+            ticks = (entry / "stat").read_text().rpartition(")")[2].split()[11:13]  # user and system time
         except (OSError, IndexError):
             continue
         name = next((word for word in command if "." in word or ":" in word), command[0] if command else entry.name)
         name = name.rsplit("/", 1)[-1]
-        figures[name] = round(figures.get(name, 0.0) + pages * os.sysconf("SC_PAGE_SIZE") / 2**30, 3)
-    return dict(sorted(figures.items(), key=lambda item: -item[1]))
+        gib, seconds = figures.get(name, (0.0, 0.0))
+        gib += pages * os.sysconf("SC_PAGE_SIZE") / 2**30
+        seconds += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+        figures[name] = (round(gib, 3), round(seconds, 2))
+    return dict(sorted(figures.items(), key=lambda item: -item[1][1]))
 
 
 def milestones(run: Path, began: float) -> dict[str, float]:
@@ -60,8 +65,8 @@ def milestones(run: Path, began: float) -> dict[str, float]:
     }
 
 
-def start_once(model: Path, prompts: Path) -> tuple[float, dict[str, float], dict[str, float]]:
-    """Return the seconds to the end of the first 16 short responses, the milestones, and the memory at that time."""
+def start_once(model: Path, prompts: Path) -> tuple[float, dict[str, float], dict[str, tuple[float, float]]]:
+    """Return the seconds to the end of the first 16 short responses, the milestones, and the processes' usage then."""
     run = FOLDER / "startup"
     shutil.rmtree(run, ignore_errors=True)
     keys = {
@@ -91,10 +96,10 @@ def start_once(model: Path, prompts: Path) -> tuple[float, dict[str, float], dic
         time.sleep(0.02)
     seconds = time.perf_counter() - start
     until = milestones(run, began)
-    memory = memory_of_run()
+    usage = usage_of_run()
     process.send_signal(signal.SIGINT)
     process.wait(timeout=60)
-    return seconds, until, memory
+    return seconds, until, usage
 
 
 def main() -> None:
@@ -111,7 +116,7 @@ def main() -> None:
         "ratio": round(TARGET / statistics.median(seconds), 3),
         "seconds": [round(one, 2) for one in seconds],
         "until": rounds[-1][1],
-        "memory_gib": rounds[-1][2],
+        "processes": rounds[-1][2],
         **machine(),
     }
     print(json.dumps(result))

@@ -3,6 +3,7 @@
     .venv/bin/python scripts/bench/step.py --size 3M
     .venv/bin/python scripts/bench/step.py --size 100M --steps 3
     .venv/bin/python scripts/bench/step.py --size 3M --prompt-tokens 512 --num-prompts 8
+    .venv/bin/python scripts/bench/step.py --tail        # some very long answers, and our asynchronous loop
 
 Both sides have the same random model, prompts, group size, token limit, dtype and optimizer steps, and alternate. TRL
 generates with Hugging Face's generate (its vLLM path does not run on a CPU), in a virtual environment under
@@ -30,10 +31,18 @@ from scripts.bench._task import SIZES, machine, make_model, make_prompts, make_r
 from scripts.bench._trl import Settings, Task, environment, median, search, time_trl, trl_python  # noqa: E402
 from scripts.bench._whole_run import train  # noqa: E402
 
+STALENESS = 2
+ASYNCHRONOUS = {
+    "trainer.async_mode": "separate",
+    "trainer.max_staleness": STALENESS,
+    "algorithm.rollout_correction.method": "tis",
+}
+
 
 def time_ours(args: argparse.Namespace, task: Task) -> dict[str, Any]:
     """Measure our side from the metrics of a run."""
     trajectories = args.num_prompts * args.group
+    threads = max(1, args.threads // 2) if args.tail else args.threads  # engine and trainer at the same time
     role = "actor_rollout_ref"
     keys = {
         "algorithm.adv_estimator": "grpo",
@@ -43,15 +52,15 @@ def time_ours(args: argparse.Namespace, task: Task) -> dict[str, Any]:
         f"{role}.actor.optim.lr": task.lr,
         f"{role}.actor.ppo_mini_batch_size": trajectories,
         f"{role}.actor.ppo_max_token_len_per_gpu": args.max_token_len,
-        f"{role}.rollout.max_num_seqs": trajectories,
-        f"{role}.rollout.cpu_threads": args.threads,
+        f"{role}.rollout.max_num_seqs": trajectories * (1 + STALENESS if args.tail else 1),
+        f"{role}.rollout.cpu_threads": threads,
         "custom_reward_function.path": make_reward(FOLDER),
         "data.train_files": task.prompts,
         "data.train_batch_size": args.num_prompts,
         "data.max_prompt_length": max(256, args.prompt_tokens or 0),
         "data.max_response_length": args.max_tokens,
         "env.rollout.n": args.group,
-        "trainer.cpu_threads": args.threads,
+        "trainer.cpu_threads": threads,
         "trainer.experiment_name": f"step-{args.size}",
         "trainer.output_dir": ROOT / "outputs",
         "trainer.project_name": "bench",
@@ -61,8 +70,10 @@ def time_ours(args: argparse.Namespace, task: Task) -> dict[str, Any]:
         "trainer.test_freq": -1,
         "trainer.total_training_steps": args.warmup + args.steps,
     }
-    lines = train(keys, environment(args.threads))
-    steps = [metrics for metrics in lines if metrics["step"] > args.warmup]
+    if args.tail:  # the last iterations of an asynchronous run start no generation, so they are not measured
+        keys |= ASYNCHRONOUS | {"trainer.total_training_steps": args.warmup + args.steps + STALENESS + 1}
+    lines = train(keys, environment(threads))
+    steps = [metrics for metrics in lines if args.warmup < metrics["step"] <= args.warmup + args.steps]
     names = [name for name in steps[0] if name.startswith("timing/")]
     return {
         "step_seconds": [metrics["timing/step"] for metrics in steps],
@@ -80,10 +91,13 @@ def outside(phases: dict[str, float]) -> float:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="3M")
-    parser.add_argument("--num-prompts", type=int, help="default: 16, and 4 for the large model")
+    parser.add_argument("--num-prompts", type=int, help="default: 16; 4 for the large model or --tail")
     parser.add_argument("--prompt-tokens", type=int, help="tokens of a rendered prompt; default: 28, the sum alone")
     parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens per response")
+    parser.add_argument("--max-tokens", type=int, help="tokens per response; default: 64, with --tail 1024")
+    parser.add_argument(
+        "--tail", action="store_true", help="geometric lengths (mean about 250), and our loop separate, staleness 2"
+    )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="dtype of both sides")
     parser.add_argument("--warmup", type=int, default=2, help="warm-up steps in each round")
     parser.add_argument("--steps", type=int, default=5, help="measured steps in each round")
@@ -94,7 +108,8 @@ def arguments() -> argparse.Namespace:
         "--trl-micro-batches", type=int, nargs="+", default=[128, 32, 16], help="completions; the best value is used"
     )
     args = parser.parse_args()
-    args.num_prompts = args.num_prompts or (16 if args.size == "3M" else 4)
+    args.max_tokens = args.max_tokens or (1024 if args.tail else 64)
+    args.num_prompts = args.num_prompts or (16 if args.size == "3M" and not args.tail else 4)
     return args
 
 
@@ -122,6 +137,7 @@ def main() -> None:
         "parameters": parameters,
         "prompt_tokens": args.prompt_tokens,
         "dtype": args.dtype,
+        "tail": args.tail,
         "ratio": round(seconds["trl"] / seconds["ours"], 3),
         "ratio_to_its_best_dtype": best_seconds and round(best_seconds / seconds["ours"], 3),
         "outside_generation_and_update": statistics.median(outside(run["phases"]) for run in sides["ours"]),

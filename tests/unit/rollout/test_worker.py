@@ -112,10 +112,13 @@ def test_a_missing_tokenizer_is_named(model_folder, tmp_path):
         run(worker)
 
 
-def test_transformers_is_imported_before_threads_use_it(model_folder, tmp_path, monkeypatch):
+def test_the_engine_imports_its_libraries_before_the_tokenizer_is_loaded(model_folder, tmp_path, monkeypatch):
     events = []
 
     class Noting(FakeEngine):
+        async def prepare_start_without_gpu(self) -> None:
+            events.append("imports")
+
         async def start(self) -> None:
             events.append("engine")
 
@@ -123,10 +126,9 @@ def test_transformers_is_imported_before_threads_use_it(model_folder, tmp_path, 
         events.append("tokenizer")
         return load_tokenizer(path, trust_remote_code)
 
-    monkeypatch.setattr(rollout_worker, "importlib", SimpleNamespace(import_module=events.append))
     monkeypatch.setattr(rollout_worker, "load_tokenizer", noting)
     run(make_worker(model_folder, tmp_path, Noting(272)))
-    assert events[0] == "transformers" and sorted(events[1:]) == ["engine", "tokenizer"]
+    assert events[0] == "imports" and sorted(events[1:]) == ["engine", "tokenizer"]
 
 
 def test_pause_does_not_count_in_environment_time_limits(model_folder, tmp_path):
