@@ -6,7 +6,6 @@ run: generate responses, append them to results.jsonl, and write the metrics to 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ from alphaapollo.launch.input_checks import (
     read_prompts,
 )
 from alphaapollo.launch.resume import StartPoint, find_inference_start
-from alphaapollo.launch.try_environment import try_environment_resets
+from alphaapollo.launch.try_environment import try_environment
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.load import check_causal_lm
 from alphaapollo.observability.counter import LoopProgressBar
@@ -97,8 +96,8 @@ def prepare_run(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     choose = partial(choose_rows, max_rows=config.data.max_samples, seed=0, shuffle=False)
     prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data, choose)
     more += list_template_notices(config.model, renderer.tokenizer, config.data.apply_chat_template_kwargs)
-    more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)[0]
-    asyncio.run(try_environment_resets(config.env, prompts[:1]))
+    more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.is_graded(config.env))[0]
+    more += try_environment(config.env, prompts[:1], config.model, config.rollout, config.data)
     device = resolve_device(config.trainer.device, machine.num_gpus)
     rollout = resolve_inference_rollout(
         config.rollout, config.model, device, config.trainer.num_gpus, machine.num_cores, config.trainer.nnodes
