@@ -55,7 +55,7 @@ class PythonObjects:
         if self.agent is not None:
             path = _pickle_objects(PythonObjects(agent=self.agent), folder / "agent.py")
             words += ["env.env_name=agent", format_override("env.agent.path", path)]
-            words += [format_override("env.agent.grade", self.reward is not None)]
+            words += ["env.agent.grade=true"] if self.reward is not None else []
         others = replace(self, reward=None, agent=None, uses_reward=self.reward is not None)
         if not (self.environment or self.tools or self.estimator or self.roles):
             return words
