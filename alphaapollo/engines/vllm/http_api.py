@@ -217,6 +217,8 @@ class PolicyClient:
         constrained = sampling_params.structured_outputs is not None or any(
             (getattr(sampling_params, name) or neutral) != neutral for name, neutral in NEUTRAL.items()
         )
+        if request_id.startswith("resp_"):
+            request_id = request_id.rpartition("_")[0]  # vLLM numbers the rounds of a response, which has one here
         wanted = RequestedSampling(sampling_params.max_tokens or 1, sampling_params.n, constrained)
         sampling = request.start_sampling(request_id, prompt_ids, wanted)
         params = _make_policy_params(sampling_params, sampling, constrained)
