@@ -189,6 +189,7 @@ class PolicyClient:
         async def preprocess_and_keep(request: Any, messages: Any, *, parser: Any = None, **arguments: Any) -> Any:
             if (current := CURRENT_REQUEST.get()) is not None:
                 current.parse_answer = partial(self._parse_answer, request, parser)
+                _allow_free_tool_calls(request)
             return await preprocess(request, messages, parser=parser, **arguments)
 
         return preprocess_and_keep
@@ -245,6 +246,17 @@ class PolicyClient:
             text = self._engine.renderer.tokenizer.decode(list(answer.token_ids), skip_special_tokens=True)
             answers.append(SampledAnswer(completion, text, content, calls))
         request.record_answers(answers, output)
+
+
+def _allow_free_tool_calls(request: Any) -> None:
+    """Remove settings that would constrain sampling although the model may choose whether it calls a tool."""
+    if getattr(request, "tool_choice", None) not in (None, "auto"):
+        return
+    request.parallel_tool_calls = True
+    for tool in request.tools or ():
+        function = getattr(tool, "function", tool)
+        if getattr(function, "strict", None):
+            function.strict = False
 
 
 def _make_policy_params(asked: SamplingParams, sampling: Sampling, is_constrained: bool) -> SamplingParams:

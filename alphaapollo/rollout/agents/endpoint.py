@@ -270,6 +270,8 @@ def _note_overridden_sampling(session: Session, body: bytes) -> None:
         for key in SAMPLING_KEYS:
             if fields.get(key) is not None and fields[key] != policy[key]:
                 session.overridden[key] = fields[key]
+        if fields.get("tools") and fields.get("parallel_tool_calls") is False:
+            session.overridden["parallel_tool_calls"] = False
 
 
 def _describe_policy(sampling: Sampling) -> dict[str, float]:

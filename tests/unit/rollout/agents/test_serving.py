@@ -197,6 +197,21 @@ def test_answers_under_a_constraint_are_not_trained_on(server):
     assert session.answers[0].request.is_constrained and rows == []
 
 
+def test_strict_tools_are_sampled_freely(server):
+    server.script.answers = {"one": CALL}
+    strict = [{"type": "function", "function": TOOL | {"strict": True}}]
+
+    async def play(endpoint, session):
+        client = server.connect(endpoint, session)
+        answer = await chat(client, [user("one")], tools=strict, parallel_tool_calls=False)
+        assert answer.choices[0].message.tool_calls
+        await chat(client, [user("two")], tools=strict, tool_choice="required")
+
+    session, rows = server.run(play)
+    assert [one.request.is_constrained for one in session.answers] == [False, True] and len(rows) == 1
+    assert session.overridden == {"parallel_tool_calls": False}
+
+
 def test_retried_request_gets_the_same_answer(server):
     answers = iter(["lost", "other"])
     server.script.answers = {}
