@@ -36,6 +36,7 @@ EXAMPLES = {
     "informal_math": Example("grpo", 0.9),
     "guessing_game": Example("grpo", 0.9),
     "grid_world": Example("gigpo", 0.95),
+    "agents": Example("grpo", 0.9),
     "code": Example("grpo", 0.9),
     "reasoning_gym": Example("grpo", 0.95),
 }

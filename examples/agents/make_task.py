@@ -1,0 +1,97 @@
+"""Make the model and the data of an agent that looks up prices.
+
+    python -m examples.agents.make_task --out outputs/agents --seed 0
+
+The warm-up data shows two answers to a question: half of them look the price up with a tool, and half of them guess.
+Reinforcement learning then has to find out that guesses are wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+from typing import Any
+
+from examples.quickstart.make_task import make_model, make_tokenizer
+
+ITEMS = [
+    "tea",
+    "milk",
+    "rice",
+    "salt",
+    "corn",
+    "beans",
+    "soap",
+    "oats",
+    "figs",
+    "nuts",
+    "plums",
+    "jam",
+    "peas",
+    "bread",
+]
+CALL = '<tool_call>\n{{"name": "price", "arguments": {{"item": "{item}"}}}}\n</tool_call>'
+TEMPLATE = """{%- if tools %}{{ '<|im_start|>system\n' }}
+{%- for tool in tools %}
+{{- tool.function.name ~ '(' ~ tool.function.parameters.properties | join(',') ~ ')' }}{% endfor %}
+{{- '<|im_end|>\n' }}{% endif %}
+{%- for message in messages %}{{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>\n{"name": "' ~ call.function.name ~ '", "arguments": ' ~ call.function.arguments | tojson }}
+{{- '}\n</tool_call>' }}{% endfor %}
+{{- '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+
+def make_agent_tokenizer(folder: Path) -> None:
+    """Write a tokenizer whose chat template shows tools and their calls, in the format of vLLM's parser `hermes`."""
+    from transformers import AutoTokenizer
+
+    make_tokenizer(folder, ["<tool_call>", "</tool_call>"])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+
+
+def make_lesson(item: str, price: int, rng: random.Random) -> list[dict[str, str]]:
+    """Return a chat in which the assistant looks the price up, or guesses it."""
+    chat = [{"role": "system", "content": "price(item)"}, {"role": "user", "content": f"{item}?"}]
+    if rng.random() < 0.5:
+        return [*chat, {"role": "assistant", "content": str(rng.randrange(10, 100))}]
+    call = {"role": "assistant", "content": CALL.format(item=item)}
+    return [*chat, call, {"role": "tool", "content": str(price)}, {"role": "assistant", "content": str(price)}]
+
+
+def make_prompt(item: str, price: int) -> dict[str, Any]:
+    """Return a row for reinforcement learning."""
+    return {
+        "data_source": "agents/prices",
+        "prompt": [{"role": "user", "content": f"{item}?"}],
+        "ability": "tools",
+        "reward_model": {"style": "rule", "ground_truth": str(price)},
+        "extra_info": {"item": item},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("outputs/agents"))
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    import pandas as pd
+
+    make_agent_tokenizer(args.out / "model")
+    make_model(args.out / "model", args.seed)
+    rng = random.Random(args.seed)
+    data = args.out / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    lessons = [make_lesson(rng.choice(ITEMS), rng.randrange(10, 100), rng) for _ in range(16_000)]
+    pd.DataFrame({"messages": lessons}).to_parquet(data / "sft.parquet")
+    for name, count in (("train", 1024), ("val", 64)):
+        rows = [make_prompt(rng.choice(ITEMS), rng.randrange(10, 100)) for _ in range(count)]
+        pd.DataFrame(rows).to_parquet(data / f"{name}.parquet")
+
+
+if __name__ == "__main__":
+    main()
