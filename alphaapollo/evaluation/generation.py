@@ -26,17 +26,7 @@ from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results
-from alphaapollo.launch.input_checks import (
-    check_context_length,
-    check_rewards,
-    check_tensor_parallel_size,
-    collect_environment_notices,
-    detect_node_resources,
-    find_environment_spec,
-    find_local_paths,
-    make_renderer,
-    read_prompts,
-)
+from alphaapollo.launch import input_checks
 from alphaapollo.launch.resume import StartPoint, find_inference_start
 from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
@@ -84,20 +74,20 @@ def prepare_run(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
 
     Raises ValueError for invalid settings or data.
     """
-    machine = detect_node_resources(config)
+    machine = input_checks.detect_node_resources(config)
     notices = check_config_and_get_notices(config, machine.num_gpus, machine.num_cores)
-    environment = find_environment_spec(config.env)
-    notices += collect_environment_notices(config, environment)
+    environment = input_checks.find_environment_spec(config.env)
+    notices += input_checks.collect_environment_notices(config, environment)
     check_engine_kwargs(config.rollout, "rollout")
     check_causal_lm(config.model)
     check_weight_files(config.model, "model.path")
-    check_context_length(config.model, config.rollout, config.data)
-    check_tensor_parallel_size(config.model, config.rollout, "rollout")
-    renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
+    input_checks.check_context_length(config.model, config.rollout, config.data)
+    input_checks.check_tensor_parallel_size(config.model, config.rollout, "rollout")
+    renderer = input_checks.make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
     choose = partial(choose_rows, max_rows=config.data.max_samples, seed=0, shuffle=False)
-    prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data, choose)
+    prompts, more = input_checks.read_prompts(config.data.path, "data.path", renderer, config.data, choose)
     more += list_template_notices(config.model, renderer.tokenizer, config.data.apply_chat_template_kwargs)
-    more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)[0]
+    more += input_checks.check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)[0]
     asyncio.run(try_environment_resets(config.env, prompts[:1]))
     device = resolve_device(config.trainer.device, machine.num_gpus)
     rollout = resolve_inference_rollout(
@@ -160,8 +150,8 @@ async def launch_engines(config: GenerationConfig, rollout: Rollout, device: Dev
         samples_in_flight=2 * get_resolved(rollout.max_num_seqs),
         cleanup_folders=[shared_memory],
     )
-    timeout = config.trainer.start_timeout
-    return await launch_workers(specs, resolve_controller(config.trainer), timeout, find_local_paths(config))
+    paths = input_checks.find_local_paths(config)
+    return await launch_workers(specs, resolve_controller(config.trainer), config.trainer.start_timeout, paths)
 
 
 async def _generate_groups(plan: GenerationPlan, workers: WorkerGroups, terminal: Terminal) -> list[SampleResult]:
