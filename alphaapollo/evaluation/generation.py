@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from alphaapollo.config.check import check_config_and_get_notices
-from alphaapollo.config.resolve import get_resolved, resolve_controller, resolve_device, resolve_inference_rollout
+from alphaapollo.config.resolve import get_resolved, resolve_controller, resolve_generation
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.health.stall_monitor import StallMonitor
@@ -89,10 +89,7 @@ def prepare_run(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     more += list_template_notices(config.model, renderer.tokenizer, config.data.apply_chat_template_kwargs)
     more += input_checks.check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)[0]
     asyncio.run(try_environment_resets(config.env, prompts[:1]))
-    device = resolve_device(config.trainer.device, machine.num_gpus)
-    rollout = resolve_inference_rollout(
-        config.rollout, config.model, device, config.trainer.num_gpus, machine.num_cores, config.trainer.nnodes
-    )
+    device, rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
     start, finished = find_inference_start(config, RESULTS), FinishedResults()
     if not start.replaces_previous_run:
         by_id = {prompt.id: prompt for prompt in prompts}
