@@ -42,6 +42,7 @@ def rl(
     environment: type | None = None,
     tools: Sequence[Callable[..., Any]] = (),
     estimator: Callable[..., Any] | Estimator | None = None,
+    agent: Callable[..., Any] | None = None,
     on_iteration: OnIteration | None = None,
     show: bool = True,
 ) -> TrainedRun:
@@ -54,6 +55,8 @@ def rl(
         environment: Class that implements environments/base.py; with `reward`, the reward function scores its episodes.
         tools: Functions with types and a docstring, for an environment that calls tools.
         estimator: Advantage estimator `(inputs, config) -> Advantages`, or an `Estimator` that declares its needs.
+        agent: Program `run(task, endpoint)` that calls the model over HTTP (docs/agents.md). With `reward`, the reward
+            function grades its last answer, and the reward that the program returns is added.
         on_iteration: Callback `on_iteration(step, metrics)` after each iteration; an exception in it ends the run.
         show: Whether to print the output of the run.
 
@@ -62,7 +65,7 @@ def rl(
         RunFailed: The run failed.
         KeyboardInterrupt: Ctrl-C. All processes have ended; the same call resumes from the newest checkpoint.
     """
-    objects = PythonObjects(reward, environment, tools, estimator)
+    objects = PythonObjects(reward, environment, tools, estimator, agent=agent)
     return TrainedRun(*_run_program(Config, "ppo", config, overrides, objects, on_iteration, show))
 
 
@@ -86,10 +89,11 @@ def evaluate(
     reward: Callable[..., Any] | None = None,
     environment: type | None = None,
     tools: Sequence[Callable[..., Any]] = (),
+    agent: Callable[..., Any] | None = None,
     show: bool = True,
 ) -> Evaluation:
     """Sample answers and score them. Arguments and errors as in `rl`, with the keys of main_generation."""
-    objects = PythonObjects(reward, environment, tools)
+    objects = PythonObjects(reward, environment, tools, agent=agent)
     return Evaluation(*_run_program(GenerationConfig, "generation", config, overrides, objects, None, show))
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from alphaapollo.cli.python_objects import load_objects
 
-compute_score = load_objects(Path(__file__).with_suffix(".pkl"))
+compute_score = run = load_objects(Path(__file__).with_suffix(".pkl"))
 '''
 
 
@@ -43,6 +43,7 @@ class PythonObjects:
     tools: Sequence[Callable[..., Any]] = ()  # functions with types and a docstring
     estimator: Callable[..., Any] | Estimator | None = None  # (inputs, config) -> Advantages
     roles: Mapping[str, type[Role]] = field(default_factory=dict)  # role name -> class as in evolving/roles.py
+    agent: Callable[..., Any] | None = None  # run(task, endpoint)
     uses_reward: bool = False  # whether a reward function scores the episodes of `environment`
 
     def pickle_and_make_overrides(self, folder: Path) -> list[str]:
@@ -51,7 +52,11 @@ class PythonObjects:
         if self.reward is not None:  # graders load only this file
             path = _pickle_objects(PythonObjects(self.reward), folder / "reward.py")
             words += [format_override("custom_reward_function.path", path), "custom_reward_function.name=compute_score"]
-        others = replace(self, reward=None, uses_reward=self.reward is not None)
+        if self.agent is not None:
+            path = _pickle_objects(PythonObjects(agent=self.agent), folder / "agent.py")
+            words += ["env.env_name=agent", format_override("env.agent.path", path)]
+            words += ["env.agent.grade=true"] if self.reward is not None else []
+        others = replace(self, reward=None, agent=None, uses_reward=self.reward is not None)
         if not (self.environment or self.tools or self.estimator or self.roles):
             return words
         path = _pickle_objects(others, folder / "objects.py")
@@ -75,7 +80,14 @@ def _pickle_objects(objects: PythonObjects, loader_file: Path) -> str:
     """Write `loader_file`, which loads the pickled objects; return its path. Raises ValueError if pickling fails."""
     import cloudpickle  # type: ignore[import-untyped]
 
-    parts = [objects.reward, objects.environment, *objects.tools, objects.estimator, *objects.roles.values()]
+    parts = [
+        objects.reward,
+        objects.agent,
+        objects.environment,
+        *objects.tools,
+        objects.estimator,
+        *objects.roles.values(),
+    ]
     names = {getattr(getattr(part, "fn", part), "__module__", None) for part in parts}
     user_modules = [sys.modules[name] for name in names if name in sys.modules and is_user_module(sys.modules[name])]
     for module in user_modules:
@@ -106,7 +118,8 @@ def is_user_module(module: ModuleType) -> bool:
 
 
 def load_objects(pickle_file: Path) -> Any:
-    """Load the objects of an API call, register them by name in this process, and return the reward function."""
+    """Load the objects of an API call, register them by name in this process, and return the agent or the reward
+    function."""
     objects: PythonObjects = pickle.loads(pickle_file.read_bytes())
     if objects.environment is not None or objects.tools:
         from alphaapollo.environments.base import register_environment
@@ -130,4 +143,4 @@ def load_objects(pickle_file: Path) -> Any:
 
         for role in dict.fromkeys(objects.roles.values()):
             register_role(role.__name__)(role)
-    return objects.reward
+    return objects.agent or objects.reward

@@ -5,6 +5,9 @@ Implementations: vllm/engine.py for production, hf.py as a slow reference, fake.
 
 from __future__ import annotations
 
+from typing import Any
+
+from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.types import Completion, Sampling, WeightReceipt
 
 
@@ -42,6 +45,10 @@ class Engine:
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         """Return the log-probs at temperature 1 of `token_ids[1:]`, each given the tokens before it."""
+        raise NotImplementedError
+
+    def build_http_app(self, settings: HttpApiSettings) -> Any:
+        """Return an ASGI application that serves the model to agents (http_api.py)."""
         raise NotImplementedError
 
     async def pause(self) -> None:

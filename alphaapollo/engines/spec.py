@@ -23,6 +23,7 @@ class EngineSpec:
     log_path: str  # log file of the engine
     transport: TransportKind = "shared_memory"  # weight transport
     lora_rank: int = 0  # LoRA rank of the served adapters, with transport=adapter
+    chat_tokenizer: str = ""  # tokenizer of the HTTP API for agents; empty: requests are token ids
     cleanup_folders: tuple[str, ...] = ()  # shared-memory folders to remove when the run ends
 
     @property

@@ -115,11 +115,15 @@ class EnvironmentSpec:
     """Registered environment and the properties that are checked before a run starts."""
 
     factory: EnvironmentFactory
-    graded: bool = False  # True: scores with `Services.score`, so each row needs a reward function
+    graded: bool | Callable[[Env], bool] = False  # whether it scores with `Services.score`; then rows need a grader
     check: Callable[[Env], None] | None = None  # raises ValueError for invalid settings
     tools: Callable[[Env], list[str]] | None = lambda config: config.tools  # names of the tools; None: no tool calls
     own_prompts: bool = False  # True: creates and scores its prompts, so rows need no reward function
     settings: type[Section] | None = None  # class of env.settings; None: the environment has no settings
+
+    def is_graded(self, config: Env) -> bool:
+        """Return whether episodes are scored by the reward function, so that each row needs one."""
+        return self.graded(config) if callable(self.graded) else self.graded
 
     def read_settings(self, config: Env) -> Section | None:
         """Convert env.settings to the class `settings`. Raises ValueError for settings that it does not have."""
@@ -161,7 +165,7 @@ def check_environment(config: Env) -> EnvironmentSpec:
             f"env.env_name={name} does not call tools. Remove env.tools, env.mcp_servers and env.action_format, or "
             "use an environment with tools (informal_math, or your own)."
         )
-    if config.tool_parser and config.action_format == "tags":
+    if config.tool_parser and not config.parses_native_calls:
         raise ValueError(
             f"env.tool_parser={config.tool_parser} has no effect with env.action_format=tags. Set "
             "env.action_format=chat_template or remove env.tool_parser."

@@ -6,7 +6,6 @@ run: generate responses, append them to results.jsonl, and write the metrics to 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results
 from alphaapollo.launch import input_checks
 from alphaapollo.launch.resume import StartPoint, find_inference_start
-from alphaapollo.launch.try_environment import try_environment_resets
+from alphaapollo.launch.try_environment import try_environment
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.load import check_causal_lm
 from alphaapollo.observability.counter import LoopProgressBar
@@ -87,8 +86,9 @@ def prepare_run(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     choose = partial(choose_rows, max_rows=config.data.max_samples, seed=0, shuffle=False)
     prompts, more = input_checks.read_prompts(config.data.path, "data.path", renderer, config.data, choose)
     more += list_template_notices(config.model, renderer.tokenizer, config.data.apply_chat_template_kwargs)
-    more += input_checks.check_rewards(prompts, config.reward, config.custom_reward_function, environment.graded)[0]
-    asyncio.run(try_environment_resets(config.env, prompts[:1]))
+    is_graded = environment.is_graded(config.env)
+    more += input_checks.check_rewards(prompts, config.reward, config.custom_reward_function, is_graded)[0]
+    more += try_environment(config.env, prompts[:1], config.model, config.rollout, config.data)
     device, rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
     start, finished = find_inference_start(config, RESULTS), FinishedResults()
     if not start.replaces_previous_run:

@@ -40,7 +40,7 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     choose = partial(choose_rows, max_rows=keys.val_max_samples, seed=keys.seed, shuffle=keys.shuffle)
     prompts, truncated = input_checks.read_prompts(data.path, "data.val_prompts", renderer, data, choose)
     reward_notices, _ = input_checks.check_rewards(
-        prompts, config.reward, config.custom_reward_function, environment.graded
+        prompts, config.reward, config.custom_reward_function, environment.is_graded(config.env)
     )
     reset_notices = asyncio.run(try_environment_resets(config.env, prompts[:1]))
     return prompts, [*notices, *truncated, *reward_notices, *reset_notices]

@@ -99,7 +99,7 @@ def collect_environment_notices(
 ) -> list[str]:
     """Return a notice for each key of rewards or tools that the user has set but this environment does not use."""
     env, unused = config.env, []
-    if not environment.graded and not environment.own_prompts:
+    if not environment.is_graded(env) and not environment.own_prompts:
         keys = ["custom_reward_function.path", "reward.components", "reward.custom_module"]
         if not (isinstance(config, Config) and config.reward_model.enable):  # its score may be required
             keys.append("reward.required")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Never
 
-from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
+from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
 from alphaapollo.environments.base import EnvironmentFailure, Services, get_environment_spec, wrap_environment_errors
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rollout.agents.trial import try_agent
 from alphaapollo.rollout.check_replies import check_reset_reply
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.types import Message, Prompt, Score
@@ -17,6 +19,22 @@ from alphaapollo.utils.time_limit import TimeLimit
 
 TRIAL_ANSWERS = ("<answer>TRUTH</answer>", r"The answer is \boxed{TRUTH}.", "TRUTH", "I do not know.", "")
 PLACEHOLDER = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # excludes LaTeX such as \boxed{n}
+
+
+def try_environment(
+    env: Env, prompts: Sequence[Prompt], model: Model, rollout: Rollout, data: Data | GenerationData
+) -> list[str]:
+    """Reset the environment once for each prompt, or run an agent's program for the first prompt. Returns notices.
+
+    Raises ValueError if the environment or the program cannot be used.
+    """
+    if env.env_name != "agent":
+        return asyncio.run(try_environment_resets(env, prompts))
+    if rollout.name != "vllm":
+        raise ValueError(
+            f"rollout.name={rollout.name}: env.env_name=agent needs vLLM's HTTP API. Set rollout.name=vllm."
+        )
+    return try_agent(env, prompts[0], model, data)
 
 
 async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:

@@ -23,15 +23,15 @@ RenderObservation = Callable[[list[Message], int | None], list[int]]
 
 def build_append_context_rows(turns: Sequence[Turn]) -> list[Row]:
     """Build the only training row of an append-context episode: context_0 + action_0 + context_1 + action_1 + ..."""
-    return [_build_row(turns)] if turns else []
+    return [build_row(turns)] if turns else []
 
 
 def build_memory_context_rows(turns: Sequence[Turn]) -> list[Row]:
     """Build the training rows of a memory-context episode: for each turn its prompt, then its action."""
-    return [_build_row([turn], first_turn) for first_turn, turn in enumerate(turns)]
+    return [build_row([turn], first_turn) for first_turn, turn in enumerate(turns)]
 
 
-def _build_row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
+def build_row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
     """Build the training row of some turns of an episode, the first of which has the index `first_turn`. Action tokens
     have mask 1 and the engine's log-probs; context tokens have mask 0 and log-prob 0."""
     token_ids: list[int] = []

@@ -106,14 +106,14 @@ class EpisodeRunner:
                 except TimeoutError:
                     limit = f"env.episode_timeout={self.limits.environment_seconds:g} s"
                     end = EpisodeEnd.TIME_LIMIT
-                    score = _make_failure_score(f"{limit} was exceeded in turn {len(attempt.turns)}")
+                    score = make_failure_score(f"{limit} was exceeded in turn {len(attempt.turns)}")
                     break
                 except PromptTooLong as failure:
-                    end, score = EpisodeEnd.PROMPT_LIMIT, _make_failure_score(str(failure))
+                    end, score = EpisodeEnd.PROMPT_LIMIT, make_failure_score(str(failure))
                     break
                 except EnvironmentFailure as failure:
                     end = EpisodeEnd.ENVIRONMENT_FAILED
-                    score = _make_failure_score(f"{failure} (attempt {number} of {MAX_ATTEMPTS})")
+                    score = make_failure_score(f"{failure} (attempt {number} of {MAX_ATTEMPTS})")
             rows = attempt.build_rows(attempt.turns)
             check_rows_match_turns(rows, attempt.turns, attempt.engine_prompts)
             for turn in attempt.turns:  # the rows contain them
@@ -195,5 +195,6 @@ class EpisodeRunner:
         turn.text = self.decode(ids[:count])
 
 
-def _make_failure_score(reason: str) -> Score:
+def make_failure_score(reason: str) -> Score:
+    """Return the score of an episode whose environment failed: it is excluded from training."""
     return Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason=reason)

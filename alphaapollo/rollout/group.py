@@ -8,13 +8,16 @@ from dataclasses import replace
 from functools import partial
 
 from alphaapollo.environments.base import Environment
+from alphaapollo.rollout.agents.runner import AgentRunner
 from alphaapollo.rollout.episode import EpisodeRunner, EpisodeTask
 from alphaapollo.types import GroupRequest, Sampling, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 
 
 async def run_group(
-    request: GroupRequest, runner: EpisodeRunner, make_environment: Callable[[Sequence[Turn]], Environment]
+    request: GroupRequest,
+    runner: EpisodeRunner | AgentRunner,
+    make_environment: Callable[[Sequence[Turn]], Environment],
 ) -> TrajectoryGroup:
     """Run the episodes of a group, and a greedy episode (ReMax) if requested. Returns the trajectories in sample order.
 

@@ -30,6 +30,11 @@ from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.memory import read_peak_memory_gib
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rollout.agents.endpoint import Endpoint
+from alphaapollo.rollout.agents.programs import ProgramRunner
+from alphaapollo.rollout.agents.runner import AgentRunner
+from alphaapollo.rollout.agents.session import SessionLimits
+from alphaapollo.rollout.agents.trial import make_http_settings, start_endpoint
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
@@ -90,6 +95,7 @@ class RolloutWorker:
             log_path=str(Path(setup.run_dir) / "logs" / f"engine_{index}.log"),
             transport=setup.transport,
             lora_rank=model.lora_rank,
+            chat_tokenizer=(model.tokenizer_path or model.path) if env.env_name == "agent" else "",
             cleanup_folders=(setup.shared_memory,) if setup.shared_memory else (),
         )
         self.engine = engine or make_engine(spec)
@@ -103,7 +109,9 @@ class RolloutWorker:
         self._read_calls: ToolCallParser | None = None
         self._rewards = RewardClient(setup.reward, setup.custom_reward)
         self._stop_token_ids: tuple[int, ...] = ()
-        self._runner: EpisodeRunner | None = None
+        self._runner: EpisodeRunner | AgentRunner | None = None
+        self._programs: ProgramRunner | None = None  # programs of agents, with env.env_name=agent
+        self._endpoint: Endpoint | None = None  # where they call the policy
 
     async def prepare_start_without_gpu(self) -> None:
         """Import libraries. Needs no GPU, so it may run while other workers use the GPU."""
@@ -132,13 +140,21 @@ class RolloutWorker:
         finally:
             gc.enable()
         self._stop_token_ids = renderer.eos_token_ids
-        self._runner = EpisodeRunner(
-            engine=self.engine,
-            decode=renderer.decode,
-            make_token_context=make_token_context_factory(env, renderer, data),
-            limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
-            grade=self._rewards.score if self._environment.graded else None,
-        )
+        grade = self._rewards.score if self._environment.is_graded(env) else None
+        if env.env_name == "agent":
+            self._programs = ProgramRunner(env.agent)
+            await self._programs.start()
+            self._endpoint = await start_endpoint(self.engine, make_http_settings(env, template_arguments))
+            session_limits = SessionLimits(data.max_length, env.agent.max_requests, env.max_tokens_per_turn)
+            self._runner = AgentRunner(env.agent, self._endpoint, self._programs, session_limits, grade)
+        else:
+            self._runner = EpisodeRunner(
+                engine=self.engine,
+                decode=renderer.decode,
+                make_token_context=make_token_context_factory(env, renderer, data),
+                limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
+                grade=grade,
+            )
         HEARTBEAT.watch_helper_processes(lambda: self.engine.get_progress_counter(), self._list_engine_processes)
         gc.freeze()  # garbage collection over vLLM's million objects would double the time of an episode
 
@@ -198,9 +214,10 @@ class RolloutWorker:
     async def close(self) -> None:
         """Stop the engine, the graders and the tools. Idempotent."""
         gc.unfreeze()
-        await asyncio.gather(
-            self.engine.close(), self._rewards.close(), *([self._tools.close()] if self._tools else [])
-        )
+        if self._programs is not None:
+            await self._programs.close()  # before the endpoint, which their requests use
+        optional = [part.close() for part in (self._tools, self._endpoint) if part]
+        await asyncio.gather(self.engine.close(), self._rewards.close(), *optional)
 
 
 def make_token_context_factory(

@@ -73,6 +73,7 @@ def compute_rollout_metrics(
         metrics
         | _compute_length_metrics(table)
         | _compute_tool_metrics(turns)
+        | _compute_agent_metrics(trajectories)
         | _compute_group_metrics(generated, trained, table)
         | _compute_reward_metrics(table, "critic/score", "reward")
         | _compute_metrics_by_source(generated)
@@ -116,6 +117,27 @@ def _compute_tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
     for status, count in Counter(call["status"] for call in calls).items():
         metrics[f"tool/{status}"] = count / len(calls)
     return metrics
+
+
+def _compute_agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Compute metrics of agents: rows besides the first, tokens that were reused instead of rendered, requests whose
+    history was rewritten, and the rewards of single requests by role. Means over trajectories."""
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns if "request" in turn.info]
+    if not turns:
+        return {}
+    totals = {
+        "branches": sum(max(0, len(trajectory.rows) - 1) for trajectory in trajectories),
+        "reused_tokens": sum(turn.info.get("reused_tokens", 0) for turn in turns),
+        "rerendered": sum("difference" in turn.info for turn in turns),
+        "untrained_turns": sum(
+            len(one.turns) - sum(len(row.turn_ends) for row in one.rows) for one in trajectories if one.rows
+        ),
+    }
+    for turn in turns:
+        if "role" in turn.info:
+            name = f"reward/{turn.info['role']}"
+            totals[name] = totals.get(name, 0.0) + turn.reward
+    return {f"agent/{name}": value / len(trajectories) for name, value in totals.items()}
 
 
 def _compute_group_metrics(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 
 _current: ContextVar[TimeLimit | None] = ContextVar("time_limit", default=None)
@@ -61,6 +61,17 @@ class TimeLimit:
         finally:
             _current.reset(token)
 
+    @contextmanager
+    def exclude(self) -> Iterator[None]:
+        """Context manager whose block is not counted, also if it runs in another task. Blocks may overlap."""
+        self._waits += 1
+        self._update_time_left()
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            self._update_time_left()
+
     def _update_time_left(self, has_ended: bool = False) -> None:
         """Subtract the time since the last update from `seconds_left`. Continue counting unless paused or has_ended."""
         scope, now = self._scope, asyncio.get_running_loop().time()
@@ -76,17 +87,7 @@ class TimeLimit:
         scope.reschedule(None if self._since is None else now + self.seconds_left)
 
 
-@contextmanager
-def exclude_from_time_limit() -> Iterator[None]:
+def exclude_from_time_limit() -> AbstractContextManager[None]:
     """Context manager whose block is not counted by the enclosing TimeLimit, if there is one."""
     limit = _current.get()
-    if limit is None:
-        yield
-        return
-    limit._waits += 1
-    limit._update_time_left()
-    try:
-        yield
-    finally:
-        limit._waits -= 1
-        limit._update_time_left()
+    return nullcontext() if limit is None else limit.exclude()

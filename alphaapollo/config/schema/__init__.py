@@ -10,7 +10,7 @@ from alphaapollo.config.schema.algorithm import Algorithm, KLControl, ReferenceR
 from alphaapollo.config.schema.critic import Critic
 from alphaapollo.config.schema.data import Data
 from alphaapollo.config.schema.dpo import DpoConfig, PairData, Preference, PreferenceData
-from alphaapollo.config.schema.env import Env, InformalMath, McpServer
+from alphaapollo.config.schema.env import Agent, Env, InformalMath, McpServer
 from alphaapollo.config.schema.eval import EvalConfig
 from alphaapollo.config.schema.evolving import (
     Evolving,

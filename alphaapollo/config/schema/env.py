@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from annotated_types import MinLen
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
@@ -17,7 +18,7 @@ from alphaapollo.config.schema.base import (
     Section,
 )
 
-WHEN_MULTI_TURN = ActiveUnless("env_name", "single_turn", reason="env.env_name is single_turn, which has one turn")
+WHEN_MULTI_TURN = ActiveUnless("env_name", "single_turn", "agent")
 PROMPT_ENVIRONMENTS = ("informal_math", "reasoning_gym", "openenv")
 WHEN_MEMORY = ActiveWhen("context", "memory")
 
@@ -70,6 +71,31 @@ class InformalMath(Section):
     """Seconds per piece of code, at most env.tool_limits.timeout."""
 
 
+class Agent(Section):
+    path: Annotated[str, CHANGES_ENVIRONMENT, CODE] = ""
+    """Python file with `run(task, endpoint)`, which returns the reward; or set command."""
+    command: Annotated[str, CHANGES_ENVIRONMENT] = ""
+    """Shell command of a program. The last line of its stdout may be the reward as JSON."""
+    grade: bool = False
+    """Grade the text of the last answer with the reward function, as in other environments. A reward of the program is
+    added."""
+    reward_weight: Annotated[float, ActiveWhen("grade", True)] = 1.0
+    """grade: weight of the program's reward in the sum."""
+    train: Literal["all", "last", "main"] = "all"
+    """Token sequences to train on, if a session has several: all; last = the one with the last answer; main = the
+    longest one from the first request."""
+    untrained_roles: list[str] = []
+    """Roles (request header x-role) whose answers are not trained on."""
+    timeout: PositiveFloat = 600.0
+    """Seconds that a program may take, not counting the time of its requests."""
+    max_requests: PositiveInt = 1000
+    """Maximum requests of a session; later ones are refused."""
+    model_names: Annotated[list[str], MinLen(1)] = ["policy"]
+    """Names of the policy that requests may use as `model`. The first one is passed to the program."""
+    reasoning_parser: str = ""
+    """vLLM's parser of reasoning, e.g. qwen3, which separates it from the answer; empty = it is part of the answer."""
+
+
 class ToolLimits(Section):
     timeout: PositiveFloat = 30.0
     """Seconds per tool call."""
@@ -113,14 +139,15 @@ class Env(Section):
     memory_type: Annotated[Literal["simple", "score", "ndimensional"], WHEN_MEMORY] = "simple"
     """memory: how steps are chosen for a fresh prompt: simple = newest, score = best score, ndimensional = score and
     brevity."""
-    episode_timeout: PositiveFloat = 600.0
+    episode_timeout: Annotated[PositiveFloat, ActiveUnless("env_name", "agent")] = 600.0
     """Seconds that the environment of one episode may take, over all turns; time in the engine and in queues is not
     counted."""
     rollout: EnvRollout = EnvRollout()
     action_format: Literal["tags", "chat_template"] = "tags"
     """Format of tool calls and answers: tags, or the native format of the model's chat template."""
-    tool_parser: Annotated[str, ActiveWhen("action_format", "chat_template")] = ""
-    """chat_template: vLLM's parser of tool calls, e.g. hermes; empty = the tokenizer's response_template."""
+    tool_parser: Annotated[str, ActiveWhen("parses_native_calls", True, shown_key="action_format")] = ""
+    """vLLM's parser of tool calls, e.g. hermes. Empty: with chat_template, the tokenizer's response_template; with
+    agent, answers have no tool calls."""
     tools: list[str] = []
     """Tools by name: python_code, local_rag, or your own."""
     mcp_servers: dict[str, McpServer] = {}
@@ -134,10 +161,16 @@ class Env(Section):
     verifiers: Annotated[Verifiers, _make_environment_condition("verifiers")] = Verifiers()
     openenv: Annotated[OpenEnv, _make_environment_condition("openenv")] = OpenEnv()
 
+    agent: Annotated[Agent, _make_environment_condition("agent")] = Agent()
+
     @property
     def active_env_section(self) -> str | None:
         """Section that the environment reads, e.g. `informal_math`. None: env.custom_module may read any."""
         return None if self.custom_module else self.env_name
+
+    @property
+    def parses_native_calls(self) -> bool:
+        return self.action_format == "chat_template" or self.env_name == "agent"
 
     @property
     def runs_python(self) -> bool:

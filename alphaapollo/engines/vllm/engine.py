@@ -6,14 +6,16 @@ import asyncio
 import importlib
 import os
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.engines.protocol import Engine, EngineDied, EngineError
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.interpreted import register_triton_interpreter
+from alphaapollo.engines.vllm.outputs import build_completion, read_flat_logprobs
 from alphaapollo.engines.vllm.process import (
     EngineContext,
     build_process_environment,
@@ -21,13 +23,12 @@ from alphaapollo.engines.vllm.process import (
     start_fork_server,
 )
 from alphaapollo.engines.vllm.settings import build_engine_arguments, build_vllm_environment, get_sockets_folder
-from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
+from alphaapollo.types import Completion, Sampling, WeightReceipt
 from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
-    import numpy as np
-    from vllm.logprobs import FlatLogprobs
     from vllm.lora.request import LoRARequest
+    from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -170,54 +171,59 @@ class VllmEngine(Engine):
     # Generation.
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
-        if self._stale and not self._paused:
-            raise EngineError(f"{self.spec.name} cannot generate: sleep() freed its weights. Send weights first.")
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
         output = await self._run_request(token_ids, _make_sampling_params(sampling), request_id)
-        answer = output.outputs[0]
-        num_routed = len(token_ids) + len(answer.token_ids) - 1
-        *earlier, (version, _) = [(int(span.version), span.end - span.start) for span in answer.weight_versions]
-        return Completion(
-            token_ids=list(answer.token_ids),
-            logprobs=_read_flat_logprobs(answer.logprobs, answer.token_ids),
-            stop_reason=StopReason(answer.finish_reason),
-            weight_version=version,
-            num_cached_tokens=output.num_cached_tokens or 0,
-            earlier_version_token_counts=tuple(earlier),
-            routed_experts=self._check_routed_experts(answer.routed_experts, num_routed),
-        )
-
-    def _check_routed_experts(self, routed_experts: np.ndarray | None, num_tokens: int) -> np.ndarray | None:
-        """Return `routed_experts` (None without rollout.router_replay). Raises EngineError if any token has none."""
-        if not self.spec.rollout.router_replay:
-            return None
-        found = 0 if routed_experts is None else len(routed_experts)
-        if found != num_tokens:
-            raise EngineError(f"{self.spec.name} returned routed experts for {found} of {num_tokens} tokens.")
-        return routed_experts
+        return build_completion(output.outputs[0], output.num_cached_tokens or 0)
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         from vllm.sampling_params import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
         output = await self._run_request(token_ids, params, "log_probs")
-        return _read_flat_logprobs(output.prompt_logprobs, token_ids[1:])
+        return read_flat_logprobs(output.prompt_logprobs, token_ids[1:])
 
     async def _run_request(self, token_ids: list[int], params: SamplingParams, request_id: str) -> Any:
-        from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
-        from vllm.v1.engine.exceptions import EngineDeadError
 
         params.output_kind = RequestOutputKind.FINAL_ONLY
+        is_probe = params.prompt_logprobs is not None
+        return [output async for output in self._stream_outputs(token_ids, params, request_id, is_probe)][-1]
+
+    async def _stream_outputs(
+        self, token_ids: list[int], params: SamplingParams, request_id: str, is_probe: bool = False
+    ) -> AsyncIterator[RequestOutput]:
+        """Run a request and yield vLLM's outputs. is_probe: the request computes log-probs of its prompt."""
+        from vllm.inputs.engine import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._stale and not self._paused and not is_probe:
+            raise EngineError(f"{self.spec.name} cannot generate: sleep() freed its weights. Send weights first.")
         params.skip_clone = True
         try:
             # The salt keeps new requests from using prefixes that were cached with other weights.
             prompt = tokens_input(token_ids, cache_salt=str(self.version))
             answers = self._running_llm.generate(prompt, params, request_id, lora_request=self._adapter)
-            outputs = [output async for output in answers]
+            async for output in answers:
+                if output.finished and not is_probe:
+                    self._check_routed_experts(output.outputs, len(token_ids))
+                yield output
         except EngineDeadError as error:
             raise self._make_death_error() from error
-        return outputs[-1]
+
+    def _check_routed_experts(self, answers: Sequence[CompletionOutput], num_prompt_tokens: int) -> None:
+        """Raise EngineError if a token has no routed experts, with rollout.router_replay."""
+        if not self.spec.rollout.router_replay:
+            return
+        for answer in answers:
+            found, needed = answer.routed_experts, num_prompt_tokens + len(answer.token_ids) - 1
+            if found is None or len(found) != needed:
+                number = 0 if found is None else len(found)
+                raise EngineError(f"{self.spec.name} returned routed experts for {number} of {needed} tokens.")
+
+    def build_http_app(self, settings: HttpApiSettings) -> Any:
+        from alphaapollo.engines.vllm.http_api import build_http_app  # imports FastAPI
+
+        return build_http_app(self._running_llm, self._stream_outputs, settings)
 
     # Weight sync.
 
@@ -332,12 +338,6 @@ def _make_sampling_params(sampling: Sampling) -> SamplingParams:
         flat_logprobs=True,  # lists of numbers instead of objects per token
         detokenize=False,
     )
-
-
-def _read_flat_logprobs(found: FlatLogprobs, token_ids: Sequence[int]) -> list[float]:
-    """Return the log-probs of the given tokens, the only ones that were requested at each position."""
-    assert found.token_ids == [*token_ids]
-    return found.logprobs
 
 
 def list_child_pids(pid: int) -> list[int]:

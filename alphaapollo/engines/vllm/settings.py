@@ -13,6 +13,7 @@ EXTENSION = "alphaapollo.engines.vllm.extension.WorkerExtension"
 SHARED_MEMORY = "shared_memory"  # name of the weight transfer that extension.py registers with vLLM
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; other ranks are padded to the next one
 WITHOUT_MIXED_WINDOWS = ("qwen2_moe",)  # families with a window in some layers, which vLLM computes wrongly
+MAX_LOGPROBS = 20  # log-probs per token that clients of the HTTP API may request, as in OpenAI's API
 RANDOM_SEED = 0  # engine seed; every request has its own seed
 
 
@@ -61,11 +62,12 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     """Return the arguments of vLLM's AsyncEngineArgs for a rollout engine."""
     arguments: dict[str, Any] = {
         "model": spec.model_path,
-        "skip_tokenizer_init": True,  # requests and completions are token ids
+        "tokenizer": spec.chat_tokenizer or None,
+        "skip_tokenizer_init": not spec.chat_tokenizer,  # requests and completions are token ids
         "generation_config": "vllm",  # ignore the sampling defaults of the model folder
         "seed": RANDOM_SEED,
         "logprobs_mode": "processed_logprobs",  # after temperature; patches.py makes it before top-p and top-k
-        "max_logprobs": 1,
+        "max_logprobs": MAX_LOGPROBS if spec.chat_tokenizer else 1,
         "disable_log_stats": True,
         "worker_extension_cls": EXTENSION,
         "enable_return_routed_experts": spec.rollout.router_replay,

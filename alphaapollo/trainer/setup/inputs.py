@@ -25,7 +25,7 @@ from alphaapollo.launch.input_checks import (
     make_renderer,
     read_prompts,
 )
-from alphaapollo.launch.try_environment import grade_trial_answers, try_environment_resets
+from alphaapollo.launch.try_environment import grade_trial_answers, try_environment
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.load import check_causal_lm, load_config
 from alphaapollo.models.lora import check_target_modules
@@ -87,7 +87,13 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     everything = [*prompts, *val_prompts]
     has_reward_function, more = _try_reward_function(config, everything)
     notices += more
-    notices += asyncio.run(try_environment_resets(config.env, [*prompts[:1], *val_prompts[:1]]))
+    notices += try_environment(
+        config.env,
+        [*prompts[:1], *val_prompts[:1]],
+        config.actor_rollout_ref.model,
+        config.actor_rollout_ref.rollout,
+        data,
+    )
     goal = TrainingGoal.from_schedule(
         trainer.total_training_steps, trainer.total_epochs, len(prompts), data.train_batch_size
     )
@@ -153,7 +159,7 @@ def _list_data_size_notices(config: Config, goal: TrainingGoal, num_prompts: int
 
 def _try_reward_function(config: Config, prompts: Sequence[Prompt]) -> tuple[bool, list[str]]:
     """Try the reward function on some rows. Returns whether there is a reward function, and notices."""
-    graded = get_environment_spec(config.env.env_name).graded
+    graded = get_environment_spec(config.env.env_name).is_graded(config.env)
     has_function = uses_reward_function(config, graded, prompts)
     notices, tried = check_rewards(prompts, config.reward, config.custom_reward_function, graded and has_function)
     if not has_function and not config.reward_model.enable:

@@ -93,6 +93,8 @@ def _describe_async_mode(config: Config) -> str:
 
 
 def _describe_environment(env: Env) -> str:
+    if env.env_name == "agent":
+        return f"agent, {env.agent.path or env.agent.command}"
     list_tools = get_environment_spec(env.env_name).tools
     tools = [*(list_tools(env) if list_tools else []), *(f"tools of the MCP server {name}" for name in env.mcp_servers)]
     turns = "one turn" if env.max_steps == 1 or env.env_name == "single_turn" else f"at most {env.max_steps} turns"
@@ -103,7 +105,7 @@ def _describe_reward(config: Config) -> str:
     environment, custom = get_environment_spec(config.env.env_name), config.custom_reward_function
     if custom.path:
         task = f"{custom.name} in {custom.path}"
-    elif environment.graded:
+    elif environment.is_graded(config.env):
         task = "the functions of the rows' data sources"
     else:
         task = "the environment's reward"

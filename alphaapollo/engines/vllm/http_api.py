@@ -1,0 +1,304 @@
+"""vLLM's own HTTP API (OpenAI chat completions and responses, Anthropic messages) over a rollout engine, for agents.
+
+vLLM parses requests, renders chats, parses tool calls and streams answers. This module changes two steps:
+
+    rendering   the beginning of a chat whose tokens are known is not rendered again (SessionRenderer)
+    sampling    the policy's sampling settings replace the client's, and answers are recorded (PolicyClient)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from copy import copy
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.engines.http_api import (
+    CURRENT_REQUEST,
+    HttpApiSettings,
+    HttpRequest,
+    RequestedSampling,
+    SampledAnswer,
+)
+from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.vllm.outputs import build_completion
+from alphaapollo.types import Sampling
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
+
+SENTINEL = "\u2063answer\u2063"  # replaces a sampled answer in a chat that is rendered
+NEUTRAL = {"logit_bias": None, "bad_words": None, "allowed_token_ids": None, "min_tokens": 0}
+"""Values of settings that exclude tokens from sampling, if they exclude none."""
+KEPT = (
+    "n",
+    "stop",
+    "include_stop_str_in_output",
+    "output_kind",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+"""Settings of a request that do not change the distribution that tokens are sampled from."""
+
+StreamOutputs = Callable[..., AsyncIterator[Any]]
+"""`stream(token_ids, params, request_id)`: sample, and yield vLLM's RequestOutputs."""
+
+
+def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings) -> FastAPI:
+    """Build the ASGI application. Requests must set CURRENT_REQUEST.
+
+    Args:
+        engine: vLLM's AsyncLLM, or an object with its `vllm_config`, `model_config`, `renderer` and `input_processor`.
+        stream: samples answers.
+
+    Raises ValueError if vLLM has no parser of this name.
+    """
+    from fastapi import FastAPI
+    from vllm.entrypoints.anthropic.api_router import attach_router as attach_anthropic
+    from vllm.entrypoints.openai.chat_completion.api_router import attach_router as attach_chat
+    from vllm.entrypoints.openai.models.api_router import attach_router as attach_models
+    from vllm.entrypoints.openai.models.protocol import BaseModelPath
+    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+    from vllm.entrypoints.openai.responses.api_router import attach_router as attach_responses
+    from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+    from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
+    from vllm.renderers.online_renderer import OnlineRenderer
+
+    app = FastAPI(openapi_url=None)
+    for attach in (attach_chat, attach_responses, attach_anthropic, attach_models):
+        attach(app)
+    init_exception_handler(app)
+    client = PolicyClient(engine, stream, settings)
+    names = [BaseModelPath(name=name, model_path=engine.model_config.model) for name in settings.model_names]
+    models = OpenAIServingModels(client, names)
+    chat = {"chat_template": None, "chat_template_content_format": "auto", "request_logger": None}
+    parsing = {
+        "enable_auto_tools": bool(settings.tool_parser),
+        "tool_parser": settings.tool_parser or None,
+        "reasoning_parser": settings.reasoning_parser,
+        "default_chat_template_kwargs": dict(settings.template_arguments),
+    }
+    try:
+        online = OnlineRenderer(engine.model_config, engine.renderer, **chat, **parsing)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"env.tool_parser={settings.tool_parser} or env.agent.reasoning_parser={settings.reasoning_parser} "
+            f"does not work with this model: {error}"
+        ) from error
+    engine.renderer.render_messages_async = SessionRenderer(engine.renderer, settings.template_arguments).render
+    online.preprocess_chat = client.keep_parsing_context(online.preprocess_chat)
+    app.state.args = SimpleNamespace(log_error_stack=False)  # of vLLM's error handlers
+    app.state.openai_serving_models = models
+    app.state.online_renderer = online
+    app.state.serving_tokenization = ServingTokenization(models, online, **chat)
+    _add_protocols(app, client, models, chat | parsing | {"online_renderer": online})
+    return app
+
+
+def _add_protocols(app: FastAPI, client: PolicyClient, models: Any, arguments: dict[str, Any]) -> None:
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+    from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+
+    state: Any = app.state
+    state.openai_serving_chat = OpenAIServingChat(client, models, "assistant", **arguments)
+    state.anthropic_serving_messages = AnthropicServingMessages(client, models, "assistant", **arguments)
+    online = arguments.pop("online_renderer")
+    state.openai_serving_responses = OpenAIServingResponses(client, models, online, **arguments)
+
+
+class SessionRenderer:
+    """Renders chats, but keeps the known tokens of their beginnings."""
+
+    def __init__(self, renderer: Any, template_arguments: Mapping[str, Any]):
+        self._tokenizer, self._render = renderer.tokenizer, renderer.render_messages_async
+        self._turn_ends = Renderer(renderer.tokenizer, template_arguments).eos_token_ids
+
+    async def render(self, messages: list[Any], params: Any) -> tuple[list[Any], Any]:
+        """Return the parsed chat and its prompt, like vLLM's BaseRenderer.render_messages_async."""
+        from vllm.inputs import TokensPrompt
+
+        request = CURRENT_REQUEST.get()
+        conversation, prompt = await self._render(messages, params)
+        if request is None or "prompt" not in prompt:  # vLLM's own warm-up; or a renderer that does not return text
+            return conversation, prompt
+        variables = json.dumps([params.chat_template, params.chat_template_kwargs], sort_keys=True, default=str)
+        history = request.find_history(conversation, variables)
+        token_ids = self._encode(prompt["prompt"])
+        if history is not None:
+            chat = [*conversation[: history.answer_start], None, *conversation[history.answer_end :]]
+            answer = conversation[history.answer_start : history.answer_end]
+            following = await self._encode_following(chat, history.answer_start, answer, params)
+            if following:
+                token_ids = _join(history.token_ids, following)
+            else:
+                request.discard_history()
+        request.check_prompt(token_ids)
+        return conversation, TokensPrompt(prompt_token_ids=token_ids)
+
+    async def _encode_following(self, chat: list[Any], position: int, answer: list[Any], params: Any) -> list[int]:
+        """Return the tokens that follow a sampled answer: the end of its turn, and the messages after it. Empty if the
+        chat template does not show the answer. chat: with a placeholder for the answer at `position`."""
+        calls = [call for message in answer for call in message.get("tool_calls") or ()]
+        arguments: list[dict[str, str]] = [*({} for _ in calls[1:]), {"_": SENTINEL}]
+        replaced = [
+            {**call, "function": {**call["function"], "arguments": json.dumps(values, ensure_ascii=False)}}
+            for call, values in zip(calls, arguments, strict=False)
+        ]
+        chat[position] = {"role": "assistant", "content": "" if calls else SENTINEL}
+        if calls:
+            chat[position]["tool_calls"] = replaced
+        _, prompt = await self._render(chat, params)
+        _, _, after = prompt["prompt"].partition(SENTINEL)
+        if not after or SENTINEL in after:
+            return []
+        token_ids = self._encode(after)
+        end = next((index for index, token in enumerate(token_ids) if token in self._turn_ends), len(token_ids))
+        return token_ids[end:]
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def _join(known: list[int], following: list[int]) -> list[int]:
+    """Join known tokens and what follows them. The end of the turn is sampled, unless the answer was truncated."""
+    return [*known, *(following[1:] if known[-1] == following[0] else following)]
+
+
+class PolicyClient:
+    """vLLM's EngineClient, which samples from the policy and records all answers."""
+
+    def __init__(self, engine: Any, stream: StreamOutputs, settings: HttpApiSettings):
+        self._engine, self._stream, self._settings = engine, stream, settings
+
+    def __getattr__(self, name: str) -> Any:  # configuration and health of the engine
+        return getattr(self._engine, name)
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """Admit every request. Sessions limit the number of requests."""
+
+    def keep_parsing_context(self, preprocess: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap OnlineRenderer.preprocess_chat, through which the requests of all protocols pass, to keep the request
+        and its parser. `generate` uses them to parse its answers."""
+
+        async def preprocess_and_keep(request: Any, messages: Any, *, parser: Any = None, **arguments: Any) -> Any:
+            if (current := CURRENT_REQUEST.get()) is not None:
+                current.parse_answer = partial(self._parse_answer, request, parser)
+                _allow_free_tool_calls(request)
+            return await preprocess(request, messages, parser=parser, **arguments)
+
+        return preprocess_and_keep
+
+    def _parse_answer(self, request: Any, parser_class: Any, text: str, token_ids: list[int]) -> tuple[str, list[Any]]:
+        """Return the content and the tool calls of an answer, as vLLM sends them to the client."""
+        if parser_class is None:
+            return text, []
+        variables = getattr(request, "chat_template_kwargs", None) or self._settings.template_arguments
+        tokenizer = self._engine.renderer.tokenizer
+        parser = parser_class(
+            tokenizer, request.tools, chat_template_kwargs=variables, model_config=self._engine.model_config
+        )
+        _, content, calls = parser.parse(text, request, bool(self._settings.tool_parser), token_ids)
+        return content or "", [(call.name, call.arguments) for call in calls or ()]
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any
+    ) -> AsyncIterator[RequestOutput]:
+        """Sample answers to a rendered chat with the policy's settings. Records them before the last output."""
+        from vllm.sampling_params import RequestOutputKind
+
+        request = CURRENT_REQUEST.get()
+        assert request is not None, "requests without a session are refused"
+        prompt_ids = list(prompt["prompt_token_ids"])
+        constrained = sampling_params.structured_outputs is not None or any(
+            (getattr(sampling_params, name) or neutral) != neutral for name, neutral in NEUTRAL.items()
+        )
+        if request_id.startswith("resp_"):
+            request_id = request_id.rpartition("_")[0]  # vLLM numbers the rounds of a response, which has one here
+        wanted = RequestedSampling(sampling_params.max_tokens or 1, sampling_params.n, constrained)
+        sampling = request.start_sampling(request_id, prompt_ids, wanted)
+        params = _make_policy_params(sampling_params, sampling, constrained)
+        earlier = request.get_sampled_outputs()
+        outputs = _replay(earlier, request_id) if earlier else self._stream(prompt_ids, params, request_id)
+        collected: RequestOutput | None = None
+        is_delta = earlier is None and params.output_kind == RequestOutputKind.DELTA
+        try:
+            async for output in outputs:
+                collected = _collect(collected, output, is_delta)
+                if output.finished:
+                    self._record(request, collected)
+                yield output
+        except EngineError as error:
+            request.record_engine_error(error)
+            raise
+
+    def _record(self, request: HttpRequest, output: RequestOutput) -> None:
+        assert request.parse_answer is not None
+        answers = []
+        for answer in output.outputs:
+            completion = build_completion(answer, output.num_cached_tokens or 0)
+            content, calls = request.parse_answer(answer.text, list(answer.token_ids))
+            text = self._engine.renderer.tokenizer.decode(list(answer.token_ids), skip_special_tokens=True)
+            answers.append(SampledAnswer(completion, text, content, calls))
+        request.record_answers(answers, output)
+
+
+def _allow_free_tool_calls(request: Any) -> None:
+    """Remove settings that would constrain sampling although the model may choose whether it calls a tool."""
+    if getattr(request, "tool_choice", None) not in (None, "auto"):
+        return
+    request.parallel_tool_calls = True
+    for tool in request.tools or ():
+        function = getattr(tool, "function", tool)
+        if getattr(function, "strict", None):
+            function.strict = False
+
+
+def _make_policy_params(asked: SamplingParams, sampling: Sampling, is_constrained: bool) -> SamplingParams:
+    """Return the policy's sampling settings, with the settings of a request that the policy permits."""
+    from vllm.sampling_params import SamplingParams
+
+    kept = {name: getattr(asked, name) for name in KEPT}
+    if is_constrained:
+        kept |= {name: getattr(asked, name) for name in ("structured_outputs", *NEUTRAL)}
+    return SamplingParams(
+        **kept,
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        stop_token_ids=[*(asked.stop_token_ids or ()), *sampling.stop_token_ids],
+        logprobs=asked.logprobs or 0,
+        flat_logprobs=asked.logprobs is None,
+    )
+
+
+async def _replay(output: RequestOutput, request_id: str) -> AsyncIterator[RequestOutput]:
+    """Yield an earlier output again."""
+    again = _copy_output(output)
+    again.request_id = request_id
+    yield again
+
+
+def _collect(collected: RequestOutput | None, output: RequestOutput, is_delta: bool) -> RequestOutput:
+    """Add an output to those collected before. is_delta: it has only the new tokens."""
+    if collected is None:
+        return _copy_output(output)
+    collected.add(_copy_output(output), aggregate=is_delta)
+    return collected
+
+
+def _copy_output(output: RequestOutput) -> RequestOutput:
+    """Copy what RequestOutput.add changes."""
+    copied = copy(output)
+    copied.outputs = [copy(answer) for answer in output.outputs]
+    for answer in copied.outputs:
+        answer.token_ids = list(answer.token_ids)
+        answer.logprobs = answer.logprobs[:] if answer.logprobs else answer.logprobs
+    return copied

@@ -1,0 +1,278 @@
+"""HTTP endpoint of a rollout worker: programs of sessions call the policy like a model provider.
+
+    client -> uvicorn (loopback) -> SessionGate -> the engine's HTTP API
+
+The API key of a request selects its session. Keys are random, so a program cannot read another session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from alphaapollo.engines.http_api import CURRENT_REQUEST
+from alphaapollo.rollout.agents.session import Request, Session
+from alphaapollo.types import Sampling
+from alphaapollo.utils.time_limit import TimeLimit
+
+if TYPE_CHECKING:
+    import uvicorn
+
+logger = logging.getLogger(__name__)
+
+COMPLETIONS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+OTHER_ROUTES = ("/v1/models", "/v1/messages/count_tokens")
+REWARDS = "/v1/rewards"
+MAX_BODY = 16 << 20  # bytes
+MAX_WAITING_CONNECTIONS = 2048
+CLOSE_SECONDS = 5.0  # time limit to close open connections
+SAMPLING_KEYS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+NEUTRAL_SAMPLING = {"min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+
+
+class HttpError(Exception):
+    """Error that is sent to the client in the format of its API."""
+
+    def __init__(self, status: int, kind: str, message: str):
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
+@dataclass(frozen=True)
+class _OpenSession:
+    session: Session
+    time_limit: TimeLimit
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)  # running requests
+
+
+class SessionGate:
+    """ASGI application that finds the session of a request and forwards the request to the engine's HTTP API."""
+
+    def __init__(self, app: Callable[..., Any]):
+        self._app = app
+        self._sessions: dict[str, _OpenSession] = {}  # by API key
+
+    @contextlib.contextmanager
+    def open_session(self, session: Session, time_limit: TimeLimit) -> Iterator[None]:
+        """Context manager during which the session's requests are accepted. At its end, running ones are cancelled.
+
+        time_limit: time limit of the program, which does not count the time of its requests.
+        """
+        opened = self._sessions[session.token] = _OpenSession(session, time_limit)
+        try:
+            yield
+        finally:
+            del self._sessions[session.token]
+            for task in opened.tasks:
+                task.cancel()
+
+    async def __call__(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+        if scope["type"] != "http":
+            return
+        path = scope["path"]
+        try:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            opened = self._find_session(headers)
+            if path not in (*COMPLETIONS, *OTHER_ROUTES, REWARDS):
+                known = ", ".join((*COMPLETIONS, *OTHER_ROUTES, REWARDS))
+                raise HttpError(404, "not_found_error", f"Unknown route {path}. Use one of: {known}.")
+            body = await _read_body(receive, headers)
+            task = asyncio.current_task()
+            assert task is not None
+            opened.tasks.add(task)
+            try:
+                if path == REWARDS:
+                    _give_reward(opened.session, body)
+                    await _send_json(send, 200, {})
+                elif path in COMPLETIONS and scope["method"] == "POST":
+                    with opened.time_limit.exclude():
+                        await self._serve_completion(opened.session, scope, headers, body, receive, send)
+                else:
+                    await self._app(scope, _replay_body(body, receive), send)
+            finally:
+                opened.tasks.discard(task)
+        except HttpError as error:
+            shown = {"type": error.kind, "message": str(error)}
+            message = {"error": shown | {"code": error.kind, "param": None}}
+            await _send_json(
+                send, error.status, {"type": "error", "error": shown} if path.startswith("/v1/messages") else message
+            )
+
+    def _find_session(self, headers: dict[str, str]) -> _OpenSession:
+        key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ").strip()
+        if key not in self._sessions:
+            message = "Unknown API key. A key is valid for one session, until its program has returned its reward."
+            raise HttpError(401, "authentication_error", message)
+        return self._sessions[key]
+
+    async def _serve_completion(
+        self, session: Session, scope: Any, headers: dict[str, str], body: bytes, receive: Any, send: Any
+    ) -> None:
+        if session.num_started >= session.limits.max_requests:
+            limit = f"env.agent.max_requests={session.limits.max_requests}"
+            raise HttpError(403, "permission_error", f"The session has reached its limit of requests, {limit}.")
+        session.num_started += 1
+        _note_overridden_sampling(session, body)
+        request = Request(
+            session,
+            body_digest=hashlib.blake2b(scope["path"].encode() + body).hexdigest(),
+            role=headers.get("x-role", ""),
+            is_retry=headers.get("x-stainless-retry-count", "0") != "0",
+            reward=_read_reward(headers["x-reward"], "header x-reward") if "x-reward" in headers else None,
+        )
+        is_delivered = False
+
+        async def send_and_watch(message: dict[str, Any]) -> None:
+            nonlocal is_delivered
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if is_last:  # afterwards, the client may already send its next request
+                is_delivered = not await _is_disconnected(receive)
+                request.finish(is_delivered)
+            await send(message)
+
+        token = CURRENT_REQUEST.set(request)
+        try:
+            await self._app(scope, _replay_body(body, receive), send_and_watch)
+        finally:
+            CURRENT_REQUEST.reset(token)
+            if not is_delivered:
+                request.finish(is_delivered=False)
+
+
+class Endpoint:
+    """HTTP server of a SessionGate on a free port of the loopback interface."""
+
+    def __init__(self, gate: SessionGate):
+        self.gate = gate
+        self._gate_server: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._socket = socket.socket()
+
+    async def start(self) -> None:
+        """Start the server."""
+        import uvicorn
+
+        class Server(uvicorn.Server):
+            @contextlib.contextmanager
+            def capture_signals(self) -> Iterator[None]:  # signals belong to the process that hosts this server
+                yield
+
+        self._socket.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(
+            self.gate, log_config=None, access_log=False, lifespan="off", backlog=MAX_WAITING_CONNECTIONS
+        )
+        config.timeout_graceful_shutdown = 1
+        self._gate_server = Server(config)
+        self._serving = asyncio.create_task(self._gate_server.serve(sockets=[self._socket]))
+        while not self._gate_server.started:
+            await asyncio.sleep(0.01)
+
+    @property
+    def url(self) -> str:
+        """URL without a path, e.g. http://127.0.0.1:41234."""
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    async def close(self) -> None:
+        """Stop the server and close its connections. Idempotent."""
+        if self._gate_server is not None and self._serving is not None:
+            self._gate_server.should_exit = self._gate_server.force_exit = True
+            await asyncio.wait((self._serving,), timeout=CLOSE_SECONDS)
+        self._socket.close()
+
+
+async def _read_body(receive: Callable[..., Any], headers: dict[str, str]) -> bytes:
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise asyncio.CancelledError
+        size += len(message.get("body", b""))
+        if max(size, int(headers.get("content-length", "0"))) > MAX_BODY:
+            raise HttpError(
+                413, "request_too_large", f"The body has more than {MAX_BODY >> 20} MiB. Send a shorter chat."
+            )
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _replay_body(body: bytes, receive: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an ASGI `receive` that first returns the body that was already read."""
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_body_first() -> Any:
+        return waiting.pop() if waiting else await receive()
+
+    return receive_body_first
+
+
+async def _is_disconnected(receive: Callable[..., Any]) -> bool:
+    """Return whether the client has closed its connection, without waiting."""
+    task = asyncio.ensure_future(receive())
+    await asyncio.sleep(0)
+    if task.done():
+        return task.result()["type"] == "http.disconnect"
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return False
+
+
+async def _send_json(send: Callable[..., Any], status: int, content: dict[str, Any]) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(content).encode()})
+
+
+def _give_reward(session: Session, body: bytes) -> None:
+    try:
+        fields = json.loads(body)
+        session.give_reward(str(fields["request_id"]), _read_reward(fields["reward"], "reward"))
+    except (KeyError, TypeError, ValueError) as error:
+        fix = 'Send {"request_id": the id of an answer, "reward": a number}.'
+        raise HttpError(400, "invalid_request_error", f"{error} {fix}") from error
+
+
+def _read_reward(value: Any, name: str) -> float:
+    try:
+        reward = float(value)
+    except (TypeError, ValueError):
+        reward = math.nan
+    if not math.isfinite(reward):
+        raise HttpError(400, "invalid_request_error", f"{name}={value!r} is not a finite number.")
+    return reward
+
+
+def _note_overridden_sampling(session: Session, body: bytes) -> None:
+    """Record the client's sampling settings that differ from the policy's, which are used instead."""
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        return  # the engine's HTTP API reports it
+    if isinstance(fields, dict):
+        policy = _describe_policy(session.sampling)
+        for key in SAMPLING_KEYS:
+            if fields.get(key) is not None and fields[key] != policy[key]:
+                session.overridden[key] = fields[key]
+        if fields.get("tools") and fields.get("parallel_tool_calls") is False:
+            session.overridden["parallel_tool_calls"] = False
+
+
+def _describe_policy(sampling: Sampling) -> dict[str, float]:
+    return {**NEUTRAL_SAMPLING, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}

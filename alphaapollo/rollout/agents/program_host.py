@@ -1,0 +1,263 @@
+"""Process that runs the programs of sessions: python -m alphaapollo.rollout.agents.program_host PARENT_PID SETTINGS
+
+It imports the user's file once. For each session it forks a supervisor, which forks the program. When the program has
+ended or is to be ended, the supervisor kills all processes that the program has started, also those that left its
+process group, because the supervisor adopts them (PR_SET_CHILD_SUBREAPER).
+
+    worker -> host     one line of JSON: {"id", "folder", "environment"}, or {"end": id}
+    host -> worker     one line of JSON: {"error"} when the file is loaded; then the id of each session that has ended.
+                       Its result is in its folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import inspect
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+RESULT, OUTPUT, ERRORS, TASK = (
+    "result.json",
+    "output.txt",
+    "errors.txt",
+    "task.json",
+)  # files in the folder of a session
+TRACEBACK_LINES = 30
+
+
+class Endpoint:
+    """Access of a program to the policy: the second argument of `run(task, endpoint)`.
+
+    Attributes:
+        base_url: of OpenAI-compatible APIs, ends with /v1.
+        anthropic_base_url: of the Anthropic API.
+        api_key: API key of this session.
+        model: model name for requests.
+    """
+
+    def __init__(self, environment: dict[str, str]):
+        self.base_url = environment["OPENAI_BASE_URL"]
+        self.anthropic_base_url = environment["ANTHROPIC_BASE_URL"]
+        self.api_key = environment["OPENAI_API_KEY"]
+        self.model = environment["OPENAI_MODEL"]
+
+    def reward(self, request_id: str, value: float) -> None:
+        """Add a reward for one answer, whose id is `request_id`. Raises ValueError if there is no such answer."""
+        import httpx
+
+        answer = httpx.post(
+            f"{self.base_url}/rewards",
+            json={"request_id": request_id, "reward": value},
+            headers={"authorization": f"Bearer {self.api_key}"},
+        )
+        if answer.is_error:
+            raise ValueError(answer.json()["error"]["message"])
+
+
+def load_agent(path: str) -> Callable[..., Any]:
+    """Load `run` of the user's file. Raises ValueError if the file or `run` does not exist or has another signature."""
+    from alphaapollo.utils.user_module import load_user_object
+
+    run = load_user_object(path, "run", "env.agent.path", "env.agent.path: run")
+    try:
+        inspect.signature(run).bind("task", "endpoint")
+    except TypeError as error:
+        raise ValueError(f"env.agent.path={path}: define run(task, endpoint). {error}.") from error
+    return run
+
+
+def serve(parent_pid: int, path: str, command: str) -> None:
+    """Start and end programs until the pipe from the parent closes."""
+    replies = os.dup(1)
+    os.dup2(2, 1)  # what the user's file prints is no reply
+    _exit_with_parent(parent_pid, signal.SIGTERM)
+    run, error = None, ""
+    try:
+        run = load_agent(path) if path else None
+    except ValueError as failure:
+        error = str(failure)
+    _write_line(replies, json.dumps({"error": error}))
+    supervisors: dict[str, int] = {}  # session id -> pid
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    waker = signal.set_wakeup_fd(_make_nonblocking(wake := os.pipe()), warn_on_full_buffer=False)
+    assert waker == -1
+    selector = selectors.DefaultSelector()
+    selector.register(0, selectors.EVENT_READ)
+    selector.register(wake[0], selectors.EVENT_READ)
+    unread = b""
+    while not error:
+        for key, _ in selector.select():
+            data = os.read(key.fd, 1 << 16)
+            if key.fd == wake[0]:
+                _report_ended(supervisors, replies)
+                continue
+            if not data:
+                for pid in supervisors.values():
+                    os.kill(pid, signal.SIGTERM)
+                return
+            *lines, unread = (unread + data).split(b"\n")
+            for order in map(json.loads, lines):
+                if "end" in order:
+                    if order["end"] in supervisors:
+                        os.kill(supervisors[order["end"]], signal.SIGTERM)
+                else:
+                    supervisors[order["id"]] = _fork_supervisor(order, run, command)
+
+
+def _make_nonblocking(pipe: tuple[int, int]) -> int:
+    for end in pipe:
+        os.set_blocking(end, False)
+    return pipe[1]
+
+
+def _report_ended(supervisors: dict[str, int], replies: int) -> None:
+    for session_id, pid in list(supervisors.items()):
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            del supervisors[session_id]
+            _write_line(replies, session_id)
+
+
+def _write_line(pipe: int, text: str) -> None:
+    os.write(pipe, text.encode() + b"\n")
+
+
+def _fork_supervisor(order: dict[str, Any], run: Callable[..., Any] | None, command: str) -> int:
+    """Fork the supervisor of a session. Returns its pid."""
+    host = os.getpid()
+    if pid := os.fork():
+        return pid
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, _end_descendants)
+        os.setsid()
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        _exit_with_parent(host, signal.SIGTERM)
+        _supervise(order, run, command)
+    finally:
+        os._exit(0)
+
+
+def _supervise(order: dict[str, Any], run: Callable[..., Any] | None, command: str) -> None:
+    """Run a program, then end what it has left running."""
+    folder = Path(order["folder"])
+    environment = {**os.environ, **order["environment"]}
+    supervisor = os.getpid()
+    program = os.fork()
+    if program == 0:
+        status = 1
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _exit_with_parent(supervisor, signal.SIGKILL)
+            _redirect_output(folder)
+            os.environ.update(order["environment"])
+            if run is None:
+                _run_command(command, folder, environment)
+            else:
+                _run_function(run, folder, environment)
+            status = 0
+        except BaseException:  # noqa: BLE001  the result of the session shows it
+            lines = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
+            (folder / RESULT).write_text(json.dumps({"error": lines[-1], "traceback": lines}))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    with contextlib.suppress(ChildProcessError):
+        _, status = os.waitpid(program, 0)
+        if os.WIFSIGNALED(status):
+            name = signal.Signals(os.WTERMSIG(status)).name
+            (folder / RESULT).write_text(json.dumps({"error": f"the program was killed by {name}"}))
+    _end_descendants()
+
+
+def _run_function(run: Callable[..., Any], folder: Path, environment: dict[str, str]) -> None:
+    result = run(json.loads((folder / TASK).read_text()), Endpoint(environment))
+    if inspect.isawaitable(result):
+
+        async def wait() -> Any:
+            return await result
+
+        result = asyncio.run(wait())
+    (folder / RESULT).write_text(json.dumps({"result": result}, default=_convert_number))
+
+
+def _convert_number(value: Any) -> Any:
+    """Convert a number of NumPy or torch."""
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"run() returned a {type(value).__name__}. Return a number, a dict of numbers, or None.")
+
+
+def _run_command(command: str, folder: Path, environment: dict[str, str]) -> None:
+    code = subprocess.run(["/bin/sh", "-c", command], env=environment, stdin=subprocess.DEVNULL, check=False).returncode
+    if code:
+        (folder / RESULT).write_text(json.dumps({"error": f"the command ended with exit code {code}"}))
+        return
+    last = (folder / OUTPUT).read_text(errors="replace").strip().splitlines()[-1:]
+    try:
+        result = json.loads(last[0]) if last else None
+    except ValueError:
+        result = None  # the last line is no JSON, so the program gives no reward
+    (folder / RESULT).write_text(json.dumps({"result": result}))
+
+
+def _redirect_output(folder: Path) -> None:
+    """Redirect stdin from nothing, and stdout and stderr to files."""
+    for stream, target, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, str(folder / OUTPUT), os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+        (2, str(folder / ERRORS), os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+    ):
+        os.dup2(os.open(target, flags, 0o600), stream)
+
+
+def _end_descendants(signal_number: int = 0, frame: FrameType | None = None) -> None:
+    """Kill all descendants of this process, and exit if this is a signal handler."""
+    while children := _list_children(os.getpid()):
+        for pid in children:
+            for one in [*_list_descendants(pid), pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # their children become ours
+                pass
+        time.sleep(0.001)
+    if signal_number:
+        os._exit(0)
+
+
+def _list_children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def _list_descendants(pid: int) -> list[int]:
+    return [one for child in _list_children(pid) for one in [*_list_descendants(child), child]]
+
+
+def _exit_with_parent(parent_pid: int, signal_number: int) -> None:
+    """Make the kernel send a signal to this process when its parent dies (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
+        if os.getppid() != parent_pid:
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), *json.loads(sys.argv[2]))

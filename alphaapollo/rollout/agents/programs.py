@@ -1,0 +1,139 @@
+"""Run the user's programs in processes of their own (program_host.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alphaapollo.config.schema import Agent
+from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
+from alphaapollo.rollout.agents.program_host import ERRORS, RESULT, TASK
+
+START_TIMEOUT = 120.0  # seconds to import the user's file
+SHOWN_LINES = 10  # last lines of stderr in the reason of a failure
+SHOWN_CHARS = 2000
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """How a program ended: `value` is what it returned, unless it failed with `error`."""
+
+    value: Any = None
+    error: str = ""
+
+
+class ProgramRunner:
+    """Runs the program of env.agent. Belongs to one event loop."""
+
+    def __init__(self, agent: Agent):
+        self._agent = agent
+        self._host: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="alphaapollo-agents-"))
+        self._count = 0
+
+    async def start(self) -> None:
+        """Start the host process. Raises ValueError if the user's file cannot be loaded."""
+        settings = json.dumps([self._agent.path, self._agent.command])
+        host = [sys.executable, "-P", "-m", "alphaapollo.rollout.agents.program_host", str(os.getpid()), settings]
+        self._host = await asyncio.create_subprocess_exec(
+            *host,
+            env=make_subprocess_environ(),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C goes to the driver alone
+        )
+        assert self._host.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._host.stdout.readline(), START_TIMEOUT)
+        except TimeoutError:
+            line = b""
+        if not line:
+            await self.close()
+            raise ValueError(
+                f"env.agent.path={self._agent.path}: importing this file ended its process, or took longer than "
+                f"{START_TIMEOUT:g} s. Move slow code into run()."
+            )
+        if error := json.loads(line)["error"]:
+            await self.close()
+            raise ValueError(error)
+        self._reading = asyncio.create_task(self._read_replies())
+
+    async def run(self, task: Mapping[str, Any], environment: Mapping[str, str]) -> ProgramResult:
+        """Run the program for one task and return how it ended. If the caller is cancelled, the program is ended.
+
+        Args:
+            task: JSON object, the program's input.
+            environment: environment variables in addition to those of this process.
+        """
+        self._count += 1
+        session_id = str(self._count)
+        folder = self._folder / session_id
+        folder.mkdir()
+        (folder / TASK).write_text(json.dumps(task, ensure_ascii=False), encoding="utf-8")
+        variables = {**environment, "ALPHAAPOLLO_TASK": str(folder / TASK)}
+        ended = self._waiting[session_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._write({"id": session_id, "folder": str(folder), "environment": variables})
+            await asyncio.shield(ended)
+            return self._read_result(folder)
+        finally:
+            if not ended.done():
+                self._write({"end": session_id})
+                await asyncio.shield(ended)
+            del self._waiting[session_id]
+            shutil.rmtree(folder)
+
+    async def close(self) -> None:
+        """End all programs and the host process. Idempotent."""
+        host, self._host = self._host, None
+        if host is not None:
+            assert host.stdin is not None
+            host.stdin.close()
+            with contextlib.suppress(ProcessLookupError):
+                host.send_signal(signal.SIGTERM)  # its supervisors then end their programs
+            await host.wait()
+        if self._reading is not None:
+            await self._reading
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self, order: dict[str, Any]) -> None:
+        if self._host is not None and self._host.stdin is not None:
+            self._host.stdin.write(json.dumps(order).encode() + b"\n")
+
+    async def _read_replies(self) -> None:
+        """Read the ids of ended sessions until the host ends, which ends all sessions."""
+        assert self._host is not None and self._host.stdout is not None
+        while line := await self._host.stdout.readline():
+            self._set_ended(line.decode().strip())
+        for session_id in list(self._waiting):
+            self._set_ended(session_id)
+
+    def _set_ended(self, session_id: str) -> None:
+        ended = self._waiting.get(session_id)
+        if ended is not None and not ended.done():
+            ended.set_result(None)
+
+    def _read_result(self, folder: Path) -> ProgramResult:
+        errors = folder / ERRORS
+        lines = errors.read_text(errors="replace").splitlines() if errors.exists() else []
+        try:
+            result = json.loads((folder / RESULT).read_text())
+        except (FileNotFoundError, ValueError):
+            result = {"error": "the program ended without a result"}
+        if "error" not in result:
+            return ProgramResult(result["result"])
+        lines = (lines + result.get("traceback", []))[-SHOWN_LINES:]
+        shown = "\n".join(line for line in lines if line != result["error"])[-SHOWN_CHARS:]
+        return ProgramResult(error=result["error"] + (f"\n{shown}" if shown else ""))

@@ -1,0 +1,99 @@
+"""Turns and rows to train on of a session (session.py).
+
+A path of the session's forest is one token sequence. The longest path from a root is one row. Each remaining branch is
+a row of its own, in which the tokens that it shares with an earlier row are context. So each sampled token is trained
+on once, after exactly the tokens that the engine received.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from alphaapollo.rollout.agents.session import Answer, Session
+from alphaapollo.rollout.context import build_row
+from alphaapollo.types import Message, Row, Turn
+
+TrainedRows = Literal["all", "last", "main"]
+
+
+def build_turns_and_rows(
+    session: Session, trained_rows: TrainedRows, untrained_roles: Sequence[str]
+) -> tuple[list[Turn], list[Row], list[list[int]]]:
+    """Return the turns of a session, its rows to train on, and the engine's prompt of each turn.
+
+    Turns that are not trained on follow the turns of the rows: those of other rows than `trained_rows`, of
+    `untrained_roles`, and those that were sampled under a constraint, e.g. a JSON schema.
+    """
+    branches = find_branches(session.answers)
+    chosen = branches
+    if trained_rows == "main":
+        chosen = branches[:1]
+    elif trained_rows == "last":
+        chosen = [branch for branch in branches if session.answers[-1] in branch]
+    turns: list[Turn] = []
+    rows: list[Row] = []
+    prompts: list[list[int]] = []
+    trained = set()
+    for branch in chosen:
+        answers = [one for one in branch if not one.request.is_constrained and one.request.role not in untrained_roles]
+        if answers:
+            first_turn = len(turns)
+            before: list[int] = []
+            for answer in answers:
+                turns.append(_make_turn(answer, answer.prompt_ids[len(before) :]))
+                before = answer.token_ids
+            _set_observations(turns[first_turn:], answers)
+            rows.append(build_row(turns[first_turn:], first_turn))
+            prompts += [answer.prompt_ids for answer in answers]
+            trained.update(answers)
+    for answer in session.answers:
+        if answer not in trained:
+            turns.append(_make_turn(answer, answer.prompt_ids))
+    for turn in turns:  # the rows contain them
+        turn.completion = replace(turn.completion, routed_experts=None)
+    return turns, rows, prompts
+
+
+def find_branches(answers: Sequence[Answer]) -> list[list[Answer]]:
+    """Split a forest into paths: the longest path from the first root, then the branches off it, and so on. A branch
+    begins with its first answer that is in no earlier path."""
+    children: dict[Answer | None, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        children[answer.parent].append(answer)
+    depth: dict[Answer, int] = {}
+    for answer in reversed(answers):  # children come after their parents
+        depth[answer] = 1 + max((depth[child] for child in children[answer]), default=0)
+    branches: list[list[Answer]] = []
+    waiting = list(children[None])
+    while waiting:
+        branch, options = [], [waiting.pop(0)]
+        while options:
+            longest = max(options, key=lambda one: depth[one])  # the first one of several
+            waiting += [one for one in options if one is not longest]
+            branch.append(longest)
+            options = children[longest]
+        branches.append(branch)
+    return branches
+
+
+def _make_turn(answer: Answer, context_ids: list[int]) -> Turn:
+    request, parent = answer.request, answer.parent
+    info = {
+        "request": request.id,
+        "role": request.role,
+        "difference": request.difference,
+        "reused_tokens": len(parent.token_ids) if parent else 0,
+        "constrained": request.is_constrained,
+    }
+    shown = {name: value for name, value in info.items() if value}
+    return Turn(context_ids, answer.sampled.completion, answer.sampled.text, reward=answer.reward, info=shown)
+
+
+def _set_observations(turns: Sequence[Turn], answers: Sequence[Answer]) -> None:
+    """Set the observation of each turn: the messages that the next request of the path adds."""
+    for turn, answer, following in zip(turns, answers, answers[1:], strict=False):
+        keys = following.request.keys[len(answer.request.keys) + 1 :]
+        turn.observation = [Message(role=key.role, content=key.text) for key in keys]

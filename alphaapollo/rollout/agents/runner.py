@@ -1,0 +1,172 @@
+"""Run one episode of an agent: a session in which the user's program calls the policy.
+
+task -> program <-> endpoint <-> engine -> reward of the program, and graded text -> Trajectory
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from alphaapollo.config.schema import Agent
+from alphaapollo.observability.spans import SPANS
+from alphaapollo.rewards.base import convert_to_score
+from alphaapollo.rollout.agents.endpoint import Endpoint
+from alphaapollo.rollout.agents.programs import ProgramResult, ProgramRunner
+from alphaapollo.rollout.agents.rows import build_turns_and_rows
+from alphaapollo.rollout.agents.session import Session, SessionLimits
+from alphaapollo.rollout.context import check_rows_match_turns
+from alphaapollo.rollout.episode import MAX_ATTEMPTS, EpisodeTask, make_failure_score
+from alphaapollo.types import EpisodeEnd, Message, Prompt, Score, StopReason, Trajectory, Turn
+from alphaapollo.utils.time_limit import TimeLimit
+
+logger = logging.getLogger(__name__)
+
+Grade = Callable[[Prompt, str, Sequence[Turn]], Awaitable[Score]]
+
+
+def make_task(prompt: Prompt, sample_index: int, seed: int) -> dict[str, Any]:
+    """Return the task of a program: the fields of the prompt, `sample` and `seed`."""
+    return {**asdict(prompt), "sample": sample_index, "seed": seed}
+
+
+def make_environment_variables(url: str, token: str, model: str) -> dict[str, str]:
+    """Return the environment variables from which clients take the address, the key and the model."""
+    return {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": token,
+        "OPENAI_MODEL": model,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": token,
+        "ANTHROPIC_MODEL": model,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRunner:
+    """Runs episodes of an agent on one engine. Has the interface of EpisodeRunner.
+
+    grade: the reward function, with env.agent.grade.
+    """
+
+    agent: Agent
+    endpoint: Endpoint
+    programs: ProgramRunner
+    limits: SessionLimits
+    grade: Grade | None = None
+
+    async def run(self, task: EpisodeTask) -> Trajectory:
+        """Run one episode and return its trajectory.
+
+        A program that fails or returns no reward is run once more in a new session. After a second failure, or if it
+        exceeds env.agent.timeout, the trajectory has no reward and is excluded from training. Raises EngineError if the
+        engine fails.
+        """
+        with SPANS.use_track(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample_index):
+            started, time_limit = time.perf_counter(), TimeLimit(self.agent.timeout)
+            for number in range(1, MAX_ATTEMPTS + 1):
+                session = Session(task.sampling, task.derive_turn_seed, self.limits)
+                try:
+                    result = await self._run_program(task, session, time_limit)
+                except TimeoutError:
+                    end = EpisodeEnd.TIME_LIMIT
+                    score = make_failure_score(
+                        f"the program took longer than env.agent.timeout={self.agent.timeout:g} s"
+                    )
+                    break
+                _warn_of_overridden_sampling(session)
+                end, score = await self._score(task.prompt, session, result)
+                if not score.outcome.failed or end is EpisodeEnd.PROMPT_LIMIT:
+                    break
+                score = replace(score, reason=f"{score.reason} (attempt {number} of {MAX_ATTEMPTS})")
+            turns, rows, prompts = build_turns_and_rows(session, self.agent.train, self.agent.untrained_roles)
+            check_rows_match_turns(rows, turns, prompts)
+            if not rows and not score.outcome.failed:
+                score = make_failure_score("env.agent.train and env.agent.untrained_roles leave no answer to train on")
+            seconds = time.perf_counter() - started
+            return Trajectory(
+                task.prompt.id, task.sample_index, turns, rows, score, end, seconds, _get_first_messages(session)
+            )
+
+    async def _run_program(self, task: EpisodeTask, session: Session, time_limit: TimeLimit) -> ProgramResult:
+        variables = make_environment_variables(self.endpoint.url, session.token, self.agent.model_names[0])
+        inputs = make_task(task.prompt, task.sample_index, session.derive_seed(0))
+        with self.endpoint.gate.open_session(session, time_limit):
+            async with time_limit.count_time():
+                with SPANS("program", timeout=time_limit.seconds_left):
+                    running = asyncio.ensure_future(self.programs.run(inputs, variables))
+                    failing = asyncio.ensure_future(session.engine_failed.wait())
+                    try:
+                        await asyncio.wait((running, failing), return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        failing.cancel()
+                        if not running.done():
+                            running.cancel()
+                            await asyncio.wait((running,))
+        if session.engine_error is not None:
+            raise session.engine_error
+        return running.result()
+
+    async def _score(self, prompt: Prompt, session: Session, result: ProgramResult) -> tuple[EpisodeEnd, Score]:
+        """Return how the episode ended, and its score."""
+        answers = session.answers
+        if session.overflow and result.error and not answers:
+            return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.overflow)
+        if session.overflow and result.error:  # like other episodes that reach a token limit without an answer
+            graded = Score(0.0) if self.grade is None else await self._grade(prompt, session, "")
+            return EpisodeEnd.TOKEN_LIMIT, replace(
+                graded, reason=f"no answer before the token limit: {session.overflow}"
+            )
+        failed = EpisodeEnd.ENVIRONMENT_FAILED
+        if result.error:
+            return failed, make_failure_score(f"the program failed: {result.error}")
+        if not answers:
+            return failed, make_failure_score("the program made no request to the policy")
+        score: Score | None = None
+        if result.value is not None:
+            try:
+                score = convert_to_score(result.value)
+            except (TypeError, ValueError) as error:
+                return failed, make_failure_score(f"the program's result is no reward: {error}")
+        if self.grade is not None:
+            graded = await self._grade(prompt, session, answers[-1].sampled.text)
+            score = graded if score is None or graded.outcome.failed else self._add_scores(graded, score)
+        if score is None and not any(answer.reward for answer in answers):
+            fix = "Return a number or a dict of numbers, or set env.agent.grade=true."
+            return failed, make_failure_score(f"the program returned no reward. {fix}")
+        is_truncated = answers[-1].sampled.completion.stop_reason is StopReason.LENGTH
+        return EpisodeEnd.TOKEN_LIMIT if is_truncated else EpisodeEnd.DONE, score or Score(0.0)
+
+    async def _grade(self, prompt: Prompt, session: Session, text: str) -> Score:
+        assert self.grade is not None
+        turns, _, _ = build_turns_and_rows(session, "all", ())
+        return await self.grade(prompt, text, turns)
+
+    def _add_scores(self, graded: Score, own: Score) -> Score:
+        """Add the weighted reward of the program to the score of the reward function."""
+        parts = {**graded.components, **own.components, "agent": own.reward}
+        return replace(graded, reward=graded.reward + self.agent.reward_weight * own.reward, components=parts)
+
+
+def _warn_of_overridden_sampling(session: Session) -> None:
+    for name, value in session.overridden.items():
+        if name not in _warned:
+            _warned.add(name)
+            logger.warning(
+                "the agent's requests set %s=%s. The policy's own setting is used instead, because training needs it.",
+                name,
+                value,
+            )
+
+
+_warned: set[str] = set()  # sampling settings with a warning, once per process
+
+
+def _get_first_messages(session: Session) -> list[Message] | None:
+    if not session.requests:
+        return None
+    return [Message(role=key.role, content=key.text) for key in session.requests[0].keys]

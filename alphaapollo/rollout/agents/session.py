@@ -1,0 +1,294 @@
+"""Session of an agent: the requests of one program, and the exact tokens of their prompts and answers.
+
+    request 1   P1 -> A1
+    request 2   P1 A1 + new messages -> A2          continues request 1: its tokens are reused, not rendered again
+    request 3   P3 -> A3                            another chat, e.g. of a sub-agent: a new branch
+
+The answers of a session form a forest. Each path from a root becomes one row to train on (rows.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from alphaapollo.engines.http_api import ChatMessages, History, ParseAnswer, RequestedSampling, SampledAnswer
+from alphaapollo.types import Sampling
+
+SHOWN_CHARS = 60  # characters of a message in a description
+
+
+class MessageKey(NamedTuple):
+    """What identifies a message of a chat. Two messages with one key are the same message.
+
+    For answers, it ignores what clients change without changing the message: surrounding whitespace, the format of
+    JSON arguments, ids of tool calls, and reasoning that is not sent back.
+    """
+
+    role: str
+    text: str
+    tool_calls: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        calls = "".join(f" {name}({arguments})" for name, arguments in self.tool_calls)
+        return f"{self.role}: {self.text[:SHOWN_CHARS]!r}{calls[:SHOWN_CHARS]}"
+
+
+def make_answer_key(content: str, tool_calls: list[tuple[str, str]]) -> MessageKey:
+    """Return the key of an answer of the model. tool_calls: (name, arguments as JSON)."""
+    return MessageKey("assistant", content.strip(), tuple((name, _normalize_json(text)) for name, text in tool_calls))
+
+
+def make_message_keys(messages: ChatMessages) -> tuple[list[MessageKey], list[int]]:
+    """Return the keys of a chat, and for each key the index after its last message. Consecutive messages of the
+    assistant are one answer, which some APIs send as several items."""
+    keys: list[MessageKey] = []
+    ends: list[int] = []
+    for index, message in enumerate(messages):
+        role, text = message["role"], _read_text(message.get("content"))
+        if role != "assistant":
+            keys.append(MessageKey(role, text))
+            ends.append(index + 1)
+            continue
+        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+        key = make_answer_key(text, calls)
+        if keys and keys[-1].role == "assistant":
+            key = MessageKey("assistant", (keys[-1].text + text).strip(), keys[-1].tool_calls + key.tool_calls)
+            keys[-1], ends[-1] = key, index + 1
+        else:
+            keys.append(key)
+            ends.append(index + 1)
+    return keys, ends
+
+
+def _read_text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part["text"] if part.get("type") == "text" else _normalize_json(part) for part in content)
+
+
+def _normalize_json(value: Any) -> str:
+    """Return JSON without differences of whitespace and order; a text that is no JSON unchanged."""
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return str(value)
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+@dataclass(eq=False)
+class Answer:
+    """Sampled answer: a node of the session's forest."""
+
+    request: Request
+    sampled: SampledAnswer
+    parent: Answer | None  # the answer that the prompt continues
+    reward: float = 0.0  # reward for this answer alone
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.request.prompt_ids
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Tokens of the prompt and of the answer."""
+        return [*self.prompt_ids, *self.sampled.completion.token_ids]
+
+    @property
+    def path(self) -> list[Answer]:
+        """Answers from the root to this one."""
+        return [*(self.parent.path if self.parent else []), self]
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """Limits of a session."""
+
+    max_model_len: int  # tokens of a prompt and its answer
+    max_requests: int
+    max_tokens_per_turn: int | None = None
+
+
+@dataclass(eq=False)
+class Session:
+    """Requests of one program that runs for one sample of a prompt.
+
+    Args:
+        sampling: the policy's sampling settings. `max_tokens` limits all tokens of a path after its first prompt.
+        derive_seed: number -> seed of a request.
+    """
+
+    sampling: Sampling
+    derive_seed: Callable[[int], int]
+    limits: SessionLimits
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))  # the API key of the program
+    requests: list[Request] = field(default_factory=list)  # finished requests, in the order of their answers
+    num_started: int = 0  # requests for completions, including failed ones
+    overflow: str = ""  # error of the last request if its prompt was too long
+    engine_error: Exception | None = None
+    engine_failed: asyncio.Event = field(default_factory=asyncio.Event)
+    overridden: dict[str, Any] = field(default_factory=dict)  # sampling settings of clients that are not used
+    _answers: dict[tuple[str, tuple[MessageKey, ...]], Answer] = field(default_factory=dict)  # by chat and answer
+    _samplings: Counter[str] = field(default_factory=Counter)  # prompt digest -> how often it was sampled
+
+    @property
+    def answers(self) -> list[Answer]:
+        """Answers that the program received."""
+        return [answer for request in self.requests if request.is_delivered for answer in request.answers]
+
+    def give_reward(self, request_id: str, reward: float) -> None:
+        """Add a reward for the answers of one request. Raises ValueError if the session has no such request."""
+        found = [request for request in self.requests if request.id == request_id]
+        if not found:
+            known = ", ".join(request.id for request in self.requests[-3:])
+            raise ValueError(f"request_id={request_id}: this session has no such request. The last ones are: {known}.")
+        for answer in found[0].answers:
+            answer.reward += reward
+
+    def find_answer(self, keys: list[MessageKey], template_variables: str) -> tuple[Answer | None, int]:
+        """Return the last answer in a chat that this session sampled, and the number of keys up to and with it."""
+        for count in range(len(keys) - 1, 0, -1):
+            if keys[count - 1].role == "assistant":
+                answer = self._answers.get((template_variables, tuple(keys[:count])))
+                if answer is not None and answer.request.is_delivered:
+                    return answer, count
+        return None, 0
+
+    def describe_difference(self, keys: list[MessageKey], template_variables: str) -> str:
+        """Describe where a chat first differs from the most similar earlier chat of this session."""
+        chats = [(other, known) for other, known in self._answers if any(a.role == "assistant" for a in known)]
+        if not chats:
+            return "no earlier request of this session has this history"
+
+        def count_equal(chat: tuple[str, tuple[MessageKey, ...]]) -> int:
+            pairs = enumerate(zip_longest(chat[1], keys))
+            return next((index for index, (old, new) in pairs if old != new), len(keys))
+
+        variables, known = max(chats, key=lambda chat: (count_equal(chat), len(chat[1])))
+        index = count_equal((variables, known))
+        if index >= len(known) and variables != template_variables:
+            return f"tools or template variables changed: {_describe_change(variables, template_variables)}"
+        old = str(known[index]) if index < len(known) else "the end of the chat"
+        new = str(keys[index]) if index < len(keys) else "the end of the chat"
+        return f"message {index}: {old} became {new}"
+
+    def add_answers(self, request: Request) -> None:
+        """Add the answers of a finished request."""
+        self.requests.append(request)
+        for answer in request.answers:
+            key = make_answer_key(answer.sampled.content, answer.sampled.tool_calls)
+            self._answers[request.template_variables, (*request.keys, key)] = answer
+
+    def find_undelivered(self, request: Request) -> Request | None:
+        """Return an earlier request with the same body whose answer did not reach the client."""
+        same = [other for other in self.requests if other.body_digest == request.body_digest]
+        return next((other for other in same if request.is_retry or not other.is_delivered), None)
+
+    def count_sampling(self, prompt_ids: list[int], change: int = 1) -> int:
+        """Return a number for the seed, which depends on the prompt and on how often it was sampled before. It does not
+        depend on the order of concurrent requests."""
+        digest = hashlib.blake2b(array("i", prompt_ids).tobytes(), digest_size=6).hexdigest()
+        count = self._samplings[digest]
+        self._samplings[digest] += change
+        return int(hashlib.blake2b(f"{digest}.{count}".encode(), digest_size=6).hexdigest(), 16)
+
+
+def _describe_change(old: str, new: str) -> str:
+    start = next((index for index, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    begin = max(0, start - SHOWN_CHARS // 2)
+    return f"{old[begin : start + SHOWN_CHARS]!r} became {new[begin : start + SHOWN_CHARS]!r}"
+
+
+@dataclass(eq=False)
+class Request:
+    """One request of a program for a completion (engines/http_api.py: HttpRequest)."""
+
+    session: Session
+    body_digest: str
+    role: str = ""  # header x-role
+    is_retry: bool = False  # the client says that it did not receive an earlier answer to this request
+    reward: float | None = None  # header x-reward: reward for the answer that this request continues
+    id: str = ""
+    prompt_ids: list[int] = field(default_factory=list)
+    keys: list[MessageKey] = field(default_factory=list)
+    template_variables: str = ""
+    answers: list[Answer] = field(default_factory=list)
+    difference: str = ""  # why earlier tokens could not be reused, although the request has a history
+    is_constrained: bool = False
+    is_delivered: bool = False  # whether the client received the complete answer
+    parse_answer: ParseAnswer | None = None
+    _parent: Answer | None = None
+    _earlier: Request | None = None  # identical request whose answer is sent again
+    _outputs: Any = None
+
+    def find_history(self, messages: ChatMessages, template_variables: str) -> History | None:
+        self.template_variables = template_variables
+        self.keys, ends = make_message_keys(messages)
+        found, count = self.session.find_answer(self.keys, template_variables)
+        if any(key.role == "assistant" for key in self.keys[count:-1]):
+            self.difference = self.session.describe_difference(self.keys, template_variables)
+        if self.reward is not None and (found or self.session.answers):
+            (found or self.session.answers[-1]).reward += self.reward
+            self.reward = None
+        if found is None:
+            return None
+        self._parent = found
+        return History(found.token_ids, ends[count - 2] if count > 1 else 0, ends[count - 1])
+
+    def discard_history(self) -> None:
+        """Make this request start a branch, because its history cannot be rendered after the known tokens."""
+        self._parent = None
+        self.difference = "the chat template does not show this history after the sampled tokens"
+
+    def check_prompt(self, token_ids: list[int]) -> None:
+        budget = self._count_root_tokens(token_ids) + self.session.sampling.max_tokens
+        limit = min(self.session.limits.max_model_len, budget)
+        self.session.overflow = ""
+        if len(token_ids) >= limit:
+            self.session.overflow = (
+                f"This model's maximum context length is {limit} tokens. However, the messages resulted in "
+                f"{len(token_ids)} tokens. Please reduce the length of the messages."
+            )
+            raise ValueError(self.session.overflow)
+
+    def _count_root_tokens(self, prompt_ids: list[int]) -> int:
+        return len(self._parent.path[0].prompt_ids if self._parent else prompt_ids)
+
+    def start_sampling(self, request_id: str, prompt_ids: list[int], wanted: RequestedSampling) -> Sampling:
+        session, known = self.session, self._parent.token_ids if self._parent else []
+        if prompt_ids[: len(known)] != known:  # e.g. truncated by the client's settings
+            self.discard_history()
+        self.id, self.prompt_ids, self.is_constrained = request_id, prompt_ids, wanted.is_constrained
+        self._earlier = session.find_undelivered(self)
+        budget = session.sampling.max_tokens - len(prompt_ids) + self._count_root_tokens(prompt_ids)
+        max_tokens = min(wanted.max_tokens, budget, session.limits.max_tokens_per_turn or budget)
+        seed = session.derive_seed(session.count_sampling(prompt_ids))
+        return replace(session.sampling, max_tokens=max(1, max_tokens), seed=seed)
+
+    def get_sampled_outputs(self) -> Any | None:
+        return self._earlier._outputs if self._earlier else None
+
+    def record_answers(self, answers: list[SampledAnswer], outputs: Any) -> None:
+        if self._earlier is not None:
+            self.session.requests.remove(self._earlier)
+        self.answers = [Answer(self, answer, self._parent) for answer in answers]
+        self._outputs = outputs
+        self.session.add_answers(self)
+
+    def record_engine_error(self, error: Exception) -> None:
+        self.session.engine_error = error
+        self.session.engine_failed.set()
+
+    def finish(self, is_delivered: bool) -> None:
+        """Finish the request. If its answer was not delivered, a retry gets the same one."""
+        self.is_delivered = is_delivered and bool(self.answers)
+        if not self.is_delivered and self.prompt_ids:
+            self.session.count_sampling(self.prompt_ids, -1)

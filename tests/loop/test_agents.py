@@ -1,0 +1,124 @@
+"""Agents on the real stack: exact tokens, kills, weights that change in a session, many sessions at once."""
+
+from __future__ import annotations
+
+import math
+import signal
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.loop.conftest import Runner, wait_until_nothing_is_left
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
+
+PROGRAM = """
+import time
+from openai import OpenAI
+
+def digits(text):
+    return sum(letter.isdigit() for letter in text)
+
+def run(task, endpoint):
+    client = OpenAI(max_retries=0)
+    messages, reward = task["content"], 0
+    for turn in range(3):
+        answer = client.chat.completions.create(model=endpoint.model, messages=messages, max_tokens=6, temperature=0.3)
+        text = answer.choices[0].message.content
+        reward += digits(text)
+        time.sleep(PAUSE)
+        messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "1"}]
+    checked = client.responses.create(
+        model=endpoint.model, input="2", max_output_tokens=4, extra_headers={"x-role": "checker"}
+    )
+    endpoint.reward(checked.id, 0.5)
+    return {"reward": reward / 10, "accuracy": float(reward > 2)}
+"""
+SIZES = ("data.val_files=", "data.max_response_length=64", "env.rollout.n=4", "custom_reward_function.path=")
+
+
+SCRIPT = """
+body=$(python3 -c '
+import json, os
+content = json.load(open(os.environ["ALPHAAPOLLO_TASK"]))["content"]
+print(json.dumps({"model": "policy", "max_tokens": 4, "messages": content}))')
+curl -sf $OPENAI_BASE_URL/chat/completions -H "Authorization: Bearer $OPENAI_API_KEY" \\
+  -H "Content-Type: application/json" -d "$body" && echo && echo 1.0
+"""
+
+
+def agent_of(tmp_path: Path, pause: float = 0.0) -> tuple[str, ...]:
+    (tmp_path / "agent.py").write_text(PROGRAM.replace("PAUSE", str(pause)))
+    return ("env.env_name=agent", f"env.agent.path={tmp_path / 'agent.py'}", *SIZES)
+
+
+def count_turns(row: dict) -> int:
+    """Number of parts of a row that were sampled one after the other."""
+    return sum(end - start == 1 for start, end in pairwise([0, *row["mask"]]))
+
+
+def test_exact_tokens_and_bitwise_resume(ppo: Runner, tmp_path: Path) -> None:
+    """Killed in the middle of sessions; no program of the user survives."""
+    settings = (*agent_of(tmp_path, pause=0.1), "trainer.controller=local", "trainer.save_freq=1")
+    settings += ("trainer.total_training_steps=3",)
+    done = ppo.run(*settings, name="whole")
+    last = done.metrics[-1]
+    assert last["outcome/failed"] == 0 and last["actor/grad_norm"] > 0
+    assert last["num_turns/mean"] == 4 and last["agent/branches"] == 1 and last["agent/rerendered"] == 0
+    assert last["agent/reused_tokens"] > 0 and last["agent/reward/checker"] == 0.5
+    assert last["rollout/prompt_tokens_cached"] > 0
+    assert all(math.isfinite(value) for value in last.values())
+    assert "requests set temperature=0.3" in done.output
+    for record in done.rollouts(3):
+        assert [count_turns(row) for row in record["rows"]] == [3, 1]
+        assert sum(sum(row["mask"]) for row in record["rows"]) == sum(turn["num_tokens"] for turn in record["turns"])
+
+    program = ppo.start(*settings, name="killed")
+    progress = ppo.out / "test/killed/checkpoints/step_000001/progress.json"
+    while not progress.exists():
+        assert program.wait(0.05) is None, program.printed
+    program.signal(signal.SIGKILL)
+    wait_until_nothing_is_left(ppo)
+    resumed = ppo.run(*settings, name="killed")
+    assert "resumed from" in resumed.output
+    for name in ("actor/loss", "actor/grad_norm", "critic/score/mean", "agent/reused_tokens"):
+        assert last[name] == resumed.metrics[-1][name], name
+
+
+def test_weights_change_in_the_middle_of_a_session(ppo: Runner, tmp_path: Path) -> None:
+    done = ppo.run(
+        *agent_of(tmp_path, pause=0.5),
+        "trainer.controller=local",
+        "trainer.async_mode=separate",
+        "trainer.max_staleness=2",
+        "algorithm.rollout_correction.method=tis",
+        "trainer.total_training_steps=5",
+    )
+    versions = [
+        {version for row in record["rows"] for version, _ in row["weight_versions"]}
+        for step in range(2, 6)
+        for record in done.rollouts(step)
+    ]
+    assert any(len(found) > 1 for found in versions), versions
+    assert all(line["outcome/failed"] == 0 for line in done.metrics[1:])
+
+
+def test_evaluation_of_a_command(ppo: Runner, tmp_path: Path) -> None:
+    """64 sessions of a shell script at once."""
+    ppo.module = "alphaapollo.trainer.main_generation"
+    (tmp_path / "solve.sh").write_text(SCRIPT)
+    ppo.sizes = lambda name: {  # type: ignore[method-assign]
+        "data.path": ppo.task.data / "train.parquet",
+        "data.max_samples": 16,
+        "data.n_samples": 4,
+        "data.max_prompt_length": 32,
+        "data.max_response_length": 16,
+        "model.path": ppo.task.model,
+        "rollout.kv_cache_gib": 0.1,
+        "trainer.output_dir": ppo.out,
+        "trainer.project_name": "test",
+        "trainer.experiment_name": name,
+    }
+    done = ppo.run("env.env_name=agent", f"env.agent.command=sh {tmp_path / 'solve.sh'}", "trainer.controller=local")
+    assert "64 samples of 16 problems; 64 scored" in done.output

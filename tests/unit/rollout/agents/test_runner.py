@@ -1,0 +1,222 @@
+"""Episodes of agents: programs in processes of their own, against a canned engine."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+pytest.importorskip("openai")
+
+from alphaapollo.config.schema import Agent
+from alphaapollo.engines.protocol import EngineError
+from alphaapollo.rollout.agents.programs import ProgramRunner
+from alphaapollo.rollout.agents.runner import AgentRunner
+from alphaapollo.rollout.episode import EpisodeTask
+from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Sampling, Score
+from tests.unit.rollout.agents.agents_kit import MAX_LENGTH, Server, write_model
+
+PROMPT = Prompt(7, "source", [{"role": "user", "content": "one"}], ground_truth="OK")
+HEADER = """
+import asyncio, os, subprocess, sys, time
+from openai import OpenAI, AsyncOpenAI
+
+def ask(endpoint, text="one", **options):
+    client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
+    messages = [{"role": "user", "content": text}]
+    return client.chat.completions.create(model=endpoint.model, messages=messages, **options)
+"""
+ASKS_CURL = (
+    'curl -s $OPENAI_BASE_URL/chat/completions -H "Authorization: Bearer $OPENAI_API_KEY" '
+    '-H "Content-Type: application/json" -d \'{"model": "policy", "messages": [{"role": "user", "content": "one"}]}\''
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder)
+    return Server(folder)
+
+
+def run(server, tmp_path, code="", grader=None, samples=1, **keys):
+    """Run episodes of a program. Returns their trajectories."""
+    if code:
+        (tmp_path / "agent.py").write_text(HEADER + code)
+        keys["path"] = str(tmp_path / "agent.py")
+    agent = Agent(**keys)
+
+    async def play():
+        programs = ProgramRunner(agent)
+        await programs.start()
+        try:
+            async with server.open() as (endpoint, session):
+                runner = AgentRunner(agent, endpoint, programs, session.limits, grader)
+                tasks = [
+                    EpisodeTask(
+                        PROMPT, sample, None, Sampling(MAX_LENGTH), lambda seed: seed % 2**31, f"episode {sample}"
+                    )
+                    for sample in range(samples)
+                ]
+                return await asyncio.gather(*map(runner.run, tasks))
+        finally:
+            await programs.close()
+
+    return asyncio.run(play())
+
+
+def find_processes(mark: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if mark in (folder / "cmdline").read_text():
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+    return found
+
+
+def test_reward_of_a_function(server, tmp_path):
+    code = """
+async def run(task, endpoint):
+    client = AsyncOpenAI()  # from the environment variables
+    messages = [{"role": "user", "content": "one"}]
+    answer = await client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages)
+    endpoint.reward(answer.id, 0.25)
+    return {"reward": 1.0, "right": float(answer.choices[0].message.content == task["ground_truth"])}
+"""
+    (one,) = run(server, tmp_path, code)
+    assert one.end is EpisodeEnd.DONE and one.score == Score(1.0, {"right": 1.0})
+    assert one.reward == 1.25 and one.prompt_id == 7
+    assert [turn.text for turn in one.turns] == ["OK"] and len(one.rows) == 1
+    assert one.first_observation == [{"role": "user", "content": "one"}]
+
+
+def test_reward_of_a_command(server, tmp_path):
+    (one,) = run(server, tmp_path, command=f"test -f $ALPHAAPOLLO_TASK && {ASKS_CURL} && echo && echo 0.5")
+    assert (one.score.reward, one.end, len(one.rows)) == (0.5, EpisodeEnd.DONE, 1)
+
+
+def test_graded_text_and_reward_of_the_program(server, tmp_path):
+    async def grade(prompt, text, turns):
+        assert len(turns) == 1
+        return Score(float(text == "OK"), {"accuracy": 1.0})
+
+    code = "def run(task, endpoint):\n    ask(endpoint)\n    return 4\n"
+    (one,) = run(server, tmp_path, code, grade, grade=True, reward_weight=0.5)
+    assert one.score == Score(3.0, {"accuracy": 1.0, "agent": 4.0})
+    (one,) = run(server, tmp_path, code.replace("return 4", "return None"), grade, grade=True)
+    assert one.score.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (
+            "def run(task, endpoint):\n    ask(endpoint)\n    raise KeyError('boom')\n",
+            "the program failed: KeyError: 'boom'",
+        ),
+        ("def run(task, endpoint):\n    ask(endpoint)\n", "the program returned no reward"),
+        ("def run(task, endpoint):\n    ask(endpoint)\n    return 'yes'\n", "no reward: the reward is a str"),
+        ("def run(task, endpoint):\n    ask(endpoint)\n    return float('nan')\n", "no reward: the reward is nan"),
+        ("def run(task, endpoint):\n    return 1.0\n", "made no request to the policy"),
+        ("def run(task, endpoint):\n    ask(endpoint)\n    os.kill(os.getpid(), 9)\n", "killed by SIGKILL"),
+        ("def run(task, endpoint):\n    ask(endpoint)\n    os._exit(3)\n", "ended without a result"),
+        ("def run(task, endpoint):\n    print('last words', file=sys.stderr)\n    sys.exit(1)\n", "last words"),
+    ],
+)
+def test_failures_are_no_rewards(server, tmp_path, code, reason):
+    (one,) = run(server, tmp_path, code)
+    assert one.score.outcome is Outcome.ENVIRONMENT_FAILED and one.end is EpisodeEnd.ENVIRONMENT_FAILED
+    assert reason in one.score.reason and "(attempt 2 of 2)" in one.score.reason
+
+
+def test_failing_command_shows_its_last_lines(server, tmp_path):
+    (one,) = run(server, tmp_path, command="echo no such dataset >&2; exit 3")
+    assert "exit code 3\nno such dataset" in one.score.reason
+
+
+def test_time_limit_ends_all_processes(server, tmp_path):
+    mark = f"{time.time()}"
+    code = f"""
+def run(task, endpoint):
+    ask(endpoint)
+    subprocess.Popen(["/bin/sh", "-c", "sleep 1000; echo {mark}"], start_new_session=True)
+    time.sleep(1000)
+"""
+    (one,) = run(server, tmp_path, code, timeout=2.0)
+    assert one.end is EpisodeEnd.TIME_LIMIT and "env.agent.timeout=2 s" in one.score.reason
+    assert len(one.turns) == 1 and not find_processes(mark)
+
+
+def test_processes_that_stay_are_ended(server, tmp_path):
+    mark = f"{time.time()}"
+    code = f"""
+def run(task, endpoint):
+    ask(endpoint)
+    subprocess.Popen(["/bin/sh", "-c", "sleep 1000; echo {mark}"], start_new_session=True)
+    return 1.0
+"""
+    (one,) = run(server, tmp_path, code)
+    assert one.reward == 1.0 and not find_processes(mark)
+
+
+def test_many_sessions_at_once(server, tmp_path):
+    code = "def run(task, endpoint):\n    ask(endpoint, str(task['sample']))\n    return task['sample']\n"
+    found = run(server, tmp_path, code, samples=24)
+    assert [one.reward for one in found] == list(range(24))
+
+
+def test_prompt_over_the_limit_is_no_failure(server, tmp_path):
+    too_long = f"    ask(endpoint, 'x' * {MAX_LENGTH})\n"
+    (one,) = run(server, tmp_path, f"def run(task, endpoint):\n{too_long}")
+    assert one.end is EpisodeEnd.PROMPT_LIMIT and one.score.outcome.failed
+    (one,) = run(server, tmp_path, f"def run(task, endpoint):\n    ask(endpoint)\n{too_long}")
+    assert one.end is EpisodeEnd.TOKEN_LIMIT and one.score.reward == 0.0
+    assert "no answer before the token limit" in one.score.reason
+
+
+def test_engine_error_is_not_a_failure_of_the_agent(server, tmp_path, monkeypatch):
+    def fail(prompt):
+        raise EngineError("rollout engine 0 failed")
+
+    monkeypatch.setattr(server.script, "answers", type("Failing", (dict,), {"items": fail})())
+    with pytest.raises(EngineError, match="rollout engine 0"):
+        run(server, tmp_path, "def run(task, endpoint):\n    ask(endpoint)\n    return 1.0\n")
+
+
+def test_program_files_are_checked(server, tmp_path):
+    with pytest.raises(ValueError, match=r"env\.agent\.path: run=run: .* has no such object"):
+        run(server, tmp_path, "x = 1\n")
+    with pytest.raises(ValueError, match=r"define run\(task, endpoint\)"):
+        run(server, tmp_path, "def run(task): ...\n")
+    with pytest.raises(ValueError, match="no such file"):
+        run(server, tmp_path, path=str(tmp_path / "missing.py"))
+
+
+def test_nothing_is_left_when_the_runner_dies(tmp_path):
+    """A killed worker process leaves no program running."""
+    mark = f"{time.time()}"
+    (tmp_path / "worker.py").write_text(f"""
+import asyncio, os, signal
+from alphaapollo.config.schema import Agent
+from alphaapollo.rollout.agents.programs import ProgramRunner
+
+async def main():
+    programs = ProgramRunner(Agent(command="echo start; sleep 1000; echo {mark}"))
+    await programs.start()
+    running = asyncio.ensure_future(programs.run({{}}, {{}}))
+    await asyncio.sleep(2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+""")
+    assert os.waitstatus_to_exitcode(os.system(f"cd {Path.cwd()} && python {tmp_path / 'worker.py'}")) != 0
+    for _ in range(100):
+        if not find_processes(f"echo {mark}"):
+            return
+        time.sleep(0.1)
+    raise AssertionError("a program is still running")

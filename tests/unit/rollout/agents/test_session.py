@@ -1,0 +1,149 @@
+"""Which messages are the same, what a request continues, and which rows a session gives."""
+
+import pytest
+
+from alphaapollo.engines.http_api import RequestedSampling, SampledAnswer
+from alphaapollo.rollout.agents.rows import build_turns_and_rows, find_branches
+from alphaapollo.rollout.agents.session import Request, Session, SessionLimits, make_answer_key, make_message_keys
+from alphaapollo.rollout.context import check_rows_match_turns
+from alphaapollo.types import Completion, Sampling, StopReason
+
+END = 9
+
+
+def call(name, arguments):
+    return {"id": "x", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("message", "is_same"),
+    [
+        ({"content": " 4 \n"}, True),
+        ({"content": [{"type": "text", "text": "4"}]}, True),
+        ({"content": "4", "reasoning_content": "dropped or not"}, True),
+        ({"content": "4."}, False),
+        ({"content": "4", "tool_calls": [call("add", "{}")]}, False),
+    ],
+)
+def test_identity_of_an_answer(message, is_same):
+    (key,), _ = make_message_keys([{"role": "assistant", **message}])
+    assert (key == make_answer_key("4", [])) is is_same
+
+
+def test_identity_of_tool_calls():
+    def key(arguments):
+        return make_message_keys([{"role": "assistant", "content": None, "tool_calls": [call("add", arguments)]}])[0][0]
+
+    assert key('{"a":1,"b":2}') == key('{ "b": 2, "a": 1 }') == key({"a": 1, "b": 2})
+    assert key('{"a":1}') != key('{"a":"1"}') and key("{") == key("{") != key("{{")
+
+
+def test_items_of_one_answer_are_joined():
+    items = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "let me "},
+        {"role": "assistant", "content": "", "tool_calls": [call("add", "{}")]},
+        {"role": "tool", "content": "2"},
+    ]
+    keys, ends = make_message_keys(items)
+    assert keys[1] == make_answer_key("let me", [("add", "{}")]) and ends == [1, 3, 4]
+
+
+class Talk:
+    """Session whose tokens are numbers: each message and each answer is one token, followed by END."""
+
+    def __init__(self, **limits):
+        self.session = Session(Sampling(100), lambda number: number, SessionLimits(200, 10), **limits)
+        self.count = 10
+
+    def ask(self, *texts, role="", tools="", delivered=True, constrained=False) -> Request:
+        """Send a chat of user messages and answers in turn."""
+        messages = [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
+        request = Request(self.session, body_digest=str(texts), role=role)
+        history = request.find_history(messages, tools)
+        known = history.token_ids if history else []
+        new = texts[history.answer_end :] if history else texts
+        request.check_prompt(known)
+        prompt = [*known, *(hash(text) % 1000 + 1000 for text in new)]
+        request.start_sampling(f"id{self.count}", prompt, RequestedSampling(50, 1, constrained))
+        self.count += 1
+        completion = Completion([self.count, END], [-1.0, -1.0], StopReason.STOP, 0)
+        request.record_answers([SampledAnswer(completion, "", f"a{self.count}", [])], None)
+        request.finish(delivered)
+        return request
+
+    def rows(self, *options) -> list[list[int]]:
+        turns, rows, prompts = build_turns_and_rows(self.session, *(options or ("all", ())))
+        check_rows_match_turns(rows, turns, prompts)
+        self.turns = turns
+        return [
+            [token for token, is_action in zip(row.token_ids, row.action_mask, strict=True) if is_action]
+            for row in rows
+        ]
+
+
+def test_a_chat_that_grows_is_one_row():
+    talk = Talk()
+    talk.ask("p")
+    talk.ask("p", "a11", "q")
+    assert talk.rows() == [[11, END, 12, END]]
+    assert [turn.info.get("reused_tokens") for turn in talk.turns] == [None, 3]
+    assert talk.turns[0].observation == [{"role": "user", "content": "q"}]
+
+
+def test_longest_path_is_the_first_row():
+    talk = Talk()
+    talk.ask("p")
+    talk.ask("p", "a11", "short")
+    talk.ask("p", "a11", "long")
+    talk.ask("p", "a11", "long", "a13", "on")
+    talk.ask("other")
+    assert [[one.request.id for one in branch] for branch in find_branches(talk.session.answers)] == [
+        ["id10", "id12", "id13"],
+        ["id14"],
+        ["id11"],
+    ]
+    assert talk.rows() == [[11, END, 13, END, 14, END], [15, END], [12, END]]
+    assert talk.rows("main", ()) == [[11, END, 13, END, 14, END]] and talk.rows("last", ()) == [[15, END]]
+    assert len(talk.turns) == 5
+
+
+def test_untrained_turns_are_context():
+    talk = Talk()
+    talk.ask("p", role="planner")
+    talk.ask("p", "a11", "q", role="solver", constrained=True)
+    talk.ask("p", "a11", "q", "a12", "r", role="solver")
+    assert talk.rows() == [[11, END, 13, END]]
+    assert talk.rows("all", ["planner"]) == [[13, END]]
+    assert talk.rows("all", ["planner", "solver"]) == [] and len(talk.turns) == 3
+
+
+def test_changed_tools_start_a_branch():
+    talk = Talk()
+    talk.ask("p", tools='["add"]')
+    request = talk.ask("p", "a11", "q", tools='["add", "subtract"]')
+    assert len(talk.rows()) == 2
+    assert "tools or template variables changed" in request.difference
+
+
+def test_difference_of_an_edited_message():
+    talk = Talk()
+    talk.ask("p")
+    talk.ask("p", "a11", "q")
+    request = talk.ask("p", "a11", "Q", "a12", "r")
+    assert request.difference == "message 2: user: 'q' became user: 'Q'"
+    assert request.answers[0].parent is talk.session.answers[0]  # the part before the edit is reused
+
+
+def test_seeds_depend_on_the_prompt_and_its_repetitions():
+    def seeds(*prompts):
+        session = Talk().session
+        return [session.count_sampling([prompt]) for prompt in prompts]
+
+    first, second, other = seeds(1, 1, 2)
+    assert len({first, second, other}) == 3 and seeds(2, 1, 1) == [other, first, second]
+
+
+def test_unknown_request_of_a_reward():
+    with pytest.raises(ValueError, match="no such request"):
+        Talk().session.give_reward("x", 1.0)
