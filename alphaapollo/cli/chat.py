@@ -100,7 +100,7 @@ class EngineChat:
     """
 
     def __init__(self, config: GenerationConfig, terminal: Terminal):
-        from alphaapollo.config.resolve import resolve_device, resolve_inference_rollout
+        from alphaapollo.config.resolve import resolve_generation
         from alphaapollo.controller.placement import detect_machine
         from alphaapollo.launch.input_checks import check_context_length, find_environment_spec, make_renderer
         from alphaapollo.models.folder_check import check_weight_files
@@ -112,11 +112,8 @@ class EngineChat:
         config = config.model_copy(update={"data": config.data.model_copy(update={"max_prompt_length": longest})})
         renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
         self._is_chat_model = bool(renderer.tokenizer.chat_template)
-        machine, trainer = detect_machine(), config.trainer
-        self._device = resolve_device(trainer.device, machine.num_gpus)
-        self._rollout = resolve_inference_rollout(
-            config.rollout, config.model, self._device, trainer.num_gpus, machine.num_cores
-        )
+        machine = detect_machine()
+        self._device, self._rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
         self._config = config.model_copy(update={"env": register_printing_environment(config.env, terminal)})
         self._terminal, self._num_prompts = terminal, 0
 

@@ -90,15 +90,12 @@ def run_server(
 
 def make_engine_spec(config: GenerationConfig) -> EngineSpec:
     """Return the settings of a vLLM engine on this machine. Raises ValueError if the model cannot be read."""
-    from alphaapollo.config.resolve import resolve_device, resolve_inference_rollout
+    from alphaapollo.config.resolve import resolve_generation
     from alphaapollo.controller.placement import detect_machine
     from alphaapollo.engines.spec import EngineSpec
 
     machine = detect_machine()
-    device = resolve_device(config.trainer.device, machine.num_gpus)
-    rollout = resolve_inference_rollout(
-        config.rollout, config.model, device, config.trainer.num_gpus, machine.num_cores
-    )
+    device, rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
     return EngineSpec(
         index=0,
         model_path=config.model.path,

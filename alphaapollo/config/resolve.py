@@ -9,7 +9,7 @@ import importlib.util
 import os
 from typing import Literal, TypeVar
 
-from alphaapollo.config.schema import GenerationTrainer, Model, Rollout, Trainer, TuningTrainer
+from alphaapollo.config.schema import GenerationConfig, GenerationTrainer, Model, Rollout, Trainer, TuningTrainer
 from alphaapollo.config.schema.base import Device
 
 Dtype = Literal["float32", "bfloat16"]
@@ -81,6 +81,13 @@ def resolve_inference_rollout(
     threads = count_engine_threads(rollout, num_cores, nnodes, runs_during_training=False)
     without_trainer = {"colocate": False, "free_cache_engine": False, "router_replay": False}
     return rollout.model_copy(update=without_trainer | {"cpu_threads": threads})
+
+
+def resolve_generation(config: GenerationConfig, num_gpus: int, num_cores: int) -> tuple[Device, Rollout]:
+    """Return the device and the resolved engine settings of main_generation. num_gpus, num_cores: those of a node."""
+    trainer, device = config.trainer, resolve_device(config.trainer.device, num_gpus)
+    size = (trainer.num_gpus, num_cores, trainer.nnodes)
+    return device, resolve_inference_rollout(config.rollout, config.model, device, *size)
 
 
 def get_resolved(value: Number | Literal["auto"]) -> Number:

@@ -102,9 +102,10 @@ def _read_json(path: Path, strict: bool) -> list[DataRow | BadRow]:
         text = path.read_text(encoding="utf-8-sig", errors="strict" if strict else "surrogateescape")
     except (UnicodeDecodeError, OSError) as error:
         raise ValueError(f"{path}: the file is not readable UTF-8 text ({error}). Save it as UTF-8.") from error
+    check_surrogates = strict and SURROGATE_ESCAPE.search(text) is not None
     if path.suffix == ".jsonl":
-        lines = enumerate(text.split("\n"), 1)
-        return [_parse_json_line(line, f"{path}, line {number}", strict) for number, line in lines if line.strip()]
+        lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        return [_check_json_row(_parse_json(line, location), location, check_surrogates) for location, line in lines]
     values = _parse_json(text, f"{path}")
     if isinstance(values, BadRow):
         raise ValueError(str(values))
@@ -112,17 +113,13 @@ def _read_json(path: Path, strict: bool) -> list[DataRow | BadRow]:
         raise ValueError(
             f"{path}: the file contains a {type(values).__name__}, but a .json file must contain a list of objects."
         )
-    check_surrogates = strict and SURROGATE_ESCAPE.search(text) is not None
     return [_check_json_row(value, f"{path}, row {index}", check_surrogates) for index, value in enumerate(values)]
-
-
-def _parse_json_line(line: str, location: str, strict: bool) -> DataRow | BadRow:
-    value, check_surrogates = _parse_json(line, location), strict and SURROGATE_ESCAPE.search(line) is not None
-    return value if isinstance(value, BadRow) else _check_json_row(value, location, check_surrogates)
 
 
 def _check_json_row(value: Any, location: str, check_surrogates: bool) -> DataRow | BadRow:
     """Return a parsed row, or BadRow if it is not an object or (with check_surrogates) has an unpaired surrogate."""
+    if isinstance(value, BadRow):
+        return value
     if not isinstance(value, dict):
         return BadRow("not an object {...}", location, f"a {type(value).__name__}")
     if check_surrogates:

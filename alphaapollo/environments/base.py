@@ -143,12 +143,7 @@ FactoryT = TypeVar("FactoryT", bound=EnvironmentFactory)
 
 def register_environment(name: str, **options: Any) -> Callable[[FactoryT], FactoryT]:
     """Decorator that registers an environment class as env.env_name=name. `options`: fields of EnvironmentSpec."""
-
-    def register_environment_factory(factory: FactoryT) -> FactoryT:
-        _ENVIRONMENTS.register(name)(EnvironmentSpec(factory, **options))
-        return factory
-
-    return register_environment_factory
+    return _ENVIRONMENTS.register(name, lambda factory: EnvironmentSpec(factory, **options))
 
 
 def get_environment_spec(name: str) -> EnvironmentSpec:

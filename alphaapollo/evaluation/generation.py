@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from alphaapollo.config.check import check_config_and_get_notices
-from alphaapollo.config.resolve import get_resolved, resolve_controller, resolve_device, resolve_inference_rollout
+from alphaapollo.config.resolve import get_resolved, resolve_controller, resolve_generation
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.health.stall_monitor import StallMonitor
@@ -25,17 +25,7 @@ from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results
-from alphaapollo.launch.input_checks import (
-    check_context_length,
-    check_rewards,
-    check_tensor_parallel_size,
-    collect_environment_notices,
-    detect_node_resources,
-    find_environment_spec,
-    find_local_paths,
-    make_renderer,
-    read_prompts,
-)
+from alphaapollo.launch import input_checks
 from alphaapollo.launch.resume import StartPoint, find_inference_start
 from alphaapollo.launch.try_environment import try_environment
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
@@ -83,25 +73,23 @@ def prepare_run(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
 
     Raises ValueError for invalid settings or data.
     """
-    machine = detect_node_resources(config)
+    machine = input_checks.detect_node_resources(config)
     notices = check_config_and_get_notices(config, machine.num_gpus, machine.num_cores)
-    environment = find_environment_spec(config.env)
-    notices += collect_environment_notices(config, environment)
+    environment = input_checks.find_environment_spec(config.env)
+    notices += input_checks.collect_environment_notices(config, environment)
     check_engine_kwargs(config.rollout, "rollout")
     check_causal_lm(config.model)
     check_weight_files(config.model, "model.path")
-    check_context_length(config.model, config.rollout, config.data)
-    check_tensor_parallel_size(config.model, config.rollout, "rollout")
-    renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
+    input_checks.check_context_length(config.model, config.rollout, config.data)
+    input_checks.check_tensor_parallel_size(config.model, config.rollout, "rollout")
+    renderer = input_checks.make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
     choose = partial(choose_rows, max_rows=config.data.max_samples, seed=0, shuffle=False)
-    prompts, more = read_prompts(config.data.path, "data.path", renderer, config.data, choose)
+    prompts, more = input_checks.read_prompts(config.data.path, "data.path", renderer, config.data, choose)
     more += list_template_notices(config.model, renderer.tokenizer, config.data.apply_chat_template_kwargs)
-    more += check_rewards(prompts, config.reward, config.custom_reward_function, environment.is_graded(config.env))[0]
+    is_graded = environment.is_graded(config.env)
+    more += input_checks.check_rewards(prompts, config.reward, config.custom_reward_function, is_graded)[0]
     more += try_environment(config.env, prompts[:1], config.model, config.rollout, config.data)
-    device = resolve_device(config.trainer.device, machine.num_gpus)
-    rollout = resolve_inference_rollout(
-        config.rollout, config.model, device, config.trainer.num_gpus, machine.num_cores, config.trainer.nnodes
-    )
+    device, rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
     start, finished = find_inference_start(config, RESULTS), FinishedResults()
     if not start.replaces_previous_run:
         by_id = {prompt.id: prompt for prompt in prompts}
@@ -159,8 +147,8 @@ async def launch_engines(config: GenerationConfig, rollout: Rollout, device: Dev
         samples_in_flight=2 * get_resolved(rollout.max_num_seqs),
         cleanup_folders=[shared_memory],
     )
-    timeout = config.trainer.start_timeout
-    return await launch_workers(specs, resolve_controller(config.trainer), timeout, find_local_paths(config))
+    paths = input_checks.find_local_paths(config)
+    return await launch_workers(specs, resolve_controller(config.trainer), config.trainer.start_timeout, paths)
 
 
 async def _generate_groups(plan: GenerationPlan, workers: WorkerGroups, terminal: Terminal) -> list[SampleResult]:

@@ -159,21 +159,27 @@ def summarize(results: Iterable[SampleResult]) -> tuple[Summary, dict[str, Summa
 
 def _summarize_source(data_source: str, results: Sequence[SampleResult]) -> Summary:
     names, values = compute_metrics_per_problem(results, count_max_samples_per_problem(results))
-    means, counts = _compute_column_means_and_counts(values)
-    bounds = compute_bootstrap_interval(values)
-    estimates = {}
-    for name, mean, interval, count in zip(names, means.tolist(), bounds.T.tolist(), counts.tolist(), strict=True):
-        if count:
-            low, high = (None if math.isnan(bound) else bound for bound in interval)
-            estimates[name] = Estimate(mean, low, high, problems=count)
     return Summary(
         data_source=data_source,
         problems=len(values),
         samples=len(results),
         outcomes=dict(Counter(str(result.outcome) for result in results)),
         ends=dict(Counter(str(result.end) for result in results if result.end)),
-        figures=estimates,
+        figures={name: one for name, one in zip(names, estimate_means(values), strict=True) if one},
     )
+
+
+def estimate_means(values: np.ndarray) -> list[Estimate | None]:
+    """Estimate the mean of each metric with its 95 % bootstrap interval, from values [P, F] of P problems.
+
+    NaN values are ignored; a metric without other values has no estimate.
+    """
+    means, counts = _compute_column_means_and_counts(values)
+    lows, highs = (
+        [None if math.isnan(bound) else bound for bound in row] for row in compute_bootstrap_interval(values).tolist()
+    )
+    columns = zip(means.tolist(), lows, highs, counts.tolist(), strict=True)
+    return [Estimate(mean, low, high, count) if count else None for mean, low, high, count in columns]
 
 
 def compute_mean_metrics(results: Sequence[SampleResult], num_samples: int) -> dict[str, float]:

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from alphaapollo.algorithms.accuracy_estimates import compute_bootstrap_interval, majority_accuracy, pass_at_k
-from alphaapollo.evaluation.metrics import Estimate
+from alphaapollo.algorithms.accuracy_estimates import majority_accuracy, pass_at_k
+from alphaapollo.evaluation.metrics import Estimate, estimate_means
 from alphaapollo.evolving.loop import rank_candidates
 from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage
 from alphaapollo.observability.disk import explain_write_errors, replace_file
@@ -85,12 +85,8 @@ def tabulate_verdicts(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, 
 def estimate_mean(values: Sequence[float | None]) -> Estimate | None:
     """Return the mean of the known values (neither None nor NaN), with its 95 % bootstrap interval; None if there are
     none."""
-    known = [float(value) for value in values if value is not None and not math.isnan(value)]
-    if not known:
-        return None
-    bounds = compute_bootstrap_interval(np.array(known)[:, None])[:, 0].tolist()
-    low, high = (None if math.isnan(bound) else bound for bound in bounds)
-    return Estimate(math.fsum(known) / len(known), low, high, problems=len(known))
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    return estimate_means(np.array(known, dtype=float)[:, None])[0]
 
 
 @dataclass(frozen=True)

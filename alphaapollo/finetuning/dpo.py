@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.pairs import PairTask, compute_pair_accuracy_metrics
 from alphaapollo.finetuning.task import FinetuningRun
 from alphaapollo.launch.memory.finetuning import MemoryRequest
+from alphaapollo.observability.disk import replace_file
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.workers.preference import PreferenceWorker
 
@@ -148,10 +150,9 @@ def read_reference_logps(path: Path, digest: str, notify: Callable[[str], None])
 
 def save_reference_logps(path: Path, digest: str, logps: np.ndarray) -> None:
     """Write the reference log-probs of all responses, and the `digest` of what determines them, atomically."""
-    partial = path.with_name(f".writing_{path.name}")
-    with partial.open("wb") as file:
-        np.savez(file, digest=np.array(digest), logps=logps)
-    partial.rename(path)
+    content = BytesIO()
+    np.savez(content, digest=np.array(digest), logps=logps)
+    replace_file(path, [content.getvalue()])
 
 
 def assign_reference_logps(examples: Sequence[PreferenceExample], logps: np.ndarray) -> None:

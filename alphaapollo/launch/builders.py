@@ -36,6 +36,4 @@ def make_teacher_model_section(policy: Model, teacher: Teacher) -> Model:
 
 def make_critic_model_section(policy: Model, critic: Critic) -> Model:
     """Return the critic's `model` section: the policy's section with the critic's LoRA keys and, if set, its path."""
-    model = critic.model
-    lora = {"lora_rank": model.lora_rank, "lora_alpha": model.lora_alpha, "target_modules": model.target_modules}
-    return policy.model_copy(update={"path": model.path or policy.path} | lora)
+    return policy.model_copy(update=dict(critic.model) | {"path": critic.model.path or policy.path})

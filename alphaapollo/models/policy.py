@@ -204,11 +204,14 @@ def fuse_head_if_equal(policy: PolicyModel, builder: MicroBatchBuilder) -> list[
     return [f"the fused output head differs by {difference:.2g} from the separate operations, which are used instead."]
 
 
-def make_mismatch_warnings(logprob_mismatch: float) -> list[str]:
-    """Return a warning if `logprob_mismatch`, the result of check_forward_vs_hf, may be more than rounding."""
-    if logprob_mismatch <= WARN_ABOVE:
-        return []
-    return [
-        f"in bfloat16 the trainer's log-probs differ from those of transformers by {logprob_mismatch:.2g} nats on "
-        "average. This may be rounding. To find out, run one iteration with model.dtype=float32: a real error stops it."
-    ]
+def check_policy(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> list[str]:
+    """Run check_forward_vs_hf and fuse_head_if_equal on a policy to be trained (a collective). Returns warnings."""
+    mismatch = check_forward_vs_hf(policy, builder, dtype)
+    warnings = fuse_head_if_equal(policy, builder)
+    if mismatch > WARN_ABOVE:
+        warnings.append(
+            f"in bfloat16 the trainer's log-probs differ from those of transformers by {mismatch:.2g} nats on "
+            "average. This may be rounding. To find out, run one iteration with model.dtype=float32: a real error "
+            "stops it."
+        )
+    return warnings

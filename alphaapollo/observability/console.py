@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.observability.curve import plot_curves
 from alphaapollo.observability.samples import choose_samples, get_last_message, shorten_text
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.observability.time_spent import TimeSummary
+from alphaapollo.observability.time_spent import PREFIX, format_time_summary
 from alphaapollo.types import TrajectoryGroup
 from alphaapollo.utils.redaction import redact
 
@@ -96,7 +96,7 @@ class Console:
         self._terminal = terminal or Terminal(highlight=False)
         self._view = RunView()
         self._advisor = MetricsAdvisor()
-        self._spent = TimeSummary()
+        self._spent: Counter[str] = Counter()  # seconds by timing metric
         self._live: Live | None = None
         self._start, self._resumed_step = time.monotonic(), 0
         self._last: float | None = None  # end time of the last iteration
@@ -124,7 +124,7 @@ class Console:
             self._view.step_times.append((now - self._last) / (step - self._view.step))
         self._last = now
         self._view.update(step, metrics)
-        self._spent.add(metrics)
+        self._spent.update({name: value for name, value in metrics.items() if name.startswith(PREFIX)})
         self._view.phase_progress.clear()
         if self._live is None:
             self._print_line(format_plain_line(self._view, metrics))
@@ -151,7 +151,7 @@ class Console:
 
     def show_time_summary(self) -> None:
         """Print how much time each phase took, at the end of a run."""
-        if line := self._spent.format_line(self._resumed_step):
+        if line := format_time_summary(self._spent, self._resumed_step):
             self._print_line(line)
 
     def close(self) -> None:

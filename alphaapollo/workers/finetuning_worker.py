@@ -17,7 +17,7 @@ from torch import Tensor
 from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.data.batch import FinetuningStepResult, RankBatch
 from alphaapollo.models.moe_routing import RouterHooks
-from alphaapollo.models.policy import check_forward_vs_hf, fuse_head_if_equal, load_policy, make_mismatch_warnings
+from alphaapollo.models.policy import check_policy, load_policy
 from alphaapollo.models.sharding import FsdpRoot, reshard
 from alphaapollo.models.training.train_state import TrainState
 from alphaapollo.workers.metric_sums import MetricSums
@@ -68,8 +68,7 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         offload, seed = self.tuning.fsdp_config.offload_policy, self.tuning.trainer.seed
         model = load_policy(self.config, self.mesh, self.dtype, offload, seed)
         self.model, self.hf_model, self.routers = model, model.model, model.routers
-        self.logprob_check_warnings = make_mismatch_warnings(check_forward_vs_hf(model, self.builder, self.dtype))
-        self.logprob_check_warnings += fuse_head_if_equal(model, self.builder)
+        self.logprob_check_warnings = check_policy(model, self.builder, self.dtype)
 
     def step(self, batch: B, skip_bad_step: bool = False) -> FinetuningStepResult:
         """Run one optimizer step. A non-finite gradient skips it (`skip_bad_step`) or raises FloatingPointError."""

@@ -27,13 +27,7 @@ from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.lora import disable_adapters, gather_scaled_adapter
 from alphaapollo.models.micro_batch import MicroBatch, make_rows
-from alphaapollo.models.policy import (
-    PolicyModel,
-    check_forward_vs_hf,
-    fuse_head_if_equal,
-    load_policy,
-    make_mismatch_warnings,
-)
+from alphaapollo.models.policy import PolicyModel, check_policy, load_policy
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
@@ -84,8 +78,7 @@ class PolicyWorker(TrainingWorker):
         self.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
         self.policy = load_policy(model, self.mesh, self.dtype, fsdp.offload_policy, setup.seed)
         self.hf_model = self.policy.model
-        self.logprob_check_warnings = make_mismatch_warnings(check_forward_vs_hf(self.policy, self.builder, self.dtype))
-        self.logprob_check_warnings += fuse_head_if_equal(self.policy, self.builder)
+        self.logprob_check_warnings = check_policy(self.policy, self.builder, self.dtype)
         logprobs = self.policy.make_logprobs_function(self.temperature)
         self.sharing = SharedPromptCheck(self.policy, logprobs, self.builder, self.dtype)
         self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", "actor_rollout_ref.actor.optim")

@@ -337,25 +337,19 @@ def find_micro_batch_shape(config: Config) -> tuple[int, int]:
     )
 
 
-def _count_engine_weight_bytes(config: Config) -> int:
-    role = config.actor_rollout_ref
-    size = get_dtype_bytes(role.rollout.dtype) * load_model_sizes(role.model).parameters
-    return 0 if role.rollout.name == "fake" else size // role.rollout.tensor_model_parallel_size
-
-
 def _estimate_engine_memory(config: Config, device: Device) -> MemoryUsage:
     """Estimate an engine's memory, without KV cache and CUDA context."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     if rollout.name == "fake":
         return MemoryUsage()
-    weights = MemoryUsage(engine_weights=_count_engine_weight_bytes(config))
+    sizes, parallel = load_model_sizes(model), rollout.tensor_model_parallel_size
+    weights = MemoryUsage(engine_weights=get_dtype_bytes(rollout.dtype) * sizes.parameters // parallel)
     if device == "cpu":
         return weights
-    sizes = load_model_sizes(model)
     tokens = max(rollout.max_num_batched_tokens, config.data.max_length)
     # float32 logits, and a copy to sample from
     logits = 2 * FLOAT32 * get_resolved(rollout.max_num_seqs) * (sizes.head_parameters // sizes.hidden_size)
-    activations = measure_forward_bytes(model, tokens) // rollout.tensor_model_parallel_size
+    activations = measure_forward_bytes(model, tokens) // parallel
     return weights + MemoryUsage(engine_buffers=activations + logits)
 
 

@@ -11,7 +11,7 @@ from alphaapollo.data.batch import Rows
 from alphaapollo.models import load
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
-from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf, make_mismatch_warnings
+from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf, check_policy
 from tests.unit.tiny import ARCHITECTURES
 
 CPU = torch.device("cpu")
@@ -117,9 +117,10 @@ def test_in_bfloat16_a_difference_is_a_warning_and_a_huge_one_an_error(model_fol
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded"))
     own = policy.compute_logprobs_with_hf_attention
     monkeypatch.setattr(policy, "compute_logprobs_with_hf_attention", lambda ids: own(ids) + 0.3)
-    mismatch = check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
-    assert mismatch == pytest.approx(0.3, abs=1e-4) and make_mismatch_warnings(0.05) == []
-    assert "differ from those of transformers by 0.3 nats" in make_mismatch_warnings(mismatch)[0]
+    (warning,) = check_policy(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
+    assert "differ from those of transformers by 0.3 nats" in warning
+    monkeypatch.setattr(policy, "compute_logprobs_with_hf_attention", lambda ids: own(ids) + 0.05)
+    assert check_policy(policy, MicroBatchBuilder(True, CPU), torch.bfloat16) == []
     with pytest.raises(ValueError, match="differ"):
         check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.float32)
     monkeypatch.setattr(policy, "compute_logprobs_with_hf_attention", lambda ids: own(ids) + 1.1)
