@@ -18,7 +18,7 @@ import numpy as np
 from alphaapollo.algorithms.mismatch import MismatchSums
 from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.load_balancer import LoadBalancer
-from alphaapollo.controller.ranks import Ranks, WorkerDied
+from alphaapollo.controller.ranks import Ranks, WorkerDied, await_if_awaitable
 from alphaapollo.data.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.observability.spans import Span, start_recording_spans, take_recorded_spans
 from alphaapollo.observability.torch_spans import start_torch_profiler, take_torch_spans
@@ -151,6 +151,14 @@ class RLWorkerGroup(TrainingWorkerGroup[R]):
         await self._call_with_batches(lambda worker, batch: worker.load_batch(batch), batches)
 
 
+async def update_policy(
+    worker: PolicyWorker, inputs: tuple[Any, ...], options: tuple[Any, ...], measures_mismatch: bool
+) -> tuple[dict[str, float], MismatchSums | None]:
+    """Update the policy and sum the log-prob mismatch in one call, because each call takes time for every rank."""
+    metrics = await await_if_awaitable(worker.update(*inputs, *options))
+    return metrics, worker.sum_logprob_mismatch() if measures_mismatch else None
+
+
 class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
     """Handle to the policy and, if the run needs them, the reference model and the teacher."""
 
@@ -174,23 +182,24 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         mini_batches: Sequence[list[MiniBatch]],
         skip_bad_step: bool = False,
         measures_entropy: bool = True,
-    ) -> dict[str, float]:
-        """Run the optimizer steps of one iteration and return their metrics over all ranks.
+        measures_mismatch: bool = False,
+    ) -> tuple[dict[str, float], list[MismatchSums]]:
+        """Run the optimizer steps of one iteration. Returns metrics over all ranks, and mismatch sums if measured.
 
         columns: advantages, old log-probs etc. of the loaded batches. mini_batches: one list per batch.
         skip_bad_step: skip steps with a non-finite gradient instead of raising FloatingPointError.
         measures_entropy: compute the entropy also if the loss does not need it.
+        measures_mismatch: compare the old log-probs with those of the engine, for the tokens trained on.
         """
         inputs, options = list(zip(columns, mini_batches, strict=True)), (skip_bad_step, measures_entropy)
-        return (await self._call_with_batches(lambda worker, pair: worker.update(*pair, *options), inputs))[0]
+        results = await self._call_with_batches(
+            lambda worker, pair: update_policy(worker, pair, options, measures_mismatch), inputs
+        )
+        return results[0][0], [sums for _, sums in results if sums is not None]
 
     async def get_old_log_probs(self) -> list[np.ndarray]:
         """Return the old log-probs (the denominator of PPO's ratio) that the last update used."""
         return await self._call_all_ranks(lambda worker: worker.get_old_log_probs())
-
-    async def sum_logprob_mismatch(self) -> list[MismatchSums]:
-        """Compare the old log-probs of the last update with those of the engine, for the tokens it trained on."""
-        return await self._call_all_ranks(lambda worker: worker.sum_logprob_mismatch())
 
     async def reset_reference_and_optimizer(self) -> None:
         """Copy the policy's weights to the reference model and reset the optimizer state."""

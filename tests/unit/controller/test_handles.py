@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -147,13 +148,14 @@ class FourRanks:
 
     def __init__(self) -> None:
         self.got: list[list[str]] = []
+        self.results: list[Any] = list(range(4))
 
     async def call(self, function):  # type: ignore[no-untyped-def]
         return [0, 1, 2, 3]
 
     async def call_with_items(self, function, items):  # type: ignore[no-untyped-def]
         self.got.append(list(items))
-        return [0, 1, 2, 3]
+        return self.results
 
 
 def test_ranks_that_share_rows_get_the_same_batch_and_return_one_result() -> None:
@@ -161,9 +163,12 @@ def test_ranks_that_share_rows_get_the_same_batch_and_return_one_result() -> Non
     policy, critic, reward = (kind(ranks, 2) for kind in (PolicyGroup, CriticGroup, RewardModelGroup))  # type: ignore
 
     async def use() -> list[list[int]]:
-        for group, more in ((policy, ["ef"]), (critic, [])):
+        for group in (policy, critic):
             await group.load_batch(["a", "b"])
-            assert await group.update(["c", "d"], *more) == 0
+        assert await critic.update(["c", "d"]) == 0
+        ranks.results = [({"loss": rank}, rank) for rank in range(4)]
+        assert await policy.update(["c", "d"], ["e", "f"], measures_mismatch=True) == ({"loss": 0}, [0, 2])
+        ranks.results = list(range(4))
         columns = [
             await policy.compute_log_probs(),
             await policy.compute_ref_log_probs(),
@@ -173,7 +178,21 @@ def test_ranks_that_share_rows_get_the_same_batch_and_return_one_result() -> Non
 
     assert asyncio.run(use()) == [[0, 2]] * 5
     with_steps = [("c", "e"), ("c", "e"), ("d", "f"), ("d", "f")]
-    assert ranks.got == [list("aabb"), with_steps, list("aabb"), list("ccdd"), list("eeff")]
+    assert ranks.got == [list("aabb"), list("aabb"), list("ccdd"), with_steps, list("eeff")]
+
+
+@pytest.mark.parametrize("measures_mismatch", [True, False])
+def test_the_policy_update_and_the_mismatch_are_one_call(measures_mismatch: bool) -> None:
+    class Policy:
+        async def update(self, *inputs: Any) -> dict[str, Any]:
+            return {"inputs": inputs}
+
+        def sum_logprob_mismatch(self) -> str:
+            return "sums"
+
+    policy = PolicyGroup(LocalRanks(Policy()))  # type: ignore[arg-type]
+    updated = asyncio.run(policy.update(["columns"], ["steps"], True, False, measures_mismatch))  # type: ignore
+    assert updated == ({"inputs": ("columns", "steps", True, False)}, ["sums"] * measures_mismatch)
 
 
 @pytest.mark.parametrize("has_weights", [True, False])
