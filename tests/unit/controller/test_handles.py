@@ -43,6 +43,9 @@ class Engine:
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         return self.held
 
+    def get_memory_metrics(self) -> dict[str, float]:
+        return {"memory/engine_gib": 3.0}
+
 
 @dataclass
 class Policy:
@@ -52,8 +55,8 @@ class Policy:
     def release_sent_weights(self) -> None:
         pass
 
-    def offload(self) -> None:
-        pass
+    def get_memory_metrics(self) -> dict[str, float]:
+        return {"rss_gib": 2.0}
 
     def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
         return [-1.0, -2.0]
@@ -106,8 +109,15 @@ def publisher(engine: Engine) -> WeightPublisher:
 
 
 def test_publish_returns_the_gap() -> None:
-    metrics = asyncio.run(publisher(Engine(held=[-1.0, -2.00002])).publish(1))
-    assert metrics["sync/probe_gap"] == pytest.approx(1e-5)
+    one = publisher(Engine(held=[-1.0, -2.00002]))
+    assert asyncio.run(one.publish(1))["sync/probe_gap"] == pytest.approx(1e-5)
+    assert (one.policy.memory_metrics, one.engines.memory_metrics) == ({"rss_gib": 2.0}, {"memory/engine_gib": 3.0})
+
+
+def test_engines_without_weights_are_not_verified() -> None:
+    engine = Engine(receipt=WeightReceipt(1, ""))
+    engine.has_weights = False
+    assert asyncio.run(publisher(engine).publish(1)) == {}
 
 
 def test_publish_returns_how_far_the_policy_has_moved() -> None:

@@ -1,7 +1,6 @@
 """The worker with a real tokenizer, real graders and the fake engine."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 

@@ -40,6 +40,7 @@ class Engines:
         self.seed, self.version = seed, 0
         self.played: list[int] = []
         self.calls: list[str] = []
+        self.memory_metrics: dict[str, float] = {}
 
     async def generate_group(self, request: GroupRequest) -> TrajectoryGroup:
         draws = random.Random(f"{self.seed}:{request.stream_position}")
@@ -65,9 +66,6 @@ class Engines:
 
     async def sleep(self) -> None:
         self.calls.append("sleep")
-
-    async def get_memory_metrics(self) -> dict[str, float]:
-        return {}
 
 
 class Log:
@@ -133,7 +131,7 @@ def make_run(
         config=Config.model_validate(config),
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),
         workers=SimpleNamespace(
-            policy=SimpleNamespace(get_memory_metrics=saving.metrics),
+            policy=SimpleNamespace(memory_metrics={}),
             critic=None,
             reward_model=None,
             engines=engines,
