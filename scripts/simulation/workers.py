@@ -244,7 +244,7 @@ class FakeRollout:
                     action_mask=[0] * len(prompt) + [1] * length,
                     logprobs=[0.0] * len(prompt) + logprobs,
                     turn_ends=[len(prompt) + length - 1],
-                    weight_versions=[self.version] * length,
+                    weight_versions=[(self.version, length)],
                 )
             ],
             score=Score(reward, {"accuracy": reward}),
@@ -257,12 +257,12 @@ class FakeRollout:
         """Seconds for which the engine was not paused."""
         return (self.clock() if self.paused_since is None else self.paused_since) - self.pauses
 
-    def pause(self) -> None:
+    async def pause(self) -> None:
         if self.paused_since is None:
             self.paused_since = self.clock()
             self.goes_on.clear()
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         if self.paused_since is not None:
             self.pauses += self.clock() - self.paused_since
             self.paused_since = None
@@ -271,20 +271,20 @@ class FakeRollout:
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         return [-1.0] * (len(token_ids) - 1)
 
-    def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
+    async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
         self.version = version
         return WeightReceipt(version, "digest")
 
-    def sleep(self) -> None:
+    async def sleep(self) -> None:
         pass
 
-    def wake_weights(self) -> None:
+    async def wake_weights(self) -> None:
         pass
 
-    def wake_cache(self) -> None:
+    async def wake_cache(self) -> None:
         pass
 
-    def release_cache(self) -> None:
+    async def release_cache(self) -> None:
         pass
 
     def get_memory_metrics(self) -> dict[str, float]:

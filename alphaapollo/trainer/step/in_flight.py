@@ -16,8 +16,6 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
-
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.step.collect import (
@@ -198,14 +196,14 @@ def compute_staleness_metrics(groups: Sequence[TrajectoryGroup], trained_version
     Returns mean and maximum over tokens, and the share of trajectories with tokens of several versions.
     """
     trajectories = [one for group in groups for one in group.trajectories if one.rows]
-    parts = [np.asarray(row.weight_versions, dtype=np.int64) for one in trajectories for row in one.rows]
-    if not sum(map(len, parts)):
+    runs = [run for one in trajectories for row in one.rows for run in row.weight_versions]
+    if not runs:
         return {}
-    versions = np.concatenate(parts)
     # the versions of a trajectory's tokens never decrease
-    ends = [(one.rows[0].weight_versions, one.rows[-1].weight_versions) for one in trajectories]
+    ends = [(one.rows[0].weight_versions[0], one.rows[-1].weight_versions[-1]) for one in trajectories]
+    mean = sum(version * count for version, count in runs) / sum(count for _, count in runs)
     return {
-        "staleness/mean": float(trained_version - versions.mean()),
-        "staleness/max": float(trained_version - versions.min()),
-        "staleness/mixed": sum(first[0] != last[-1] for first, last in ends) / len(ends),
+        "staleness/mean": trained_version - mean,
+        "staleness/max": float(trained_version - min(runs)[0]),
+        "staleness/mixed": sum(first[0] != last[0] for first, last in ends) / len(ends),
     }
