@@ -54,9 +54,11 @@ class InFlightGroups:
         if not self._staleness:
             return  # `take_batch` generates the groups of each iteration
         run, progress = self._run, self._run.progress
-        needed = (run.goal.max_steps - version) * self._size
+        limit = min(run.goal.max_steps - version, self._staleness + 1) * self._size
+        if len(self._version) >= limit:
+            return
         waiting = [position for position in progress.unfinished if position not in self._version]
-        while len(self._version) < min(needed, self._size * (self._staleness + 1)):
+        while len(self._version) < limit:
             if waiting:
                 position = waiting.pop(0)
             elif run.goal.max_prompts is None or progress.prompts_consumed < run.goal.max_prompts:
@@ -130,11 +132,11 @@ class InFlightGroups:
 
     def _is_batch_ready(self, step: int, num_dropped: int) -> bool:
         """Whether the batch is full (or dynamic sampling gives up) and no group left for later would become too old."""
-        filters, chosen = self._run.config.algorithm.filter_groups, self._choose_oldest_ready_positions()
+        filters = self._run.config.algorithm.filter_groups
         gives_up = filters.enable and num_dropped + len(self._ready) >= filters.max_num_gen_batches * self._size
-        if len(chosen) < self._size and not gives_up:
+        if len(self._ready) < self._size and not gives_up:
             return False
-        remaining = sorted(self._version.keys() - set(chosen))  # oldest first
+        remaining = sorted(self._version.keys() - set(self._choose_oldest_ready_positions()))  # oldest first
         return all(
             step + 1 + order // self._size <= self._version[position] + 1 + self._staleness
             for order, position in enumerate(remaining)
