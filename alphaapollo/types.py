@@ -95,10 +95,9 @@ class Completion:
         """(weight version, number of tokens) of each part of the completion, in order."""
         runs, left = [], len(self.token_ids)
         for version, count in (*self.earlier_version_token_counts, (self.weight_version, left)):
-            if kept := min(count, left):  # a truncated completion may lack the last parts
-                runs.append((version, kept))
-                left -= kept
-        return runs
+            runs.append((version, min(count, left)))  # a truncated completion may lack the last parts
+            left -= runs[-1][1]
+        return [run for run in runs if run[1]]
 
 
 class Outcome(StrEnum):
@@ -206,8 +205,7 @@ class Row:
     logprobs: Sequence[float]  # [T] log-probs of the engine, 0.0 off the mask
     turn_ends: list[int]  # position of the last action token of each turn
     first_turn: int = 0  # index in Trajectory.turns of the first turn of the row
-    weight_versions: list[tuple[int, int]] = field(default_factory=list)
-    """Runs (weight version, number of action tokens) in order. Adjacent runs have different versions."""
+    weight_versions: list[tuple[int, int]] = field(default_factory=list)  # (version, number of action tokens) in order
     routed_experts: np.ndarray | None = None  # [T, layers, k], see Completion
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -48,16 +48,10 @@ class WorkerGroup(Generic[W]):
 
     def __init__(self, ranks: Ranks[W]):
         self.ranks = ranks
-        self.memory_metrics: dict[str, float] = {}
-        """Memory of the workers in GiB, each the maximum over all ranks, after the last weight sync or offload."""
+        self.memory_metrics: dict[str, float] = {}  # GiB, maximum over all ranks, after the last weight sync or offload
 
-    def _set_memory_metrics(self, every: Sequence[dict[str, float]]) -> None:
-        self.memory_metrics = {name: max(metrics[name] for metrics in every) for name in every[0]}
-
-
-def offload_and_measure(worker: TrainingWorker | RewardModelWorker) -> dict[str, float]:
-    worker.offload()
-    return worker.get_memory_metrics()
+    def _set_memory_metrics(self, results: Sequence[tuple[Any, dict[str, float]]]) -> None:
+        self.memory_metrics = {name: max(metrics[name] for _, metrics in results) for name in results[0][1]}
 
 
 class ModelWorkerGroup(WorkerGroup[M]):
@@ -70,7 +64,7 @@ class ModelWorkerGroup(WorkerGroup[M]):
 
     async def offload(self) -> None:
         """Free the model's GPU memory after use: move to host memory the tensors that fsdp_config offloads."""
-        self._set_memory_metrics(await self.ranks.call(lambda worker: offload_and_measure(worker)))
+        self._set_memory_metrics(await self.ranks.call(lambda worker: (worker.offload(), worker.get_memory_metrics())))
 
     async def _call_with_batches(self, function: Callable[[M, T], Any], batches: Sequence[T]) -> list[Any]:
         """Call function(worker, batch) on all ranks. Consecutive sequence-parallel ranks get the same batch."""
@@ -164,9 +158,9 @@ async def update_policy(
     return metrics, worker.sum_logprob_mismatch() if measures_mismatch else None
 
 
-def release_and_measure(worker: PolicyWorker) -> dict[str, float]:
+def release_sent_weights(worker: PolicyWorker) -> tuple[None, dict[str, float]]:
     worker.release_sent_weights()
-    return worker.get_memory_metrics()
+    return None, worker.get_memory_metrics()
 
 
 class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
@@ -221,7 +215,7 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
 
     async def release_sent_weights(self) -> None:
         """Free the transfer buffers after the engines have confirmed the weights, and offload the policy."""
-        self._set_memory_metrics(await self.ranks.call(lambda worker: release_and_measure(worker)))
+        self._set_memory_metrics(await self.ranks.call(lambda worker: release_sent_weights(worker)))
 
     async def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
         """Return the policy's log-probs of `token_ids[1:]`, to compare with the engines', and offload the policy."""
@@ -253,26 +247,25 @@ async def generate_group(worker: RolloutWorker, request: GroupRequest) -> Trajec
     return await worker.generate(request)
 
 
+async def sleep(worker: RolloutWorker, pauses_requests: bool) -> None:
+    if pauses_requests:
+        await worker.pause()
+    await worker.engine.sleep()
+
+
 async def prepare_weight_sync(worker: RolloutWorker, pauses_requests: bool) -> None:
     if pauses_requests:
         await worker.pause()
     await worker.engine.wake_weights()
 
 
-async def confirm_weights(worker: RolloutWorker, version: int, shared_folder: str) -> WeightReceipt | None:
-    receipt = await worker.confirm_weights(version, shared_folder)
-    return receipt if worker.engine.has_weights else None
-
-
 async def finish_weight_sync(
     worker: RolloutWorker, probe_token_ids: list[int], resumes_requests: bool
-) -> tuple[list[float] | None, dict[str, float]]:
-    """Make the engine ready to generate. Returns its log-probs of the probe, if it has weights, and its memory."""
+) -> tuple[list[float], dict[str, float]]:
     await worker.engine.wake_cache()
     if resumes_requests:
         await worker.resume()
-    logprobs = await worker.engine.log_probs(probe_token_ids) if worker.engine.has_weights else None
-    return logprobs, worker.get_memory_metrics()
+    return await worker.engine.log_probs(probe_token_ids), worker.get_memory_metrics()
 
 
 class EngineGroup(WorkerGroup["RolloutWorker"]):
@@ -318,35 +311,27 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
             for task in tasks:
                 task.cancel()
 
-    async def pause(self) -> None:
-        """Pause every engine between two tokens. After a weight sync, requests continue with the current weights."""
-        await self.ranks.call(lambda worker: worker.pause())
-
     async def prepare_weight_sync(self, pauses_requests: bool) -> None:
         """Allocate GPU memory for the weights after `sleep`. pauses_requests: first pause the requests that run."""
         await self.ranks.call(lambda worker: prepare_weight_sync(worker, pauses_requests))
 
     async def confirm_weights(self, version: int, shared_folder: str = "") -> list[WeightReceipt]:
-        """Load the weights on every engine. Returns the version and the digest of the weights of each engine that has
-        weights; fake engines have none.
+        """Load the weights on every engine. Returns a receipt of each engine that has weights (fake engines do not).
 
         shared_folder: shared-memory folder from which the engines first load the weights; "": the trainer sent them.
         """
-        receipts = await self.ranks.call(lambda worker: confirm_weights(worker, version, shared_folder))
+        receipts = await self.ranks.call(lambda worker: worker.confirm_weights(version, shared_folder))
         return [receipt for receipt in receipts if receipt is not None]
 
     async def finish_weight_sync(self, probe_token_ids: list[int], resumes_requests: bool) -> list[list[float]]:
-        """Allocate GPU memory for the KV cache after `sleep`, and resume requests that are paused.
-
-        Returns the log-probs of `probe_token_ids[1:]` of each engine that has weights.
-        """
+        """Allocate the KV cache after `sleep`, resume requests, and return each engine's log-probs of the probe."""
         results = await self.ranks.call(lambda worker: finish_weight_sync(worker, probe_token_ids, resumes_requests))
-        self._set_memory_metrics([memory for _, memory in results])
-        return [logprobs for logprobs, _ in results if logprobs is not None]
+        self._set_memory_metrics(results)
+        return [logprobs for logprobs, _ in results]
 
-    async def sleep(self) -> None:
-        """Free the engines' GPU memory for the trainers until the next weight sync. No effect on a CPU."""
-        await self.ranks.call(lambda worker: worker.engine.sleep())
+    async def sleep(self, pauses_requests: bool = False) -> None:
+        """Free the engines' GPU memory until the next weight sync. pauses_requests: first pause requests until then."""
+        await self.ranks.call(lambda worker: sleep(worker, pauses_requests))
 
     @asynccontextmanager
     async def release_kv_cache_temporarily(self) -> AsyncIterator[None]:

@@ -111,8 +111,7 @@ class WorkerActor(Generic[W]):
 
 @lru_cache(maxsize=2)
 def pickle_function(function: Callable[..., Any]) -> bytes:
-    """Pickle a function, to send it to many actors. Ray would pickle the function again for each actor. The result is
-    cached, because `generate_group` is sent once for each group."""
+    """Pickle a function once, to send it to many actors. `generate_group` is sent many times and stays in the cache."""
     return ray.cloudpickle.dumps(function)
 
 

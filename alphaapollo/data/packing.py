@@ -123,14 +123,14 @@ class _TokenCounts:
     """Numbers of tokens that the rows of a batch compute, with or without shared prefixes."""
 
     def __init__(self, lengths: list[int], prefixes: SharedPrefixes | None):
-        self.lengths, self.has_prefixes = lengths, prefixes is not None
+        self.lengths = lengths
         self.prefix_ids: list[int] = [] if prefixes is None else prefixes.prefix_ids.tolist()
         self.prefix_lengths: list[int] = [] if prefixes is None else prefixes.lengths.tolist()
 
     def count_by_part(self, rows: list[int]) -> list[int]:
         """Count the tokens of each row; with shared prefixes, first of each prefix, then of each row without it."""
         lengths, shared = self.lengths, self.prefix_lengths
-        if not self.has_prefixes:
+        if not self.prefix_ids:
             return [lengths[row] for row in rows]
         prefixes = {self.prefix_ids[row]: shared[row] for row in rows}
         return [*prefixes.values(), *[lengths[row] - shared[row] for row in rows]]
@@ -145,7 +145,7 @@ def _distribute_step_rows(
     A bundle stays in one micro-batch. It is a list in `step_rows` or, if all lists have one row, rows with a common
     prefix, which are split into several bundles if they exceed max_tokens or the ranks' loads would be unbalanced.
     """
-    if not tokens.has_prefixes or any(len(rows) > 1 for rows in step_rows):
+    if not tokens.prefix_ids or any(len(rows) > 1 for rows in step_rows):
         costs = [sum(tokens.count_by_part(rows)) for rows in step_rows]
         return step_rows, costs, balance_ranks(costs, num_ranks)
     ids, lengths, limit = tokens.prefix_ids, tokens.lengths, max_tokens

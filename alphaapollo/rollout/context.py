@@ -147,5 +147,4 @@ def check_rows_match_turns(rows: Sequence[Row], turns: Sequence[Turn], engine_pr
             assert row.token_ids[start : end + 1] == action_ids, "a row's action differs from the sampled tokens"
             expected_mask[start : end + 1] = [1] * len(action_ids)
         assert list(row.action_mask) == expected_mask, "the action mask does not cover exactly the sampled tokens"
-        num_versioned = sum(count for _, count in row.weight_versions)
-        assert num_versioned == sum(row.action_mask), "a sampled token has no weight version"
+        assert sum(n for _, n in row.weight_versions) == sum(row.action_mask), "a sampled token has no weight version"

@@ -136,15 +136,14 @@ async def validate_and_log(run: TrainingRun, step: int) -> ValidationResult:
 def compute_run_metrics(run: TrainingRun, timer: Timer, trained_tokens: int) -> dict[str, float]:
     """Compute metrics of data progress, of training speed, and of each role's memory (GiB, maximum over ranks)."""
     workers, progress = run.workers, run.progress
-    trainers = {"policy": workers.policy, "critic": workers.critic, "reward_model": workers.reward_model}
-    roles = {f"memory/{name}_": role.memory_metrics for name, role in trainers.items() if role}
-    memory = {prefix + name: value for prefix, values in roles.items() for name, value in values.items()}
+    roles = {"policy": workers.policy, "critic": workers.critic, "reward_model": workers.reward_model}
+    memory = [(f"memory/{role}_", group.memory_metrics) for role, group in roles.items() if group]
     return {
         "data/epoch": progress.prompts_consumed / run.stream.num_prompts,
         "data/prompts_consumed": float(progress.prompts_consumed),
         "reference/resets": float(progress.reference_resets),
         **workers.engines.memory_metrics,
-        **memory,
+        **{prefix + name: value for prefix, metrics in memory for name, value in metrics.items()},
         "memory/driver_rss_gib": measure_resident_gib(),
         **timer.metrics(),
         **compute_speed_metrics(trained_tokens, timer.seconds["update"], timer.elapsed, run.plan.placement.num_gpus),

@@ -10,8 +10,6 @@ engines.confirm_weights         load the weights if they are in shared memory; c
 policy.release_sent_weights     free the transfer buffers and the GPU
 engines.finish_weight_sync      allocate the KV cache; resume requests in flight; compute the log-probs of the probe,
                                 and stop the run if they differ from the policy's
-
-Each of them is one remote call per worker, because the controller's work for a call grows with the number of workers.
 """
 
 from __future__ import annotations
@@ -54,10 +52,11 @@ class WeightPublisher:
         check_probe_finite(expected, version)
         await self.engines.prepare_weight_sync(self.pauses_requests)
         update = await self.policy.send_weights(version)
-        check_weight_receipts(update, await self.engines.confirm_weights(version, update.folder))
+        receipts = await self.engines.confirm_weights(version, update.folder)
+        check_weight_receipts(update, receipts)
         await self.policy.release_sent_weights()
         actual = await self.engines.finish_weight_sync(self.probe_token_ids, self.pauses_requests)
-        if not actual:
+        if not receipts:
             return {}
         last, self._last_logprobs = self._last_logprobs, expected
         moved = {"sync/probe_moved": fmean(abs(x - y) for x, y in zip(expected, last, strict=True))} if last else {}

@@ -17,11 +17,10 @@ from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, Weigh
 class Engine:
     """A rollout worker that generates nothing, slowly for large ids, and counts its concurrent samples."""
 
-    has_weights = True
     engine = property(lambda self: self)
     running: int = 0
     most: int = 0
-    receipt: WeightReceipt = field(default_factory=lambda: WeightReceipt(1, "abc"))
+    receipt: WeightReceipt | None = field(default_factory=lambda: WeightReceipt(1, "abc"))
     held: list[float] = field(default_factory=lambda: [-1.0, -2.0])
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
@@ -37,7 +36,7 @@ class Engine:
     async def wake_cache(self) -> None:
         pass
 
-    async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
+    async def confirm_weights(self, version: int, folder: str) -> WeightReceipt | None:
         return self.receipt
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
@@ -115,9 +114,7 @@ def test_publish_returns_the_gap() -> None:
 
 
 def test_engines_without_weights_are_not_verified() -> None:
-    engine = Engine(receipt=WeightReceipt(1, ""))
-    engine.has_weights = False
-    assert asyncio.run(publisher(engine).publish(1)) == {}
+    assert asyncio.run(publisher(Engine(receipt=None, held=[0.0, 0.0])).publish(1)) == {}
 
 
 def test_publish_returns_how_far_the_policy_has_moved() -> None:
@@ -205,8 +202,8 @@ def test_the_policy_update_and_the_mismatch_are_one_call(measures_mismatch: bool
     assert updated == ({"inputs": ("columns", "steps", True, False)}, ["sums"] * measures_mismatch)
 
 
-@pytest.mark.parametrize("has_weights", [True, False])
-def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(has_weights: bool) -> None:
+@pytest.mark.parametrize("receipt", [WeightReceipt(1, "abc"), None])
+def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(receipt: WeightReceipt | None) -> None:
     calls: list[str] = []
 
     class Recorder(Engine):
@@ -216,7 +213,7 @@ def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(ha
         async def resume(self) -> None:
             calls.append("resume")
 
-        async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
+        async def confirm_weights(self, version: int, folder: str) -> WeightReceipt | None:
             calls.append("confirm")
             return await super().confirm_weights(version, folder)
 
@@ -224,10 +221,9 @@ def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(ha
             calls.append("probe")
             return await super().log_probs(token_ids)
 
-    engine = Recorder()
-    engine.has_weights = has_weights
+    engine = Recorder(receipt=receipt)
     asyncio.run(replace(publisher(engine), pauses_requests=True).publish(1))
-    assert calls == ["pause", "confirm", "resume", *["probe"] * has_weights]
+    assert calls == ["pause", "confirm", "resume", "probe"]
     calls.clear()
     asyncio.run(publisher(engine).publish(1))
-    assert calls == ["confirm", *["probe"] * has_weights]
+    assert calls == ["confirm", "probe"]

@@ -2,7 +2,7 @@ import asyncio
 from dataclasses import replace
 
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
+from alphaapollo.types import Completion, Sampling, StopReason
 from scripts.simulation.timed_engine import TimedFakeEngine
 from tests.unit import virtual_time
 
@@ -28,8 +28,7 @@ def test_truncated_answer_has_stop_reason_length():
 
 def test_weights_are_not_verified():
     engine = FakeEngine(50)
-    assert not engine.has_weights
-    assert asyncio.run(engine.confirm_weights(7)) == WeightReceipt(7, "")
+    assert asyncio.run(engine.confirm_weights(7)) is None
     assert generate(engine, [1], Sampling(2)).weight_version == 7
     assert len(asyncio.run(engine.log_probs([1, 2, 3]))) == 2
 

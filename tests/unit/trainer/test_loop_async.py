@@ -61,11 +61,8 @@ class Engines:
         for index, request in enumerate(requests):
             yield index, await self.generate_group(request)
 
-    async def pause(self) -> None:
-        self.calls.append("pause")
-
-    async def sleep(self) -> None:
-        self.calls.append("sleep")
+    async def sleep(self, pauses_requests: bool) -> None:
+        self.calls += ["pause"] * pauses_requests + ["sleep"]
 
 
 class Log:
