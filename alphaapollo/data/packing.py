@@ -42,8 +42,7 @@ def build_train_batch(
         mini_batch_size: trajectories per optimizer step, over all ranks.
         max_tokens: maximum tokens of one micro-batch on one rank. Shared prefixes count once.
         padded: rows are padded to the longest row of the micro-batch, and padding counts.
-        seed: seed of the shuffle, usually derive_seed(run seed, "mini_batches", step).
-        shuffle: shuffle trajectories (or groups) before they are split into mini-batches.
+        shuffle: shuffle trajectories (or groups), with `seed`, before they are split into mini-batches.
         group_ids: [N] group of each trajectory, 0 .. G-1, if mini-batches must not split groups.
         needs_full_trajectories: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
         prefixes: shared prefixes of the B rows, which are computed once. Rows are not padded then.
