@@ -91,10 +91,13 @@ class Completion:
         return Completion, (*compact, *small, self.routed_experts)
 
     @property
-    def weight_versions(self) -> list[int]:
-        """Version of the weights that sampled each token. [T]"""
-        earlier = [version for version, count in self.earlier_version_token_counts for _ in range(count)]
-        return [*earlier, *[self.weight_version] * (len(self.token_ids) - len(earlier))][: len(self.token_ids)]
+    def weight_versions(self) -> list[tuple[int, int]]:
+        """(weight version, number of tokens) of each part of the completion, in order."""
+        runs, left = [], len(self.token_ids)
+        for version, count in (*self.earlier_version_token_counts, (self.weight_version, left)):
+            runs.append((version, min(count, left)))  # a truncated completion may lack the last parts
+            left -= runs[-1][1]
+        return [run for run in runs if run[1]]
 
 
 class Outcome(StrEnum):
@@ -202,13 +205,12 @@ class Row:
     logprobs: Sequence[float]  # [T] log-probs of the engine, 0.0 off the mask
     turn_ends: list[int]  # position of the last action token of each turn
     first_turn: int = 0  # index in Trajectory.turns of the first turn of the row
-    weight_versions: Sequence[int] = field(default_factory=list)  # weight version of each action token, in order
+    weight_versions: list[tuple[int, int]] = field(default_factory=list)  # (version, number of action tokens) in order
     routed_experts: np.ndarray | None = None  # [T, layers, k], see Completion
 
     def __reduce__(self) -> tuple[Any, ...]:
         compact = (array("i", self.token_ids), array("b", self.action_mask), array("d", self.logprobs))
-        turns = (self.turn_ends, self.first_turn, array("i", self.weight_versions))
-        return Row, (*compact, *turns, self.routed_experts)
+        return Row, (*compact, self.turn_ends, self.first_turn, self.weight_versions, self.routed_experts)
 
     @property
     def response_start(self) -> int:

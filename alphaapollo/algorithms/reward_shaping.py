@@ -17,10 +17,12 @@ def add_outcome_reward(token_rewards: np.ndarray, scores: np.ndarray, mask: np.n
         mask: [n] 1 on action tokens.
         offsets: [N + 1] the tokens of sequence i are offsets[i] .. offsets[i + 1] - 1.
     """
-    for start, end, score in zip(offsets[:-1].tolist(), offsets[1:].tolist(), scores.tolist(), strict=True):
-        last = mask[start:end].tobytes().rfind(1)
+    ends_with_action = (mask[offsets[1:] - 1] != 0) & (np.diff(offsets) > 0)
+    token_rewards[offsets[1:][ends_with_action] - 1] += scores[ends_with_action]
+    for index in np.flatnonzero(~ends_with_action):
+        last = mask[offsets[index] : offsets[index + 1]].tobytes().rfind(1)
         if last >= 0:
-            token_rewards[start + last] += score
+            token_rewards[offsets[index] + last] += scores[index]
 
 
 def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, factor: float = 1.0) -> Tensor:

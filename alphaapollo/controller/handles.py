@@ -18,7 +18,7 @@ import numpy as np
 from alphaapollo.algorithms.mismatch import MismatchSums
 from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.load_balancer import LoadBalancer
-from alphaapollo.controller.ranks import Ranks, WorkerDied
+from alphaapollo.controller.ranks import Ranks, WorkerDied, await_if_awaitable
 from alphaapollo.data.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.observability.spans import Span, start_recording_spans, take_recorded_spans
 from alphaapollo.observability.torch_spans import start_torch_profiler, take_torch_spans
@@ -48,11 +48,10 @@ class WorkerGroup(Generic[W]):
 
     def __init__(self, ranks: Ranks[W]):
         self.ranks = ranks
+        self.memory_metrics: dict[str, float] = {}  # GiB, maximum over all ranks, after the last weight sync or offload
 
-    async def get_memory_metrics(self) -> dict[str, float]:
-        """Return the memory metrics of the workers in GiB, each the maximum over all ranks."""
-        every = await self.ranks.call(lambda worker: worker.get_memory_metrics())
-        return {name: max(metrics[name] for metrics in every) for name in every[0]}
+    def _set_memory_metrics(self, results: Sequence[tuple[Any, dict[str, float]]]) -> None:
+        self.memory_metrics = {name: max(metrics[name] for _, metrics in results) for name in results[0][1]}
 
 
 class ModelWorkerGroup(WorkerGroup[M]):
@@ -65,7 +64,7 @@ class ModelWorkerGroup(WorkerGroup[M]):
 
     async def offload(self) -> None:
         """Free the model's GPU memory after use: move to host memory the tensors that fsdp_config offloads."""
-        await self.ranks.call(lambda worker: worker.offload())
+        self._set_memory_metrics(await self.ranks.call(lambda worker: (worker.offload(), worker.get_memory_metrics())))
 
     async def _call_with_batches(self, function: Callable[[M, T], Any], batches: Sequence[T]) -> list[Any]:
         """Call function(worker, batch) on all ranks. Consecutive sequence-parallel ranks get the same batch."""
@@ -151,6 +150,19 @@ class RLWorkerGroup(TrainingWorkerGroup[R]):
         await self._call_with_batches(lambda worker, batch: worker.load_batch(batch), batches)
 
 
+async def update_policy(
+    worker: PolicyWorker, inputs: tuple[Any, ...], options: tuple[Any, ...], measures_mismatch: bool
+) -> tuple[dict[str, float], MismatchSums | None]:
+    """Update the policy and sum the log-prob mismatch in one call, because each call takes time for every rank."""
+    metrics = await await_if_awaitable(worker.update(*inputs, *options))
+    return metrics, worker.sum_logprob_mismatch() if measures_mismatch else None
+
+
+def release_sent_weights(worker: PolicyWorker) -> tuple[None, dict[str, float]]:
+    worker.release_sent_weights()
+    return None, worker.get_memory_metrics()
+
+
 class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
     """Handle to the policy and, if the run needs them, the reference model and the teacher."""
 
@@ -174,23 +186,24 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         mini_batches: Sequence[list[MiniBatch]],
         skip_bad_step: bool = False,
         measures_entropy: bool = True,
-    ) -> dict[str, float]:
-        """Run the optimizer steps of one iteration and return their metrics over all ranks.
+        measures_mismatch: bool = False,
+    ) -> tuple[dict[str, float], list[MismatchSums]]:
+        """Run the optimizer steps of one iteration. Returns metrics over all ranks, and mismatch sums if measured.
 
         columns: advantages, old log-probs etc. of the loaded batches. mini_batches: one list per batch.
         skip_bad_step: skip steps with a non-finite gradient instead of raising FloatingPointError.
         measures_entropy: compute the entropy also if the loss does not need it.
+        measures_mismatch: compare the old log-probs with those of the engine, for the tokens trained on.
         """
         inputs, options = list(zip(columns, mini_batches, strict=True)), (skip_bad_step, measures_entropy)
-        return (await self._call_with_batches(lambda worker, pair: worker.update(*pair, *options), inputs))[0]
+        results = await self._call_with_batches(
+            lambda worker, pair: update_policy(worker, pair, options, measures_mismatch), inputs
+        )
+        return results[0][0], [sums for _, sums in results if sums is not None]
 
     async def get_old_log_probs(self) -> list[np.ndarray]:
         """Return the old log-probs (the denominator of PPO's ratio) that the last update used."""
         return await self._call_all_ranks(lambda worker: worker.get_old_log_probs())
-
-    async def sum_logprob_mismatch(self) -> list[MismatchSums]:
-        """Compare the old log-probs of the last update with those of the engine, for the tokens it trained on."""
-        return await self._call_all_ranks(lambda worker: worker.sum_logprob_mismatch())
 
     async def reset_reference_and_optimizer(self) -> None:
         """Copy the policy's weights to the reference model and reset the optimizer state."""
@@ -202,7 +215,7 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
 
     async def release_sent_weights(self) -> None:
         """Free the transfer buffers after the engines have confirmed the weights, and offload the policy."""
-        await self.ranks.call(lambda worker: worker.release_sent_weights())
+        self._set_memory_metrics(await self.ranks.call(lambda worker: release_sent_weights(worker)))
 
     async def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
         """Return the policy's log-probs of `token_ids[1:]`, to compare with the engines', and offload the policy."""
@@ -232,6 +245,27 @@ class RewardModelGroup(ModelWorkerGroup["RewardModelWorker"]):
 async def generate_group(worker: RolloutWorker, request: GroupRequest) -> TrajectoryGroup:
     """Generate a group on a rollout worker. A module's function is pickled by name, unlike a lambda."""
     return await worker.generate(request)
+
+
+async def sleep(worker: RolloutWorker, pauses_requests: bool) -> None:
+    if pauses_requests:
+        await worker.pause()
+    await worker.engine.sleep()
+
+
+async def prepare_weight_sync(worker: RolloutWorker, pauses_requests: bool) -> None:
+    if pauses_requests:
+        await worker.pause()
+    await worker.engine.wake_weights()
+
+
+async def finish_weight_sync(
+    worker: RolloutWorker, probe_token_ids: list[int], resumes_requests: bool
+) -> tuple[list[float], dict[str, float]]:
+    await worker.engine.wake_cache()
+    if resumes_requests:
+        await worker.resume()
+    return await worker.engine.log_probs(probe_token_ids), worker.get_memory_metrics()
 
 
 class EngineGroup(WorkerGroup["RolloutWorker"]):
@@ -277,46 +311,34 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
             for task in tasks:
                 task.cancel()
 
-    async def pause(self) -> None:
-        """Pause every engine between two tokens. After `resume`, requests continue with the current weights."""
-        await self.ranks.call(lambda worker: worker.pause())
-
-    async def resume(self) -> None:
-        await self.ranks.call(lambda worker: worker.resume())
-
-    async def has_weights(self) -> bool:
-        """Return whether the engines have model weights to sync and verify; fake engines do not."""
-        return bool(await self.ranks.call_rank(0, lambda worker: worker.engine.has_weights))
-
-    async def compute_log_probs_per_engine(self, token_ids: list[int]) -> list[list[float]]:
-        """Return each engine's log-probs of `token_ids[1:]`."""
-        return await self.ranks.call(lambda worker: worker.engine.log_probs(token_ids))
+    async def prepare_weight_sync(self, pauses_requests: bool) -> None:
+        """Allocate GPU memory for the weights after `sleep`. pauses_requests: first pause the requests that run."""
+        await self.ranks.call(lambda worker: prepare_weight_sync(worker, pauses_requests))
 
     async def confirm_weights(self, version: int, shared_folder: str = "") -> list[WeightReceipt]:
-        """Finish a weight sync on every engine. Returns the version and the digest of each engine's weights.
+        """Load the weights on every engine. Returns a receipt of each engine that has weights (fake engines do not).
 
         shared_folder: shared-memory folder from which the engines first load the weights; "": the trainer sent them.
         """
-        return await self.ranks.call(lambda worker: worker.confirm_weights(version, shared_folder))
+        receipts = await self.ranks.call(lambda worker: worker.confirm_weights(version, shared_folder))
+        return [receipt for receipt in receipts if receipt is not None]
 
-    async def sleep(self) -> None:
-        """Free the engines' GPU memory for the trainers until the next weight sync. No effect on a CPU."""
-        await self.ranks.call(lambda worker: worker.engine.sleep())
+    async def finish_weight_sync(self, probe_token_ids: list[int], resumes_requests: bool) -> list[list[float]]:
+        """Allocate the KV cache after `sleep`, resume requests, and return each engine's log-probs of the probe."""
+        results = await self.ranks.call(lambda worker: finish_weight_sync(worker, probe_token_ids, resumes_requests))
+        self._set_memory_metrics(results)
+        return [logprobs for logprobs, _ in results]
 
-    async def wake_weights(self) -> None:
-        """Allocate GPU memory for the weights after `sleep`."""
-        await self.ranks.call(lambda worker: worker.engine.wake_weights())
-
-    async def wake_cache(self) -> None:
-        """Allocate GPU memory for the KV cache after `sleep`."""
-        await self.ranks.call(lambda worker: worker.engine.wake_cache())
+    async def sleep(self, pauses_requests: bool = False) -> None:
+        """Free the engines' GPU memory until the next weight sync. pauses_requests: first pause requests until then."""
+        await self.ranks.call(lambda worker: sleep(worker, pauses_requests))
 
     @asynccontextmanager
     async def release_kv_cache_temporarily(self) -> AsyncIterator[None]:
         """Context manager that frees the engines' KV caches, but not their weights, while a trainer uses the GPUs."""
         await self.ranks.call(lambda worker: worker.engine.release_cache())
         yield
-        await self.wake_cache()
+        await self.ranks.call(lambda worker: worker.engine.wake_cache())
 
     async def start_profile(self) -> None:
         """Start recording the episodes of every rollout worker."""

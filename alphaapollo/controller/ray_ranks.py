@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
 import ray
@@ -109,8 +109,9 @@ class WorkerActor(Generic[W]):
         return dump_stacks(pids)
 
 
+@lru_cache(maxsize=2)
 def pickle_function(function: Callable[..., Any]) -> bytes:
-    """Pickle a function, to send it to many actors. Ray would pickle the function again for each actor."""
+    """Pickle a function once, to send it to many actors. `generate_group` is sent many times and stays in the cache."""
     return ray.cloudpickle.dumps(function)
 
 

@@ -35,7 +35,7 @@ class Rows:
     Example: the row `[5, 6 | 7, 8]` (prompt | response) has lengths [4], response_starts [2], action_mask [1, 1].
     """
 
-    token_ids: np.ndarray  # int64 [sum T]
+    token_ids: np.ndarray  # int32 [sum T]
     lengths: np.ndarray  # int64 [R]
     response_starts: np.ndarray  # int64 [R], always >= 1, because the first token has no log-prob
     action_mask: np.ndarray  # uint8 [sum responses]
@@ -50,7 +50,7 @@ class Rows:
         assert all(start >= 1 for start in starts), "a row needs at least one prompt token"
         responses = list(zip(rows, starts, strict=True))
         return cls(
-            token_ids=_concatenate_sequences([row.token_ids for row in rows], np.int64),
+            token_ids=_concatenate_sequences([row.token_ids for row in rows], np.int32),
             lengths=np.array([len(row.token_ids) for row in rows], dtype=np.int64),
             response_starts=np.array(starts, dtype=np.int64),
             action_mask=_concatenate_sequences([row.action_mask[start:] for row, start in responses], np.uint8),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 
 import numpy as np
@@ -43,8 +42,7 @@ def build_train_batch(
         mini_batch_size: trajectories per optimizer step, over all ranks.
         max_tokens: maximum tokens of one micro-batch on one rank. Shared prefixes count once.
         padded: rows are padded to the longest row of the micro-batch, and padding counts.
-        seed: seed of the shuffle, usually derive_seed(run seed, "mini_batches", step).
-        shuffle: shuffle trajectories (or groups) before they are split into mini-batches.
+        shuffle: shuffle trajectories (or groups), with `seed`, before they are split into mini-batches.
         group_ids: [N] group of each trajectory, 0 .. G-1, if mini-batches must not split groups.
         needs_full_trajectories: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
         prefixes: shared prefixes of the B rows, which are computed once. Rows are not padded then.
@@ -60,17 +58,18 @@ def build_train_batch(
     steps = [[members[trajectory] for trajectory in trajectories] for trajectories in step_trajectories]
     if not needs_full_trajectories:
         steps = [[[row] for trajectory in step for row in trajectory] for step in steps]
-    split = [_distribute_step_rows(step, lengths, prefixes, num_ranks, max_tokens) for step in steps]
-    num_computed = sum(bundle.cost for bundles, _ in split for bundle in bundles)
-    if prefixes is not None and sum(lengths) < min_sharing_ratio * num_computed:
-        prefixes, split = None, [_distribute_step_rows(step, lengths, None, num_ranks, max_tokens) for step in steps]
+    tokens = _TokenCounts(lengths, prefixes)
+    split = [_distribute_step_rows(step, tokens, num_ranks, max_tokens) for step in steps]
+    if prefixes is not None and sum(lengths) < min_sharing_ratio * sum(sum(costs) for _, costs, _ in split):
+        prefixes, tokens = None, _TokenCounts(lengths, None)
+        split = [_distribute_step_rows(step, tokens, num_ranks, max_tokens) for step in steps]
     orders: list[list[int]] = [[] for _ in range(num_ranks)]
     mini_batches: list[list[MiniBatch]] = [[] for _ in range(num_ranks)]
-    for bundles, shares in split:
-        costs = [[bundles[i].token_costs for i in share] for share in shares]
-        micros = split_bundles_into_micro_batches_by_rank(costs, max_tokens, padded and prefixes is None)
+    for bundles, _, shares in split:
+        counts = [[tokens.count_by_part(bundles[i]) for i in share] for share in shares]
+        micros = split_bundles_into_micro_batches_by_rank(counts, max_tokens, padded and prefixes is None)
         for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
-            micro_rows = [[row for i in micro for row in bundles[share[i]].rows] for micro in rank_micros]
+            micro_rows = [[row for i in micro for row in bundles[share[i]]] for micro in rank_micros]
             ends = [*accumulate(map(len, micro_rows), initial=len(orders[rank]))]
             mini_batches[rank].append(MiniBatch([list(range(*bounds)) for bounds in pairwise(ends)]))
             orders[rank] += chain.from_iterable(micro_rows)
@@ -119,50 +118,47 @@ def _filter_micro_batches(
     return micros
 
 
-@dataclass(frozen=True)
-class _RowBundle:
-    """Rows that must be in one micro-batch."""
+class _TokenCounts:
+    """Numbers of tokens that the rows of a batch compute, with or without shared prefixes."""
 
-    rows: list[int]
-    token_costs: list[int]  # computed tokens: of each row, or of the shared prefix and of each row without the prefix
+    def __init__(self, lengths: list[int], prefixes: SharedPrefixes | None):
+        self.lengths = lengths
+        self.prefix_ids: list[int] = [] if prefixes is None else prefixes.prefix_ids.tolist()
+        self.prefix_lengths: list[int] = [] if prefixes is None else prefixes.lengths.tolist()
 
-    @property
-    def cost(self) -> int:
-        return sum(self.token_costs)
+    def count_by_part(self, rows: list[int]) -> list[int]:
+        """Count the tokens of each row; with shared prefixes, first of each prefix, then of each row without it."""
+        lengths, shared = self.lengths, self.prefix_lengths
+        if not self.prefix_ids:
+            return [lengths[row] for row in rows]
+        prefixes = {self.prefix_ids[row]: shared[row] for row in rows}
+        return [*prefixes.values(), *[lengths[row] - shared[row] for row in rows]]
 
 
 def _distribute_step_rows(
-    step_rows: list[list[int]], lengths: list[int], prefixes: SharedPrefixes | None, num_ranks: int, max_tokens: int
-) -> tuple[list[_RowBundle], list[list[int]]]:
-    """Distribute the rows of one optimizer step to ranks. Returns row bundles, and bundle indices for each rank.
+    step_rows: list[list[int]], tokens: _TokenCounts, num_ranks: int, max_tokens: int
+) -> tuple[list[list[int]], list[int], list[list[int]]]:
+    """Distribute the rows of one optimizer step to ranks. Returns bundles of rows, the tokens that each bundle
+    computes, and bundle indices for each rank.
 
     A bundle stays in one micro-batch. It is a list in `step_rows` or, if all lists have one row, rows with a common
     prefix, which are split into several bundles if they exceed max_tokens or the ranks' loads would be unbalanced.
     """
-    if prefixes is None or any(len(rows) > 1 for rows in step_rows):
-        bundles = [_RowBundle(rows, _compute_token_costs(rows, lengths, prefixes)) for rows in step_rows]
-        return bundles, balance_ranks([bundle.cost for bundle in bundles], num_ranks)
-    ids, shared, limit = prefixes.prefix_ids.tolist(), prefixes.lengths.tolist(), max_tokens
+    if not tokens.prefix_ids or any(len(rows) > 1 for rows in step_rows):
+        costs = [sum(tokens.count_by_part(rows)) for rows in step_rows]
+        return step_rows, costs, balance_ranks(costs, num_ranks)
+    ids, lengths, limit = tokens.prefix_ids, tokens.lengths, max_tokens
     rows = sorted((row for (row,) in step_rows), key=lambda row: (ids[row], -lengths[row]))
     while True:
-        starts, costs = _split_by_prefix(rows, lengths, ids, shared, limit)
+        starts, costs = _split_by_prefix(rows, lengths, ids, tokens.prefix_lengths, limit)
         max_total_load = MAX_IMBALANCE * sum(costs)
         # a bundle above this load makes every distribution unbalanced
         if max(costs, default=0) * num_ranks <= max_total_load or len(costs) == len(rows):
             shares = balance_ranks(costs, num_ranks)
             largest = max(sum(costs[i] for i in share) for share in shares)
             if largest * num_ranks <= max_total_load or len(costs) == len(rows):
-                parts = [rows[start:end] for start, end in pairwise([*starts, len(rows)])]
-                return [_RowBundle(part, _compute_token_costs(part, lengths, prefixes)) for part in parts], shares
+                return [rows[start:end] for start, end in pairwise([*starts, len(rows)])], costs, shares
         limit //= 2
-
-
-def _compute_token_costs(rows: list[int], lengths: list[int], prefixes: SharedPrefixes | None) -> list[int]:
-    """Count the tokens of each row; with `prefixes`, first of each prefix, and then of each row without its prefix."""
-    if prefixes is None:
-        return [lengths[row] for row in rows]
-    shared = {int(prefixes.prefix_ids[row]): int(prefixes.lengths[row]) for row in rows}
-    return [*shared.values(), *(lengths[row] - int(prefixes.lengths[row]) for row in rows)]
 
 
 def _split_by_prefix(
@@ -227,14 +223,15 @@ def split_micro_batches(bundle_lengths: Sequence[Sequence[int]], max_tokens: int
     """
     batches: list[list[int]] = []
     num_rows = tokens = longest = 0
-    for index in _sort_indices_longest_first([max(rows) if padded else sum(rows) for rows in bundle_lengths]):
-        lengths = bundle_lengths[index]
-        cost = (num_rows + len(lengths)) * longest if padded else tokens + sum(lengths)
+    sizes = [max(rows) if padded else sum(rows) for rows in bundle_lengths]
+    for index in _sort_indices_longest_first(sizes):
+        count = len(bundle_lengths[index])
+        cost = (num_rows + count) * longest if padded else tokens + sizes[index]
         if not batches or cost > max_tokens:
             batches.append([])
-            num_rows, tokens, longest = 0, 0, max(lengths)
+            num_rows, tokens, longest = 0, 0, sizes[index]
         batches[-1].append(index)
-        num_rows, tokens = num_rows + len(lengths), tokens + sum(lengths)
+        num_rows, tokens = num_rows + count, tokens + sizes[index]
     return batches
 
 
@@ -263,4 +260,4 @@ def _split_largest_micro_batches(batches: list[list[int]], count: int) -> list[l
 
 
 def _sort_indices_longest_first(lengths: Sequence[int]) -> list[int]:
-    return sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)

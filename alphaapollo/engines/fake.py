@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from alphaapollo.engines.protocol import Engine
-from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
+from alphaapollo.types import Completion, Sampling, StopReason
 
 AnswerScript = Callable[[list[int], Sampling], list[int]]
 """(context, sampling) -> token ids of the answer, before truncation to max_tokens."""
@@ -18,8 +18,6 @@ LOGPROB = -1.0  # log-prob of every token
 @dataclass(eq=False)
 class FakeEngine(Engine):
     """Fake engine whose answers depend only on the context and the seed."""
-
-    has_weights = False
 
     vocab_size: int  # token ids of random answers are below this number
     min_tokens: int = 1  # length of random answers; if the request has stop tokens, the first one ends the answer
@@ -51,9 +49,8 @@ class FakeEngine(Engine):
     async def receive_weights(self, folder: str) -> None:
         pass
 
-    async def confirm_weights(self, version: int) -> WeightReceipt:
+    async def confirm_weights(self, version: int) -> None:
         self._version = version
-        return WeightReceipt(version, digest="")
 
     def _make_random_answer(self, token_ids: list[int], sampling: Sampling) -> list[int]:
         rng = random.Random(f"{sampling.seed}:{token_ids[-1]}:{len(token_ids)}")

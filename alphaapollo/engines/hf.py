@@ -40,8 +40,6 @@ class HFEngine(Engine):
     A weight sync replaces the model, and a KV cache exists only during a batch. The wake methods therefore do nothing.
     """
 
-    has_weights = True
-
     def __init__(self, spec: EngineSpec):
         self.spec = spec
         self.version = 0

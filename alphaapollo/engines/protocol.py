@@ -26,9 +26,6 @@ class Engine:
     a default implementation.
     """
 
-    has_weights: bool
-    """Whether the engine has model weights to sync and verify; False for fake engines."""
-
     async def prepare_start_without_gpu(self) -> None:
         """Do the part of `start` that needs no GPU, such as imports, while other processes use the GPU."""
 
@@ -76,9 +73,9 @@ class Engine:
         """Load the weights that the trainer wrote to a shared-memory folder. Not used with vLLM's own transfers."""
         raise NotImplementedError
 
-    async def confirm_weights(self, version: int) -> WeightReceipt:
-        """Finish a weight sync: clear caches computed with old weights, and return the digest of the new weights.
-        Running requests must be paused."""
+    async def confirm_weights(self, version: int) -> WeightReceipt | None:
+        """Finish a weight sync: clear caches computed with old weights, and return the digest of the new weights, or
+        None if the engine has no weights. Running requests must be paused."""
         raise NotImplementedError
 
     async def release_cache(self) -> None:

@@ -59,7 +59,6 @@ class TrainerEngine(Engine):
     ranks: Ranks[Any]  # ranks of SftWorker
     batch_size: int  # completions per batch and rank
     step: int = 0  # optimizer steps so far; the weight version of the completions
-    has_weights = False
     _waiting_requests: list[tuple[SamplingRequest, asyncio.Future[Completion]]] = field(default_factory=list)
     _sampling_task: asyncio.Task[None] | None = None
 

@@ -103,7 +103,7 @@ class MicroBatchBuilder:
         starts = chosen.token_offsets[:-1] + chosen.response_starts
         token_index = np.repeat(starts, responses) + _concatenate_ranges(responses)
         predictors = self._select_tokens(layout, token_index - 1)
-        targets = self._to_device(chosen.token_ids[token_index])
+        targets = self._to_device(chosen.token_ids[token_index].astype(np.int64))
         matrix_indices = np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _concatenate_ranges(responses)
         experts = None if rows.routed_experts is None else _lay_out_routed_experts(rows.routed_experts, chosen, layout)
         return MicroBatch(

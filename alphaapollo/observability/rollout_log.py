@@ -25,7 +25,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ def _make_row_record(row: Row) -> dict[str, Any]:
         "mask": row.action_mask,
         "logprobs": row.logprobs,
         "first_turn": row.first_turn,
-        "weight_versions": [[version, len(list(run))] for version, run in groupby(row.weight_versions)],
+        "weight_versions": row.weight_versions,
     }
 
 

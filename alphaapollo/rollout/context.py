@@ -9,6 +9,8 @@ A Row (token sequence to train on) has exactly the engine's prompts and sampled 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 
@@ -48,7 +50,8 @@ def build_row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
         ends.append(len(token_ids) - 1)
         if action.routed_experts is not None:
             experts.append(action.routed_experts[previous_end : ends[-1]])
-    versions = [version for turn in turns for version in turn.completion.weight_versions]
+    runs = groupby((run for turn in turns for run in turn.completion.weight_versions), itemgetter(0))
+    versions = [(version, sum(count for _, count in same)) for version, same in runs]
     # The engine never computes the last token. Training does not use the outputs of the experts that it gets here.
     routed_experts = np.concatenate([*experts, experts[-1][-1:]]) if len(experts) == len(turns) else None
     return Row(token_ids, action_mask, logprobs, ends, first_turn, versions, routed_experts)
@@ -144,4 +147,4 @@ def check_rows_match_turns(rows: Sequence[Row], turns: Sequence[Turn], engine_pr
             assert row.token_ids[start : end + 1] == action_ids, "a row's action differs from the sampled tokens"
             expected_mask[start : end + 1] = [1] * len(action_ids)
         assert list(row.action_mask) == expected_mask, "the action mask does not cover exactly the sampled tokens"
-        assert len(row.weight_versions) == sum(row.action_mask), "a sampled token has no weight version"
+        assert sum(n for _, n in row.weight_versions) == sum(row.action_mask), "a sampled token has no weight version"

@@ -189,8 +189,8 @@ class RolloutWorker:
         await self.engine.resume()
         resume_all_time_limits()
 
-    async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
-        """Finish a weight sync, and return the digest of the engine's weights. Running requests must be paused.
+    async def confirm_weights(self, version: int, folder: str) -> WeightReceipt | None:
+        """Finish a weight sync, and return the digest of the engine's weights, if any. Running requests must be paused.
 
         `folder`: folder in this node's shared memory from which weights are loaded first; empty: none.
         """

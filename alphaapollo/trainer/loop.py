@@ -9,8 +9,6 @@ trainers: one of them frees its memory before the other one uses it (docs/archit
 
 from __future__ import annotations
 
-import asyncio
-
 from alphaapollo.config.schema import ReferenceReset
 from alphaapollo.evaluation.validation import ValidationResult, validate
 from alphaapollo.observability.memory import measure_resident_gib
@@ -68,7 +66,7 @@ async def finish_iteration(
     metrics |= await validate_and_reset_reference_if_due(run, step, is_last, timer)
     progress.step = step
     metrics |= in_flight.pop_metrics() if in_flight else {}
-    metrics |= await run.saving.metrics() | await compute_run_metrics(run, timer, learned.trained_tokens)
+    metrics |= await run.saving.metrics() | compute_run_metrics(run, timer, learned.trained_tokens)
     run.tracker.log(step, metrics)
     run.console.show_step(step, metrics, find_failure_reason(collected.generated))
     run.saving.mark_models_consistent(progress)
@@ -135,25 +133,17 @@ async def validate_and_log(run: TrainingRun, step: int) -> ValidationResult:
     return validation
 
 
-async def compute_run_metrics(run: TrainingRun, timer: Timer, trained_tokens: int) -> dict[str, float]:
+def compute_run_metrics(run: TrainingRun, timer: Timer, trained_tokens: int) -> dict[str, float]:
     """Compute metrics of data progress, of training speed, and of each role's memory (GiB, maximum over ranks)."""
     workers, progress = run.workers, run.progress
-    trainers = {"policy": workers.policy, "critic": workers.critic, "reward_model": workers.reward_model}
-    roles = {name: role for name, role in trainers.items() if role}
-    engines, *trainer_memory = await asyncio.gather(
-        workers.engines.get_memory_metrics(), *(role.get_memory_metrics() for role in roles.values())
-    )
-    memory = {
-        f"memory/{role}_{name}": value
-        for role, values in zip(roles, trainer_memory, strict=True)
-        for name, value in values.items()
-    }
+    roles = {"policy": workers.policy, "critic": workers.critic, "reward_model": workers.reward_model}
+    memory = [(f"memory/{role}_", group.memory_metrics) for role, group in roles.items() if group]
     return {
         "data/epoch": progress.prompts_consumed / run.stream.num_prompts,
         "data/prompts_consumed": float(progress.prompts_consumed),
         "reference/resets": float(progress.reference_resets),
-        **engines,
-        **memory,
+        **workers.engines.memory_metrics,
+        **{prefix + name: value for prefix, metrics in memory for name, value in metrics.items()},
         "memory/driver_rss_gib": measure_resident_gib(),
         **timer.metrics(),
         **compute_speed_metrics(trained_tokens, timer.seconds["update"], timer.elapsed, run.plan.placement.num_gpus),

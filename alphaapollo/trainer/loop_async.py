@@ -33,8 +33,7 @@ async def train_async(run: TrainingRun) -> None:
             run.saving.mark_models_inconsistent()
             if run.config.trainer.async_mode == "carry":
                 with timer("pause"):
-                    await run.workers.engines.pause()
-                    await run.workers.engines.sleep()
+                    await run.workers.engines.sleep(pauses_requests=True)
             timer = await finish_iteration(run, collected, taken - since, timer, in_flight)
         await run.profiler.start_step(None, timer)
     finally:

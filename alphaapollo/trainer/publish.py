@@ -2,15 +2,14 @@
 
 Calls of one publish, in this order:
 
-policy.compute_probe_log_probs        log-probs of a few fixed tokens (the probe); then offload to free GPU memory
-engines.pause                         only with requests in flight: they stop between two tokens
-engines.wake_weights                  allocate weights only: the policy still holds GPU memory
-policy.send_weights                   into shared memory, or with vLLM's transfer into the engines
-engines.confirm_weights               load the weights if they are in shared memory; compare digests
-policy.release_sent_weights           free the transfer buffers and the GPU
-engines.wake_cache                    allocate the KV cache
-engines.resume                        only with requests in flight
-engines.compute_log_probs_per_engine  log-probs of the probe; the run stops if they differ from the policy's
+policy.compute_probe_log_probs  log-probs of a few fixed tokens (the probe); then offload to free GPU memory
+engines.prepare_weight_sync     pause requests in flight between two tokens; allocate weights only, because the policy
+                                still holds GPU memory
+policy.send_weights             into shared memory, or with vLLM's transfer into the engines
+engines.confirm_weights         load the weights if they are in shared memory; compare digests
+policy.release_sent_weights     free the transfer buffers and the GPU
+engines.finish_weight_sync      allocate the KV cache; resume requests in flight; compute the log-probs of the probe,
+                                and stop the run if they differ from the policy's
 """
 
 from __future__ import annotations
@@ -43,34 +42,24 @@ class WeightPublisher:
 
         Returns `sync/probe_gap` (mean difference of the probe's log-probs between engine and policy, in nats) and
         `sync/probe_moved` (mean change of the policy's log-probs since the previous publish). Returns nothing
-        with fake engines, which have no weights.
+        with fake engines, which have no weights to verify.
 
         Raises:
             WeightSyncError: the engine's weight digests or its log-probs of the probe differ from the policy's.
             FloatingPointError: the policy's weights are not finite. Nothing is sent.
         """
-        if not await self.engines.has_weights():
-            await self.policy.offload()
-            if self.pauses_requests:
-                await self.engines.pause()
-            await self.engines.confirm_weights(version)
-            if self.pauses_requests:
-                await self.engines.resume()
-            return {}
         expected = await self.policy.compute_probe_log_probs(self.probe_token_ids)
         check_probe_finite(expected, version)
-        if self.pauses_requests:
-            await self.engines.pause()
-        await self.engines.wake_weights()
+        await self.engines.prepare_weight_sync(self.pauses_requests)
         update = await self.policy.send_weights(version)
-        check_weight_receipts(update, await self.engines.confirm_weights(version, update.folder))
+        receipts = await self.engines.confirm_weights(version, update.folder)
+        check_weight_receipts(update, receipts)
         await self.policy.release_sent_weights()
-        await self.engines.wake_cache()
-        if self.pauses_requests:
-            await self.engines.resume()
+        actual = await self.engines.finish_weight_sync(self.probe_token_ids, self.pauses_requests)
+        if not receipts:
+            return {}
         last, self._last_logprobs = self._last_logprobs, expected
         moved = {"sync/probe_moved": fmean(abs(x - y) for x, y in zip(expected, last, strict=True))} if last else {}
-        actual = await self.engines.compute_log_probs_per_engine(self.probe_token_ids)
         gap = check_probe_log_probs(expected, actual, self.probe_tolerance)
         if not last:
             self.probe_tolerance = tighten_tolerance(self.probe_tolerance, gap)

@@ -18,6 +18,7 @@ import math
 import random
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,7 @@ from alphaapollo.trainer import loop, loop_async  # noqa: E402
 from alphaapollo.trainer.progress import Progress, TrainingGoal  # noqa: E402
 from alphaapollo.trainer.publish import WeightPublisher  # noqa: E402
 from alphaapollo.trainer.step.learn import UpdateResult  # noqa: E402
-from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup  # noqa: E402
+from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightUpdate  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 from scripts.bench.driver import LetterRenderer, score  # noqa: E402
 from scripts.simulation.timed_engine import TimedFakeEngine  # noqa: E402
@@ -51,8 +52,6 @@ MEDIAN, LONGEST = 100, 1600
 
 class FakeEngineWorker:
     """Rollout worker with the fake engine."""
-
-    has_weights = False
 
     def __init__(self, engine: TimedFakeEngine):
         letters = LetterRenderer()
@@ -84,10 +83,15 @@ class FakeEngineWorker:
 
 
 class FakePolicy:
-    async def offload(self) -> None: ...
+    memory_metrics: Mapping[str, float] = {}
 
-    async def get_memory_metrics(self) -> dict[str, float]:
-        return {}
+    async def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
+        return [0.0]
+
+    async def send_weights(self, version: int) -> WeightUpdate:
+        return WeightUpdate(version, digest="")
+
+    async def release_sent_weights(self) -> None: ...
 
 
 class FakeProfiler:

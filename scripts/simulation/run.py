@@ -146,7 +146,7 @@ class Cluster:
                 profile.disable()
         self._run.rollout_log.close()
         self._run.tracker.close()
-        self.work_of_threads = self.clock.work_of_threads()
+        self.work_of_threads = self.clock.work_of_threads() + self.network.unpickling
         return self._steps
 
     def _timer(self) -> PhaseTimer:

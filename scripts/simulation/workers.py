@@ -2,8 +2,8 @@
 
     RayRanks -- what Ray would send, pickled --> Actor: waits --> the answer, pickled --> unpickled by the controller
 
-The controller's work for a call is real: it pickles arguments and unpickles results (`Latencies.ray_call` adds Ray's
-own time). The work of the workers is not counted.
+The controller's work for a call is real: it pickles arguments (`Latencies.ray_call` adds Ray's own time). The work of
+the workers is not counted. Results are unpickled as work of other threads, because Ray does it in a thread of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import math
 import pickle
 import random
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,8 @@ class Latencies:
     ray_call: float = 2.0e-4
     ray_call_of_all: float = 5.0e-5
     ray_threads: float = 3.1e-4
+    # Processor time of the main thread per byte of a result, while one of Ray's threads receives and unpickles it.
+    ray_receive: float = 7e-10
 
 
 class Network:
@@ -67,6 +70,7 @@ class Network:
         self.clock, self.latencies = clock, latencies
         self.calls = 0
         self.received = 0  # bytes
+        self.unpickling = 0.0  # processor seconds
         self.sent = 0
 
     def send(self, *arguments: Any) -> None:
@@ -88,8 +92,12 @@ class Network:
         with self.clock.elsewhere():
             packed = pickle.dumps(value, protocol=5)
             del value  # the worker frees its objects
+            begin = time.thread_time()
+            result = pickle.loads(packed)
+            self.unpickling += time.thread_time() - begin
         self.received += len(packed)
-        return pickle.loads(packed)
+        self.clock.charge(len(packed) * self.latencies.ray_receive)
+        return result
 
 
 @dataclass(frozen=True)
@@ -200,8 +208,6 @@ class FakePolicy:
 class FakeRollout:
     """Fake rollout worker: groups have random tokens and take as long as their longest sample."""
 
-    has_weights = True
-
     def __init__(self, latencies: Latencies, clock: Clock):
         self.engine, self.latencies, self.clock = self, latencies, clock
         self.version = 0
@@ -244,7 +250,7 @@ class FakeRollout:
                     action_mask=[0] * len(prompt) + [1] * length,
                     logprobs=[0.0] * len(prompt) + logprobs,
                     turn_ends=[len(prompt) + length - 1],
-                    weight_versions=[self.version] * length,
+                    weight_versions=[(self.version, length)],
                 )
             ],
             score=Score(reward, {"accuracy": reward}),
@@ -257,12 +263,12 @@ class FakeRollout:
         """Seconds for which the engine was not paused."""
         return (self.clock() if self.paused_since is None else self.paused_since) - self.pauses
 
-    def pause(self) -> None:
+    async def pause(self) -> None:
         if self.paused_since is None:
             self.paused_since = self.clock()
             self.goes_on.clear()
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         if self.paused_since is not None:
             self.pauses += self.clock() - self.paused_since
             self.paused_since = None
@@ -271,20 +277,20 @@ class FakeRollout:
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         return [-1.0] * (len(token_ids) - 1)
 
-    def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
+    async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
         self.version = version
         return WeightReceipt(version, "digest")
 
-    def sleep(self) -> None:
+    async def sleep(self) -> None:
         pass
 
-    def wake_weights(self) -> None:
+    async def wake_weights(self) -> None:
         pass
 
-    def wake_cache(self) -> None:
+    async def wake_cache(self) -> None:
         pass
 
-    def release_cache(self) -> None:
+    async def release_cache(self) -> None:
         pass
 
     def get_memory_metrics(self) -> dict[str, float]:

@@ -27,10 +27,10 @@ def test_every_token_has_the_version_that_sampled_it(tmp_path: Path) -> None:
         probe = session.run(session.engine.log_probs(PROBE))
         assert mean_abs_difference(probe, logprobs_of(models[2], PROBE)) < 1e-5
         (fresh,) = session.generate((PROBE, Sampling(4, seed=9)))
-        assert fresh.weight_versions == [3] * 4  # and nothing of the old weights' cache
+        assert fresh.weight_versions == [(3, 4)]  # and nothing of the old weights' cache
         assert fresh.logprobs == pytest.approx(logprobs_of(models[2], PROBE + fresh.token_ids)[-4:], abs=1e-4)
     for answer in answers:
-        versions = answer.weight_versions
+        versions = [version for version, count in answer.weight_versions for _ in range(count)]
         assert len(versions) == LENGTH and set(versions) == {1, 2, 3} and versions == sorted(versions)
         by_version = [logprobs_of(model, PROBE + answer.token_ids)[-LENGTH:] for model in models]
         own = [by_version[version - 1][place] for place, version in enumerate(versions)]
@@ -69,7 +69,7 @@ def test_requests_wait_while_the_engine_is_paused(tmp_path: Path) -> None:
             return waits, await call
 
         waits, answer = session.run(ask())
-        assert waits and len(answer.token_ids) == 4 and answer.weight_versions == [0] * 4
+        assert waits and len(answer.token_ids) == 4 and answer.weight_versions == [(0, 4)]
 
         async def unpaused(update: WeightUpdate) -> None:
             call = asyncio.ensure_future(session.engine.generate(PROBE, Sampling(LENGTH), "r"))

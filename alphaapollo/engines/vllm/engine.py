@@ -38,8 +38,6 @@ T = TypeVar("T")
 class VllmEngine(Engine):
     """Engine with one vLLM replica. vLLM's processes exit with this process and write to `spec.log_path`."""
 
-    has_weights = True
-
     def __init__(self, spec: EngineSpec):
         self.spec = spec
         self.version = 0

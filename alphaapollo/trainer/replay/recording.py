@@ -24,7 +24,7 @@ from alphaapollo.launch.checkpoint_folder import MANIFEST, find_damage, write_ma
 from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.types import TrajectoryGroup
 
-FORMAT = 1
+FORMAT = 2  # 1: weight versions per token
 FOLDER = "recorded"  # name of the subfolder of a run
 INFO, GROUPS, OUTCOME = "recording.json", "groups.msgpack", "outcome"
 ARRAY = 1  # extension code of numpy arrays in msgpack

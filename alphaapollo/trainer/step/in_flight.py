@@ -16,8 +16,6 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
-
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.step.collect import (
@@ -56,9 +54,11 @@ class InFlightGroups:
         if not self._staleness:
             return  # `take_batch` generates the groups of each iteration
         run, progress = self._run, self._run.progress
-        needed = (run.goal.max_steps - version) * self._size
+        limit = min(run.goal.max_steps - version, self._staleness + 1) * self._size
+        if len(self._version) >= limit:
+            return
         waiting = [position for position in progress.unfinished if position not in self._version]
-        while len(self._version) < min(needed, self._size * (self._staleness + 1)):
+        while len(self._version) < limit:
             if waiting:
                 position = waiting.pop(0)
             elif run.goal.max_prompts is None or progress.prompts_consumed < run.goal.max_prompts:
@@ -132,11 +132,11 @@ class InFlightGroups:
 
     def _is_batch_ready(self, step: int, num_dropped: int) -> bool:
         """Whether the batch is full (or dynamic sampling gives up) and no group left for later would become too old."""
-        filters, chosen = self._run.config.algorithm.filter_groups, self._choose_oldest_ready_positions()
+        filters = self._run.config.algorithm.filter_groups
         gives_up = filters.enable and num_dropped + len(self._ready) >= filters.max_num_gen_batches * self._size
-        if len(chosen) < self._size and not gives_up:
+        if len(self._ready) < self._size and not gives_up:
             return False
-        remaining = sorted(self._version.keys() - set(chosen))  # oldest first
+        remaining = sorted(self._version.keys() - set(self._choose_oldest_ready_positions()))  # oldest first
         return all(
             step + 1 + order // self._size <= self._version[position] + 1 + self._staleness
             for order, position in enumerate(remaining)
@@ -198,14 +198,14 @@ def compute_staleness_metrics(groups: Sequence[TrajectoryGroup], trained_version
     Returns mean and maximum over tokens, and the share of trajectories with tokens of several versions.
     """
     trajectories = [one for group in groups for one in group.trajectories if one.rows]
-    parts = [np.asarray(row.weight_versions, dtype=np.int64) for one in trajectories for row in one.rows]
-    if not sum(map(len, parts)):
+    runs = [run for one in trajectories for row in one.rows for run in row.weight_versions]
+    if not runs:
         return {}
-    versions = np.concatenate(parts)
     # the versions of a trajectory's tokens never decrease
-    ends = [(one.rows[0].weight_versions, one.rows[-1].weight_versions) for one in trajectories]
+    ends = [(one.rows[0].weight_versions[0], one.rows[-1].weight_versions[-1]) for one in trajectories]
+    mean = sum(version * count for version, count in runs) / sum(count for _, count in runs)
     return {
-        "staleness/mean": float(trained_version - versions.mean()),
-        "staleness/max": float(trained_version - versions.min()),
-        "staleness/mixed": sum(first[0] != last[-1] for first, last in ends) / len(ends),
+        "staleness/mean": trained_version - mean,
+        "staleness/max": float(trained_version - min(runs)[0]),
+        "staleness/mixed": sum(first[0] != last[0] for first, last in ends) / len(ends),
     }

@@ -64,11 +64,13 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
             trained = credit.has_gradient if plan.skips_rows_without_advantage else np.ones_like(credit.has_gradient)
             steps = filter_mini_batches(batch.layout, trained, plan.max_tokens, plan.padded)
             measures_entropy = step % config.actor_rollout_ref.actor.entropy_freq == 0
-            metrics |= await workers.policy.update(credit.columns, steps, skip_bad_step, measures_entropy)
-            metrics["batch/rows_skipped"] = 1 - float(trained.mean())
             # With bypass, the old log-probs are the engine's; without trained rows, there are none.
-            if trained.any() and not config.algorithm.rollout_correction.bypass:
-                metrics |= mismatch_metrics(await workers.policy.sum_logprob_mismatch())
+            measures_mismatch = bool(trained.any()) and not config.algorithm.rollout_correction.bypass
+            updated, mismatch_sums = await workers.policy.update(
+                credit.columns, steps, skip_bad_step, measures_entropy, measures_mismatch
+            )
+            metrics |= updated | {"batch/rows_skipped": 1 - float(trained.mean())}
+            metrics |= mismatch_metrics(mismatch_sums) if mismatch_sums else {}
             if config.algorithm.use_kl_in_reward:
                 kl = credit.metrics["actor/reward_kl_penalty_per_sequence"]
                 coef = next_kl_coef(config.algorithm.kl_ctrl, coef, kl, len(batch.trajectories))

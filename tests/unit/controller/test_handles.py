@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,10 @@ from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, Weigh
 class Engine:
     """A rollout worker that generates nothing, slowly for large ids, and counts its concurrent samples."""
 
-    has_weights = True
     engine = property(lambda self: self)
     running: int = 0
     most: int = 0
-    receipt: WeightReceipt = field(default_factory=lambda: WeightReceipt(1, "abc"))
+    receipt: WeightReceipt | None = field(default_factory=lambda: WeightReceipt(1, "abc"))
     held: list[float] = field(default_factory=lambda: [-1.0, -2.0])
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
@@ -36,11 +36,14 @@ class Engine:
     async def wake_cache(self) -> None:
         pass
 
-    async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
+    async def confirm_weights(self, version: int, folder: str) -> WeightReceipt | None:
         return self.receipt
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
         return self.held
+
+    def get_memory_metrics(self) -> dict[str, float]:
+        return {"memory/engine_gib": 3.0}
 
 
 @dataclass
@@ -51,8 +54,8 @@ class Policy:
     def release_sent_weights(self) -> None:
         pass
 
-    def offload(self) -> None:
-        pass
+    def get_memory_metrics(self) -> dict[str, float]:
+        return {"rss_gib": 2.0}
 
     def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
         return [-1.0, -2.0]
@@ -105,8 +108,13 @@ def publisher(engine: Engine) -> WeightPublisher:
 
 
 def test_publish_returns_the_gap() -> None:
-    metrics = asyncio.run(publisher(Engine(held=[-1.0, -2.00002])).publish(1))
-    assert metrics["sync/probe_gap"] == pytest.approx(1e-5)
+    one = publisher(Engine(held=[-1.0, -2.00002]))
+    assert asyncio.run(one.publish(1))["sync/probe_gap"] == pytest.approx(1e-5)
+    assert (one.policy.memory_metrics, one.engines.memory_metrics) == ({"rss_gib": 2.0}, {"memory/engine_gib": 3.0})
+
+
+def test_engines_without_weights_are_not_verified() -> None:
+    assert asyncio.run(publisher(Engine(receipt=None, held=[0.0, 0.0])).publish(1)) == {}
 
 
 def test_publish_returns_how_far_the_policy_has_moved() -> None:
@@ -147,13 +155,14 @@ class FourRanks:
 
     def __init__(self) -> None:
         self.got: list[list[str]] = []
+        self.results: list[Any] = list(range(4))
 
     async def call(self, function):  # type: ignore[no-untyped-def]
         return [0, 1, 2, 3]
 
     async def call_with_items(self, function, items):  # type: ignore[no-untyped-def]
         self.got.append(list(items))
-        return [0, 1, 2, 3]
+        return self.results
 
 
 def test_ranks_that_share_rows_get_the_same_batch_and_return_one_result() -> None:
@@ -161,9 +170,12 @@ def test_ranks_that_share_rows_get_the_same_batch_and_return_one_result() -> Non
     policy, critic, reward = (kind(ranks, 2) for kind in (PolicyGroup, CriticGroup, RewardModelGroup))  # type: ignore
 
     async def use() -> list[list[int]]:
-        for group, more in ((policy, ["ef"]), (critic, [])):
+        for group in (policy, critic):
             await group.load_batch(["a", "b"])
-            assert await group.update(["c", "d"], *more) == 0
+        assert await critic.update(["c", "d"]) == 0
+        ranks.results = [({"loss": rank}, rank) for rank in range(4)]
+        assert await policy.update(["c", "d"], ["e", "f"], measures_mismatch=True) == ({"loss": 0}, [0, 2])
+        ranks.results = list(range(4))
         columns = [
             await policy.compute_log_probs(),
             await policy.compute_ref_log_probs(),
@@ -173,11 +185,25 @@ def test_ranks_that_share_rows_get_the_same_batch_and_return_one_result() -> Non
 
     assert asyncio.run(use()) == [[0, 2]] * 5
     with_steps = [("c", "e"), ("c", "e"), ("d", "f"), ("d", "f")]
-    assert ranks.got == [list("aabb"), with_steps, list("aabb"), list("ccdd"), list("eeff")]
+    assert ranks.got == [list("aabb"), list("aabb"), list("ccdd"), with_steps, list("eeff")]
 
 
-@pytest.mark.parametrize("has_weights", [True, False])
-def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(has_weights: bool) -> None:
+@pytest.mark.parametrize("measures_mismatch", [True, False])
+def test_the_policy_update_and_the_mismatch_are_one_call(measures_mismatch: bool) -> None:
+    class Policy:
+        async def update(self, *inputs: Any) -> dict[str, Any]:
+            return {"inputs": inputs}
+
+        def sum_logprob_mismatch(self) -> str:
+            return "sums"
+
+    policy = PolicyGroup(LocalRanks(Policy()))  # type: ignore[arg-type]
+    updated = asyncio.run(policy.update(["columns"], ["steps"], True, False, measures_mismatch))  # type: ignore
+    assert updated == ({"inputs": ("columns", "steps", True, False)}, ["sums"] * measures_mismatch)
+
+
+@pytest.mark.parametrize("receipt", [WeightReceipt(1, "abc"), None])
+def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(receipt: WeightReceipt | None) -> None:
     calls: list[str] = []
 
     class Recorder(Engine):
@@ -187,7 +213,7 @@ def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(ha
         async def resume(self) -> None:
             calls.append("resume")
 
-        async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:
+        async def confirm_weights(self, version: int, folder: str) -> WeightReceipt | None:
             calls.append("confirm")
             return await super().confirm_weights(version, folder)
 
@@ -195,10 +221,9 @@ def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(ha
             calls.append("probe")
             return await super().log_probs(token_ids)
 
-    engine = Recorder()
-    engine.has_weights = has_weights
+    engine = Recorder(receipt=receipt)
     asyncio.run(replace(publisher(engine), pauses_requests=True).publish(1))
-    assert calls == ["pause", "confirm", "resume", *["probe"] * has_weights]
+    assert calls == ["pause", "confirm", "resume", "probe"]
     calls.clear()
     asyncio.run(publisher(engine).publish(1))
-    assert calls == ["confirm", *["probe"] * has_weights]
+    assert calls == ["confirm", "probe"]

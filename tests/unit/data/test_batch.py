@@ -33,7 +33,7 @@ def test_rows_are_flat_and_response_aligned():
 def test_dtypes_are_those_that_travel():
     rows = Rows.from_rows(ROWS)
     assert [a.dtype for a in (rows.token_ids, rows.action_mask, rows.rollout_logprobs)] == [
-        np.int64,
+        np.int32,
         np.uint8,
         np.float32,
     ]

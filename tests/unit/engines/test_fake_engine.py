@@ -1,7 +1,8 @@
 import asyncio
+from dataclasses import replace
 
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.types import Completion, Sampling, StopReason, WeightReceipt
+from alphaapollo.types import Completion, Sampling, StopReason
 from scripts.simulation.timed_engine import TimedFakeEngine
 from tests.unit import virtual_time
 
@@ -27,8 +28,7 @@ def test_truncated_answer_has_stop_reason_length():
 
 def test_weights_are_not_verified():
     engine = FakeEngine(50)
-    assert not engine.has_weights
-    assert asyncio.run(engine.confirm_weights(7)) == WeightReceipt(7, "")
+    assert asyncio.run(engine.confirm_weights(7)) is None
     assert generate(engine, [1], Sampling(2)).weight_version == 7
     assert len(asyncio.run(engine.log_probs([1, 2, 3]))) == 2
 
@@ -62,7 +62,8 @@ def test_paused_answer_keeps_tokens_and_continues_with_new_weights():
 
     answer, seconds = virtual_time.run(play())
     assert seconds == 6 + 20
-    assert answer.weight_versions == [0, 1, 1, 2, 2, 2] and answer.weight_version == 2
+    assert answer.weight_versions == [(0, 1), (1, 2), (2, 3)] and answer.weight_version == 2
+    assert replace(answer, token_ids=answer.token_ids[:2]).weight_versions == [(0, 1), (1, 1)]  # truncated
 
 
 def test_requests_wait_while_paused():
@@ -77,4 +78,4 @@ def test_requests_wait_while_paused():
         await engine.resume()
         return await answer
 
-    assert set(virtual_time.run(play()).weight_versions) == {5}
+    assert [version for version, _ in virtual_time.run(play()).weight_versions] == [5]

@@ -114,7 +114,7 @@ def test_paused_answer_continues_with_new_weights(tmp_path: Path):
     answer, before, after = asyncio.run(change_in_flight())
     sampled = len(before) - 2
     assert 0 < sampled < 40
-    assert answer.weight_versions == [0] * sampled + [1] * (40 - sampled)
+    assert answer.weight_versions == [(0, sampled), (1, 40 - sampled)]
     expected = [*before[2:], *after[2 + sampled :]]
     assert answer.logprobs == pytest.approx(expected, abs=1e-5)
     assert max(abs(a - b) for a, b in zip(before[2:], after[2:], strict=False)) > 0.01

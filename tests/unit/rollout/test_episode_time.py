@@ -108,4 +108,5 @@ def test_each_turn_has_the_version_that_sampled_it():
         return virtual_time.run(play_both())
 
     trajectory = play(engine, Waiting(show("7"), done(1.0)), seconds=7.0, runner=both)
-    assert [turn.completion.weight_versions for turn in trajectory.turns] == [[0, 0, 0], [1, 2, 2]]
+    assert [turn.completion.weight_versions for turn in trajectory.turns] == [[(0, 3)], [(1, 1), (2, 2)]]
+    assert trajectory.rows[0].weight_versions == [(0, 3), (1, 1), (2, 2)]

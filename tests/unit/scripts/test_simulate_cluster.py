@@ -75,7 +75,7 @@ def test_a_small_cluster(tmp_path: Path) -> None:
         assert waited < step.seconds < waited + 3.0 + sum(step.work.values())
         assert set(step.work) >= {"generate", "batch", "columns", "advantage", "update", "publish", "other"}
     calls = cluster.network.calls
-    assert calls == 2 * (8 + 4 * 13 + 1)  # 8 groups, 13 calls of every worker, and 1 of one engine
+    assert calls == 2 * (8 + 4 * 9)  # 8 groups, and 9 calls of every worker
 
 
 @pytest.mark.parametrize("mode", ["carry", "separate"])

@@ -126,8 +126,6 @@ class Trainer:
 class Engine:
     """Rollout worker with an engine that can sleep."""
 
-    has_weights = True
-
     def __init__(self, gpu: Gpu):
         self.gpu, self.engine = gpu, self
 

@@ -27,10 +27,7 @@ from tests.unit.trainer.samples import group, trajectory
 
 class Role:
     def __init__(self, **figures: float) -> None:
-        self.figures = figures
-
-    async def get_memory_metrics(self) -> dict[str, float]:
-        return self.figures
+        self.memory_metrics = figures
 
     async def sleep(self) -> None:
         pass

@@ -40,6 +40,7 @@ class Engines:
         self.seed, self.version = seed, 0
         self.played: list[int] = []
         self.calls: list[str] = []
+        self.memory_metrics: dict[str, float] = {}
 
     async def generate_group(self, request: GroupRequest) -> TrajectoryGroup:
         draws = random.Random(f"{self.seed}:{request.stream_position}")
@@ -53,21 +54,15 @@ class Engines:
         rewards = [math.nan] * 2 if kind == 0 else [1.0, 1.0 if kind == 1 else 0.0]
         own = [trajectory(sample, reward, len(versions), outcome) for sample, reward in enumerate(rewards)]
         for one in own:
-            one.rows[0].weight_versions = versions
+            one.rows[0].weight_versions = [(version, versions.count(version)) for version in sorted({*versions})]
         return replace(group(*own), prompt=replace(request.prompt, extra_info={"draw": request.stream_position}))
 
     async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
         for index, request in enumerate(requests):
             yield index, await self.generate_group(request)
 
-    async def pause(self) -> None:
-        self.calls.append("pause")
-
-    async def sleep(self) -> None:
-        self.calls.append("sleep")
-
-    async def get_memory_metrics(self) -> dict[str, float]:
-        return {}
+    async def sleep(self, pauses_requests: bool) -> None:
+        self.calls += ["pause"] * pauses_requests + ["sleep"]
 
 
 class Log:
@@ -133,7 +128,7 @@ def make_run(
         config=Config.model_validate(config),
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),
         workers=SimpleNamespace(
-            policy=SimpleNamespace(get_memory_metrics=saving.metrics),
+            policy=SimpleNamespace(memory_metrics={}),
             critic=None,
             reward_model=None,
             engines=engines,
@@ -170,7 +165,7 @@ def test_staleness_is_bounded_and_every_prompt_is_used_once(
     assert sorted(run.trained) == list(range(1, 13))
     for step, groups in run.trained.items():
         assert len(groups) == SIZE and draws_of(groups) == sorted(draws_of(groups))
-        oldest = min(version for one in groups for t in one.trajectories for version in t.rows[0].weight_versions)
+        oldest = min(version for one in groups for t in one.trajectories for version, _ in t.rows[0].weight_versions)
         assert 0 <= step - 1 - oldest <= staleness
     every = [draw for groups in run.trained.values() for draw in draws_of(groups)]
     assert len(every) == len(set(every))
@@ -266,11 +261,11 @@ def test_the_synchronous_loop_takes_unfinished_prompts_first() -> None:
 
 
 def test_staleness_counts_weight_versions() -> None:
-    def aged(versions: list[int]) -> Trajectory:
-        one = trajectory(0, 1.0, len(versions))
-        return replace(one, rows=[replace(one.rows[0], weight_versions=versions)])
+    def aged(*versions: tuple[int, int]) -> Trajectory:
+        one = trajectory(0, 1.0, sum(count for _, count in versions))
+        return replace(one, rows=[replace(one.rows[0], weight_versions=list(versions))])
 
-    figures = compute_staleness_metrics([group(aged([4, 4, 5]), aged([7]))], trained_version=7)
+    figures = compute_staleness_metrics([group(aged((4, 2), (5, 1)), aged((7, 1)))], trained_version=7)
     assert figures == {"staleness/mean": (3 + 3 + 2 + 0) / 4, "staleness/max": 3.0, "staleness/mixed": 0.5}
     assert compute_staleness_metrics([], trained_version=7) == {}
     assert Row([1], [1], [0.0], [0]).weight_versions == []

@@ -48,9 +48,7 @@ def make_group() -> TrajectoryGroup:
     experts = np.arange(12, dtype=np.uint16).reshape(3, 2, 2)
     completion = Completion(array("i", [4]), array("d", [-1 / 3]), StopReason.LENGTH, 2, 0, ((1, 1),), experts[:2])
     turn = Turn(array("i", [7, 8]), completion, "half \ud800 of one", 0.1, info={"seen": np.arange(2), "at": {1}})
-    row = Row(
-        array("i", [7, 8, 4]), array("b", [0, 0, 1]), array("d", [0, 0, -1 / 3]), [2], 0, array("i", [2]), experts
-    )
+    row = Row(array("i", [7, 8, 4]), array("b", [0, 0, 1]), array("d", [0, 0, -1 / 3]), [2], 0, [(2, 1)], experts)
     return group(
         replace(trajectory(0, 1.0, 1), turns=[turn], rows=[row]),
         baseline=trajectory(1, 0.5, 2),
@@ -96,9 +94,9 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "step_000003", [make_group()], None)
     (folder / "manifest.json").unlink()
     text = (folder / "recording.json").read_text()
-    (folder / "recording.json").write_text(text.replace('"format": 1', '"format": 9'))
+    (folder / "recording.json").write_text(text.replace('"format": 2', '"format": 9'))
     write_manifest(folder)
-    with pytest.raises(ValueError, match="has recording format 9, but this version reads format 1"):
+    with pytest.raises(ValueError, match="has recording format 9, but this version reads format 2"):
         read_recording(folder)
 
 
