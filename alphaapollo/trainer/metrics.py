@@ -129,6 +129,7 @@ def _compute_agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, floa
         "branches": sum(max(0, len(trajectory.rows) - 1) for trajectory in trajectories),
         "reused_tokens": sum(turn.info.get("reused_tokens", 0) for turn in turns),
         "rerendered": sum("difference" in turn.info for turn in turns),
+        "constrained": sum("constrained" in turn.info for turn in turns),
         "untrained_turns": sum(
             len(one.turns) - sum(len(row.turn_ends) for row in one.rows) for one in trajectories if one.rows
         ),

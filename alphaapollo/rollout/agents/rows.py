@@ -24,8 +24,8 @@ def build_turns_and_rows(
 ) -> tuple[list[Turn], list[Row], list[list[int]]]:
     """Return the turns of a session, its rows to train on, and the engine's prompt of each turn.
 
-    Turns that are not trained on follow the turns of the rows: those of other rows than `trained_rows`, of
-    `untrained_roles`, and those that were sampled under a constraint, e.g. a JSON schema.
+    Turns that are not trained on follow the turns of the rows: those of other rows than `trained_rows`, and those of
+    `untrained_roles`.
     """
     branches = find_branches(session.answers)
     chosen = branches
@@ -38,7 +38,7 @@ def build_turns_and_rows(
     prompts: list[list[int]] = []
     trained = set()
     for branch in chosen:
-        answers = [one for one in branch if not one.request.is_constrained and one.request.role not in untrained_roles]
+        answers = [one for one in branch if one.request.role not in untrained_roles]
         if answers:
             first_turn = len(turns)
             before: list[int] = []

@@ -189,12 +189,12 @@ def test_sampling_settings_of_clients_are_overridden(server):
     assert session.overridden == {"temperature": 0.2, "presence_penalty": 1}
 
 
-def test_answers_under_a_constraint_are_not_trained_on(server):
+def test_answers_under_a_constraint_are_marked(server):
     async def play(endpoint, session):
         await chat(server.connect(endpoint, session), [user("one")], response_format={"type": "json_object"})
 
     session, rows = server.run(play)
-    assert session.answers[0].request.is_constrained and rows == []
+    assert session.answers[0].request.is_constrained and len(rows) == 1
 
 
 def test_strict_tools_are_sampled_freely(server):
@@ -208,7 +208,7 @@ def test_strict_tools_are_sampled_freely(server):
         await chat(client, [user("two")], tools=strict, tool_choice="required")
 
     session, rows = server.run(play)
-    assert [one.request.is_constrained for one in session.answers] == [False, True] and len(rows) == 1
+    assert [one.request.is_constrained for one in session.answers] == [False, True] and len(rows) == 2
     assert session.overridden == {"parallel_tool_calls": False}
 
 

@@ -111,11 +111,11 @@ def test_longest_path_is_the_first_row():
 def test_untrained_turns_are_context():
     talk = Talk()
     talk.ask("p", role="planner")
-    talk.ask("p", "a11", "q", role="solver", constrained=True)
+    talk.ask("p", "a11", "q", role="checker")
     talk.ask("p", "a11", "q", "a12", "r", role="solver")
-    assert talk.rows() == [[11, END, 13, END]]
-    assert talk.rows("all", ["planner"]) == [[13, END]]
-    assert talk.rows("all", ["planner", "solver"]) == [] and len(talk.turns) == 3
+    assert talk.rows("all", ["checker"]) == [[11, END, 13, END]]
+    assert talk.rows("all", ["checker", "planner"]) == [[13, END]]
+    assert talk.rows("all", ["checker", "planner", "solver"]) == [] and len(talk.turns) == 3
 
 
 def test_changed_tools_start_a_branch():
