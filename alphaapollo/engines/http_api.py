@@ -51,7 +51,6 @@ class RequestedSampling:
     """What a request asks of the sampler, as far as the policy's sampling settings permit it."""
 
     max_tokens: int
-    num_answers: int
     is_constrained: bool  # tokens were excluded from sampling, e.g. by a JSON schema
 
 

@@ -220,7 +220,7 @@ class PolicyClient:
         )
         if request_id.startswith("resp_"):
             request_id = request_id.rpartition("_")[0]  # vLLM numbers the rounds of a response, which has one here
-        wanted = RequestedSampling(sampling_params.max_tokens or 1, sampling_params.n, constrained)
+        wanted = RequestedSampling(sampling_params.max_tokens or 1, constrained)
         sampling = request.start_sampling(request_id, prompt_ids, wanted)
         params = _make_policy_params(sampling_params, sampling, constrained)
         earlier = request.get_sampled_outputs()

@@ -136,14 +136,14 @@ class SessionGate:
             is_retry=headers.get("x-stainless-retry-count", "0") != "0",
             reward=_read_reward(headers["x-reward"], "header x-reward") if "x-reward" in headers else None,
         )
-        is_delivered = False
+        is_finished = False
 
         async def send_and_watch(message: dict[str, Any]) -> None:
-            nonlocal is_delivered
+            nonlocal is_finished
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
             if is_last:  # afterwards, the client may already send its next request
-                is_delivered = not await _is_disconnected(receive)
-                request.finish(is_delivered)
+                request.finish(is_delivered=not await _is_disconnected(receive))
+                is_finished = True
             await send(message)
 
         token = CURRENT_REQUEST.set(request)
@@ -151,7 +151,7 @@ class SessionGate:
             await self._app(scope, _replay_body(body, receive), send_and_watch)
         finally:
             CURRENT_REQUEST.reset(token)
-            if not is_delivered:
+            if not is_finished:
                 request.finish(is_delivered=False)
 
 

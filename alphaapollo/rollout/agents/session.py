@@ -158,7 +158,8 @@ class Session:
         for count in range(len(keys) - 1, 0, -1):
             if keys[count - 1].role == "assistant":
                 answer = self._answers.get((template_variables, tuple(keys[:count])))
-                if answer is not None and answer.request.is_delivered:
+                if answer is not None:
+                    answer.request.is_delivered = True  # the client knows it, even if its connection broke
                     return answer, count
         return None, 0
 
@@ -289,6 +290,6 @@ class Request:
 
     def finish(self, is_delivered: bool) -> None:
         """Finish the request. If its answer was not delivered, a retry gets the same one."""
-        self.is_delivered = is_delivered and bool(self.answers)
+        self.is_delivered = self.is_delivered or (is_delivered and bool(self.answers))
         if not self.is_delivered and self.prompt_ids:
             self.session.count_sampling(self.prompt_ids, -1)

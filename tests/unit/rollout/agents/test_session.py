@@ -65,7 +65,7 @@ class Talk:
         new = texts[history.answer_end :] if history else texts
         request.check_prompt(known)
         prompt = [*known, *(hash(text) % 1000 + 1000 for text in new)]
-        request.start_sampling(f"id{self.count}", prompt, RequestedSampling(50, 1, constrained))
+        request.start_sampling(f"id{self.count}", prompt, RequestedSampling(50, constrained))
         self.count += 1
         completion = Completion([self.count, END], [-1.0, -1.0], StopReason.STOP, 0)
         request.record_answers([SampledAnswer(completion, "", f"a{self.count}", [])], None)
