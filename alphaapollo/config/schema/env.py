@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from annotated_types import MinLen
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
     CHANGES_CODE,
@@ -90,7 +89,7 @@ class Agent(Section):
     """Seconds that a program may take, not counting the time of its requests."""
     max_requests: PositiveInt = 1000
     """Maximum requests of a session; later ones are refused."""
-    model_names: Annotated[list[str], MinLen(1)] = ["policy"]
+    model_names: Annotated[list[str], Field(min_length=1)] = ["policy"]
     """Names of the policy that requests may use as `model`. The first one is passed to the program."""
     reasoning_parser: str = ""
     """vLLM's parser of reasoning, e.g. qwen3, which separates it from the answer; empty = it is part of the answer."""

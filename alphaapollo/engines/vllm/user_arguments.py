@@ -18,6 +18,7 @@ _RESERVED = {  # reason -> arguments of vLLM
     "is set by {rollout}.free_cache_engine": "enable_sleep_mode sleep_mode_offload_cudagraph",
     "is set by {rollout}.router_replay": "enable_return_routed_experts aux_output_config",
     "is set by {model}.path": "model",
+    "is set by {model}.tokenizer_path": "tokenizer",
     "is set by {model}.trust_remote_code": "trust_remote_code",
     "is set by data.max_prompt_length and data.max_response_length": "max_model_len",
     "is set by the project": """

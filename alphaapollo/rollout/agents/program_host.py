@@ -23,6 +23,8 @@ import subprocess
 import sys
 import time
 import traceback
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -56,15 +58,13 @@ class Endpoint:
 
     def reward(self, request_id: str, value: float) -> None:
         """Add a reward for one answer, whose id is `request_id`. Raises ValueError if there is no such answer."""
-        import httpx
-
-        answer = httpx.post(
-            f"{self.base_url}/rewards",
-            json={"request_id": request_id, "reward": value},
-            headers={"authorization": f"Bearer {self.api_key}"},
-        )
-        if answer.is_error:
-            raise ValueError(answer.json()["error"]["message"])
+        body = json.dumps({"request_id": request_id, "reward": value}).encode()
+        headers = {"authorization": f"Bearer {self.api_key}"}
+        request = urllib.request.Request(f"{self.base_url}/rewards", body, headers)
+        try:
+            urllib.request.urlopen(request).close()
+        except urllib.error.HTTPError as error:
+            raise ValueError(json.load(error)["error"]["message"]) from error
 
 
 def load_agent(path: str) -> Callable[..., Any]:

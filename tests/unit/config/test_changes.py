@@ -20,7 +20,7 @@ REFUSED: dict[type[Section], set[str]] = {
         *(f"critic.model.{name}" for name in ("path", *LORA)),
         *("algorithm.adv_estimator", "algorithm.custom_module", "actor_rollout_ref.actor.policy_loss.loss_mode"),
         *("data.train_files", "data.prompt_key", "env.reasoning_gym.tasks"),
-        *("env.env_name", "env.custom_module", "env.verifiers.name"),
+        *("env.env_name", "env.custom_module", "env.verifiers.name", "env.agent.path", "env.agent.command"),
     },
     SftConfig: FINETUNING | {f"data.{name}_key" for name in ("messages", "prompt", "response")},
     DpoConfig: PAIRS | {"data.response_key", "data.label_key", "preference.loss", "preference.custom_module"},

@@ -190,7 +190,7 @@ def test_own_engines_of_an_evolution_share_the_gpu():
         (["algorithm.overlong_penalty.cache=64"], 0, "algorithm.overlong_penalty.enable is false"),
         (["algorithm.length_budget.coef=0.1"], 0, "algorithm.length_budget.mode is null"),
         (["env.history_length=3", "+env.env_name=informal_math"], 0, "env.context is append"),
-        (["env.max_steps=3"], 0, "env.env_name is single_turn, which has one turn"),
+        (["env.max_steps=3"], 0, "env.env_name is single_turn"),
         (["env.openenv.url=x"], 0, "env.env_name is single_turn"),
         (["env.prompt=x"], 0, "env.env_name is single_turn"),
         (
@@ -296,7 +296,7 @@ def test_each_kl_controller_reads_its_own_keys(kind: str, read: list[str]):
             "sft",
             ["data.val_prompts=train.jsonl", "trainer.test_freq=5", "env.max_steps=3", "env.rollout.n=2"],
             [
-                "env.max_steps=3 has no effect: env.env_name is single_turn, which has one turn.",
+                "env.max_steps=3 has no effect: env.env_name is single_turn.",
                 "env.rollout.n=2 has no effect: rollout.val_kwargs.n is the number of samples.",
             ],
         ),
