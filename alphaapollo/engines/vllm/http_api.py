@@ -229,6 +229,8 @@ class PolicyClient:
         is_delta = earlier is None and params.output_kind == RequestOutputKind.DELTA
         try:
             async for output in outputs:
+                if not params.detokenize and earlier is None:
+                    self._decode_answers(output, params.skip_special_tokens)
                 collected = _collect(collected, output, is_delta)
                 if output.finished:
                     self._record(request, collected)
@@ -236,6 +238,13 @@ class PolicyClient:
         except EngineError as error:
             request.record_engine_error(error)
             raise
+
+    def _decode_answers(self, output: RequestOutput, skip_special_tokens: bool) -> None:
+        """Set the text of complete answers: their tokens without the token that ended them."""
+        for answer in output.outputs:
+            is_ended = answer.finish_reason == "stop"
+            ids = list(answer.token_ids[: len(answer.token_ids) - is_ended])
+            answer.text = self._engine.renderer.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def _record(self, request: HttpRequest, output: RequestOutput) -> None:
         assert request.parse_answer is not None
@@ -261,7 +270,7 @@ def _allow_free_tool_calls(request: Any) -> None:
 
 def _make_policy_params(asked: SamplingParams, sampling: Sampling, is_constrained: bool) -> SamplingParams:
     """Return the policy's sampling settings, with the settings of a request that the policy permits."""
-    from vllm.sampling_params import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     kept = {name: getattr(asked, name) for name in KEPT}
     if is_constrained:
@@ -276,6 +285,8 @@ def _make_policy_params(asked: SamplingParams, sampling: Sampling, is_constraine
         stop_token_ids=[*(asked.stop_token_ids or ()), *sampling.stop_token_ids],
         logprobs=asked.logprobs or 0,
         flat_logprobs=asked.logprobs is None,
+        # vLLM decodes token by token, which is slow. PolicyClient decodes answers that are sent as a whole.
+        detokenize=bool(asked.stop) or asked.logprobs is not None or asked.output_kind != RequestOutputKind.FINAL_ONLY,
     )
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.engines.http_api import CURRENT_REQUEST
+from alphaapollo.engines.protocol import EngineError
 from alphaapollo.rollout.agents.session import Request, Session
 from alphaapollo.types import Sampling
 from alphaapollo.utils.time_limit import TimeLimit
@@ -33,6 +34,7 @@ OTHER_ROUTES = ("/v1/models", "/v1/messages/count_tokens")
 REWARDS = "/v1/rewards"
 MAX_BODY = 16 << 20  # bytes
 MAX_WAITING_CONNECTIONS = 2048
+KEEP_ALIVE_SECONDS = 24 * 3600  # a connection stays open while its program runs tools
 CLOSE_SECONDS = 5.0  # time limit to close open connections
 SAMPLING_KEYS = (
     "temperature",
@@ -83,8 +85,16 @@ class SessionGate:
                 task.cancel()
 
     async def __call__(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
-        if scope["type"] != "http":
-            return
+        try:
+            if scope["type"] == "http":
+                await self._serve(scope, receive, send)
+        except (ConnectionError, EngineError):
+            raise  # the client is gone; the session reports an engine that failed
+        except Exception:
+            logger.exception("a request of an agent failed")
+            raise
+
+    async def _serve(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
         path = scope["path"]
         try:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -162,7 +172,8 @@ class Endpoint:
         self.gate = gate
         self._gate_server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._socket = socket.socket()
+        # With this protocol, asyncio sends small packets at once (TCP_NODELAY) instead of after up to 40 ms.
+        self._socket = socket.socket(proto=socket.IPPROTO_TCP)
 
     async def start(self) -> None:
         """Start the server."""
@@ -175,9 +186,14 @@ class Endpoint:
 
         self._socket.bind(("127.0.0.1", 0))
         config = uvicorn.Config(
-            self.gate, log_config=None, access_log=False, lifespan="off", backlog=MAX_WAITING_CONNECTIONS
+            self.gate,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            backlog=MAX_WAITING_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )
-        config.timeout_graceful_shutdown = 1
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # SessionGate logs unexpected errors
         self._gate_server = Server(config)
         self._serving = asyncio.create_task(self._gate_server.serve(sockets=[self._socket]))
         while not self._gate_server.started:
@@ -201,7 +217,7 @@ async def _read_body(receive: Callable[..., Any], headers: dict[str, str]) -> by
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise asyncio.CancelledError
+            raise ConnectionError("the client closed the connection before its request was complete")
         size += len(message.get("body", b""))
         if max(size, int(headers.get("content-length", "0"))) > MAX_BODY:
             raise HttpError(
