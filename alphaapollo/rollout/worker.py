@@ -214,10 +214,12 @@ class RolloutWorker:
     async def close(self) -> None:
         """Stop the engine, the graders and the tools. Idempotent."""
         gc.unfreeze()
-        if self._programs is not None:
-            await self._programs.close()  # before the endpoint, which their requests use
-        optional = [part.close() for part in (self._tools, self._endpoint) if part]
-        await asyncio.gather(self.engine.close(), self._rewards.close(), *optional)
+        try:
+            if self._programs is not None:
+                await self._programs.close()  # before the endpoint, which their requests use
+        finally:
+            optional = [part.close() for part in (self._tools, self._endpoint) if part]
+            await asyncio.gather(self.engine.close(), self._rewards.close(), *optional)
 
 
 def make_token_context_factory(

@@ -20,6 +20,7 @@ from alphaapollo.rewards.grader_processes.protocol import make_subprocess_enviro
 from alphaapollo.rollout.agents.program_host import ERRORS, RESULT, TASK
 
 START_TIMEOUT = 120.0  # seconds to import the user's file
+HOST_ENDED = "the process that starts the agent's programs has ended; it was killed, or the worker stops"
 SHOWN_LINES = 10  # last lines of stderr in the reason of a failure
 SHOWN_CHARS = 2000
 
@@ -73,10 +74,14 @@ class ProgramRunner:
     async def run(self, task: Mapping[str, Any], environment: Mapping[str, str]) -> ProgramResult:
         """Run the program for one task and return how it ended. If the caller is cancelled, the program is ended.
 
+        Raises ChildProcessError if the host process has ended.
+
         Args:
             task: JSON object, the program's input.
             environment: environment variables in addition to those of this process.
         """
+        if self._reading is None or self._reading.done():
+            raise ChildProcessError(HOST_ENDED)
         self._count += 1
         session_id = str(self._count)
         folder = self._folder / session_id
@@ -91,9 +96,10 @@ class ProgramRunner:
         finally:
             if not ended.done():
                 self._write({"end": session_id})
-                await asyncio.shield(ended)
+                with contextlib.suppress(ChildProcessError):
+                    await asyncio.shield(ended)
             del self._waiting[session_id]
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # `close` removes all folders
 
     async def close(self) -> None:
         """End all programs and the host process. Idempotent."""
@@ -116,14 +122,11 @@ class ProgramRunner:
         """Read the ids of ended sessions until the host ends, which ends all sessions."""
         assert self._host is not None and self._host.stdout is not None
         while line := await self._host.stdout.readline():
-            self._set_ended(line.decode().strip())
-        for session_id in list(self._waiting):
-            self._set_ended(session_id)
-
-    def _set_ended(self, session_id: str) -> None:
-        ended = self._waiting.get(session_id)
-        if ended is not None and not ended.done():
-            ended.set_result(None)
+            if ended := self._waiting.get(line.decode().strip()):  # None: its caller was cancelled twice
+                ended.set_result(None)
+        for ended in self._waiting.values():
+            if not ended.done():
+                ended.set_exception(ChildProcessError(HOST_ENDED))
 
     def _read_result(self, folder: Path) -> ProgramResult:
         errors = folder / ERRORS

@@ -188,6 +188,25 @@ def test_engine_error_is_not_a_failure_of_the_agent(server, tmp_path, monkeypatc
         run(server, tmp_path, "def run(task, endpoint):\n    ask(endpoint)\n    return 1.0\n")
 
 
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_no_program_is_waited_for_without_its_host(end):
+    async def play():
+        programs = ProgramRunner(Agent(command="sleep 1000"))
+        await programs.start()
+        running = asyncio.ensure_future(programs.run({}, {}))
+        await asyncio.sleep(0.1)
+        if end == "kill":
+            programs._host.kill()
+        else:
+            await programs.close()
+        for episode in (running, programs.run({}, {})):
+            with pytest.raises(ChildProcessError, match="has ended"):
+                await asyncio.wait_for(episode, 20)
+        await programs.close()
+
+    asyncio.run(play())
+
+
 def test_program_files_are_checked(server, tmp_path):
     with pytest.raises(ValueError, match=r"env\.agent\.path: run=run: .* has no such object"):
         run(server, tmp_path, "x = 1\n")
