@@ -93,21 +93,18 @@ def prepare_run(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution
     for name, model in config.models.items():
         if not model.path:
             ServerClient(name, model)  # raises if the openai package or the key is missing
-    prepared = PreparedEvolution(
-        config, prompts, renderers, environment.is_graded(config.env), find_inference_start(config, FILE)
-    )
+    graded = environment.is_graded(config.env)
+    prepared = PreparedEvolution(config, prompts, renderers, graded, find_inference_start(config, FILE))
     if not prepared.start.replaces_previous_run:
         _check_pool_matches_data(prepared)
     gradable = [prompt for prompt in prompts if prepared.has_ground_truth(prompt)]
-    if environment.is_graded(config.env) and len(gradable) < len(prompts):
+    if graded and len(gradable) < len(prompts):
         notices.append(
             f"{len(prompts) - len(gradable)} of {len(prompts)} problems have no ground truth. They are solved, but "
             "excluded from all accuracies."
         )
     if gradable:
-        notices += check_rewards(
-            gradable, config.reward, config.custom_reward_function, environment.is_graded(config.env)
-        )[0]
+        notices += check_rewards(gradable, config.reward, config.custom_reward_function, graded)[0]
     asyncio.run(try_environment_resets(config.env, prompts[:1]))
     _print_plan(prepared, [*notices, *prepared.start.describe()], terminal)
     return prepared

@@ -30,11 +30,10 @@ from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.memory import read_peak_memory_gib
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rollout.agents.endpoint import Endpoint
+from alphaapollo.rollout.agents.endpoint import EndpointServer, start_endpoint
 from alphaapollo.rollout.agents.programs import ProgramRunner
 from alphaapollo.rollout.agents.runner import AgentRunner
 from alphaapollo.rollout.agents.session import SessionLimits
-from alphaapollo.rollout.agents.trial import make_http_settings, start_endpoint
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
@@ -111,7 +110,7 @@ class RolloutWorker:
         self._stop_token_ids: tuple[int, ...] = ()
         self._runner: EpisodeRunner | AgentRunner | None = None
         self._programs: ProgramRunner | None = None  # programs of agents, with env.env_name=agent
-        self._endpoint: Endpoint | None = None  # where they call the policy
+        self._endpoint: EndpointServer | None = None  # where they call the policy
 
     async def prepare_start_without_gpu(self) -> None:
         """Import libraries. Needs no GPU, so it may run while other workers use the GPU."""
@@ -144,7 +143,7 @@ class RolloutWorker:
         if env.env_name == "agent":
             self._programs = ProgramRunner(env.agent)
             await self._programs.start()
-            self._endpoint = await start_endpoint(self.engine, make_http_settings(env, template_arguments))
+            self._endpoint = await start_endpoint(self.engine, env, template_arguments)
             session_limits = SessionLimits(data.max_length, env.agent.max_requests, env.max_tokens_per_turn)
             self._runner = AgentRunner(env.agent, self._endpoint, self._programs, session_limits, grade)
         else:

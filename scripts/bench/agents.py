@@ -26,8 +26,8 @@ from alphaapollo.config.schema import Env, Rollout  # noqa: E402
 from alphaapollo.engines.factory import make_engine  # noqa: E402
 from alphaapollo.engines.protocol import Engine  # noqa: E402
 from alphaapollo.engines.spec import EngineSpec  # noqa: E402
+from alphaapollo.rollout.agents.endpoint import start_endpoint  # noqa: E402
 from alphaapollo.rollout.agents.session import Session, SessionLimits  # noqa: E402
-from alphaapollo.rollout.agents.trial import make_http_settings, start_endpoint  # noqa: E402
 from alphaapollo.types import Sampling  # noqa: E402
 from alphaapollo.utils.seeds import derive_seed  # noqa: E402
 from alphaapollo.utils.time_limit import TimeLimit  # noqa: E402
@@ -96,7 +96,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     )
     engine = make_engine(spec)
     await engine.start()
-    endpoint = await start_endpoint(engine, make_http_settings(Env(), {}))  # type: ignore[arg-type]
+    endpoint = await start_endpoint(engine, Env(), {})
     limits = SessionLimits(MAX_MODEL_LEN, REQUESTS)
 
     async def compare(count: int, concurrent: int) -> tuple[float, float, float]:

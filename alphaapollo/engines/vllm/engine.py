@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.engines.protocol import Engine, EngineDied, EngineError
 from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.vllm.conversion import build_completion, make_sampling_params, read_flat_logprobs
 from alphaapollo.engines.vllm.interpreted import register_triton_interpreter
-from alphaapollo.engines.vllm.outputs import build_completion, read_flat_logprobs
 from alphaapollo.engines.vllm.process import (
     EngineContext,
     build_process_environment,
@@ -24,6 +24,7 @@ from alphaapollo.engines.vllm.process import (
 )
 from alphaapollo.engines.vllm.settings import build_engine_arguments, build_vllm_environment, get_sockets_folder
 from alphaapollo.types import Completion, Sampling, WeightReceipt
+from alphaapollo.utils.process_tree import list_child_pids
 from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class VllmEngine(Engine):
 
     async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
-        output = await self._run_request(token_ids, _make_sampling_params(sampling), request_id)
+        output = await self._run_request(token_ids, make_sampling_params(sampling), request_id)
         return build_completion(output.outputs[0], output.num_cached_tokens or 0)
 
     async def log_probs(self, token_ids: list[int]) -> list[float]:
@@ -320,27 +321,3 @@ class VllmEngine(Engine):
         if tag in self._asleep:
             await self._await_core(self._running_llm.wake_up([tag]))
             self._asleep.remove(tag)
-
-
-def _make_sampling_params(sampling: Sampling) -> SamplingParams:
-    from vllm.sampling_params import SamplingParams
-
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        stop_token_ids=list(sampling.stop_token_ids),
-        logprobs=0,
-        flat_logprobs=True,  # lists of numbers instead of objects per token
-        detokenize=False,
-    )
-
-
-def list_child_pids(pid: int) -> list[int]:
-    """Return the pids of a process's direct children; empty if the process has ended."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.engines.http_api import (
     CURRENT_REQUEST,
+    History,
     HttpApiSettings,
     HttpRequest,
     RequestedSampling,
     SampledAnswer,
 )
 from alphaapollo.engines.protocol import EngineError
-from alphaapollo.engines.vllm.outputs import build_completion
+from alphaapollo.engines.vllm.conversion import build_completion, make_sampling_params
 from alphaapollo.types import Sampling
 
 if TYPE_CHECKING:
@@ -128,38 +129,37 @@ class SessionRenderer:
         if request is None or "prompt" not in prompt:  # vLLM's own warm-up; or a renderer that does not return text
             return conversation, prompt
         variables = json.dumps([params.chat_template, params.chat_template_kwargs], sort_keys=True, default=str)
-        history = request.find_history(conversation, variables)
-        token_ids = self._encode(prompt["prompt"])
-        if history is not None:
-            chat = [*conversation[: history.answer_start], None, *conversation[history.answer_end :]]
-            answer = conversation[history.answer_start : history.answer_end]
-            following = await self._encode_following(chat, history.answer_start, answer, params)
-            if following:
-                token_ids = _join(history.token_ids, following)
-            else:
+        token_ids: list[int] = []
+        if (history := request.find_history(conversation, variables)) is not None:
+            token_ids = await self._extend(history, conversation, params)
+            if not token_ids:
                 request.discard_history()
+        token_ids = token_ids or self._encode(prompt["prompt"])
         request.check_prompt(token_ids)
         return conversation, TokensPrompt(prompt_token_ids=token_ids)
 
-    async def _encode_following(self, chat: list[Any], position: int, answer: list[Any], params: Any) -> list[int]:
-        """Return the tokens that follow a sampled answer: the end of its turn, and the messages after it. Empty if the
-        chat template does not show the answer. chat: with a placeholder for the answer at `position`."""
+    async def _extend(self, history: History, conversation: list[Any], params: Any) -> list[int]:
+        """Return the known tokens of a chat and those that follow them: the end of the sampled answer's turn, and the
+        messages after it. Empty if the chat template does not show the answer."""
+        start, end = history.answer_start, history.answer_end
+        answer = conversation[start:end]
         calls = [call for message in answer for call in message.get("tool_calls") or ()]
         arguments: list[dict[str, str]] = [*({} for _ in calls[1:]), {"_": SENTINEL}]
         replaced = [
             {**call, "function": {**call["function"], "arguments": json.dumps(values, ensure_ascii=False)}}
             for call, values in zip(calls, arguments, strict=False)
         ]
-        chat[position] = {"role": "assistant", "content": "" if calls else SENTINEL}
+        shown: dict[str, Any] = {"role": "assistant", "content": "" if calls else SENTINEL}
         if calls:
-            chat[position]["tool_calls"] = replaced
-        _, prompt = await self._render(chat, params)
+            shown["tool_calls"] = replaced
+        _, prompt = await self._render([*conversation[:start], shown, *conversation[end:]], params)
         _, _, after = prompt["prompt"].partition(SENTINEL)
         if not after or SENTINEL in after:
             return []
         token_ids = self._encode(after)
-        end = next((index for index, token in enumerate(token_ids) if token in self._turn_ends), len(token_ids))
-        return token_ids[end:]
+        turn_end = next((index for index, token in enumerate(token_ids) if token in self._turn_ends), len(token_ids))
+        following = token_ids[turn_end:]
+        return _join(history.token_ids, following) if following else []
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -270,18 +270,14 @@ def _allow_free_tool_calls(request: Any) -> None:
 
 def _make_policy_params(asked: SamplingParams, sampling: Sampling, is_constrained: bool) -> SamplingParams:
     """Return the policy's sampling settings, with the settings of a request that the policy permits."""
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
     kept = {name: getattr(asked, name) for name in KEPT}
     if is_constrained:
         kept |= {name: getattr(asked, name) for name in ("structured_outputs", *NEUTRAL)}
-    return SamplingParams(
+    return make_sampling_params(
+        sampling,
         **kept,
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
         stop_token_ids=[*(asked.stop_token_ids or ()), *sampling.stop_token_ids],
         logprobs=asked.logprobs or 0,
         flat_logprobs=asked.logprobs is None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import pickle
@@ -26,11 +25,10 @@ from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.grader_processes.protocol import IMPORTING, decode_request, encode_reply
 from alphaapollo.rewards.registry import load_grader
 from alphaapollo.types import Episode, Prompt, Score
+from alphaapollo.utils.process_tree import exit_with_parent
 from alphaapollo.utils.user_module import format_error, load_user_module
 
 EpisodeFunction = Callable[[Prompt, Episode], Any]
-
-PR_SET_PDEATHSIG = 1
 
 
 class GraderWorker:
@@ -106,15 +104,7 @@ def _reserve_stdin_and_stdout() -> tuple[BufferedReader, BinaryIO]:
     return requests, replies
 
 
-def _exit_with_parent(parent_pid: int) -> None:
-    """Make the kernel kill this process when its parent dies (Linux only). Elsewhere, it exits when the pipe closes."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent_pid:
-            sys.exit(0)
-
-
 if __name__ == "__main__":
-    _exit_with_parent(int(sys.argv[1]))
+    exit_with_parent(int(sys.argv[1]), signal.SIGKILL)  # outside Linux, it exits when the pipe closes
     reward, custom = json.loads(sys.argv[2])
     GraderWorker(Reward(**reward), CustomRewardFunction(**custom)).serve_requests()

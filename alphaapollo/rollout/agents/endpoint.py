@@ -14,11 +14,12 @@ import json
 import logging
 import math
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from alphaapollo.engines.http_api import CURRENT_REQUEST
+from alphaapollo.config.schema import Env
+from alphaapollo.engines.http_api import CURRENT_REQUEST, HttpApiSettings
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.rollout.agents.session import Request, Session
 from alphaapollo.types import Sampling
@@ -165,7 +166,7 @@ class SessionGate:
                 request.finish(is_delivered=False)
 
 
-class Endpoint:
+class EndpointServer:
     """HTTP server of a SessionGate on a free port of the loopback interface."""
 
     def __init__(self, gate: SessionGate):
@@ -210,6 +211,24 @@ class Endpoint:
             self._gate_server.should_exit = self._gate_server.force_exit = True
             await asyncio.wait((self._serving,), timeout=CLOSE_SECONDS)
         self._socket.close()
+
+
+class HttpEngine(Protocol):
+    """Engine with an HTTP API."""
+
+    def build_http_app(self, settings: HttpApiSettings) -> Any: ...
+
+
+async def start_endpoint(engine: HttpEngine, env: Env, template_arguments: Mapping[str, object]) -> EndpointServer:
+    """Start the HTTP endpoint of an engine. Raises ValueError if a parser does not exist.
+
+    template_arguments: data.apply_chat_template_kwargs.
+    """
+    agent = env.agent
+    settings = HttpApiSettings(agent.model_names, env.tool_parser, agent.reasoning_parser, template_arguments)
+    server = EndpointServer(SessionGate(await asyncio.to_thread(engine.build_http_app, settings)))
+    await server.start()
+    return server
 
 
 async def _read_body(receive: Callable[..., Any], headers: dict[str, str]) -> bytes:

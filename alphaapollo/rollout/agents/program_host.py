@@ -30,13 +30,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-RESULT, OUTPUT, ERRORS, TASK = (
-    "result.json",
-    "output.txt",
-    "errors.txt",
-    "task.json",
-)  # files in the folder of a session
+from alphaapollo.utils.process_tree import exit_with_parent, list_child_pids
+
+PR_SET_CHILD_SUBREAPER = 36
+TASK, RESULT = "task.json", "result.json"  # files in the folder of a session
+OUTPUT, ERRORS = "output.txt", "errors.txt"  # stdout and stderr of its program
 TRACEBACK_LINES = 30
 
 
@@ -83,7 +81,7 @@ def serve(parent_pid: int, path: str, command: str) -> None:
     """Start and end programs until the pipe from the parent closes."""
     replies = os.dup(1)
     os.dup2(2, 1)  # what the user's file prints is no reply
-    _exit_with_parent(parent_pid, signal.SIGTERM)
+    exit_with_parent(parent_pid, signal.SIGTERM)
     run, error = None, ""
     try:
         run = load_agent(path) if path else None
@@ -145,7 +143,7 @@ def _fork_supervisor(order: dict[str, Any], run: Callable[..., Any] | None, comm
         signal.signal(signal.SIGTERM, _end_descendants)
         os.setsid()
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-        _exit_with_parent(host, signal.SIGTERM)
+        exit_with_parent(host, signal.SIGTERM)
         _supervise(order, run, command)
     finally:
         os._exit(0)
@@ -161,7 +159,7 @@ def _supervise(order: dict[str, Any], run: Callable[..., Any] | None, command: s
         status = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            _exit_with_parent(supervisor, signal.SIGKILL)
+            exit_with_parent(supervisor, signal.SIGKILL)
             _redirect_output(folder)
             os.environ.update(order["environment"])
             if run is None:
@@ -227,7 +225,7 @@ def _redirect_output(folder: Path) -> None:
 
 def _end_descendants(signal_number: int = 0, frame: FrameType | None = None) -> None:
     """Kill all descendants of this process, and exit if this is a signal handler."""
-    while children := _list_children(os.getpid()):
+    while children := list_child_pids(os.getpid()):
         for pid in children:
             for one in [*_list_descendants(pid), pid]:
                 with contextlib.suppress(ProcessLookupError):
@@ -240,23 +238,8 @@ def _end_descendants(signal_number: int = 0, frame: FrameType | None = None) -> 
         os._exit(0)
 
 
-def _list_children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-
-
 def _list_descendants(pid: int) -> list[int]:
-    return [one for child in _list_children(pid) for one in [*_list_descendants(child), child]]
-
-
-def _exit_with_parent(parent_pid: int, signal_number: int) -> None:
-    """Make the kernel send a signal to this process when its parent dies (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
-        if os.getppid() != parent_pid:
-            os._exit(0)
+    return [one for child in list_child_pids(pid) for one in [*_list_descendants(child), child]]
 
 
 if __name__ == "__main__":

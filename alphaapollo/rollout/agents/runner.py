@@ -15,7 +15,7 @@ from typing import Any
 from alphaapollo.config.schema import Agent
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.base import convert_to_score
-from alphaapollo.rollout.agents.endpoint import Endpoint
+from alphaapollo.rollout.agents.endpoint import EndpointServer
 from alphaapollo.rollout.agents.programs import ProgramResult, ProgramRunner
 from alphaapollo.rollout.agents.rows import build_turns_and_rows
 from alphaapollo.rollout.agents.session import Session, SessionLimits
@@ -54,7 +54,7 @@ class AgentRunner:
     """
 
     agent: Agent
-    endpoint: Endpoint
+    endpoint: EndpointServer
     programs: ProgramRunner
     limits: SessionLimits
     grade: Grade | None = None

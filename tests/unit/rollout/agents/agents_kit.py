@@ -13,7 +13,7 @@ import openai
 from alphaapollo.config.schema import Model
 from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.engines.vllm.canned import CannedEngine
-from alphaapollo.rollout.agents.endpoint import Endpoint, SessionGate
+from alphaapollo.rollout.agents.endpoint import EndpointServer, SessionGate
 from alphaapollo.rollout.agents.rows import build_turns_and_rows
 from alphaapollo.rollout.agents.session import Session, SessionLimits
 from alphaapollo.rollout.context import check_rows_match_turns
@@ -69,7 +69,7 @@ class Server:
     @asynccontextmanager
     async def open(self, **limits):
         """Start the endpoint with one session. Yields (endpoint, session)."""
-        endpoint = Endpoint(SessionGate(self.app))
+        endpoint = EndpointServer(SessionGate(self.app))
         await endpoint.start()
         session = self.make_session(**limits)
         try:

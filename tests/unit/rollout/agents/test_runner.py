@@ -139,14 +139,16 @@ def test_failing_command_shows_its_last_lines(server, tmp_path):
     assert "exit code 3\nno such dataset" in one.score.reason
 
 
-def test_time_limit_ends_all_processes(server, tmp_path):
-    mark = f"{time.time()}"
-    code = f"""
+STAYING_PROCESS = """
 def run(task, endpoint):
     ask(endpoint)
-    subprocess.Popen(["/bin/sh", "-c", "sleep 1000; echo {mark}"], start_new_session=True)
-    time.sleep(1000)
+    subprocess.Popen(["/bin/sh", "-c", "sleep 1000; echo MARK"], start_new_session=True)
 """
+
+
+def test_time_limit_ends_all_processes(server, tmp_path):
+    mark = f"{time.time()}"
+    code = STAYING_PROCESS.replace("MARK", mark) + "    time.sleep(1000)\n"
     (one,) = run(server, tmp_path, code, timeout=2.0)
     assert one.end is EpisodeEnd.TIME_LIMIT and "env.agent.timeout=2 s" in one.score.reason
     assert len(one.turns) == 1 and not find_processes(mark)
@@ -154,13 +156,7 @@ def run(task, endpoint):
 
 def test_processes_that_stay_are_ended(server, tmp_path):
     mark = f"{time.time()}"
-    code = f"""
-def run(task, endpoint):
-    ask(endpoint)
-    subprocess.Popen(["/bin/sh", "-c", "sleep 1000; echo {mark}"], start_new_session=True)
-    return 1.0
-"""
-    (one,) = run(server, tmp_path, code)
+    (one,) = run(server, tmp_path, STAYING_PROCESS.replace("MARK", mark) + "    return 1.0\n")
     assert one.reward == 1.0 and not find_processes(mark)
 
 

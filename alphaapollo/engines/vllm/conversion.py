@@ -1,15 +1,34 @@
-"""Convert vLLM's outputs."""
+"""Convert sampling settings to vLLM's, and vLLM's outputs to completions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from alphaapollo.types import Completion, StopReason
+from alphaapollo.types import Completion, Sampling, StopReason
 
 if TYPE_CHECKING:
     from vllm.logprobs import FlatLogprobs, SampleLogprobs
     from vllm.outputs import CompletionOutput
+    from vllm.sampling_params import SamplingParams
+
+
+def make_sampling_params(sampling: Sampling, **changes: Any) -> SamplingParams:
+    """Convert sampling settings. changes: arguments of vLLM's SamplingParams that differ from those of a rollout."""
+    from vllm.sampling_params import SamplingParams
+
+    arguments = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": sampling.seed,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "logprobs": 0,
+        "flat_logprobs": True,  # lists of numbers instead of objects per token
+        "detokenize": False,
+    }
+    return SamplingParams(**arguments | changes)
 
 
 def build_completion(answer: CompletionOutput, num_cached_tokens: int) -> Completion:
