@@ -48,6 +48,19 @@ def run(task, endpoint):
 SIZES = ("data.val_files=", "data.max_response_length=64", "env.rollout.n=4", "custom_reward_function.path=")
 
 
+DROPPED = """
+from openai import OpenAI
+
+def run(task, endpoint):
+    client = OpenAI(max_retries=0)
+    request = {"model": endpoint.model, "messages": task["content"], "max_tokens": 60}
+    with client.chat.completions.create(**request, stream=True) as chunks:
+        next(iter(chunks))  # then the connection is closed
+    text = client.chat.completions.create(**request).choices[0].message.content
+    return {"reward": len(text) / 10, "accuracy": float(len(text) % 2)}
+"""
+
+
 SCRIPT = """
 body=$(python3 -c '
 import json, os
@@ -114,6 +127,26 @@ def test_weights_change_in_the_middle_of_a_session(ppo: Runner, tmp_path: Path) 
     ]
     assert any(len(found) > 1 for found in versions), versions
     assert all(line["outcome/failed"] == 0 for line in done.metrics[1:])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.rollout.lora=adapter"),
+        ("trainer.async_mode=carry", "trainer.max_staleness=1", "algorithm.rollout_correction.method=tis"),
+    ],
+    ids=["adapter", "carry"],
+)
+def test_dropped_connections_with_dapo(ppo: Runner, tmp_path: Path, settings: tuple[str, ...]) -> None:
+    """Each session closes a connection during generation. An answer is trained on if it was complete before that."""
+    (tmp_path / "agent.py").write_text(DROPPED)
+    done = ppo.run(
+        *("env.env_name=agent", f"env.agent.path={tmp_path / 'agent.py'}", *SIZES, *settings),
+        *("algorithm=dapo", "algorithm.filter_groups.max_num_gen_batches=3", "trainer.controller=local"),
+        "trainer.total_training_steps=2",
+    )
+    for line in done.metrics[1:]:
+        assert line["outcome/failed"] == 0 and 1 <= line["num_turns/mean"] < 2 and line["actor/grad_norm"] > 0
 
 
 def test_evaluation_of_a_command(ppo: Runner, tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ class SessionRenderer:
     """Renders chats, but keeps the known tokens of their beginnings."""
 
     def __init__(self, renderer: Any, template_arguments: Mapping[str, Any]):
-        self._tokenizer, self._render = renderer.tokenizer, renderer.render_messages_async
+        self._tokenizer = renderer.tokenizer
+        self._render = renderer.render_messages  # a thread per request would take more time than the rendering
         self._turn_ends = Renderer(renderer.tokenizer, template_arguments).eos_token_ids
 
     async def render(self, messages: list[Any], params: Any) -> tuple[list[Any], Any]:
@@ -125,20 +126,20 @@ class SessionRenderer:
         from vllm.inputs import TokensPrompt
 
         request = CURRENT_REQUEST.get()
-        conversation, prompt = await self._render(messages, params)
+        conversation, prompt = self._render(messages, params)
         if request is None or "prompt" not in prompt:  # vLLM's own warm-up; or a renderer that does not return text
             return conversation, prompt
         variables = json.dumps([params.chat_template, params.chat_template_kwargs], sort_keys=True, default=str)
         token_ids: list[int] = []
         if (history := request.find_history(conversation, variables)) is not None:
-            token_ids = await self._extend(history, conversation, params)
+            token_ids = self._extend(history, conversation, params)
             if not token_ids:
                 request.discard_history()
         token_ids = token_ids or self._encode(prompt["prompt"])
         request.check_prompt(token_ids)
         return conversation, TokensPrompt(prompt_token_ids=token_ids)
 
-    async def _extend(self, history: History, conversation: list[Any], params: Any) -> list[int]:
+    def _extend(self, history: History, conversation: list[Any], params: Any) -> list[int]:
         """Return the known tokens of a chat and those that follow them: the end of the sampled answer's turn, and the
         messages after it. Empty if the chat template does not show the answer."""
         start, end = history.answer_start, history.answer_end
@@ -152,7 +153,7 @@ class SessionRenderer:
         shown: dict[str, Any] = {"role": "assistant", "content": "" if calls else SENTINEL}
         if calls:
             shown["tool_calls"] = replaced
-        _, prompt = await self._render([*conversation[:start], shown, *conversation[end:]], params)
+        _, prompt = self._render([*conversation[:start], shown, *conversation[end:]], params)
         _, _, after = prompt["prompt"].partition(SENTINEL)
         if not after or SENTINEL in after:
             return []
