@@ -24,10 +24,12 @@ KEYS = ("val/accuracy", "val/accuracy_greedy")
 
 @dataclass(frozen=True)
 class Example:
-    """experiment: the folder of its RL run; solved: the sampled accuracy at the end that counts as learned."""
+    """experiment: the folder of its RL run; solved: the sampled accuracy at the end that counts as learned; command:
+    the folder of its run.sh and the first arguments (default: the name of the example)."""
 
     experiment: str
     solved: float
+    command: tuple[str, ...] = ()
 
 
 EXAMPLES = {
@@ -36,7 +38,8 @@ EXAMPLES = {
     "informal_math": Example("grpo", 0.9),
     "guessing_game": Example("grpo", 0.9),
     "grid_world": Example("gigpo", 0.95),
-    "agents": Example("grpo", 0.9),
+    "prices": Example("prices", 0.9, ("agents", "prices")),
+    "planner": Example("planner", 0.9, ("agents", "planner")),
     "code": Example("grpo", 0.9),
     "reasoning_gym": Example("grpo", 0.95),
 }
@@ -69,7 +72,8 @@ def run(name: str, seed: int, folder: Path) -> int:
     folder.parent.mkdir(parents=True, exist_ok=True)
     log, started = folder.parent / f"{folder.name}.log", time.monotonic()
     with log.open("w") as file:
-        words = ["bash", f"examples/{name}/run.sh", str(seed), str(folder)]
+        example, *arguments = EXAMPLES[name].command or (name,)
+        words = ["bash", f"examples/{example}/run.sh", *arguments, str(seed), str(folder)]
         code = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
     if code == 0:
         (folder / "seconds.json").write_text(json.dumps(time.monotonic() - started))

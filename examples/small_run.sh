@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Run a small example: create a task and a tiny model, warm up the model with SFT, then train it with RL.
-#   examples/small_run.sh EXAMPLE CONFIG VAL SEED OUT      writes to OUT; an existing OUT is moved to OUT.1, ...
-# EXAMPLE is a folder beside this file with make_task.py, sft.yaml and CONFIG.yaml; VAL names its validation data.
+#   examples/small_run.sh EXAMPLE CONFIG VAL SEED OUT [ARGUMENT ...]
+# EXAMPLE is a folder beside this file with make_task.py, sft.yaml and CONFIG.yaml; VAL names its validation data. Writes to
+# OUT; an existing OUT is moved to OUT.1, ... The ARGUMENTs are passed to make_task.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-example=$1 config=$2 val=$3 seed=$4 out=${5%/}
+example=$1 config=$2 val=$3 seed=$4 out=${5%/} more=("${@:6}")
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 export OMP_WAIT_POLICY=PASSIVE
@@ -17,7 +18,7 @@ if [ -e "$out" ]; then
     echo "== the earlier $out was moved to $out.$number"
 fi
 echo "== creating a task, a tokenizer and a 0.43M-parameter model"
-"$python" -m "examples.$example.make_task" --out "$out" --seed "$seed"
+"$python" -m "examples.$example.make_task" --out "$out" --seed "$seed" "${more[@]}"
 echo "== warm-up: SFT on demonstrations that leave one choice open (examples/$example/sft.yaml)"
 "$python" -m alphaapollo.trainer.main_sft --config-dir "examples/$example" --config-name sft \
     data.train_files="$out/data/sft.parquet" model.path="$out/model" "${run[@]}"

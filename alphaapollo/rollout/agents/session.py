@@ -189,9 +189,14 @@ class Session:
             self._answers[request.template_variables, (*request.keys, key)] = answer
 
     def find_undelivered(self, request: Request) -> Request | None:
-        """Return an earlier request with the same body whose answer did not reach the client."""
+        """Return an earlier request with the same body whose answer did not reach the client. The client of a retry
+        knows better than this server, but it has received the answers that other requests continue."""
         same = [other for other in self.requests if other.body_digest == request.body_digest]
-        return next((other for other in same if request.is_retry or not other.is_delivered), None)
+        lost = [other for other in same if other.is_delivered is False]
+        if lost or not request.is_retry:
+            return lost[0] if lost else None
+        continued = {answer.parent.request for answer in self.answers if answer.parent}
+        return next((other for other in reversed(same) if other not in continued), None)
 
     def count_sampling(self, prompt_ids: list[int], change: int = 1) -> int:
         """Return a number for the seed, which depends on the prompt and on how often it was sampled before. It does not
@@ -224,7 +229,7 @@ class Request:
     answers: list[Answer] = field(default_factory=list)
     difference: str = ""  # why earlier tokens could not be reused, although the request has a history
     is_constrained: bool = False
-    is_delivered: bool = False  # whether the client received the complete answer
+    is_delivered: bool | None = None  # whether the client received the complete answer, None until it is sent
     parse_answer: ParseAnswer | None = None
     _parent: Answer | None = None
     _earlier: Request | None = None  # identical request whose answer is sent again
@@ -290,6 +295,6 @@ class Request:
 
     def finish(self, is_delivered: bool) -> None:
         """Finish the request. If its answer was not delivered, a retry gets the same one."""
-        self.is_delivered = self.is_delivered or (is_delivered and bool(self.answers))
+        self.is_delivered = bool(self.is_delivered or (is_delivered and self.answers))
         if not self.is_delivered and self.prompt_ids:
             self.session.count_sampling(self.prompt_ids, -1)

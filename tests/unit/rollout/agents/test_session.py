@@ -56,10 +56,10 @@ class Talk:
         self.session = Session(Sampling(100), lambda number: number, SessionLimits(200, 10), **limits)
         self.count = 10
 
-    def ask(self, *texts, role="", tools="", delivered=True, constrained=False) -> Request:
+    def ask(self, *texts, role="", tools="", delivered=True, constrained=False, retry=False) -> Request:
         """Send a chat of user messages and answers in turn."""
         messages = [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
-        request = Request(self.session, body_digest=str(texts), role=role)
+        request = Request(self.session, body_digest=str(texts), role=role, is_retry=retry)
         history = request.find_history(messages, tools)
         known = history.token_ids if history else []
         new = texts[history.answer_end :] if history else texts
@@ -142,6 +142,32 @@ def test_seeds_depend_on_the_prompt_and_its_repetitions():
 
     first, second, other = seeds(1, 1, 2)
     assert len({first, second, other}) == 3 and seeds(2, 1, 1) == [other, first, second]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_resent"),
+    [
+        ({"retry": True}, True),  # the first answer was received, because a request continues it
+        ({"retry": True, "delivered": False}, True),
+        ({}, False),  # the same question asked again
+    ],
+)
+def test_retries(options, is_resent):
+    talk = Talk()
+    talk.ask("p")
+    talk.ask("p", "a11", "q")
+    talk.ask("p")
+    talk.ask("p", **options)
+    found = [request.id for request in talk.session.requests]
+    assert found == ["id10", "id11", *([] if is_resent else ["id12"]), "id13"]
+    assert talk.session.requests[1].answers[0].parent is talk.session.requests[0].answers[0]
+
+
+def test_an_answer_that_is_being_sent_is_not_sent_to_another_request():
+    talk = Talk()
+    talk.ask("p").is_delivered = None
+    talk.ask("p")
+    assert len(talk.session.requests) == 2
 
 
 def test_unknown_request_of_a_reward():
