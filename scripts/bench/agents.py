@@ -17,7 +17,7 @@ import json
 import statistics
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ from alphaapollo.config.schema import Env, Rollout  # noqa: E402
 from alphaapollo.engines.factory import make_engine  # noqa: E402
 from alphaapollo.engines.protocol import Engine  # noqa: E402
 from alphaapollo.engines.spec import EngineSpec  # noqa: E402
-from alphaapollo.rollout.agents.endpoint import start_endpoint  # noqa: E402
+from alphaapollo.rollout.agents.endpoint import open_endpoint  # noqa: E402
 from alphaapollo.rollout.agents.session import Session, SessionLimits  # noqa: E402
 from alphaapollo.types import Sampling  # noqa: E402
 from alphaapollo.utils.seeds import derive_seed  # noqa: E402
@@ -97,7 +97,8 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     )
     engine = make_engine(spec)
     await engine.start()
-    endpoint = await start_endpoint(engine, Env(), {})
+    serving = AsyncExitStack()
+    endpoint = await serving.enter_async_context(open_endpoint(engine, Env(), {}))
     limits = SessionLimits(MAX_MODEL_LEN, REQUESTS)
     gc.freeze()  # as rollout workers do
 
@@ -126,7 +127,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     await compare(8, 8)  # warm-up
     ratios = [(await compare(args.sessions, args.sessions))[0] for _ in range(args.rounds)]
     _, latency, direct_latency = await compare(16, 1)
-    await endpoint.close()
+    await serving.aclose()
     await engine.close()
     return {
         "ratio": round(statistics.median(ratios), 3),
