@@ -232,6 +232,12 @@ class Trajectory:
     first_observation: list[Message] | str | None = None  # None: the environment failed before the first observation
 
     @property
+    def last_turn(self) -> Turn | None:
+        """Turn with the last answer; None without turns. An agent's turns after it are other branches."""
+        last = self.turns[-1] if self.turns else None
+        return next((turn for turn in self.turns if "last_answer" in turn.info), last)
+
+    @property
     def num_tokens(self) -> int:
         """Number of sampled tokens."""
         return sum(len(turn.completion.token_ids) for turn in self.turns)

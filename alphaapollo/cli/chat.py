@@ -10,8 +10,10 @@ import asyncio
 import inspect
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,36 +105,59 @@ class EngineChat:
         from alphaapollo.config.resolve import resolve_generation
         from alphaapollo.controller.placement import detect_machine
         from alphaapollo.launch.input_checks import check_context_length, find_environment_spec, make_renderer
+        from alphaapollo.launch.try_environment import check_engine_serves_agents
         from alphaapollo.models.folder_check import check_weight_files
 
         find_environment_spec(config.env)
+        if config.env.env_name == "agent":
+            check_engine_serves_agents(config.rollout)
         check_weight_files(config.model, "model.path")
         check_context_length(config.model, config.rollout, config.data)
         longest = max(choose_context_length(config) - config.data.max_response_length, config.data.max_prompt_length)
         config = config.model_copy(update={"data": config.data.model_copy(update={"max_prompt_length": longest})})
         renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
-        self._is_chat_model = bool(renderer.tokenizer.chat_template)
+        self._is_chat_model, self._stop_token_ids = bool(renderer.tokenizer.chat_template), renderer.eos_token_ids
         machine = detect_machine()
         self._device, self._rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
-        self._config = config.model_copy(update={"env": register_printing_environment(config.env, terminal)})
+        self._config = config
         self._terminal, self._num_prompts = terminal, 0
 
     def run(self) -> None:
         """Chat until the user exits. The event loop does not run between messages, so that input() works normally."""
-        from alphaapollo.evaluation.generation import launch_engines
-
         folder = Path(tempfile.mkdtemp(prefix="alphaapollo_chat_"))  # removed by @entry_point
+        opened = AsyncExitStack()
         with asyncio.Runner() as runner:
-            with self._terminal.status("starting the engine ..."):
-                workers = runner.run(launch_engines(self._config, self._rollout, self._device, folder))
             try:
-                run_chat(lambda messages: self._answer_chat(messages, workers, runner))
+                with self._terminal.status("starting the engine ..."):
+                    answer = runner.run(opened.enter_async_context(self._start(folder)))
+                run_chat(lambda messages: runner.run(answer(messages)))
             finally:
-                runner.run(workers.close())
+                runner.run(opened.aclose())
 
-    def _answer_chat(self, messages: list[Message], workers: WorkerGroups, runner: asyncio.Runner) -> str | None:
+    @asynccontextmanager
+    async def _start(self, folder: Path) -> AsyncIterator[Callable[[list[Message]], Coroutine[Any, Any, str | None]]]:
+        """Context manager that starts the engine and yields a function like AnswerFunction."""
+        from alphaapollo.evaluation.generation import launch_engines, make_sampling
+
+        config = self._config
+        if config.env.env_name == "agent":
+            from alphaapollo.cli.agent_chat import open_agent_chat
+
+            sampling = replace(make_sampling(config), stop_token_ids=self._stop_token_ids)
+            opened = open_agent_chat(config, self._rollout, self._device, folder, self._terminal, sampling)
+            async with opened as answer:
+                yield answer
+            return
+        config = config.model_copy(update={"env": register_printing_environment(config.env, self._terminal)})
+        workers = await launch_engines(config, self._rollout, self._device, folder)
+        try:
+            yield partial(self._answer_chat, workers)
+        finally:
+            await workers.close()
+
+    async def _answer_chat(self, workers: WorkerGroups, messages: list[Message]) -> str | None:
         content = messages if self._is_chat_model else messages[-1]["content"]
-        trajectory = runner.run(self._generate_trajectory(content, workers))
+        trajectory = await self._generate_trajectory(content, workers)
         if trajectory.score.outcome.failed:
             self._terminal.print(f"(failed: {trajectory.score.reason})", style="red", markup=False, soft_wrap=True)
             return None

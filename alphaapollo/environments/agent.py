@@ -18,5 +18,5 @@ def check_agent(config: Env) -> None:
 
 @register_environment("agent", graded=lambda config: config.agent.grade, check=check_agent, tools=None)
 def create_agent_environment(services: Services) -> Never:
-    """Raise ValueError: agents run in rollout workers, not as an environment that receives actions."""
-    raise ValueError("env.env_name=agent works with training and main_generation. Set another env.env_name here.")
+    """Raise ValueError: agents call a vLLM engine, and are no environment that receives actions."""
+    raise ValueError("env.env_name=agent needs vLLM, which the validation of main_sft does not use. Set another one.")

@@ -66,9 +66,14 @@ class Summary:
 
 def convert_to_sample_result(prompt: Prompt, trajectory: Trajectory, needs_answer: bool = True) -> SampleResult:
     """Convert a graded trajectory to a SampleResult. With needs_answer=False its `answer` is None, which is faster."""
-    text = trajectory.turns[-1].text if needs_answer and trajectory.turns else ""
+    last = trajectory.last_turn if needs_answer else None
     result = make_sample_result(
-        prompt, trajectory.sample, text, trajectory.score, num_tokens=trajectory.num_tokens, end=trajectory.end
+        prompt,
+        trajectory.sample,
+        last.text if last else "",
+        trajectory.score,
+        num_tokens=trajectory.num_tokens,
+        end=trajectory.end,
     )
     return result if result.outcome.failed else replace(result, reward=trajectory.reward, accuracy=trajectory.accuracy)
 
@@ -110,7 +115,7 @@ def read_sample_result(record: Mapping[str, Any]) -> SampleResult:
     return make_sample_result(
         Prompt(int(record["prompt_id"]), str(record["data_source"]), ""),
         int(record["sample"]),
-        turns[-1]["text"] if turns else "",
+        next((turn["text"] for turn in turns if "last_answer" in turn["info"]), turns[-1]["text"] if turns else ""),
         Score(reward, record["components"], outcome, record["reason"]),
         num_tokens=sum(turn["num_tokens"] for turn in turns),
         end=EpisodeEnd(record["end"]),

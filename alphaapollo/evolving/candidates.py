@@ -6,14 +6,15 @@ Each verifier votes and writes a report. A verifier of verifiers may reject vote
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from alphaapollo.environments.base import Environment, ScoreFn
 from alphaapollo.environments.informal_math import get_problem
 from alphaapollo.evaluation.answer_parsing import extract_answer
+from alphaapollo.evolving.agents import AgentProposer
 from alphaapollo.evolving.budget import gather_all
 from alphaapollo.evolving.model_clients import ModelCallError
 from alphaapollo.evolving.pool import Candidate, CandidateId, Grade, JudgedCandidate, Judgement, Pool, VerifierVerdict
@@ -60,7 +61,8 @@ class Grader:
 class CandidateMaker:
     """Maker of candidate solutions, each judged by several verifiers. Steps that are logged in the pool are skipped.
 
-    `make_environment` creates an environment that scores with `grader`.
+    `make_environment` creates an environment that scores with `grader`. `agents`: proposers by model name, with
+    env.env_name=agent.
     """
 
     caller: RoleModelCaller
@@ -68,6 +70,7 @@ class CandidateMaker:
     grader: Grader
     make_environment: Callable[[], Environment]
     num_verifiers: int
+    agents: Mapping[str, AgentProposer] = field(default_factory=dict)
 
     async def propose_and_judge(
         self, prompt: Prompt, candidate_id: CandidateId, branch_model: str, past_candidates: Sequence[JudgedCandidate]
@@ -86,7 +89,7 @@ class CandidateMaker:
         shown: list[JudgedCandidate] = []
         try:
             transcript, shown = await self._run_proposer(prompt, candidate_id, branch_model, past_candidates)
-            if not transcript.failure and self.grader.lacks_answer(prompt, transcript):
+            if not (self.agents or transcript.failure) and self.grader.lacks_answer(prompt, transcript):
                 chat = [*transcript.messages, Message(role="user", content=ASK_FOR_ANSWER)]
                 key = f"{candidate_id.key}/proposer/answer"
                 reply = await self.caller.call_model("proposer", branch_model, key, chat)
@@ -139,6 +142,8 @@ class CandidateMaker:
                     return messages
                 shown.pop(0)
 
+        if self.agents:
+            return await self.agents[model].propose(prompt, candidate_id, build_prompt), shown
         key = f"{candidate_id.key}/proposer/"
         run = self.caller.run_episode("proposer", branch_model, key, self.make_environment, prompt, build_prompt)
         return await run, shown

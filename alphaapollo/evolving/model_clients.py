@@ -102,10 +102,14 @@ class EngineClient:
             token_ids = self._prompts(list(messages))
         except EnvironmentFailure as error:
             raise ModelCallError(str(error)) from error
-        sampling = replace(sampling, stop_token_ids=self._renderer.eos_token_ids)
+        sampling = replace(sampling, stop_token_ids=self.stop_token_ids)
         completion = await self.engine.generate(token_ids, sampling, call_name)
         text, count = self._renderer.decode(completion.token_ids), len(completion.token_ids)
         return ModelReply(text, sampling.seed, len(token_ids), count, completion.stop_reason.value)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return self._renderer.eos_token_ids
 
     def fits_prompt_limit(self, messages: Sequence[Message]) -> bool:
         return self._prompts.is_within_limit(list(messages))
@@ -152,15 +156,17 @@ def make_engine_clients(
     rollout = resolve_inference_rollout(shared, Model(), device, 1, machine.num_cores)
     clients = {}
     for index, (name, renderer) in enumerate(renderers.items()):
+        served = config.models[name]
         spec = EngineSpec(
             index=index,
-            model_path=config.models[name].path,
-            trust_remote_code=config.models[name].trust_remote_code,
+            model_path=served.path,
+            trust_remote_code=served.trust_remote_code,
             rollout=rollout,
             device=device,
             dtype=rollout.dtype,
             max_model_len=data.max_length,
             log_path=str(folder.resolve() / "logs" / f"engine_{name}.log"),
+            chat_tokenizer=(served.tokenizer_path or served.path) if config.env.env_name == "agent" else "",
         )
         clients[name] = EngineClient(make_engine(spec), renderer, data.max_prompt_length, data.truncation)
     return clients

@@ -90,7 +90,7 @@ class Candidate(msgspec.Struct, frozen=True, tag_field="kind", tag="candidate"):
     id: CandidateId = msgspec.field(name="place")
     model: str
     parents: tuple[str, ...]  # keys of the past solutions that the proposer was shown
-    seed: int  # seed of the first call
+    seed: int  # seed of the first call, or of an agent's program
     messages: tuple[Message, ...] = ()  # messages of the complete episode
     num_prompt_messages: int = msgspec.field(name="asked", default=0)  # number of messages in the first prompt
     solution: str = ""  # text of all messages after the prompt

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -122,21 +122,26 @@ class RoleModelCaller:
         logged = self._pool.calls.get(call_key)
         if logged and logged.digest == digest and not logged.failure:
             return ModelReply(logged.text, logged.seed, logged.prompt_tokens, logged.tokens, logged.stop)
+        call = ModelCall(call_key, role, model, digest, sampling.seed, ended_at=0.0, seconds=0.0)
+        max_usage = self._estimate_max_usage(model, messages, sampling)
+        return await self.log_call(call, max_usage, lambda: self.clients[model].generate(messages, sampling, call_key))
+
+    async def log_call(
+        self, call: ModelCall, max_usage: Usage, generate: Callable[[], Awaitable[ModelReply]]
+    ) -> ModelReply:
+        """Generate a reply as soon as `max_usage` fits the budget, and log the call. Raises like `call_model`."""
+        model = call.model
         async with self._concurrency[model]:
-            max_usage = self._estimate_max_usage(model, messages, sampling)
             await self._budget.admit_call(max_usage)
             used = Usage()
             try:
                 started = time.perf_counter()
-                reply, error = await self._generate_reply(model, call_key, messages, sampling)
+                reply, error = await self._generate_reply(call, generate)
                 price = compute_call_price(self._config.models[model], reply.prompt_tokens, reply.completion_tokens)
                 used = Usage(1, reply.prompt_tokens + reply.completion_tokens, price)
-                record = ModelCall(
-                    key=call_key,
-                    role=role,
-                    model=model,
-                    digest=digest,
-                    seed=sampling.seed,
+                record = msgspec.structs.replace(
+                    call,
+                    seed=reply.seed,
                     ended_at=round(self._budget.seconds, 3),
                     seconds=round(time.perf_counter() - started, 4),
                     text=reply.text,
@@ -162,16 +167,15 @@ class RoleModelCaller:
         ) from error
 
     async def _generate_reply(
-        self, model: str, call_key: str, messages: Sequence[Message], sampling: Sampling
+        self, call: ModelCall, generate: Callable[[], Awaitable[ModelReply]]
     ) -> tuple[ModelReply, ModelCallError | None]:
         """Return (reply, None), or (empty reply, error) if the call failed."""
-        client = self.clients[model]
         try:
-            with HEARTBEAT.record_call("a reply", f"models.{model}", client.time_limit):
+            with HEARTBEAT.record_call("a reply", f"models.{call.model}", self.clients[call.model].time_limit):
                 async with asyncio.timeout(self._budget.seconds_left):
-                    return await client.generate(messages, sampling, call_key), None
+                    return await generate(), None
         except ModelCallError as error:
-            return ModelReply("", sampling.seed), error
+            return ModelReply("", call.seed), error
         except TimeoutError as error:
             raise EvolutionStopped("budget.seconds ran out while a call was in flight") from error
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.resolve import resolve_device
-from alphaapollo.config.schema import EvolvingConfig
+from alphaapollo.config.schema import EvolvingConfig, Model
 from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.data.length_limit import apply_length_limit
@@ -23,6 +23,7 @@ from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
+from alphaapollo.evolving.agents import open_agent_proposers
 from alphaapollo.evolving.budget import STOP, Budget
 from alphaapollo.evolving.candidates import CandidateMaker, Grader, compute_prompt_digest
 from alphaapollo.evolving.loop import EvolutionLoop
@@ -39,7 +40,7 @@ from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.evolving.role_calls import RoleModelCaller, make_roles
 from alphaapollo.launch.input_checks import check_rewards, find_environment_spec
 from alphaapollo.launch.resume import StartPoint, find_inference_start
-from alphaapollo.launch.try_environment import try_environment_resets
+from alphaapollo.launch.try_environment import try_environment, try_environment_resets
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.grader_processes.client import RewardClient
@@ -67,7 +68,7 @@ class PreparedEvolution:
     @property
     def branches(self) -> list[str]:
         """Model name of each branch."""
-        return self.config.evolving.branches or [next(iter(self.config.models))]
+        return self.config.branches
 
     def has_ground_truth(self, prompt: Prompt) -> bool:
         """Whether solutions of a problem can be graded."""
@@ -105,7 +106,12 @@ def prepare_run(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution
         )
     if gradable:
         notices += check_rewards(gradable, config.reward, config.custom_reward_function, graded)[0]
-    asyncio.run(try_environment_resets(config.env, prompts[:1]))
+    if config.env.env_name == "agent":
+        for served in [config.models[name] for name in config.proposer_models]:
+            keys = {name: getattr(served, name) for name in ("path", "tokenizer_path", "trust_remote_code")}
+            notices += try_environment(config.env, prompts[:1], Model(**keys), config.rollout, config.data)
+    else:
+        asyncio.run(try_environment_resets(config.env, prompts[:1]))
     _print_plan(prepared, [*notices, *prepared.start.describe()], terminal)
     return prepared
 
@@ -186,14 +192,16 @@ async def _start_loop(
         grader = Grader(rewards.score, prepared.has_ground_truth, prepared.uses_reward)
         services = Services(grader.grade, config.env, toolbox)
         roles = RoleModelCaller(config, pool, budget, clients, services)
-        environment = get_environment_spec(config.env.env_name)
+        environment, agents = get_environment_spec(config.env.env_name), {}
+        if config.env.env_name == "agent":
+            agents = await stack.enter_async_context(open_agent_proposers(config, roles, engines, grader))
         yield EvolutionLoop(
             evolving,
             prepared.branches,
             config.data.n_samples,
             pool,
             budget,
-            CandidateMaker(roles, pool, grader, lambda: environment.factory(services), evolving.votes),
+            CandidateMaker(roles, pool, grader, lambda: environment.factory(services), evolving.votes, agents),
             on_round,
         )
 

@@ -30,11 +30,16 @@ def try_environment(
     """
     if env.env_name != "agent":
         return asyncio.run(try_environment_resets(env, prompts))
+    check_engine_serves_agents(rollout)
+    return try_agent(env, prompts[0], model, data)
+
+
+def check_engine_serves_agents(rollout: Rollout) -> None:
+    """Raise ValueError if the engine has no HTTP API for agents."""
     if rollout.name != "vllm":
         raise ValueError(
             f"rollout.name={rollout.name}: env.env_name=agent needs vLLM's HTTP API. Set rollout.name=vllm."
         )
-    return try_agent(env, prompts[0], model, data)
 
 
 async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:

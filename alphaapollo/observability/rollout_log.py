@@ -86,7 +86,7 @@ def format_trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Ite
 
 def make_trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
     """Return the record of a trajectory in rollouts/."""
-    score, last = trajectory.score, trajectory.turns[-1].completion if trajectory.turns else None
+    score, last = trajectory.score, trajectory.last_turn.completion if trajectory.last_turn else None
     first_prompt = prompt.content if trajectory.first_observation is None else trajectory.first_observation
     return {
         "step": step,

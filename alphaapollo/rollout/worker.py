@@ -14,6 +14,7 @@ import resource
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,10 +31,7 @@ from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.memory import read_peak_memory_gib
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rollout.agents.endpoint import EndpointServer, start_endpoint
-from alphaapollo.rollout.agents.programs import ProgramRunner
-from alphaapollo.rollout.agents.runner import AgentRunner
-from alphaapollo.rollout.agents.session import SessionLimits
+from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
@@ -109,8 +107,7 @@ class RolloutWorker:
         self._rewards = RewardClient(setup.reward, setup.custom_reward)
         self._stop_token_ids: tuple[int, ...] = ()
         self._runner: EpisodeRunner | AgentRunner | None = None
-        self._programs: ProgramRunner | None = None  # programs of agents, with env.env_name=agent
-        self._endpoint: EndpointServer | None = None  # where they call the policy
+        self._agents = AsyncExitStack()  # programs and endpoint, with env.env_name=agent
 
     async def prepare_start_without_gpu(self) -> None:
         """Import libraries. Needs no GPU, so it may run while other workers use the GPU."""
@@ -141,11 +138,7 @@ class RolloutWorker:
         self._stop_token_ids = renderer.eos_token_ids
         grade = self._rewards.score if self._environment.is_graded(env) else None
         if env.env_name == "agent":
-            self._programs = ProgramRunner(env.agent)
-            await self._programs.start()
-            self._endpoint = await start_endpoint(self.engine, env, template_arguments)
-            session_limits = SessionLimits(data.max_length, env.agent.max_requests, env.max_tokens_per_turn)
-            self._runner = AgentRunner(env.agent, self._endpoint, self._programs, session_limits, grade)
+            self._runner = await self._agents.enter_async_context(open_agent_runner(self.engine, env, data, grade))
         else:
             self._runner = EpisodeRunner(
                 engine=self.engine,
@@ -214,11 +207,10 @@ class RolloutWorker:
         """Stop the engine, the graders and the tools. Idempotent."""
         gc.unfreeze()
         try:
-            if self._programs is not None:
-                await self._programs.close()  # before the endpoint, which their requests use
+            await self._agents.aclose()  # before the engine, which their requests use
         finally:
-            optional = [part.close() for part in (self._tools, self._endpoint) if part]
-            await asyncio.gather(self.engine.close(), self._rewards.close(), *optional)
+            tools = [self._tools.close()] if self._tools else []
+            await asyncio.gather(self.engine.close(), self._rewards.close(), *tools)
 
 
 def make_token_context_factory(

@@ -18,7 +18,7 @@ import json
 import statistics
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ from alphaapollo.config.schema import Env, Rollout  # noqa: E402
 from alphaapollo.engines.factory import make_engine  # noqa: E402
 from alphaapollo.engines.protocol import Engine  # noqa: E402
 from alphaapollo.engines.spec import EngineSpec  # noqa: E402
-from alphaapollo.rollout.agents.endpoint import start_endpoint  # noqa: E402
+from alphaapollo.rollout.agents.endpoint import open_endpoint  # noqa: E402
 from alphaapollo.rollout.agents.session import Session, SessionLimits  # noqa: E402
 from alphaapollo.types import Sampling  # noqa: E402
 from alphaapollo.utils.seeds import derive_seed  # noqa: E402
@@ -98,7 +98,8 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     )
     engine = make_engine(spec)
     await engine.start()
-    endpoint = await start_endpoint(engine, Env(), {})
+    serving = AsyncExitStack()
+    endpoint = await serving.enter_async_context(open_endpoint(engine, Env(), {}))
     limits = SessionLimits(MAX_MODEL_LEN, REQUESTS)
     gc.freeze()  # as rollout workers do
 
@@ -127,7 +128,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     await compare(args.sessions, args.sessions)  # warm-up
     ratios = [(await compare(args.sessions, args.sessions))[0] for _ in range(args.rounds)]
     latencies = [(await compare(4, 1))[1:] for _ in range(4 * args.rounds)]
-    await endpoint.close()
+    await serving.aclose()
     await engine.close()
     return {
         "ratio": round(statistics.median(ratios), 3),

@@ -151,6 +151,7 @@ class EvolvingConfig(Section):
         "rollout.num_engines": "each model has one engine",
         **{f"env.{name}": "evolving.memory_* sets the memory" for name in ("history_length", "memory_type")},
         "env.max_tokens_per_turn": "roles.proposer.max_tokens sets the limit",
+        **{f"env.agent.{name}": "it affects only training" for name in ("train", "untrained_roles")},
     }
     resume_rules = {
         "": REQUEST_IDENTITY,
@@ -184,8 +185,24 @@ class EvolvingConfig(Section):
         """The sections of `roles` by name."""
         return {name: getattr(self.roles, name) for name in type(self.roles).model_fields}
 
+    @property
+    def branches(self) -> list[str]:
+        """Model name of each branch."""
+        return self.evolving.branches or list(self.models)[:1]
+
+    @property
+    def proposer_models(self) -> list[str]:
+        """Names of the models that propose."""
+        return [self.roles.proposer.model] if self.roles.proposer.model else list(dict.fromkeys(self.branches))
+
     def find_problems(self) -> Iterator[str]:
         evolving = self.evolving
+        for name in self.proposer_models if self.env.env_name == "agent" else ():
+            if name in self.models and not self.models[name].path:
+                yield (
+                    f"models.{name}.base_url={self.models[name].base_url}: with env.env_name=agent, this run must "
+                    f"serve the model that proposes. Set models.{name}.path, or another env.env_name."
+                )
         named = {f"evolving.branches[{index}]": name for index, name in enumerate(evolving.branches)}
         named |= {f"roles.{role}.model": section.model for role, section in self.all_roles.items() if section.model}
         for key, name in named.items():

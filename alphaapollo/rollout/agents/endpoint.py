@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -49,6 +49,14 @@ SAMPLING_KEYS = (
 NEUTRAL_SAMPLING = {"min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
 
 
+AroundRequest = Callable[[Request, Callable[[], Awaitable[None]]], Awaitable[None]]
+"""`around(request, answer)`: answer a request for a completion with `await answer()`."""
+
+
+async def answer_request(request: Request, answer: Callable[[], Awaitable[None]]) -> None:
+    await answer()
+
+
 class HttpError(Exception):
     """Error that is sent to the client in the format of its API."""
 
@@ -67,8 +75,8 @@ class _OpenSession:
 class SessionGate:
     """ASGI application that finds the session of a request and forwards the request to the engine's HTTP API."""
 
-    def __init__(self, app: Callable[..., Any]):
-        self._app = app
+    def __init__(self, app: Callable[..., Any], around: AroundRequest = answer_request):
+        self._app, self._around = app, around
         self._sessions: dict[str, _OpenSession] = {}  # by API key
 
     @contextlib.contextmanager
@@ -159,7 +167,7 @@ class SessionGate:
 
         token = CURRENT_REQUEST.set(request)
         try:
-            await self._app(scope, _replay_body(body, receive), send_and_watch)
+            await self._around(request, lambda: self._app(scope, _replay_body(body, receive), send_and_watch))
         finally:
             CURRENT_REQUEST.reset(token)
             if not is_finished:
@@ -219,16 +227,25 @@ class HttpEngine(Protocol):
     def build_http_app(self, settings: HttpApiSettings) -> Any: ...
 
 
-async def start_endpoint(engine: HttpEngine, env: Env, template_arguments: Mapping[str, object]) -> EndpointServer:
-    """Start the HTTP endpoint of an engine. Raises ValueError if a parser does not exist.
+@contextlib.asynccontextmanager
+async def open_endpoint(
+    engine: HttpEngine,
+    env: Env,
+    template_arguments: Mapping[str, object],
+    around: AroundRequest = answer_request,
+) -> AsyncIterator[EndpointServer]:
+    """Context manager that serves an engine over HTTP. Raises ValueError if a parser does not exist.
 
     template_arguments: data.apply_chat_template_kwargs.
     """
     agent = env.agent
     settings = HttpApiSettings(agent.model_names, env.tool_parser, agent.reasoning_parser, template_arguments)
-    server = EndpointServer(SessionGate(await asyncio.to_thread(engine.build_http_app, settings)))
-    await server.start()
-    return server
+    server = EndpointServer(SessionGate(await asyncio.to_thread(engine.build_http_app, settings), around))
+    try:
+        await server.start()
+        yield server
+    finally:
+        await server.close()
 
 
 async def _read_body(receive: Callable[..., Any], headers: dict[str, str]) -> bytes:

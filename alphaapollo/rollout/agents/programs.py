@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from alphaapollo.rewards.grader_processes.protocol import make_subprocess_enviro
 from alphaapollo.rollout.agents.program_host import ERRORS, RESULT, TASK
 
 START_TIMEOUT = 120.0  # seconds to import the user's file
+CLOSE_TIMEOUT = 10.0  # seconds to end all programs
 HOST_ENDED = "the process that starts the agent's programs has ended; it was killed, or the worker stops"
 SHOWN_LINES = 10  # last lines of stderr in the reason of a failure
 SHOWN_CHARS = 2000
@@ -69,7 +69,7 @@ class ProgramRunner:
         if error := json.loads(line)["error"]:
             await self.close()
             raise ValueError(error)
-        self._reading = asyncio.create_task(self._read_replies())
+        self._reading = asyncio.create_task(self._read_replies(self._host.stdout))
 
     async def run(self, task: Mapping[str, Any], environment: Mapping[str, str]) -> ProgramResult:
         """Run the program for one task and return how it ended. If the caller is cancelled, the program is ended.
@@ -108,25 +108,27 @@ class ProgramRunner:
             assert host.stdin is not None
             host.stdin.close()
             with contextlib.suppress(ProcessLookupError):
-                host.send_signal(signal.SIGTERM)  # its supervisors then end their programs
+                host.kill()  # its supervisors then end their programs, and with them the pipe that is read
             await host.wait()
         if self._reading is not None:
-            await self._reading
+            await asyncio.wait((self._reading,), timeout=CLOSE_TIMEOUT)
+            self._reading.cancel()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write(self, order: dict[str, Any]) -> None:
         if self._host is not None and self._host.stdin is not None:
             self._host.stdin.write(json.dumps(order).encode() + b"\n")
 
-    async def _read_replies(self) -> None:
+    async def _read_replies(self, replies: asyncio.StreamReader) -> None:
         """Read the ids of ended sessions until the host ends, which ends all sessions."""
-        assert self._host is not None and self._host.stdout is not None
-        while line := await self._host.stdout.readline():
-            if ended := self._waiting.get(line.decode().strip()):  # None: its caller was cancelled twice
-                ended.set_result(None)
-        for ended in self._waiting.values():
-            if not ended.done():
-                ended.set_exception(ChildProcessError(HOST_ENDED))
+        try:
+            while line := await replies.readline():
+                if ended := self._waiting.get(line.decode().strip()):  # None: its caller was cancelled twice
+                    ended.set_result(None)
+        finally:
+            for ended in self._waiting.values():
+                if not ended.done():
+                    ended.set_exception(ChildProcessError(HOST_ENDED))
 
     def _read_result(self, folder: Path) -> ProgramResult:
         errors = folder / ERRORS

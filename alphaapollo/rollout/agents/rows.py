@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from alphaapollo.rollout.agents.session import Answer, Session
+from alphaapollo.rollout.agents.session import Answer, Request, Session
 from alphaapollo.rollout.context import build_row
 from alphaapollo.types import Message, Row, Turn
 
@@ -43,7 +43,7 @@ def build_turns_and_rows(
             first_turn = len(turns)
             before: list[int] = []
             for answer in answers:
-                turns.append(_make_turn(answer, answer.prompt_ids[len(before) :]))
+                turns.append(_make_turn(answer, answer.prompt_ids[len(before) :], answer is session.answers[-1]))
                 before = answer.token_ids
             _set_observations(turns[first_turn:], answers)
             rows.append(build_row(turns[first_turn:], first_turn))
@@ -51,7 +51,7 @@ def build_turns_and_rows(
             trained.update(answers)
     for answer in session.answers:
         if answer not in trained:
-            turns.append(_make_turn(answer, answer.prompt_ids))
+            turns.append(_make_turn(answer, answer.prompt_ids, answer is session.answers[-1]))
     for turn in turns:  # the rows contain them
         turn.completion = replace(turn.completion, routed_experts=None)
     return turns, rows, prompts
@@ -79,7 +79,7 @@ def find_branches(answers: Sequence[Answer]) -> list[list[Answer]]:
     return branches
 
 
-def _make_turn(answer: Answer, context_ids: list[int]) -> Turn:
+def _make_turn(answer: Answer, context_ids: list[int], is_last: bool) -> Turn:
     request, parent = answer.request, answer.parent
     info = {
         "request": request.id,
@@ -87,6 +87,7 @@ def _make_turn(answer: Answer, context_ids: list[int]) -> Turn:
         "difference": request.difference,
         "reused_tokens": len(parent.token_ids) if parent else 0,
         "constrained": request.is_constrained,
+        "last_answer": is_last,
     }
     shown = {name: value for name, value in info.items() if value}
     return Turn(context_ids, answer.sampled.completion, answer.sampled.text, reward=answer.reward, info=shown)
@@ -95,5 +96,10 @@ def _make_turn(answer: Answer, context_ids: list[int]) -> Turn:
 def _set_observations(turns: Sequence[Turn], answers: Sequence[Answer]) -> None:
     """Set the observation of each turn: the messages that the next request of the path adds."""
     for turn, answer, following in zip(turns, answers, answers[1:], strict=False):
-        keys = following.request.keys[len(answer.request.keys) + 1 :]
-        turn.observation = [Message(role=key.role, content=key.text) for key in keys]
+        turn.observation = list_new_messages(following.request, answer)
+
+
+def list_new_messages(request: Request, parent: Answer | None) -> list[Message]:
+    """Return the messages that a request adds to the answer that it continues; its whole chat if there is none."""
+    keys = request.keys[len(parent.request.keys) + 1 :] if parent else request.keys
+    return [Message(role=key.role, content=key.text) for key in keys]

@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
-from alphaapollo.config.schema import Agent
+from alphaapollo.config.schema import Agent, Data, Env, GenerationData
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.base import convert_to_score
-from alphaapollo.rollout.agents.endpoint import EndpointServer
+from alphaapollo.rollout.agents.endpoint import AroundRequest, EndpointServer, HttpEngine, answer_request, open_endpoint
 from alphaapollo.rollout.agents.programs import ProgramResult, ProgramRunner
-from alphaapollo.rollout.agents.rows import build_turns_and_rows
+from alphaapollo.rollout.agents.rows import build_turns_and_rows, list_new_messages
 from alphaapollo.rollout.agents.session import Session, SessionLimits
 from alphaapollo.rollout.context import check_rows_match_turns
 from alphaapollo.rollout.episode import MAX_ATTEMPTS, EpisodeTask, make_failure_score
@@ -27,11 +27,6 @@ from alphaapollo.utils.time_limit import TimeLimit
 logger = logging.getLogger(__name__)
 
 Grade = Callable[[Prompt, str, Sequence[Turn]], Awaitable[Score]]
-
-
-def make_task(prompt: Prompt, sample_index: int, seed: int) -> dict[str, Any]:
-    """Return the task of a program: the fields of the prompt, `sample` and `seed`."""
-    return {**asdict(prompt), "sample": sample_index, "seed": seed}
 
 
 def make_environment_variables(url: str, token: str, model: str) -> dict[str, str]:
@@ -67,22 +62,8 @@ class AgentRunner:
         engine fails.
         """
         with SPANS.use_track(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample_index):
-            started, time_limit = time.perf_counter(), TimeLimit(self.agent.timeout)
-            for number in range(1, MAX_ATTEMPTS + 1):
-                session = Session(task.sampling, task.derive_turn_seed, self.limits)
-                try:
-                    result = await self._run_program(task, session, time_limit)
-                except TimeoutError:
-                    end = EpisodeEnd.TIME_LIMIT
-                    score = make_failure_score(
-                        f"the program took longer than env.agent.timeout={self.agent.timeout:g} s"
-                    )
-                    break
-                _warn_of_overridden_sampling(session)
-                end, score = await self._score(task.prompt, session, result)
-                if not score.outcome.failed or end is EpisodeEnd.PROMPT_LIMIT:
-                    break
-                score = replace(score, reason=f"{score.reason} (attempt {number} of {MAX_ATTEMPTS})")
+            started = time.perf_counter()
+            session, end, score = await self.run_session(task)
             turns, rows, prompts = build_turns_and_rows(session, self.agent.train, self.agent.untrained_roles)
             check_rows_match_turns(rows, turns, prompts)
             if not rows and not score.outcome.failed:
@@ -92,9 +73,29 @@ class AgentRunner:
                 task.prompt.id, task.sample_index, turns, rows, score, end, seconds, _get_first_messages(session)
             )
 
-    async def _run_program(self, task: EpisodeTask, session: Session, time_limit: TimeLimit) -> ProgramResult:
+    async def run_session(self, task: EpisodeTask) -> tuple[Session, EpisodeEnd, Score]:
+        """Run the program, twice if it fails. Returns its last session, how it ended, and its score."""
+        time_limit = TimeLimit(self.agent.timeout)
+        for number in range(1, MAX_ATTEMPTS + 1):
+            session = Session(task.sampling, task.derive_turn_seed, self.limits, task.name)
+            try:
+                result = await self.run_program(task.prompt, task.sample_index, session, time_limit)
+            except TimeoutError:
+                reason = f"the program took longer than env.agent.timeout={self.agent.timeout:g} s"
+                return session, EpisodeEnd.TIME_LIMIT, make_failure_score(reason)
+            _warn_of_overridden_sampling(session)
+            end, score = await self._score(task.prompt, session, result)
+            if end is not EpisodeEnd.ENVIRONMENT_FAILED:
+                break
+            score = replace(score, reason=f"{score.reason} (attempt {number} of {MAX_ATTEMPTS})")
+        return session, end, score
+
+    async def run_program(
+        self, prompt: Prompt, sample_index: int, session: Session, time_limit: TimeLimit
+    ) -> ProgramResult:
+        """Run the program once. Raises TimeoutError at the time limit, and the error of an engine that fails."""
         variables = make_environment_variables(self.endpoint.url, session.token, self.agent.model_names[0])
-        inputs = make_task(task.prompt, task.sample_index, session.derive_seed(0))
+        inputs = {**asdict(prompt), "sample": sample_index, "seed": session.derive_seed(0)}
         with self.endpoint.gate.open_session(session, time_limit):
             async with time_limit.count_time():
                 with SPANS("program", timeout=time_limit.seconds_left):
@@ -152,6 +153,29 @@ class AgentRunner:
         return replace(graded, reward=graded.reward + self.agent.reward_weight * own.reward, components=parts)
 
 
+@asynccontextmanager
+async def open_agent_runner(
+    engine: HttpEngine,
+    env: Env,
+    data: Data | GenerationData,
+    grade: Grade | None = None,
+    around: AroundRequest = answer_request,
+) -> AsyncIterator[AgentRunner]:
+    """Context manager that starts the HTTP endpoint of an engine and the process that starts programs.
+
+    around: wraps each request for a completion. Raises ValueError if the user's file cannot be loaded or a parser does
+    not exist.
+    """
+    programs = ProgramRunner(env.agent)
+    async with open_endpoint(engine, env, data.apply_chat_template_kwargs, around) as endpoint:
+        try:
+            await programs.start()
+            limits = SessionLimits(data.max_length, env.agent.max_requests, env.max_tokens_per_turn)
+            yield AgentRunner(env.agent, endpoint, programs, limits, grade)
+        finally:
+            await programs.close()  # before the endpoint, which their requests use
+
+
 def _warn_of_overridden_sampling(session: Session) -> None:
     for name, value in session.overridden.items():
         if name not in _warned:
@@ -169,4 +193,4 @@ _warned: set[str] = set()  # sampling settings with a warning, once per process
 def _get_first_messages(session: Session) -> list[Message] | None:
     if not session.requests:
         return None
-    return [Message(role=key.role, content=key.text) for key in session.requests[0].keys]
+    return list_new_messages(session.requests[0], None)

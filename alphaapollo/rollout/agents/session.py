@@ -129,6 +129,7 @@ class Session:
     sampling: Sampling
     derive_seed: Callable[[int], int]
     limits: SessionLimits
+    name: str = ""  # of the episode
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))  # the API key of the program
     requests: list[Request] = field(default_factory=list)  # finished requests, in the order of their answers
     num_started: int = 0  # requests for completions, including failed ones
@@ -223,6 +224,7 @@ class Request:
     is_retry: bool = False  # the client says that it did not receive an earlier answer to this request
     reward: float | None = None  # header x-reward: reward for the answer that this request continues
     id: str = ""
+    seed: int = 0  # of the sampling
     prompt_ids: list[int] = field(default_factory=list)
     keys: list[MessageKey] = field(default_factory=list)
     template_variables: str = ""
@@ -276,8 +278,8 @@ class Request:
         self._earlier = session.find_undelivered(self)
         budget = session.sampling.max_tokens - len(prompt_ids) + self._count_root_tokens(prompt_ids)
         max_tokens = min(wanted.max_tokens, budget, session.limits.max_tokens_per_turn or budget)
-        seed = session.derive_seed(session.count_sampling(prompt_ids))
-        return replace(session.sampling, max_tokens=max(1, max_tokens), seed=seed)
+        self.seed = session.derive_seed(session.count_sampling(prompt_ids))
+        return replace(session.sampling, max_tokens=max(1, max_tokens), seed=self.seed)
 
     def get_sampled_outputs(self) -> Any | None:
         return self._earlier._outputs if self._earlier else None

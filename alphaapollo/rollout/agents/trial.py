@@ -7,12 +7,9 @@ import logging
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AsyncExitStack
 
 from alphaapollo.config.schema import Agent, Data, Env, GenerationData, Model
-from alphaapollo.rollout.agents.endpoint import start_endpoint
-from alphaapollo.rollout.agents.programs import ProgramRunner
-from alphaapollo.rollout.agents.runner import make_environment_variables, make_task
+from alphaapollo.rollout.agents.runner import open_agent_runner
 from alphaapollo.rollout.agents.session import Session, SessionLimits
 from alphaapollo.types import Prompt, Sampling
 from alphaapollo.utils.time_limit import TimeLimit
@@ -40,19 +37,9 @@ async def _run_trial(env: Env, prompt: Prompt, model: Model, data: Data | Genera
     agent = env.agent
     limits = SessionLimits(data.max_length, agent.max_requests, env.max_tokens_per_turn)
     session = Session(Sampling(data.max_response_length), lambda number: number, limits)
-    time_limit = TimeLimit(agent.timeout)
-    async with AsyncExitStack() as stack:
-        programs = ProgramRunner(agent)
-        await programs.start()
-        stack.push_async_callback(programs.close)
-        engine = CannedEngine(model, data.max_length)
-        endpoint = await start_endpoint(engine, env, data.apply_chat_template_kwargs)
-        stack.push_async_callback(endpoint.close)
-        variables = make_environment_variables(endpoint.url, session.token, agent.model_names[0])
+    async with open_agent_runner(CannedEngine(model, data.max_length), env, data) as runner:
         try:
-            with endpoint.gate.open_session(session, time_limit):
-                async with time_limit.count_time():
-                    result = await programs.run(make_task(prompt, 0, 0), variables)
+            result = await runner.run_program(prompt, 0, session, TimeLimit(agent.timeout))
         except TimeoutError as error:
             limit = f"env.agent.timeout={agent.timeout:g} s"
             raise ValueError(f"{_name(agent)}: the program did not end within {limit} in a trial.") from error
