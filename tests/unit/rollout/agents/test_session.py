@@ -114,7 +114,7 @@ def test_last_answer_is_not_in_the_last_turn():
     talk = Talk()
     talk.ask("a")
     talk.ask("sub-agent", role="checker")
-    talk.ask("a", "", "b")
+    talk.ask("a", "a11", "b")
     turns, rows, _ = build_turns_and_rows(talk.session, "all", [])
     turns[1].text = "#### 42"
     one = Trajectory(0, 0, turns, rows, Score(1.0), EpisodeEnd.DONE)
