@@ -104,6 +104,7 @@ def evolve(
     environment: type | None = None,
     tools: Sequence[Callable[..., Any]] = (),
     roles: Mapping[str, type[Role]] | None = None,
+    agent: Callable[..., Any] | None = None,
     on_round: OnIteration | None = None,
     show: bool = True,
 ) -> EvolutionRun:
@@ -115,7 +116,7 @@ def evolve(
 
     Other arguments and errors as in `rl`, with the keys of evolving.main.
     """
-    objects = PythonObjects(reward, environment, tools, roles=roles or {})
+    objects = PythonObjects(reward, environment, tools, roles=roles or {}, agent=agent)
     return EvolutionRun(*_run_program(EvolvingConfig, "evolving", config, overrides, objects, on_round, show))
 
 

@@ -146,6 +146,44 @@ def test_serve_and_chat(ppo: Runner) -> None:
     wait_until_nothing_is_left(ppo)
 
 
+AGENT = """
+from openai import OpenAI
+
+def run(task, endpoint):
+    client, messages = OpenAI(max_retries=0), task["content"]
+    request = {"model": endpoint.model, "max_tokens": 4}
+    text = client.chat.completions.create(messages=messages, **request).choices[0].message.content
+    tool = [{"role": "assistant", "content": text}, {"role": "user", "content": f"tool result {len(messages)}"}]
+    client.chat.completions.create(messages=[*messages, *tool], **request)
+    checked = [{"role": "user", "content": "check"}]
+    client.chat.completions.create(messages=checked, **request, extra_headers={"x-role": "checker"})
+    assert messages[-1]["content"] != "1+1="
+"""
+
+
+def test_chat_with_an_agent(ppo: Runner) -> None:
+    pytest.importorskip("openai")
+    (ppo.out / "agent.py").write_text(AGENT)
+    keys = ["env.env_name=agent", f"env.agent.path={ppo.out / 'agent.py'}", "data.max_prompt_length=400"]
+    sizes = ["data.max_response_length=64", "rollout.kv_cache_gib=0.1", "rollout.cpu_threads=1"]
+    result = subprocess.run(
+        [sys.executable, "-m", "alphaapollo", "chat", str(ppo.task.model), *keys, *sizes],
+        cwd=ROOT,
+        env=os.environ | {MARK: str(ppo.out)},
+        input="1+2=\n3+4=\n1+1=\n",
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert [line for line in lines if "tool result" in line][:2] == ["  [user] tool result 1", "  [user] tool result 3"]
+    header = "(another chat of the session, role checker)"
+    assert [lines[index + 1] for index, line in enumerate(lines) if header in line] == ["  [user] check"] * 3
+    assert "(failed: AssertionError" in result.stdout
+    wait_until_nothing_is_left(ppo)
+
+
 def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:

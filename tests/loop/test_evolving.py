@@ -150,6 +150,40 @@ def test_stopped_engine_core_is_named_and_ends_the_run(evolving: EvolvingRunner)
     wait_until_nothing_is_left(evolving)
 
 
+PROGRAM = """
+from openai import OpenAI
+
+def run(task, endpoint):
+    client, messages = OpenAI(max_retries=0), task["content"]
+    for turn in range(2):
+        answer = client.chat.completions.create(model=endpoint.model, messages=messages, max_tokens=6)
+        text = answer.choices[0].message.content
+        messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "1"}]
+    return {"reward": 1.0, "accuracy": float(len(text) % 2)}
+"""
+
+
+def test_agent_proposes_and_a_killed_run_resumes(evolving: EvolvingRunner) -> None:
+    pytest.importorskip("openai")
+    (evolving.out / "agent.py").write_text(PROGRAM)
+    words = ["env.env_name=agent", f"env.agent.path={evolving.out / 'agent.py'}", "custom_reward_function.path="]
+    whole = evolving.finish(evolving.start(*words, name="whole", warm=True), "whole")
+    assert whole.code == 0, whole.output[-4000:]
+    (evolving.out / "kill").touch()
+    killed = evolving.finish(evolving.start(*words, warm=True))
+    assert killed.code == -signal.SIGKILL, killed.output[-4000:]
+    wait_until_nothing_is_left(evolving)
+    resumed = evolving.finish(evolving.start(*words, warm=True))
+    assert resumed.code == 0 and "resuming from" in resumed.output, resumed.output[-4000:]
+    wait_until_nothing_is_left(evolving)
+    expected, pool = Pool(whole.folder), Pool(resumed.folder)
+    assert len(pool.candidates) == PROBLEMS * ROUNDS and not any(one.failure for one in pool.candidates.values())
+    assert pool.choices == expected.choices
+    for key, one in pool.candidates.items():
+        assert (one.messages, one.grade) == (expected.candidates[key].messages, expected.candidates[key].grade)
+        assert [message["role"] for message in one.messages] == ["user", "assistant", "user", "assistant"]
+
+
 class Gate:
     """A script that answers `count` requests and blocks later ones. `answered` counts the answers to each request."""
 

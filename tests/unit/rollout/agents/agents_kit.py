@@ -66,6 +66,9 @@ class Server:
         self.tokenizer = engine.renderer.tokenizer
         self.app = engine.build_http_app(HttpApiSettings(["policy"], tool_parser="hermes", reasoning_parser=""))
 
+    def build_http_app(self, settings: HttpApiSettings) -> Any:
+        return self.app
+
     @asynccontextmanager
     async def open(self, **limits):
         """Start the endpoint with one session. Yields (endpoint, session)."""

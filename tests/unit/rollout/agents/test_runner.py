@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("vllm")
 pytest.importorskip("openai")
 
-from alphaapollo.config.schema import Agent
+from alphaapollo.config.schema import Agent, Data, Env
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.rollout.agents.programs import ProgramRunner
-from alphaapollo.rollout.agents.runner import AgentRunner
+from alphaapollo.rollout.agents.runner import open_agent_runner
 from alphaapollo.rollout.episode import EpisodeTask
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Sampling, Score
 from tests.unit.rollout.agents.agents_kit import MAX_LENGTH, Server, write_model
@@ -49,20 +49,13 @@ def run(server, tmp_path, code="", grader=None, samples=1, **keys):
     agent = Agent(**keys)
 
     async def play():
-        programs = ProgramRunner(agent)
-        await programs.start()
-        try:
-            async with server.open() as (endpoint, session):
-                runner = AgentRunner(agent, endpoint, programs, session.limits, grader)
-                tasks = [
-                    EpisodeTask(
-                        PROMPT, sample, None, Sampling(MAX_LENGTH), lambda seed: seed % 2**31, f"episode {sample}"
-                    )
-                    for sample in range(samples)
-                ]
-                return await asyncio.gather(*map(runner.run, tasks))
-        finally:
-            await programs.close()
+        env, data = Env(env_name="agent", agent=agent), Data(max_prompt_length=1, max_response_length=MAX_LENGTH - 1)
+        async with open_agent_runner(server, env, data, grader) as runner:
+            tasks = [
+                EpisodeTask(PROMPT, sample, None, Sampling(MAX_LENGTH), lambda seed: seed % 2**31, f"episode {sample}")
+                for sample in range(samples)
+            ]
+            return await asyncio.gather(*map(runner.run, tasks))
 
     return asyncio.run(play())
 
@@ -182,6 +175,39 @@ def test_engine_error_is_not_a_failure_of_the_agent(server, tmp_path, monkeypatc
     monkeypatch.setattr(server.script, "answers", type("Failing", (dict,), {"items": fail})())
     with pytest.raises(EngineError, match="rollout engine 0"):
         run(server, tmp_path, "def run(task, endpoint):\n    ask(endpoint)\n    return 1.0\n")
+
+
+def test_failed_grade_does_not_repeat_the_program(server, tmp_path):
+    async def grade(prompt, text, turns):
+        return Score(float("nan"), outcome=Outcome.GRADER_FAILED, reason="no ground truth")
+
+    code = f"def run(task, endpoint):\n    open({str(tmp_path / 'runs')!r}, 'a').write('x')\n    ask(endpoint)\n"
+    (one,) = run(server, tmp_path, code, grade, grade=True)
+    assert one.score.outcome is Outcome.GRADER_FAILED and (tmp_path / "runs").read_text() == "x"
+
+
+SLOW_IMPORT = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: None)\ntime.sleep(1000)\n"
+
+
+@pytest.mark.parametrize("delay", [None, 0, 0.01, 0.1, 1])
+def test_close_at_any_time_ends_the_host(delay, tmp_path):
+    """delay: seconds after which the start is cancelled; None: it is closed directly after its start."""
+    path = tmp_path / f"agent_{time.time()}.py"
+    path.write_text("def run(task, endpoint): ...\n" if delay is None else SLOW_IMPORT)
+
+    async def play():
+        programs = ProgramRunner(Agent(path=str(path)))
+        starting = asyncio.ensure_future(programs.start())
+        await asyncio.wait((starting,), timeout=delay)
+        starting.cancel()
+        await asyncio.wait((starting,))
+        assert starting.cancelled() is (delay is not None)
+        await programs.close()
+        await programs.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(play())
+    assert not find_processes(path.name)
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])

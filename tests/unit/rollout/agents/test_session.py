@@ -3,10 +3,12 @@
 import pytest
 
 from alphaapollo.engines.http_api import RequestedSampling, SampledAnswer
+from alphaapollo.evaluation.metrics import convert_to_sample_result, read_sample_result
+from alphaapollo.observability.rollout_log import make_trajectory_record
 from alphaapollo.rollout.agents.rows import build_turns_and_rows, find_branches
 from alphaapollo.rollout.agents.session import Request, Session, SessionLimits, make_answer_key, make_message_keys
 from alphaapollo.rollout.context import check_rows_match_turns
-from alphaapollo.types import Completion, Sampling, StopReason
+from alphaapollo.types import Completion, EpisodeEnd, Prompt, Sampling, Score, StopReason, Trajectory
 
 END = 9
 
@@ -106,6 +108,21 @@ def test_longest_path_is_the_first_row():
     assert talk.rows() == [[11, END, 13, END, 14, END], [15, END], [12, END]]
     assert talk.rows("main", ()) == [[11, END, 13, END, 14, END]] and talk.rows("last", ()) == [[15, END]]
     assert len(talk.turns) == 5
+
+
+def test_last_answer_is_not_in_the_last_turn():
+    talk = Talk()
+    talk.ask("a")
+    talk.ask("sub-agent", role="checker")
+    talk.ask("a", "a11", "b")
+    turns, rows, _ = build_turns_and_rows(talk.session, "all", [])
+    turns[1].text = "#### 42"
+    one = Trajectory(0, 0, turns, rows, Score(1.0), EpisodeEnd.DONE)
+    assert one.last_turn is turns[1] is not turns[-1]
+    prompt = Prompt(0, "source", "a")
+    assert convert_to_sample_result(prompt, one).answer == "42"
+    assert read_sample_result(make_trajectory_record(0, prompt, one)).answer == "42"
+    assert Trajectory(0, 0, [], [], Score(1.0), EpisodeEnd.DONE).last_turn is None
 
 
 def test_untrained_turns_are_context():
