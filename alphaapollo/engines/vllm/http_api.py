@@ -119,6 +119,7 @@ class SessionRenderer:
     def __init__(self, renderer: Any, template_arguments: Mapping[str, Any]):
         self._tokenizer = renderer.tokenizer
         self._render = renderer.render_messages  # a thread per request would take more time than the rendering
+        self._render_parts = renderer.render_messages_async  # may load images
         self._turn_ends = Renderer(renderer.tokenizer, template_arguments).eos_token_ids
 
     async def render(self, messages: list[Any], params: Any) -> tuple[list[Any], Any]:
@@ -126,7 +127,10 @@ class SessionRenderer:
         from vllm.inputs import TokensPrompt
 
         request = CURRENT_REQUEST.get()
-        conversation, prompt = self._render(messages, params)
+        if any(isinstance(message, dict) and isinstance(message.get("content"), list) for message in messages):
+            conversation, prompt = await self._render_parts(messages, params)
+        else:
+            conversation, prompt = self._render(messages, params)
         if request is None or "prompt" not in prompt:  # vLLM's own warm-up; or a renderer that does not return text
             return conversation, prompt
         variables = json.dumps([params.chat_template, params.chat_template_kwargs], sort_keys=True, default=str)

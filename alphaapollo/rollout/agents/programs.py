@@ -47,10 +47,12 @@ class ProgramRunner:
     async def start(self) -> None:
         """Start the host process. Raises ValueError if the user's file cannot be loaded."""
         settings = json.dumps([self._agent.path, self._agent.command])
+        environ = make_subprocess_environ()
+        environ.pop("LD_PRELOAD", None)  # vLLM sets it for its own processes; it fails in a sandbox without these files
         host = [sys.executable, "-P", "-m", "alphaapollo.rollout.agents.program_host", str(os.getpid()), settings]
         self._host = await asyncio.create_subprocess_exec(
             *host,
-            env=make_subprocess_environ(),
+            env=environ,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C goes to the driver alone

@@ -80,6 +80,20 @@ def test_tool_calls_with_changed_json_continue_the_row(server):
     assert CALL in server.tokenizer.decode(row.token_ids)
 
 
+def test_parallel_tool_calls_continue_the_row(server):
+    server.script.answers = {"<tool_response>": "two", "one": CALL + "\n" + CALL.replace("1", "2")}
+
+    async def play(endpoint, session):
+        client = server.connect(endpoint, session)
+        message = (await chat(client, [user("one")], tools=CHAT_TOOL)).choices[0].message
+        assert [json.loads(one.function.arguments) for one in message.tool_calls] == [{"a": 1}, {"a": 2}]
+        results = [{"role": "tool", "tool_call_id": one.id, "content": "2"} for one in message.tool_calls]
+        await chat(client, [user("one"), message.model_dump(exclude_none=True), *results], tools=CHAT_TOOL)
+
+    session, (row,) = server.run(play)
+    assert len(row.turn_ends) == 2 and not any(one.request.difference for one in session.answers)
+
+
 def test_responses_api_with_a_tool(server):
     server.script.answers = {"<tool_response>": "two", "one": CALL}
     tool = [{"type": "function", **TOOL}]
