@@ -111,11 +111,12 @@ def read_sample_result(record: Mapping[str, Any]) -> SampleResult:
     """Convert a record of the rollout log. Raises KeyError, TypeError or ValueError for an invalid record."""
     outcome, turns = Outcome(record["outcome"]), record["turns"]
     steps = sum(turn["reward"] for turn in turns)
+    last = next((turn for turn in turns if "last_answer" in turn.get("info", {})), turns[-1] if turns else None)
     reward = math.nan if outcome.failed else float(record["reward"]) + steps
     return make_sample_result(
         Prompt(int(record["prompt_id"]), str(record["data_source"]), ""),
         int(record["sample"]),
-        next((turn["text"] for turn in turns if "last_answer" in turn["info"]), turns[-1]["text"] if turns else ""),
+        last["text"] if last else "",
         Score(reward, record["components"], outcome, record["reason"]),
         num_tokens=sum(turn["num_tokens"] for turn in turns),
         end=EpisodeEnd(record["end"]),

@@ -34,5 +34,6 @@ def test_the_table_counts_the_seeds_that_end_high_enough(tmp_path: Path):
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_every_example_has_a_run_script(name: str):
-    assert Path("examples", name, "run.sh").exists()
-    assert Path("examples", name, f"{EXAMPLES[name].experiment}.yaml").exists()
+    folder = Path("examples", (EXAMPLES[name].command or (name,))[0])
+    assert (folder / "run.sh").exists()
+    assert (folder / f"{EXAMPLES[name].experiment}.yaml").exists()
