@@ -111,7 +111,8 @@ def check_layouts_train_the_same(
                 gap = np.linalg.norm(seen.gradients[key] - gradient)
                 assert gap <= 1e-6 * np.linalg.norm(gradient), (name, key)
             assert seen.digest == plain.digest
-            assert seen.norms == pytest.approx(plain.norms, rel=1e-5)
+            # steps after the first: Adam amplifies rounding differences, which depend on the processor
+            assert seen.norms == pytest.approx(plain.norms, rel=1e-4), name
             for ours, expected in ((seen.weights, plain.weights), (seen.published, plain.published)):
                 assert ours.keys() == expected.keys()
                 for key, value in expected.items():
