@@ -1,5 +1,5 @@
 """Write trajectories to rollouts/: step_000012.jsonl (training), val_000012.jsonl or val_greedy_000012.jsonl
-(validation).
+(validation). What the trainer computed for each token is in trained_000012.parquet (training_log.py).
 
     loop -- write(step, groups) --> queue --> thread: one JSON line per trajectory --> .part file --> renamed when
     complete
@@ -33,10 +33,11 @@ import msgspec
 
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.json_values import finite_or_none, to_json_value
+from alphaapollo.observability.training_log import TrainedRow, write_trained_rows
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.redaction import find_secret_variables, redact
 
-QUEUED_STEPS = 4  # largest number of pending writes; the loop waits if there are more
+QUEUED_STEPS = 8  # largest number of pending writes; the loop waits if there are more
 
 
 class RolloutLog:
@@ -54,6 +55,11 @@ class RolloutLog:
         self._wait_for_writes(max_pending=QUEUED_STEPS)
         self._writing.append(self._thread.submit(self._write_file, f"{kind}_{step:06d}.jsonl", step, groups))
 
+    def write_trained_rows(self, step: int, rows: Sequence[TrainedRow]) -> None:
+        """Queue what the trainer computed for the tokens of an iteration (training_log.py)."""
+        self._wait_for_writes(max_pending=QUEUED_STEPS)
+        self._writing.append(self._thread.submit(self._write_trained_file, f"trained_{step:06d}.parquet", rows))
+
     def close(self) -> None:
         """Wait until all queued trajectories are written."""
         self._wait_for_writes(max_pending=0)
@@ -67,6 +73,10 @@ class RolloutLog:
     def _write_file(self, name: str, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         with explain_write_errors("the rollouts", self._folder / name):
             replace_file(self._folder / name, map(str.encode, format_trajectory_lines(step, groups)))
+
+    def _write_trained_file(self, name: str, rows: Sequence[TrainedRow]) -> None:
+        with explain_write_errors("the rollouts", self._folder / name):
+            write_trained_rows(self._folder / name, rows)
 
 
 def format_trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -41,6 +42,16 @@ def lock_folder(folder: Path) -> Iterator[None]:
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
             path.write_text(f"{json.dumps(owner)}\n")
         yield
+
+
+def read_lock_owner(folder: Path) -> dict[str, Any] | None:
+    """Return {"pid": ..., "host": ..., "since": ...} of the process that has locked the folder; None if
+    it is not locked. A process that was killed leaves its lock file behind."""
+    for path in _list_lock_files(folder):
+        with suppress(OSError, ValueError):
+            owner = json.loads(path.read_bytes())
+            return owner if isinstance(owner, dict) else None
+    return None
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -96,7 +96,7 @@ def main() -> None:
     rng = random.Random(args.seed)
     data = args.out / "data"
     data.mkdir(parents=True, exist_ok=True)
-    lessons = [lesson for _ in range(16_000) for lesson in make_lessons(args.program, rng)]
+    lessons = [lesson for _ in range(25_600) for lesson in make_lessons(args.program, rng)]
     pd.DataFrame({"messages": lessons}).to_parquet(data / "sft.parquet")
     for name, count in (("train", 1024), ("val", 64)):
         rows = [make_prompt(rng.choice(ITEMS), rng.randrange(10, 100)) for _ in range(count)]

@@ -20,7 +20,7 @@ LAYERS = [
     ["rollout", "workers"],
     ["controller"],
     ["launch"],
-    ["evaluation"],
+    ["evaluation", "viewer"],
     ["finetuning", "evolving"],
     ["trainer", "cli", "__main__"],
 ]

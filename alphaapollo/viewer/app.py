@@ -1,0 +1,184 @@
+"""Web application of the viewer: pages made on the server, and an event when a run has written something."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.templating import Jinja2Templates
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from alphaapollo.viewer import pages
+from alphaapollo.viewer.curves import average_over_seeds, group_by_seed, make_traces, read_curve
+from alphaapollo.viewer.index import RunIndex
+
+HERE = Path(__file__).parent
+EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"  # plotly adds an empty <style> and fills it
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    f"style-src 'self' {EMPTY_STYLE}; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+POLL_SECONDS = 0.5
+KEEPALIVE_SECONDS = 15.0
+MAX_CURVES = 16
+
+
+class SecurityHeaders:
+    """Middleware that adds HEADERS to every response."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message["headers"], *added]
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
+    """Make the application. hosts: names under which browsers may address it; others are refused, so that no other
+    web page can read it through a name of its own."""
+    templates = Jinja2Templates(HERE / "templates")
+    templates.env.filters |= pages.FILTERS
+    viewer = Viewer(index, templates)
+
+    @asynccontextmanager
+    async def run_index(app: Starlette) -> AsyncIterator[None]:
+        index.start()
+        yield
+        await asyncio.to_thread(index.close)
+
+    routes = [
+        Route("/", viewer.make_page("runs.html", pages.list_runs)),
+        Route("/compare", viewer.make_page("compare.html", pages.compare_runs)),
+        Route("/runs/{run:int}", viewer.make_page("run.html", pages.describe_run)),
+        Route("/runs/{run:int}/health", viewer.make_page("health.html", pages.describe_health)),
+        Route("/runs/{run:int}/{kind}/{step:int}", viewer.make_page("iteration.html", pages.describe_iteration)),
+        Route(
+            "/runs/{run:int}/{kind}/{step:int}/{line:int}",
+            viewer.make_page("trajectory.html", pages.describe_trajectory),
+        ),
+        Route("/curves", viewer.get_curves),
+        Route("/events", viewer.send_events),
+        Route("/plotly.js", get_plotly),
+        Mount("/static", StaticFiles(directory=HERE / "static")),
+    ]
+    app = Starlette(
+        routes=routes,
+        lifespan=run_index,
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
+            Middleware(SecurityHeaders),
+            Middleware(GZipMiddleware, minimum_size=2000),
+        ],
+        exception_handlers={HTTPException: viewer.show_error, ValueError: viewer.show_error},
+    )
+    app.state.is_stopping = lambda: False
+    return app
+
+
+def make_server(app: Starlette, **options: Any) -> uvicorn.Server:
+    """Make the server of the application. Open pages do not delay its end."""
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, **options))
+    app.state.is_stopping = lambda: server.should_exit
+    return server
+
+
+class Viewer:
+    """Handlers of the application."""
+
+    def __init__(self, index: RunIndex, templates: Jinja2Templates):
+        self.index, self.templates = index, templates
+
+    def make_page(self, template: str, describe: pages.Describe) -> Any:
+        """Return the handler of a page. describe: computes the values of the template."""
+
+        def handle(request: Request) -> Response:  # not async, so it runs in a thread
+            with closing(self.index.connect()) as database:
+                query = pages.Query(database, self.index.root, request.path_params, request.query_params)
+                values = describe(query)
+            return self.templates.TemplateResponse(request, template, {"root": self.index.root, **values})
+
+        return handle
+
+    def show_error(self, request: Request, error: Exception) -> Response:
+        """Show an error as a page."""
+        status = error.status_code if isinstance(error, HTTPException) else 404
+        text = error.detail if isinstance(error, HTTPException) else str(error)
+        values = {"root": self.index.root, "text": text}
+        return self.templates.TemplateResponse(request, "error.html", values, status_code=status)
+
+    def get_curves(self, request: Request) -> Response:
+        """Return the plotly traces of a metric of runs. Query: metric, run (repeated), smooth, seeds."""
+        query = request.query_params
+        metric, smoothing = query.get("metric", ""), min(max(float(query.get("smooth") or 0), 0.0), 0.99)
+        with closing(self.index.connect()) as database:
+            folders = pages.read_folders(database, [int(run) for run in query.getlist("run")])
+            names = {run: str(folder.relative_to(self.index.root)) for run, folder in folders.items()}
+            groups = {names[run]: [run] for run in folders}
+            if query.get("seeds"):
+                groups = group_by_seed(folders, self.index.root)
+            traces = []
+            for number, (name, runs) in enumerate(list(groups.items())[:MAX_CURVES]):
+                curves = [read_curve(database, run, metric, name) for run in runs]
+                curves = [curve for curve in curves if len(curve.steps)]
+                if len(curves) > 1:
+                    curve, width = average_over_seeds(name, curves)
+                    traces += make_traces(curve, number, 0.0, width)
+                elif curves:
+                    traces += make_traces(curves[0], number, smoothing)
+        return JSONResponse(traces)
+
+    async def send_events(self, request: Request) -> Response:
+        """Send the event `change` whenever a run (query: run; without it, any run) has written something."""
+        run = int(request.query_params.get("run") or 0)
+
+        async def watch() -> AsyncIterator[str]:
+            known, waited = self.index.changes[run], 0.0
+            yield "retry: 3000\n\n"
+            while not request.app.state.is_stopping() and not await request.is_disconnected():
+                await asyncio.sleep(POLL_SECONDS)
+                waited += POLL_SECONDS
+                if self.index.changes[run] != known:
+                    known, waited = self.index.changes[run], 0.0
+                    yield f"event: change\ndata: {json.dumps(known)}\n\n"
+                elif waited >= KEEPALIVE_SECONDS:
+                    waited = 0.0
+                    yield ": keep-alive\n\n"
+
+        return StreamingResponse(watch(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+def get_plotly(request: Request) -> Response:
+    """Return plotly's JavaScript, which its Python package contains."""
+    headers = {"Cache-Control": "max-age=86400"}
+    return Response(_read_plotly(), media_type="text/javascript", headers=headers)
+
+
+@lru_cache(maxsize=1)
+def _read_plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())

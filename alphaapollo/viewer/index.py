@@ -1,0 +1,243 @@
+"""Index of run folders in SQLite: metrics, and the position of every trajectory in its file.
+
+files that a run appends to -> read from the cursor to the last complete line -> rows of the index
+
+The index is in the user's cache folder. A file that was replaced, e.g. by a resumed run, is read again. Damaged lines
+are counted and skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from alphaapollo.observability.advice import MetricsAdvisor
+from alphaapollo.viewer.run_folders import find_runs
+
+VERSION = 1  # change it with the tables
+POLL_SECONDS = 1.0
+CHUNK_LINES = 2000
+SCHEMA = """
+CREATE TABLE runs (id INTEGER PRIMARY KEY, path TEXT UNIQUE);
+CREATE TABLE files (run INT, name TEXT, inode INT, offset INT, damaged INT, mtime INT, PRIMARY KEY (run, name))
+    WITHOUT ROWID;
+CREATE TABLE metrics (run INT, name TEXT, step INT, value REAL, PRIMARY KEY (run, name, step)) WITHOUT ROWID;
+CREATE TABLE warnings (run INT, step INT, text TEXT);
+CREATE TABLE trajectories (run INT, kind TEXT, step INT, line INT, offset INT, bytes INT, prompt_id INT, sample INT,
+    data_source TEXT, reward REAL, tokens INT, turns INT, outcome TEXT, end TEXT, stop_reason TEXT,
+    PRIMARY KEY (run, kind, step, line)) WITHOUT ROWID;
+CREATE INDEX prompts ON trajectories (run, prompt_id);
+"""
+INSERT_TRAJECTORY = f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 15)})"
+DATA_TABLES = ("metrics", "warnings", "trajectories")
+
+
+class _Turn(msgspec.Struct):
+    reward: float | None = None
+    num_tokens: int = 0
+
+
+class _Trajectory(msgspec.Struct):
+    """Fields of a line of the rollout log that the index needs. The others are skipped without being parsed."""
+
+    prompt_id: int
+    sample: int
+    data_source: str
+    reward: float | None
+    outcome: str
+    end: str
+    stop_reason: str | None
+    turns: list[_Turn]
+
+
+_TRAJECTORIES, _METRICS = msgspec.json.Decoder(_Trajectory), msgspec.json.Decoder(dict[str, float | None])
+
+
+def find_index_path(root: Path) -> Path:
+    """Return the path of the index of a folder, in the user's cache folder."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
+    return cache / "alphaapollo" / "view" / f"{digest}.{VERSION}.sqlite"
+
+
+class RunIndex:
+    """Index of all runs in a folder. One thread updates it; each request reads it through a connection of its own."""
+
+    def __init__(self, root: Path, path: Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.root, self.path = root, path
+        self.changes: defaultdict[int, int] = defaultdict(int)  # run -> number of changes; 0: all runs
+        self._advisors: dict[int, MetricsAdvisor] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._update_until_stopped, name="index", daemon=True)
+        with closing(self.connect()) as database:
+            database.execute("PRAGMA journal_mode = WAL")
+            if not database.execute("SELECT 1 FROM sqlite_master").fetchone():
+                database.executescript(SCHEMA)
+
+    def start(self) -> None:
+        """Start the thread that updates the index."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def connect(self) -> sqlite3.Connection:
+        """Open a connection whose rows can be read by column name."""
+        database = sqlite3.connect(self.path, timeout=30, check_same_thread=False)
+        database.row_factory = sqlite3.Row
+        database.execute("PRAGMA synchronous = OFF")  # the index can be made again
+        return database
+
+    def _update_until_stopped(self) -> None:
+        with closing(self.connect()) as database:
+            while not self._stop.is_set():
+                self.update(database)
+                self._stop.wait(POLL_SECONDS)
+
+    def update(self, database: sqlite3.Connection) -> None:
+        """Read what the runs have written since the last update, and forget runs that were removed."""
+        known = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
+        found = {str(folder) for folder in find_runs(self.root)}
+        for path in known.keys() - found:
+            for table, column in (("runs", "id"), *((name, "run") for name in ("files", *DATA_TABLES))):
+                database.execute(f"DELETE FROM {table} WHERE {column} = ?", (known[path],))
+        for path in sorted(found - known.keys()):
+            known[path] = database.execute("INSERT INTO runs (path) VALUES (?)", (path,)).lastrowid or 0
+        if found != known.keys() or database.in_transaction:
+            self._commit(database, 0)
+        for path in sorted(found):
+            if self._stop.is_set():
+                return
+            self._update_run(database, known[path], Path(path))
+
+    def _update_run(self, database: sqlite3.Connection, run: int, folder: Path) -> None:
+        states = {row["name"]: row for row in database.execute("SELECT * FROM files WHERE run = ?", (run,))}
+        for name, stat in list_indexed_files(folder, states):
+            state = states.get(name)
+            is_same = state is not None and state["inode"] == stat.st_ino and state["offset"] <= stat.st_size
+            if is_same and state is not None and state["mtime"] == stat.st_mtime_ns:
+                continue
+            if not is_same and state is not None:
+                self._forget_file(database, run, name)
+            start, damaged = (state["offset"], state["damaged"]) if is_same and state is not None else (0, 0)
+            end, damaged = self._read_lines(database, run, folder / name, name, start, damaged)
+            values = (run, name, stat.st_ino, end, damaged, stat.st_mtime_ns)
+            database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", values)
+            self._commit(database, run)
+
+    def _read_lines(
+        self, database: sqlite3.Connection, run: int, path: Path, name: str, start: int, damaged: int
+    ) -> tuple[int, int]:
+        """Index the lines of a file from the offset `start`. Returns the offset after the last complete line, and the
+        number of damaged lines."""
+        kind, step = parse_file_name(name)
+        first = database.execute(
+            "SELECT coalesce(max(line) + 1, 0) FROM trajectories WHERE run = ? AND kind = ? AND step = ?",
+            (run, kind, step),
+        ).fetchone()[0]
+        lines = enumerate(iterate_lines(path, start), start=first)
+        while chunk := list(islice(lines, CHUNK_LINES)):
+            if name == "metrics.jsonl":
+                damaged += self._insert_metrics(database, run, [text for _, (_, text) in chunk])
+            else:
+                rows = [make_trajectory_row(line, offset, text) for line, (offset, text) in chunk]
+                place = (run, kind, step)
+                database.executemany(INSERT_TRAJECTORY, [(*place, *row) for row in rows if row is not None])
+                damaged += rows.count(None)
+            _, (offset, text) = chunk[-1]
+            start = offset + len(text)
+        return start, damaged
+
+    def _insert_metrics(self, database: sqlite3.Connection, run: int, lines: Sequence[bytes]) -> int:
+        """Insert the metrics of the lines, and the warnings that they cause. Returns the number of damaged lines."""
+        advisor, damaged = self._advisors.setdefault(run, MetricsAdvisor()), 0
+        for text in lines:
+            try:
+                record = _METRICS.decode(text)
+                step = int(record.pop("step") or 0)
+            except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+                damaged += 1
+                continue
+            values = {name: value for name, value in record.items() if value is not None}
+            database.executemany(
+                "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)",
+                [(run, name, step, value) for name, value in values.items()],
+            )
+            warnings = [(run, step, warning) for warning in advisor.list_warnings(step, values, "")]
+            database.executemany("INSERT INTO warnings VALUES (?, ?, ?)", warnings)
+        return damaged
+
+    def _forget_file(self, database: sqlite3.Connection, run: int, name: str) -> None:
+        if name == "metrics.jsonl":
+            self._advisors.pop(run, None)
+            database.execute("DELETE FROM metrics WHERE run = ?", (run,))
+            database.execute("DELETE FROM warnings WHERE run = ?", (run,))
+        else:
+            place = (run, *parse_file_name(name))
+            database.execute("DELETE FROM trajectories WHERE run = ? AND kind = ? AND step = ?", place)
+
+    def _commit(self, database: sqlite3.Connection, run: int) -> None:
+        database.commit()
+        for key in {0, run}:
+            self.changes[key] += 1
+
+
+def list_indexed_files(folder: Path, states: Mapping[str, Any]) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the names and stats of the files of a run that the index reads, oldest iterations first."""
+    for name in ("metrics.jsonl", "results.jsonl"):
+        try:
+            yield name, (folder / name).stat()
+        except OSError:
+            continue
+    try:
+        entries = [entry for entry in os.scandir(folder / "rollouts") if entry.name.endswith(".jsonl")]
+        stats = [(f"rollouts/{entry.name}", entry.stat()) for entry in entries]
+    except OSError:
+        return
+    yield from sorted(stats, key=lambda item: item[0])
+
+
+def make_trajectory_row(line: int, offset: int, text: bytes) -> tuple[Any, ...] | None:
+    """Return the columns of a trajectory from `line` on; None if its line is damaged."""
+    try:
+        one = _TRAJECTORIES.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    reward = None if one.reward is None else one.reward + sum(turn.reward or 0.0 for turn in one.turns)
+    tokens = sum(turn.num_tokens for turn in one.turns)
+    identity = (line, offset, len(text), one.prompt_id, one.sample, one.data_source)
+    return (*identity, reward, tokens, len(one.turns), one.outcome, one.end, one.stop_reason)
+
+
+def parse_file_name(name: str) -> tuple[str, int]:
+    """Return the kind and the iteration of a file: `rollouts/val_000012.jsonl` -> ("val", 12)."""
+    kind, _, number = Path(name).stem.rpartition("_")
+    return (kind, int(number)) if number.isdigit() else (Path(name).stem, 0)
+
+
+def make_file_name(kind: str, step: int) -> str:
+    """Return the name of the file with the trajectories of an iteration."""
+    return "results.jsonl" if kind == "results" else f"rollouts/{kind}_{step:06d}.jsonl"
+
+
+def iterate_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, line) for each complete line from the offset `start`."""
+    with path.open("rb") as file:
+        file.seek(start)
+        for line in file:
+            if line.endswith(b"\n"):
+                yield start, line
+            start += len(line)

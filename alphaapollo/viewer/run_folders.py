@@ -1,0 +1,140 @@
+"""Find run folders, and describe a run: its kind, its configuration, and whether it is running, finished or failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from alphaapollo.launch.run_history import read_history
+from alphaapollo.utils.folder_lock import read_lock_owner
+
+MARKERS = ("config.yaml", "metrics.jsonl", "results.jsonl", "pool.jsonl")  # a folder with one of these files is a run
+CONTENT = frozenset({"checkpoints", "rollouts", "logs", "model", "recorded", "problems", "__pycache__"})
+MAX_DEPTH = 4  # levels below the given folder that are searched
+KINDS = {  # section of config.yaml -> kind of run; the first one that exists decides
+    "actor_rollout_ref": "RL",
+    "models": "evolution",
+    "preference": "preferences",
+    "bradley_terry": "reward model",
+    "optim": "SFT",
+    "rollout": "evaluation",
+}
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Whether a run is running, finished, failed, interrupted or killed, and why."""
+
+    name: str
+    reason: str = ""
+
+
+def find_runs(root: Path) -> Iterator[Path]:
+    """Yield the run folders in `root`, or `root` itself. Does not search inside runs and hidden folders."""
+    pending = [(root, 0)]
+    while pending:
+        folder, depth = pending.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            continue  # not readable, or removed meanwhile
+        if any(entry.name in MARKERS for entry in entries):
+            yield folder
+        elif depth < MAX_DEPTH:
+            pending += [
+                (Path(entry.path), depth + 1)
+                for entry in entries
+                if not entry.name.startswith(".") and entry.name not in CONTENT and entry.is_dir()
+            ]
+
+
+def read_run_state(folder: Path) -> RunState:
+    """Read the state of a run from its lock file and from its history."""
+    owner = read_lock_owner(folder)
+    if owner is not None:
+        host, pid = owner.get("host", ""), owner.get("pid", 0)
+        if host != socket.gethostname():
+            return RunState("running", f"on {host}")
+        if _is_alive(pid):
+            return RunState("running", f"process {pid}")
+        return RunState("killed", f"process {pid} ended without a message, e.g. because of kill -9")
+    commands = read_history(folder)
+    return RunState(commands[-1].state, commands[-1].error) if commands else RunState("ended")
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; an empty dict if the file is missing, incomplete or damaged."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read config.yaml; an empty dict if the file is missing, incomplete or damaged."""
+    path = folder / "config.yaml"
+    try:
+        stat = path.stat()
+    except OSError:
+        return {}
+    return _parse_config(path, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _parse_config(path: Path, _mtime: int) -> dict[str, Any]:
+    try:
+        value = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def find_kind(folder: Path) -> str:
+    """Return the kind of a run, e.g. "RL"."""
+    config = read_config(folder)
+    return next((kind for section, kind in KINDS.items() if section in config), "unknown")
+
+
+def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Flatten a nested configuration: `{"data.seed": "0", ...}`."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten_config(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = "" if value is None else str(value)
+    return flat
+
+
+def find_total_steps(folder: Path) -> int | None:
+    """Return the number of iterations that the configuration asks for; None if it depends on the data."""
+    steps = read_config(folder).get("trainer", {}).get("total_training_steps")
+    return steps if isinstance(steps, int) and steps > 0 else None
+
+
+def find_tokenizer_file(folder: Path) -> Path | None:
+    """Find the tokenizer.json of a run: in its exported model, or in the local folder of the model that it trains."""
+    config = read_config(folder)
+    model = config.get("actor_rollout_ref", config).get("model", {})
+    candidates = [str(folder / "model"), model.get("tokenizer_path"), model.get("path")]
+    files = (Path(candidate) / "tokenizer.json" for candidate in candidates if candidate)
+    return next((file for file in files if file.is_file()), None)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # it belongs to another user
+    return True

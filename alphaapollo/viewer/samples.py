@@ -1,0 +1,162 @@
+"""Read trajectories from the files of a run, with what the trainer computed for each token."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from alphaapollo.observability.training_log import TrainedRow, read_trained_rows
+from alphaapollo.viewer.index import iterate_lines, make_file_name
+from alphaapollo.viewer.run_folders import find_tokenizer_file
+
+PART = re.compile(r"(<(?:think|tool_call|tool_response)>.*?(?:</(?:think|tool_call|tool_response)>|\Z))", re.S)
+MAX_TOKENS = 20_000  # tokens of a sequence that are shown
+NUM_COLORS = 4  # colors on each side of 0
+
+
+@dataclass(frozen=True)
+class Token:
+    """Token of a sequence. Log-probs and advantage are None if they were not computed."""
+
+    text: str
+    id: int
+    is_trained: bool
+    engine: float | None = None
+    trainer: float | None = None
+    advantage: float | None = None
+    version: int | None = None
+    color: int = 0  # -NUM_COLORS .. NUM_COLORS
+
+    @property
+    def difference(self) -> float | None:
+        """Log-prob of the trainer minus that of the engine, in nats."""
+        return None if self.engine is None or self.trainer is None else self.trainer - self.engine
+
+
+class _Texts(msgspec.Struct):
+    text: str
+    prompt: Any
+
+
+_TEXTS = msgspec.json.Decoder(_Texts)
+
+
+def read_record(folder: Path, row: sqlite3.Row) -> dict[str, Any]:
+    """Read a trajectory at its position in the file. Raises ValueError if the file has changed since it was indexed."""
+    path = folder / make_file_name(row["kind"], row["step"])
+    try:
+        with path.open("rb") as file:
+            file.seek(row["offset"])
+            record = json.loads(file.read(row["bytes"]))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read at byte {row['offset']} ({error}). Reload the page.") from None
+    assert isinstance(record, dict)
+    return record
+
+
+def find_lines_with_text(path: Path, words: str) -> set[int]:
+    """Return the offsets of the lines whose prompt or answer contains the words, regardless of case."""
+    found, words = set(), words.lower()
+    for offset, line in iterate_lines(path, 0):
+        try:
+            texts = _TEXTS.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+        if words in texts.text.lower() or words in str(texts.prompt).lower():
+            found.add(offset)
+    return found
+
+
+def split_into_parts(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (kind, text): thoughts, tool calls and tool responses of a text are parts of their own.
+
+    >>> list(split_into_parts("<think>7 + 7</think>14"))
+    [('thought', '<think>7 + 7</think>'), ('text', '14')]
+    """
+    kinds = {"<think>": "thought", "<tool_call>": "tool", "<tool_response>": "tool"}
+    for part in PART.split(text):
+        if part.strip():
+            yield next((kind for tag, kind in kinds.items() if part.startswith(tag)), "text"), part
+
+
+@lru_cache(maxsize=4)
+def load_tokenizer(file: Path, _mtime: int) -> Any:
+    """Load a tokenizer.json."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(file))
+
+
+def decode_tokens(folder: Path, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token; its number in brackets if the run's tokenizer is not on this machine."""
+    file = find_tokenizer_file(folder)
+    if file is None:
+        return [f"[{number}]" for number in ids]
+    tokenizer = load_tokenizer(file, file.stat().st_mtime_ns)
+    return [tokenizer.decode([number], skip_special_tokens=False) or f"[{number}]" for number in ids]
+
+
+def list_tokens(folder: Path, record: dict[str, Any], number: int, colored_by: str) -> list[Token]:
+    """List the tokens of one of the trajectory's sequences, with the values of engine and trainer.
+
+    number: index in the record's rows. colored_by: attribute of Token that gives the color.
+    """
+    row = record["rows"][number]
+    ids = row["ids"][:MAX_TOKENS]
+    trained = find_trained_row(folder, record, number)
+    start = row["mask"].index(1) if 1 in row["mask"] else len(row["mask"])
+    versions = iter([version for version, count in row["weight_versions"] for _ in range(count)])
+    tokens = []
+    for at, (text, token_id) in enumerate(zip(decode_tokens(folder, ids), ids, strict=True)):
+        if not row["mask"][at]:
+            tokens.append(Token(text, token_id, False))
+            continue
+        trainer, advantage = trained.get_values(at - start) if trained else (None, None)
+        token = Token(text, token_id, True, row["logprobs"][at], trainer, advantage, next(versions, None))
+        tokens.append(token)
+    values = [getattr(token, colored_by) for token in tokens]
+    return [
+        token if value is None else Token(**vars(token) | {"color": color})
+        for token, value, color in zip(tokens, values, choose_colors(values), strict=True)
+    ]
+
+
+def choose_colors(values: Sequence[float | None]) -> list[int]:
+    """Return a color for each value: 0 for 0, and NUM_COLORS for the 99th percentile of the absolute values."""
+    numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    known = np.abs(numbers[np.isfinite(numbers)])
+    scale = float(np.quantile(known, 0.99)) if known.size else 0.0
+    if not scale:
+        return [0] * len(values)
+    return [int(color) for color in np.rint(np.clip(np.nan_to_num(numbers / scale), -1, 1) * NUM_COLORS)]
+
+
+def find_trained_row(folder: Path, record: dict[str, Any], number: int) -> TrainedRow | None:
+    """Return what the trainer computed for a sequence; None if it was not trained on."""
+    path = folder / make_file_name("trained", record["step"]).replace(".jsonl", ".parquet")
+    rows = read_trained_rows(path) if path.is_file() else []
+    wanted = (record["prompt_id"], record["sample"], number)
+    return next((row for row in rows if (row.prompt_id, row.sample, row.row) == wanted), None)
+
+
+def compare_texts(old: str, new: str) -> list[tuple[str, str]]:
+    """Compare two texts word by word. Returns parts (kind, text) with the kinds same, removed and added."""
+    before, after = (re.findall(r"\s+|\w+|[^\w\s]", text) for text in (old, new))
+    parts: list[tuple[str, str]] = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if kind == "equal":
+            parts.append(("same", "".join(before[a:b])))
+            continue
+        parts += [("removed", "".join(before[a:b]))] if b > a else []
+        parts += [("added", "".join(after[c:d]))] if d > c else []
+    return parts

@@ -1,0 +1,64 @@
+"""Curves and texts of the viewer, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alphaapollo.viewer.curves import Curve, average_over_seeds, group_by_seed, smooth, thin_out
+from alphaapollo.viewer.samples import choose_colors, compare_texts, split_into_parts
+from tests.unit.viewer.run_kit import write_run
+
+
+def test_thinned_curve_keeps_peaks() -> None:
+    values = np.zeros(10_000)
+    values[[1234, 8765]] = 5, -5
+    thin = thin_out(Curve("x", np.arange(10_000.0), values))
+    assert len(thin.steps) <= 1002
+    assert {1234.0, 8765.0, 0.0, 9999.0} <= set(thin.steps)
+    assert (thin.values.max(), thin.values.min()) == (5, -5)
+
+
+def test_smoothing_without_bias_at_the_start() -> None:
+    assert smooth(np.array([4.0, 4.0, 4.0]), 0.9).tolist() == pytest.approx([4.0, 4.0, 4.0])
+    assert smooth(np.array([1.0, 3.0]), 0.5)[1] == pytest.approx((0.25 * 1 + 0.5 * 3) / 0.75)
+
+
+def test_seeds_are_averaged_where_all_have_values() -> None:
+    first = Curve("a", np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 9.0]))
+    second = Curve("b", np.array([1.0, 2.0]), np.array([3.0, 2.0]))
+    mean, width = average_over_seeds("both", [first, second])
+    assert (mean.steps.tolist(), mean.values.tolist()) == ([1.0, 2.0], [2.0, 2.0])
+    assert width.tolist() == pytest.approx([12.706 * 1.0, 0.0], rel=1e-3)  # t(0.975, 1) * sqrt(2) / sqrt(2)
+
+
+def test_runs_that_differ_only_in_seeds_are_one_group(tmp_path: Path) -> None:
+    folders = {number: write_run(tmp_path / str(number), seed=number) for number in (1, 2)}
+    folders[3] = tmp_path / "other"
+    assert group_by_seed(folders, tmp_path) == {"1 and 1 more seeds": [1, 2], "other": [3]}
+
+
+def test_unfinished_thought_and_tool_calls_are_parts() -> None:
+    text = 'a<tool_call>{"x": 1}</tool_call>b<think>never ends'
+    assert list(split_into_parts(text)) == [
+        ("text", "a"),
+        ("tool", '<tool_call>{"x": 1}</tool_call>'),
+        ("text", "b"),
+        ("thought", "<think>never ends"),
+    ]
+
+
+def test_colors_are_relative_to_the_largest_values() -> None:
+    assert choose_colors([None, 0.0, -1.0, 0.5, 1.0]) == [0, 0, -4, 2, 4]
+    assert choose_colors([0.0, None]) == [0, 0]
+
+
+def test_difference_word_by_word() -> None:
+    assert compare_texts("it is 15 now", "it is 14 now") == [
+        ("same", "it is "),
+        ("removed", "15"),
+        ("added", "14"),
+        ("same", " now"),
+    ]

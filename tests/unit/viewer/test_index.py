@@ -1,0 +1,127 @@
+"""Index of run folders: only new lines are read, and replaced or damaged files do not confuse it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.viewer.index import RunIndex, find_index_path, parse_file_name
+from tests.unit.viewer.run_kit import write_run
+
+Ask = Callable[..., list[tuple[Any, ...]]]
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """Function that updates the index of tmp_path/outputs and returns the rows of a query."""
+    (tmp_path / "outputs").mkdir()
+    index = RunIndex(tmp_path / "outputs", tmp_path / "index.sqlite")
+
+    def ask(query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with closing(index.connect()) as database:
+            index.update(database)
+            return [tuple(row) for row in database.execute(query, values)]
+
+    return ask
+
+
+def add_line(run: Path, **metrics: float) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(metrics) + "\n")
+
+
+def test_metrics_and_trajectories_of_a_run(ask: Ask, tmp_path: Path) -> None:
+    write_run(tmp_path / "outputs/project/first")
+    assert ask("SELECT step, value FROM metrics WHERE name = 'critic/score/mean'") == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    columns = "kind, step, line, prompt_id, sample, data_source, reward, tokens, turns, outcome, end, stop_reason"
+    assert ask(f"SELECT {columns} FROM trajectories WHERE step = 2") == [
+        ("step", 2, 0, 17, 0, "sums", 1.0, 3, 1, "scored", "done", "stop"),
+        ("step", 2, 1, 17, 1, "sums", 0.0, 3, 1, "scored", "done", "stop"),
+    ]
+
+
+def test_offset_and_size_of_a_trajectory_are_those_of_its_line(ask: Ask, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "outputs/first")
+    content = (run / "rollouts/step_000001.jsonl").read_bytes()
+    for offset, size, sample in ask("SELECT offset, bytes, sample FROM trajectories WHERE step = 1"):
+        assert json.loads(content[offset : offset + size])["sample"] == sample
+
+
+def test_appended_and_incomplete_lines(ask: Ask, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "outputs/first")
+    count = "SELECT count(*) FROM metrics WHERE name = 'x/y'"
+    assert ask(count) == [(0,)]
+    add_line(run, step=4, **{"x/y": 1.0})
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "x/')
+    assert ask(count) == [(1,)]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('y": 2.0}\n')
+    assert ask("SELECT step, value FROM metrics WHERE name = 'x/y'") == [(4, 1.0), (5, 2.0)]
+
+
+def test_resumed_run_replaces_its_later_iterations(ask: Ask, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "outputs/first")
+    assert ask("SELECT max(step) FROM metrics") == [(3,)]
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "new").write_text(lines[0] + lines[1].replace("0.2", "0.9"))
+    (run / "new").replace(run / "metrics.jsonl")
+    assert ask("SELECT step, value FROM metrics WHERE name = 'critic/score/mean'") == [(1, 0.1), (2, 0.9)]
+
+
+def test_damaged_lines_are_counted_and_skipped(ask: Ask, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "outputs/first")
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'not json\n{"step": "four"}\n\xff\xfe\n[1]\n')
+    path = run / "rollouts/step_000001.jsonl"
+    path.write_bytes(b"{}\n" + path.read_bytes())
+    assert ask("SELECT name, damaged FROM files WHERE damaged > 0 ORDER BY name") == [
+        ("metrics.jsonl", 4),
+        ("rollouts/step_000001.jsonl", 1),
+    ]
+    assert ask("SELECT line FROM trajectories WHERE step = 1") == [(1,), (2,)]
+
+
+def test_removed_runs_are_forgotten_and_moved_ones_are_found(ask: Ask, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "outputs/first")
+    assert len(ask("SELECT * FROM runs")) == 1
+    run.rename(tmp_path / "outputs/second")
+    assert ask("SELECT path FROM runs") == [(str(tmp_path / "outputs/second"),)]
+    assert ask("SELECT count(DISTINCT run) FROM trajectories") == [(1,)]
+    shutil.rmtree(tmp_path / "outputs/second")
+    assert ask("SELECT count(*) FROM trajectories") == [(0,)]
+
+
+def test_warnings_are_those_of_the_run(ask: Ask, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "outputs/first")
+    add_line(run, step=4, **{"val/failed": 0.5})
+    ((step, text),) = ask("SELECT step, text FROM warnings")
+    assert (step, text[:39]) == (4, "step 4: 50% of the validation samples f")
+
+
+def test_the_index_is_kept_between_two_viewers(tmp_path: Path) -> None:
+    root = tmp_path / "outputs"
+    write_run(root / "first")
+    for _ in range(2):
+        index = RunIndex(root, tmp_path / "index.sqlite")
+        with closing(index.connect()) as database:
+            index.update(database)
+            rows = database.execute("SELECT count(*) FROM trajectories").fetchone()
+        assert rows[0] == 6
+    assert index.changes[1] == 0  # nothing was read again
+
+
+def test_index_of_a_folder_is_outside_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert find_index_path(tmp_path / "outputs").parent == tmp_path / "cache/alphaapollo/view"
+
+
+def test_file_names() -> None:
+    assert parse_file_name("rollouts/val_greedy_000012.jsonl") == ("val_greedy", 12)
+    assert parse_file_name("results.jsonl") == ("results", 0)

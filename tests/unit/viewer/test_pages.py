@@ -1,0 +1,178 @@
+"""Pages of the viewer: what they show, hostile content, and errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from alphaapollo.launch.run_history import record_in_history
+from alphaapollo.utils.folder_lock import lock_folder
+from alphaapollo.viewer.app import make_app
+from alphaapollo.viewer.index import RunIndex
+from tests.unit.viewer.run_kit import HOSTILE, make_group, write_run
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    root = tmp_path / "outputs"
+    write_run(root / "first")
+    write_run(root / "second", seed=1, text=HOSTILE)
+    index = RunIndex(root, tmp_path / "index.sqlite")
+    with closing(index.connect()) as database:
+        index.update(database)
+    with TestClient(make_app(index, ["testserver"])) as client:
+        yield client
+
+
+def read(client: TestClient, path: str) -> str:
+    response = client.get(path)
+    assert response.status_code == 200, response.text
+    return re.sub(r"\s+", " ", response.text)
+
+
+def test_list_of_runs(client: TestClient) -> None:
+    page = read(client, "/")
+    assert 'href="/runs/1">first</a>' in page and 'href="/runs/2">second</a>' in page
+    assert "3 of 9" in page and "critic/score/mean 0.300" in page
+
+
+def test_page_of_a_run(client: TestClient) -> None:
+    page = read(client, "/runs/1")
+    assert "/curves?metric=critic/score/mean" in page
+    assert 'href="/runs/1/step/3">step 3</a>' in page
+
+
+def test_iteration_is_sorted_and_filtered(client: TestClient) -> None:
+    def list_samples(query: str) -> list[str]:
+        return re.findall(r'href="/runs/1/step/2/(\d+)"', read(client, f"/runs/1/step/2{query}"))
+
+    assert list_samples("") == ["0", "1"]
+    assert list_samples("?sort=reward") == ["1", "0"]
+    assert list_samples("?sort=reward&down=1") == ["0", "1"]
+    assert list_samples("?text=THINK") == ["0"]
+    assert list_samples("?sample=1") == ["1"]
+    assert list_samples("?text=nowhere") == []
+    page = read(client, "/runs/1/step/2")
+    assert '<td class="n">0.500</td>' in page and "not trained on" in page  # advantages
+
+
+def test_trajectory_shows_conversation_and_tokens(client: TestClient) -> None:
+    page = read(client, "/runs/1/step/2/0")
+    assert '<pre class="thought">&lt;think&gt;7, 7&lt;/think&gt;</pre><pre class="text">14</pre>' in page
+    assert "What is 7 + 7?" in page and "because" in page
+    facts = re.findall(r'<span class="([^"]*)" data-facts="([^"]*)">', page)
+    assert [kind for kind, _ in facts] == ["context", "context", "c0", "c-4", "c0"]
+    expected = "3 token 6 engine -0.200 trainer -0.700 difference -0.500 advantage 0.500 weights 3"
+    assert " ".join(facts[3][1].split()) == expected
+
+
+def test_difference_of_two_samples(client: TestClient) -> None:
+    page = read(client, "/runs/1/step/2/1?with=step/2/0")
+    assert "<ins>15</ins>" in page and "<del>" in page
+
+
+def test_health_and_comparison(client: TestClient) -> None:
+    assert "mixed 0.500" in read(client, "/runs/1/health")
+    page = read(client, "/compare?run=1&run=2")
+    assert "1 keys differ" in page and "trainer.seed" in page and '<td class="differs">1</td>' in page
+
+
+def test_curves(client: TestClient) -> None:
+    (line,) = client.get("/curves?metric=critic/score/mean&run=1").json()
+    assert (line["x"], line["y"], line["name"]) == ([1, 2, 3], [0.1, 0.2, 0.3], "first")
+    band, mean = client.get("/curves?metric=critic/score/mean&run=1&run=2&seeds=1").json()
+    assert mean["y"] == pytest.approx([0.6, 0.7, 0.8])
+    assert band["y"][0] == pytest.approx(0.6 + 12.706 * 0.5, rel=1e-3)  # t(0.975, 1) * standard error of 0.1 and 1.1
+    points, smooth = client.get("/curves?metric=critic/score/mean&run=1&smooth=0.5").json()
+    assert points["mode"] == "markers" and smooth["y"][1] == pytest.approx(0.1 / 3 + 0.2 * 2 / 3)
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/runs/2", "/runs/2/step/1", "/runs/2/step/1/0", "/runs/2/step/1/1?with=step/1/0"]
+)
+def test_nothing_that_a_model_writes_becomes_part_of_a_page(client: TestClient, path: str) -> None:
+    response = client.get(path)
+    assert "<script>document" not in response.text and "<img src=x" not in response.text
+    assert "<style>" not in response.text
+    policy = response.headers["content-security-policy"]
+    assert "script-src 'self';" in policy and "default-src 'none'" in policy and "unsafe" not in policy
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/runs/9", "There is no run 9 in"),
+        ("/runs/1/step/7", "first has no training samples of iteration 7."),
+        ("/runs/1/step/1/9", "There is no sample 9 in iteration 1 (training)."),
+        ("/runs/1/step/1?sort=drop", "cannot be sorted by drop"),
+        ("/runs/1/step/1/0?color=pink", "cannot be colored by pink"),
+        ("/runs/1/step/1/0?with=x", "not enough values"),
+        ("/compare", "Choose runs on the first page"),
+        ("/nothing", "Not Found"),
+    ],
+)
+def test_errors_are_pages(client: TestClient, path: str, text: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 404 and text in response.text
+
+
+def test_other_host_names_are_refused(client: TestClient) -> None:
+    assert client.get("/", headers={"host": "evil.example"}).status_code == 400
+
+
+def test_damaged_and_half_written_folders(client: TestClient, tmp_path: Path) -> None:
+    broken = tmp_path / "outputs/first"
+    (broken / "config.yaml").write_text("a: [1,")
+    (broken / "history.jsonl").write_text('{"command": ')
+    (broken / "rollouts/trained_000002.parquet").write_bytes(b"PAR1")
+    (broken / "rollouts/step_000001.jsonl").write_text("{}")
+    assert "unknown" in read(client, "/")
+    assert read(client, "/runs/1")
+    assert "cannot be read" in client.get("/runs/1/step/2").text
+    (broken / "rollouts/step_000003.jsonl").unlink()
+    assert (
+        "cannot be read" in client.get("/runs/1/step/3/0").text or "no sample 0" in client.get("/runs/1/step/3/0").text
+    )
+
+
+def test_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "outputs").mkdir()
+    with TestClient(make_app(RunIndex(tmp_path / "outputs", tmp_path / "index"), ["*"])) as client:
+        assert "No runs in" in client.get("/").text
+
+
+def test_state_of_runs(client: TestClient, tmp_path: Path) -> None:
+    folder = tmp_path / "outputs/first"
+    assert 'class="state ended"' in read(client, "/runs/1")
+    with lock_folder(folder):
+        assert f"process {os.getpid()}" in read(client, "/runs/1")
+    with record_in_history(folder):
+        pass
+    assert 'class="state finished"' in read(client, "/runs/1")
+    with pytest.raises(ValueError), record_in_history(folder):
+        raise ValueError("no more memory")
+    assert "no more memory" in read(client, "/runs/1")
+    lock = {"pid": 2**22 + 1, "host": socket.gethostname(), "since": ""}
+    (folder.parent / ".first.lock").write_text(json.dumps(lock))
+    assert 'class="state killed"' in read(client, "/runs/1")
+
+
+def test_new_iterations_reach_an_open_page(client: TestClient, tmp_path: Path) -> None:
+    from alphaapollo.observability.rollout_log import RolloutLog
+
+    log = RolloutLog(tmp_path / "outputs/first/rollouts")
+    log.write(4, [make_group(18, ("late", 1.0))])
+    log.close()
+    deadline = time.monotonic() + 20
+    while "step 4" not in client.get("/runs/1").text:
+        assert time.monotonic() < deadline, "iteration 4 did not appear"
+        time.sleep(0.1)
