@@ -152,10 +152,13 @@ class RLWorkerGroup(TrainingWorkerGroup[R]):
 
 async def update_policy(
     worker: PolicyWorker, inputs: tuple[Any, ...], options: tuple[Any, ...], measures_mismatch: bool
-) -> tuple[dict[str, float], MismatchSums | None]:
-    """Update the policy and sum the log-prob mismatch in one call, because each call takes time for every rank."""
+) -> tuple[dict[str, float], MismatchSums | None, np.ndarray | None]:
+    """Update the policy, and return its log-probs and their mismatch in the same call, because each call takes time for
+    every rank."""
     metrics = await await_if_awaitable(worker.update(*inputs, *options))
-    return metrics, worker.sum_logprob_mismatch() if measures_mismatch else None
+    if not measures_mismatch:
+        return metrics, None, None
+    return metrics, worker.sum_logprob_mismatch(), worker.get_old_log_probs()
 
 
 def release_sent_weights(worker: PolicyWorker) -> tuple[None, dict[str, float]]:
@@ -187,8 +190,9 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         skip_bad_step: bool = False,
         measures_entropy: bool = True,
         measures_mismatch: bool = False,
-    ) -> tuple[dict[str, float], list[MismatchSums]]:
-        """Run the optimizer steps of one iteration. Returns metrics over all ranks, and mismatch sums if measured.
+    ) -> tuple[dict[str, float], list[MismatchSums], list[np.ndarray]]:
+        """Run the optimizer steps of one iteration. Returns metrics over all ranks and, if the mismatch is measured,
+        its sums and the old log-probs of each batch.
 
         columns: advantages, old log-probs etc. of the loaded batches. mini_batches: one list per batch.
         skip_bad_step: skip steps with a non-finite gradient instead of raising FloatingPointError.
@@ -199,7 +203,8 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         results = await self._call_with_batches(
             lambda worker, pair: update_policy(worker, pair, options, measures_mismatch), inputs
         )
-        return results[0][0], [sums for _, sums in results if sums is not None]
+        sums = [sums for _, sums, _ in results if sums is not None]
+        return results[0][0], sums, [old for _, _, old in results if old is not None]
 
     async def get_old_log_probs(self) -> list[np.ndarray]:
         """Return the old log-probs (the denominator of PPO's ratio) that the last update used."""

@@ -1,5 +1,5 @@
 """Write trajectories to rollouts/: step_000012.jsonl (training), val_000012.jsonl or val_greedy_000012.jsonl
-(validation). What the trainer computed for each token is in trained_000012.parquet (training_log.py).
+(validation). What the trainer computed for each token is in trained_000012.npz (training_log.py).
 
     loop -- write(step, groups) --> queue --> thread: one JSON line per trajectory --> .part file --> renamed when
     complete
@@ -58,7 +58,7 @@ class RolloutLog:
     def write_trained_rows(self, step: int, rows: Sequence[TrainedRow]) -> None:
         """Queue what the trainer computed for the tokens of an iteration (training_log.py)."""
         self._wait_for_writes(max_pending=QUEUED_STEPS)
-        self._writing.append(self._thread.submit(self._write_trained_file, f"trained_{step:06d}.parquet", rows))
+        self._writing.append(self._thread.submit(self._write_trained_file, f"trained_{step:06d}.npz", rows))
 
     def close(self) -> None:
         """Wait until all queued trajectories are written."""

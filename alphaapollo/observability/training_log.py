@@ -1,24 +1,27 @@
-"""Write and read rollouts/trained_000012.parquet: what the trainer computed for each token of an iteration.
+"""Write and read rollouts/trained_000012.npz: what the trainer computed for each token of an iteration.
 
-One row per token sequence that was trained on, with these columns:
+Arrays with one value per token sequence that was trained on:
 
     prompt_id, sample, row   the trajectory, and the number of the sequence among its rows in the rollout log
-    logprobs                 log-probs of the trainer before the update, one per response token; null: not computed
-    advantages               advantages, one per response token
+    num_tokens               response tokens of the sequence
 
-The response of a sequence starts at its first token sampled by the model. Values of other tokens mean nothing.
+Arrays with one value per response token of all sequences, in order. The response of a sequence starts at its first
+token sampled by the model. Values of other tokens mean nothing.
+
+    logprobs                 log-probs of the trainer before the update; NaN: not computed
+    advantages               advantages
 """
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class TrainedRow:
     prompt_id: int
     sample: int
     row: int  # index in Trajectory.rows
-    logprobs: np.ndarray | None  # before the update
+    logprobs: np.ndarray | None  # before the update; None: not computed
     advantages: np.ndarray
 
     def get_values(self, at: int) -> tuple[float | None, float]:
@@ -38,18 +41,19 @@ class TrainedRow:
 
 def write_trained_rows(path: Path, rows: Sequence[TrainedRow]) -> None:
     """Write the rows of an iteration. The file appears when it is complete."""
-    floats = pa.list_(pa.float32())
-    table = pa.table(
-        {
-            "prompt_id": pa.array([row.prompt_id for row in rows], pa.int64()),
-            "sample": pa.array([row.sample for row in rows], pa.int32()),
-            "row": pa.array([row.row for row in rows], pa.int32()),
-            "logprobs": pa.array([row.logprobs for row in rows], floats),
-            "advantages": pa.array([row.advantages for row in rows], floats),
-        }
-    )
-    part = path.with_name(f"{path.name}.part")
-    pq.write_table(table, part, compression="zstd")
+    nothing = np.zeros(0, np.float32)
+    logprobs = [np.full_like(row.advantages, np.nan) if row.logprobs is None else row.logprobs for row in rows]
+    part = path.with_name(f".{path.name}.part")
+    with part.open("wb") as file:
+        np.savez(
+            file,
+            prompt_id=np.array([row.prompt_id for row in rows], np.int64),
+            sample=np.array([row.sample for row in rows], np.int32),
+            row=np.array([row.row for row in rows], np.int32),
+            num_tokens=np.array([len(row.advantages) for row in rows], np.int64),
+            logprobs=np.concatenate([nothing, *logprobs]),
+            advantages=np.concatenate([nothing, *(row.advantages for row in rows)]),
+        )
     part.replace(path)
 
 
@@ -61,12 +65,14 @@ def read_trained_rows(path: Path) -> list[TrainedRow]:
 @lru_cache(maxsize=4)
 def _read_trained_rows(path: Path, _mtime: int) -> list[TrainedRow]:
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
+        with np.load(path) as file:
+            data = dict(file)
+        spans = list(pairwise(np.concatenate([[0], np.cumsum(data["num_tokens"])])))
+        identities = zip(data["prompt_id"].tolist(), data["sample"].tolist(), data["row"].tolist(), strict=True)
+        parts = [(data["logprobs"][start:end], data["advantages"][start:end]) for start, end in spans]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read ({error}).") from None
-    identities = zip(*(table[name].to_pylist() for name in ("prompt_id", "sample", "row")), strict=True)
-    columns = zip(*(table[name] for name in ("logprobs", "advantages")), strict=True)
     return [
-        TrainedRow(*identity, *(None if value.as_py() is None else value.values.to_numpy() for value in values))
-        for identity, values in zip(identities, columns, strict=True)
+        TrainedRow(*identity, None if np.isnan(logprobs).all() else logprobs, advantages)
+        for identity, (logprobs, advantages) in zip(identities, parts, strict=True)
     ]

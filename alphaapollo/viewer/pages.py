@@ -257,7 +257,7 @@ def describe_iteration(query: Query) -> dict[str, Any]:
 
 def _read_advantages(folder: Path, step: int) -> dict[tuple[int, int], float] | None:
     """Return the mean advantage of each trajectory that was trained on; None if the run has not logged them."""
-    path = folder / "rollouts" / f"trained_{step:06d}.parquet"
+    path = folder / "rollouts" / f"trained_{step:06d}.npz"
     if not path.is_file():
         return None
     return {

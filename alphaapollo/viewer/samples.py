@@ -143,7 +143,7 @@ def choose_colors(values: Sequence[float | None]) -> list[int]:
 
 def find_trained_row(folder: Path, record: dict[str, Any], number: int) -> TrainedRow | None:
     """Return what the trainer computed for a sequence; None if it was not trained on."""
-    path = folder / make_file_name("trained", record["step"]).replace(".jsonl", ".parquet")
+    path = folder / make_file_name("trained", record["step"]).replace(".jsonl", ".npz")
     rows = read_trained_rows(path) if path.is_file() else []
     wanted = (record["prompt_id"], record["sample"], number)
     return next((row for row in rows if (row.prompt_id, row.sample, row.row) == wanted), None)

@@ -72,7 +72,7 @@ def write_run(folder: Path, iterations: int, samples: int) -> None:
             metrics.write(json.dumps({"step": step, "critic/score/mean": step / iterations} | values) + "\n")
             lines = (fill_line(line, step, at) for at in range(samples))
             (folder / f"rollouts/step_{step:06d}.jsonl").write_text("".join(lines))
-        write_trained_rows(folder / f"rollouts/trained_{iterations:06d}.parquet", [row] * samples)
+        write_trained_rows(folder / f"rollouts/trained_{iterations:06d}.npz", [row] * samples)
 
 
 def fill_line(line: str, step: int, at: int) -> str:

@@ -188,6 +188,9 @@ class FakePolicy:
             positions = np.arange(len(row)) - rows.response_offsets[row]
             return sum_mismatch(rows.rollout_logprobs, rows.rollout_logprobs, self.trajectory_ids[row], positions)
 
+    def get_old_log_probs(self) -> np.ndarray:
+        return self.batch.rows.rollout_logprobs
+
     async def send_weights(self, version: int) -> WeightUpdate:
         await asyncio.sleep(self.latencies.publish)
         return WeightUpdate(version, "digest", "folder")

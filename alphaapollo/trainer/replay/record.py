@@ -32,7 +32,7 @@ async def learn_and_record(run: TrainingRun, step: int, groups: list[TrajectoryG
     """Update the models with `learn`. If trainer.record_steps has `step`, also save the inputs and the result."""
     if step not in (run.config.trainer.record_steps or ()):
         learned = await learn(run, step, groups, timer)
-        return await log_trained_rows(run, step, learned)
+        return log_trained_rows(run, step, learned)
     with timer("record"):
         folder = await record_update_inputs(run, step, groups)
     hint = f"To compute the iteration again: python -m alphaapollo.trainer.replay {folder}"
@@ -45,27 +45,15 @@ async def learn_and_record(run: TrainingRun, step: int, groups: list[TrajectoryG
     with timer("record"), explain_write_errors("the recording", folder):
         write_outcome(folder, await collect_learning_outcome(run, step, learned))
     run.console.notify(f"Iteration {step} is recorded. {hint}")
-    return await log_trained_rows(run, step, learned)
+    return log_trained_rows(run, step, learned)
 
 
-async def log_trained_rows(run: TrainingRun, step: int, learned: UpdateResult) -> UpdateResult:
+def log_trained_rows(run: TrainingRun, step: int, learned: UpdateResult) -> UpdateResult:
     """Write the trainer's log-probs and the advantages to the rollout log. Returns the result without the batch, to
     free its memory."""
-    batch, credit = learned.batch, learned.credit
-    if batch and credit:
-        old = await find_old_logprobs(run, learned)
-        run.rollout_log.write_trained_rows(step, make_trained_rows(batch, credit, old, learned.is_trained))
-    return replace(learned, batch=None, credit=None)
-
-
-async def find_old_logprobs(run: LearnerState, learned: UpdateResult) -> list[np.ndarray] | None:
-    """Return the policy's log-probs before the update, per rank; None if nothing computed them."""
-    assert learned.credit is not None
-    known = [rank.old_logprobs for rank in learned.credit.columns]
-    if known[0] is not None:
-        return [column for column in known if column is not None]
-    # the update computed them
-    return list(await run.workers.policy.get_old_log_probs()) if learned.is_trained is not None else None
+    if learned.batch:
+        run.rollout_log.write_trained_rows(step, make_trained_rows(learned))
+    return replace(learned, batch=None, credit=None, is_trained=None, old_logprobs=[])
 
 
 async def record_update_inputs(run: TrainingRun, step: int, groups: list[TrajectoryGroup]) -> Path:
@@ -98,7 +86,8 @@ async def collect_learning_outcome(run: LearnerState, step: int, learned: Update
     fingerprints: dict[str, tuple[str, float]] = {}
     if learned.batch and learned.credit:
         found = {name: [getattr(rank, name) for rank in learned.credit.columns] for name in COLUMNS}
-        found["old_logprobs"] = await find_old_logprobs(run, learned) or found["old_logprobs"]
+        if found["old_logprobs"][0] is None and step > run.config.trainer.critic_warmup:
+            found["old_logprobs"] = list(await run.workers.policy.get_old_log_probs())  # computed by the update
         is_action = learned.batch.mask != 0
         computed = {name: parts for name, parts in found.items() if parts[0] is not None}
         columns = {name: learned.batch.layout.join_columns(parts)[is_action] for name, parts in computed.items()}

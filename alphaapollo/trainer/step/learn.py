@@ -7,7 +7,7 @@ On shared GPUs, only one model is on the GPU at a time: the policy for log-probs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class UpdateResult:
     batch: Batch | None = None  # None: there were no groups
     credit: AssignedCredit | None = None  # None: there were no groups
     is_trained: np.ndarray | None = None  # bool [B] rows that the policy was trained on; None: it was not trained
+    old_logprobs: list[np.ndarray] = field(default_factory=list)  # per rank, if the update returned them
 
 
 async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
@@ -53,6 +54,7 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
     with timer("advantage"):
         credit = assign_credit(batch, computed, config, coef, run.column_dtype)
     is_trained: np.ndarray | None = None
+    old_logprobs: list[np.ndarray] = []
     num_excluded_trajectories = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
     metrics = compute_batch_metrics(batch.layout, plan.padded, num_excluded_trajectories, len(batch.trajectories))
     metrics = credit.metrics | metrics
@@ -69,7 +71,7 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
             measures_entropy = step % config.actor_rollout_ref.actor.entropy_freq == 0
             # With bypass, the old log-probs are the engine's; without trained rows, there are none.
             measures_mismatch = bool(is_trained.any()) and not config.algorithm.rollout_correction.bypass
-            updated, mismatch_sums = await workers.policy.update(
+            updated, mismatch_sums, old_logprobs = await workers.policy.update(
                 credit.columns, steps, skip_bad_step, measures_entropy, measures_mismatch
             )
             metrics |= updated | {"batch/rows_skipped": 1 - float(is_trained.mean())}
@@ -78,7 +80,7 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
                 kl = credit.metrics["actor/reward_kl_penalty_per_sequence"]
                 coef = next_kl_coef(config.algorithm.kl_ctrl, coef, kl, len(batch.trajectories))
         run.console.show_phase("update", 1, 1)
-    return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit, is_trained)
+    return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit, is_trained, old_logprobs)
 
 
 async def _skip_iteration(run: LearnerState, step: int, error: str) -> UpdateResult:

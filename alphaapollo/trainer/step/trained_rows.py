@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from alphaapollo.observability.training_log import TrainedRow
-from alphaapollo.trainer.step.credit import AssignedCredit
-from alphaapollo.trainer.step.training_batch import Batch
+from alphaapollo.trainer.step.learn import UpdateResult
 
 
-def make_trained_rows(
-    batch: Batch, credit: AssignedCredit, old_logprobs: Sequence[np.ndarray] | None, is_trained: np.ndarray | None
-) -> list[TrainedRow]:
-    """Return log-probs before the update and advantages of the B rows of a batch.
+def make_trained_rows(learned: UpdateResult) -> list[TrainedRow]:
+    """Return the log-probs before the update and the advantages of the B rows of the batch.
 
-    Args:
-        old_logprobs: one array per rank; None: not computed.
-        is_trained: bool [B]. If the update computed the log-probs, it did so only for these rows.
+    If the update computed the log-probs, it did so only for the rows that it trained on.
     """
-    join = batch.layout.join_columns
-    advantages = join([rank.advantages for rank in credit.columns if rank.advantages is not None]).astype(
-        np.float32, copy=False
-    )
-    logprobs = None if old_logprobs is None else join(list(old_logprobs)).astype(np.float32, copy=False)
-    has_logprobs = np.ones(len(batch.rows), dtype=bool)
-    if credit.columns[0].old_logprobs is None and is_trained is not None:
-        has_logprobs = is_trained
+    batch, credit = learned.batch, learned.credit
+    assert batch and credit
+    known = [rank.old_logprobs for rank in credit.columns if rank.old_logprobs is not None]
+    has_logprobs = np.ones(len(batch.rows), dtype=bool) if known or learned.is_trained is None else learned.is_trained
+    old = known or learned.old_logprobs
+    logprobs = batch.layout.join_columns(old).astype(np.float32, copy=False) if old else None
+    columns = [rank.advantages for rank in credit.columns if rank.advantages is not None]
+    advantages = batch.layout.join_columns(columns).astype(np.float32, copy=False)
     identities = [
         (trajectory.prompt_id, trajectory.sample, number)
         for trajectory in batch.trajectories

@@ -173,8 +173,9 @@ def test_ranks_that_share_rows_get_the_same_batch_and_return_one_result() -> Non
         for group in (policy, critic):
             await group.load_batch(["a", "b"])
         assert await critic.update(["c", "d"]) == 0
-        ranks.results = [({"loss": rank}, rank) for rank in range(4)]
-        assert await policy.update(["c", "d"], ["e", "f"], measures_mismatch=True) == ({"loss": 0}, [0, 2])
+        ranks.results = [({"loss": rank}, rank, f"old {rank}") for rank in range(4)]
+        updated = await policy.update(["c", "d"], ["e", "f"], measures_mismatch=True)
+        assert updated == ({"loss": 0}, [0, 2], ["old 0", "old 2"])
         ranks.results = list(range(4))
         columns = [
             await policy.compute_log_probs(),
@@ -197,9 +198,16 @@ def test_the_policy_update_and_the_mismatch_are_one_call(measures_mismatch: bool
         def sum_logprob_mismatch(self) -> str:
             return "sums"
 
+        def get_old_log_probs(self) -> str:
+            return "old"
+
     policy = PolicyGroup(LocalRanks(Policy()))  # type: ignore[arg-type]
     updated = asyncio.run(policy.update(["columns"], ["steps"], True, False, measures_mismatch))  # type: ignore
-    assert updated == ({"inputs": ("columns", "steps", True, False)}, ["sums"] * measures_mismatch)
+    assert updated == (
+        {"inputs": ("columns", "steps", True, False)},
+        ["sums"] * measures_mismatch,
+        ["old"] * measures_mismatch,
+    )
 
 
 @pytest.mark.parametrize("receipt", [WeightReceipt(1, "abc"), None])

@@ -63,6 +63,9 @@ class Trainer:
         self.gpu.calls.append(f"{self.role}.rest")
         self.gpu.trainers.discard(self.role)
 
+    def get_old_log_probs(self) -> np.ndarray:
+        return np.zeros_like(self.batch.rows.rollout_logprobs)
+
     def sum_logprob_mismatch(self) -> MismatchSums:
         return sum_mismatch(*np.zeros((4, 0), dtype=np.int64))  # in host memory
 
@@ -191,6 +194,8 @@ class Log:
     def log(self, step: int, metrics: Any) -> None: ...
 
     def write(self, *arguments: Any) -> None: ...
+
+    def write_trained_rows(self, *arguments: Any) -> None: ...
 
     def log_samples(self, *arguments: Any) -> None: ...
 

@@ -133,7 +133,7 @@ def test_damaged_and_half_written_folders(client: TestClient, tmp_path: Path) ->
     broken = tmp_path / "outputs/first"
     (broken / "config.yaml").write_text("a: [1,")
     (broken / "history.jsonl").write_text('{"command": ')
-    (broken / "rollouts/trained_000002.parquet").write_bytes(b"PAR1")
+    (broken / "rollouts/trained_000002.npz").write_bytes(b"PK")
     (broken / "rollouts/step_000001.jsonl").write_text("{}")
     assert "unknown" in read(client, "/")
     assert read(client, "/runs/1")

@@ -15,6 +15,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.step.learn import learn
+from alphaapollo.trainer.step.trained_rows import make_trained_rows
 from tests.unit.trainer.samples import group, trajectory
 
 
@@ -46,7 +47,10 @@ class Workers:
     ) -> Any:
         self.updates += 1
         self.measures_entropy, self.measures_mismatch = measures_entropy, measures_mismatch
-        return {} if not isinstance(steps, list) else ({}, [sum_mismatch(*np.zeros((4, 0), dtype=np.int64))])
+        if not isinstance(steps, list):
+            return {}
+        old = [np.full_like(rank.rows.rollout_logprobs, -2.0) for rank in self.batches]
+        return {}, [sum_mismatch(*np.zeros((4, 0), dtype=np.int64))], old if measures_mismatch else []
 
 
 class NanReference(Workers):
@@ -126,3 +130,22 @@ def test_non_finite_columns_end_the_run_or_skip_the_iteration(
     ):
         asyncio.run(learn(run, 5, [GROUP], Timer()))
     assert workers.updates == 0
+
+
+@pytest.mark.parametrize("is_known_before", [True, False])
+def test_log_probs_and_advantages_of_each_sequence_are_logged(is_known_before: bool) -> None:
+    run = learner(Workers())
+    run.plan.needs_old_logprobs = is_known_before
+    if not is_known_before:
+        run.config = replace_value(run.config, "algorithm.use_kl_in_reward", False)
+    learned = asyncio.run(learn(run, 3, [GROUP], Timer()))
+    assert learned.batch and learned.credit
+    rows = make_trained_rows(learned)
+    assert [(row.prompt_id, row.sample, row.row) for row in rows] == [
+        (one.prompt_id, one.sample, 0) for one in GROUP.trajectories
+    ]
+    advantages = np.concatenate([rank.advantages for rank in learned.credit.columns])  # one rank
+    order = np.argsort(learned.batch.layout.row_order[0])
+    for row, expected in zip(rows, [np.split(advantages, 2)[at] for at in order], strict=True):
+        np.testing.assert_array_equal(row.advantages, expected)
+        assert row.logprobs is not None and row.logprobs.tolist() == [-1.0 if is_known_before else -2.0] * 2
