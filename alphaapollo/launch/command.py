@@ -28,11 +28,16 @@ def make_inference_command(
             config = load_config(schema, config_name, sys.argv[1:] if argv is None else argv)
         module = importlib.import_module(module_name)
         from alphaapollo.launch.run_command import run_coroutine, run_in_locked_folder
+        from alphaapollo.launch.run_history import record_in_history
+
+        def run(prepared: Any) -> None:
+            with record_in_history(config.trainer.folder):
+                run_coroutine(module.run(prepared, terminal))
 
         return run_in_locked_folder(
             config.trainer,
             lambda: module.prepare_run(config, terminal),
-            lambda prepared: run_coroutine(module.run(prepared, terminal)),
+            run,
             lambda: f"interrupted; run the same command to resume from {config.trainer.folder}",
         )
 
@@ -55,13 +60,15 @@ def make_training_command(
         from alphaapollo.launch.restarts import run_with_restarts
         from alphaapollo.launch.resume import format_completed_run_message, resume_hint
         from alphaapollo.launch.run_command import run_in_locked_folder
+        from alphaapollo.launch.run_history import record_in_history
 
         folder = config.trainer.folder
 
         def train(prepared_run: Any) -> None:
             if prepared_run.is_complete:
                 print(format_completed_run_message(folder, prepared_run.start.step))
-            else:
+                return
+            with record_in_history(folder):
                 run_with_restarts(prepared_run, module.run)
 
         return run_in_locked_folder(

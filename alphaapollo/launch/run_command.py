@@ -14,7 +14,6 @@ from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.launch.failures import FAILURES
-from alphaapollo.launch.run_history import record_in_history
 from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
 
 
@@ -38,8 +37,7 @@ def run_in_locked_folder(
             if trainer.dry_run:
                 print("dry run: the configuration is valid, nothing was started.")
             else:
-                with record_in_history(trainer.folder):
-                    run(prepared)
+                run(prepared)
     except FolderInUseError as error:
         return report_error(error, 2)
     except KeyboardInterrupt:
