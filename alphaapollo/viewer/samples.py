@@ -22,6 +22,7 @@ from alphaapollo.viewer.run_folders import find_tokenizer_file
 PART = re.compile(r"(<(?:think|tool_call|tool_response)>.*?(?:</(?:think|tool_call|tool_response)>|\Z))", re.S)
 MAX_TOKENS = 20_000  # tokens of a sequence that are shown
 NUM_COLORS = 4  # colors on each side of 0
+MIN_SCALES = {"difference": 0.1}  # nats; smaller differences are rounding, and stay pale
 
 
 @dataclass(frozen=True)
@@ -127,15 +128,18 @@ def list_tokens(folder: Path, record: dict[str, Any], number: int, colored_by: s
     values = [getattr(token, colored_by) for token in tokens]
     return [
         token if value is None else Token(**vars(token) | {"color": color})
-        for token, value, color in zip(tokens, values, choose_colors(values), strict=True)
+        for token, value, color in zip(
+            tokens, values, choose_colors(values, MIN_SCALES.get(colored_by, 0.0)), strict=True
+        )
     ]
 
 
-def choose_colors(values: Sequence[float | None]) -> list[int]:
-    """Return a color for each value: 0 for 0, and NUM_COLORS for the 99th percentile of the absolute values."""
+def choose_colors(values: Sequence[float | None], min_scale: float = 0.0) -> list[int]:
+    """Return a color for each value: 0 for 0, and NUM_COLORS for the 99th percentile of the absolute values, or for
+    `min_scale` if it is larger."""
     numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
     known = np.abs(numbers[np.isfinite(numbers)])
-    scale = float(np.quantile(known, 0.99)) if known.size else 0.0
+    scale = max(float(np.quantile(known, 0.99)), min_scale) if known.size else 0.0
     if not scale:
         return [0] * len(values)
     return [int(color) for color in np.rint(np.clip(np.nan_to_num(numbers / scale), -1, 1) * NUM_COLORS)]

@@ -17,7 +17,10 @@ from alphaapollo.viewer.index import RunIndex
 from tests.unit.viewer.run_kit import HOSTILE, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (e.g. apt-get install chromium)")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (e.g. apt-get install chromium)"),
+    pytest.mark.timeout(300),
+]
 PAGES = ("/", "/runs/1", "/runs/1/health", "/runs/1/step/1", "/runs/1/step/1/0", "/compare?run=1&run=2", "/runs/9")
 
 

@@ -53,6 +53,8 @@ def test_unfinished_thought_and_tool_calls_are_parts() -> None:
 def test_colors_are_relative_to_the_largest_values() -> None:
     assert choose_colors([None, 0.0, -1.0, 0.5, 1.0]) == [0, 0, -4, 2, 4]
     assert choose_colors([0.0, None]) == [0, 0]
+    assert choose_colors([1e-6, 0.05, 1.0], min_scale=0.1)[:2] == [0, 0]
+    assert choose_colors([1e-6, 0.05], min_scale=0.1) == [0, 2]
 
 
 def test_difference_word_by_word() -> None:
