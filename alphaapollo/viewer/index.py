@@ -13,7 +13,7 @@ import os
 import sqlite3
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -125,14 +125,15 @@ class RunIndex:
 
     def _update_run(self, database: sqlite3.Connection, run: int, folder: Path) -> None:
         states = {row["name"]: row for row in database.execute("SELECT * FROM files WHERE run = ?", (run,))}
-        for name, stat in list_indexed_files(folder, states):
-            state = states.get(name)
-            is_same = state is not None and state["inode"] == stat.st_ino and state["offset"] <= stat.st_size
-            if is_same and state is not None and state["mtime"] == stat.st_mtime_ns:
-                continue
-            if not is_same and state is not None:
-                self._forget_file(database, run, name)
-            start, damaged = (state["offset"], state["damaged"]) if is_same and state is not None else (0, 0)
+        for name, stat in list_indexed_files(folder):
+            start, damaged = 0, 0
+            if (state := states.get(name)) is not None:
+                if state["inode"] == stat.st_ino and state["offset"] <= stat.st_size:
+                    if state["mtime"] == stat.st_mtime_ns:
+                        continue
+                    start, damaged = state["offset"], state["damaged"]
+                else:
+                    self._forget_file(database, run, name)
             end, damaged = self._read_lines(database, run, folder / name, name, start, damaged)
             values = (run, name, stat.st_ino, end, damaged, stat.st_mtime_ns)
             database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", values)
@@ -195,7 +196,7 @@ class RunIndex:
             self.changes[key] += 1
 
 
-def list_indexed_files(folder: Path, states: Mapping[str, Any]) -> Iterator[tuple[str, os.stat_result]]:
+def list_indexed_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the names and stats of the files of a run that the index reads, oldest iterations first."""
     for name in ("metrics.jsonl", "results.jsonl"):
         try:

@@ -15,15 +15,14 @@ from starlette.exceptions import HTTPException
 
 from alphaapollo.launch.run_history import read_history
 from alphaapollo.observability.console import format_duration
-from alphaapollo.observability.training_log import read_trained_rows
 from alphaapollo.viewer import samples
 from alphaapollo.viewer.index import make_file_name
 from alphaapollo.viewer.run_folders import (
     find_kind,
     find_tokenizer_file,
     find_total_steps,
-    flatten_config,
-    read_config,
+    make_run_name,
+    read_flat_config,
     read_json_object,
     read_run_state,
 )
@@ -118,7 +117,7 @@ def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
     name = next(iter(scores), None)
     return RunSummary(
         id=row["id"],
-        name=str(folder.relative_to(query.root)) if folder != query.root else folder.name,
+        name=make_run_name(folder, query.root),
         folder=folder,
         kind=find_kind(folder),
         state=state.name,
@@ -167,7 +166,6 @@ def describe_run(query: Query) -> dict[str, Any]:
         "chosen": chosen,
         "steps": steps,
         "history": read_history(run.folder),
-        "config": flatten_config(read_config(run.folder)),
         "summary": read_json_object(run.folder / "summary.json"),
         "report": read_json_object(run.folder / "report.json"),
         "warnings": _list_warnings(query, run.id, 5),
@@ -199,7 +197,7 @@ def compare_runs(query: Query) -> dict[str, Any]:
     runs = [summarize_run(query, found[0]) for found in rows if found]
     if not runs:
         raise HTTPException(404, "Choose runs on the first page, then press Compare.")
-    configs = [flatten_config(read_config(run.folder)) for run in runs]
+    configs = [read_flat_config(run.folder) for run in runs]
     keys = sorted({key for config in configs for key in config})
     table = [(key, [config.get(key) for config in configs]) for key in keys]
     names = sorted({name for run in runs for name in list_metric_names(query, run.id)})
@@ -257,12 +255,12 @@ def describe_iteration(query: Query) -> dict[str, Any]:
 
 def _read_advantages(folder: Path, step: int) -> dict[tuple[int, int], float] | None:
     """Return the mean advantage of each trajectory that was trained on; None if the run has not logged them."""
-    path = folder / "rollouts" / f"trained_{step:06d}.npz"
-    if not path.is_file():
+    rows = samples.read_trained_rows_of_step(folder, step)
+    if rows is None:
         return None
     return {
         (row.prompt_id, row.sample): float(row.advantages[row.advantages != 0].mean()) if row.advantages.any() else 0.0
-        for row in read_trained_rows(path)
+        for row in rows
     }
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
+from alphaapollo.config.load import flatten_maps
 from alphaapollo.launch.run_history import read_history
 from alphaapollo.utils.folder_lock import read_lock_owner
 
@@ -63,7 +65,7 @@ def read_run_state(folder: Path) -> RunState:
         host, pid = owner.get("host", ""), owner.get("pid", 0)
         if host != socket.gethostname():
             return RunState("running", f"on {host}")
-        if _is_alive(pid):
+        if psutil.pid_exists(pid):
             return RunState("running", f"process {pid}")
         return RunState("killed", f"process {pid} ended without a message, e.g. because of kill -9")
     commands = read_history(folder)
@@ -98,21 +100,20 @@ def _parse_config(path: Path, _mtime: int) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def make_run_name(folder: Path, root: Path) -> str:
+    """Return the name of a run: its path below the viewed folder, or the folder's name if that is the run."""
+    return folder.name if folder == root else str(folder.relative_to(root))
+
+
 def find_kind(folder: Path) -> str:
     """Return the kind of a run, e.g. "RL"."""
     config = read_config(folder)
     return next((kind for section, kind in KINDS.items() if section in config), "unknown")
 
 
-def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Flatten a nested configuration: `{"data.seed": "0", ...}`."""
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten_config(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = "" if value is None else str(value)
-    return flat
+def read_flat_config(folder: Path) -> dict[str, str]:
+    """Read config.yaml as texts by dotted key: `{"data.seed": "0", ...}`."""
+    return {key: "" if value is None else str(value) for key, value in flatten_maps(read_config(folder)).items()}
 
 
 def find_total_steps(folder: Path) -> int | None:
@@ -128,13 +129,3 @@ def find_tokenizer_file(folder: Path) -> Path | None:
     candidates = [str(folder / "model"), model.get("tokenizer_path"), model.get("path")]
     files = (Path(candidate) / "tokenizer.json" for candidate in candidates if candidate)
     return next((file for file in files if file.is_file()), None)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # it belongs to another user
-    return True

@@ -7,7 +7,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -126,12 +126,8 @@ def list_tokens(folder: Path, record: dict[str, Any], number: int, colored_by: s
         token = Token(text, token_id, True, row["logprobs"][at], trainer, advantage, next(versions, None))
         tokens.append(token)
     values = [getattr(token, colored_by) for token in tokens]
-    return [
-        token if value is None else Token(**vars(token) | {"color": color})
-        for token, value, color in zip(
-            tokens, values, choose_colors(values, MIN_SCALES.get(colored_by, 0.0)), strict=True
-        )
-    ]
+    colors = choose_colors(values, MIN_SCALES.get(colored_by, 0.0))
+    return [replace(token, color=color) for token, color in zip(tokens, colors, strict=True)]
 
 
 def choose_colors(values: Sequence[float | None], min_scale: float = 0.0) -> list[int]:
@@ -145,11 +141,16 @@ def choose_colors(values: Sequence[float | None], min_scale: float = 0.0) -> lis
     return [int(color) for color in np.rint(np.clip(np.nan_to_num(numbers / scale), -1, 1) * NUM_COLORS)]
 
 
+def read_trained_rows_of_step(folder: Path, step: int) -> list[TrainedRow] | None:
+    """Return what the trainer computed for the sequences of an iteration; None if the run has not logged it."""
+    path = folder / f"rollouts/trained_{step:06d}.npz"
+    return read_trained_rows(path) if path.is_file() else None
+
+
 def find_trained_row(folder: Path, record: dict[str, Any], number: int) -> TrainedRow | None:
     """Return what the trainer computed for a sequence; None if it was not trained on."""
-    path = folder / make_file_name("trained", record["step"]).replace(".jsonl", ".npz")
-    rows = read_trained_rows(path) if path.is_file() else []
     wanted = (record["prompt_id"], record["sample"], number)
+    rows = read_trained_rows_of_step(folder, record["step"]) or []
     return next((row for row in rows if (row.prompt_id, row.sample, row.row) == wanted), None)
 
 

@@ -53,11 +53,11 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
     run.progress.iterations_skipped = 0
     with timer("advantage"):
         credit = assign_credit(batch, computed, config, coef, run.column_dtype)
-    is_trained: np.ndarray | None = None
-    old_logprobs: list[np.ndarray] = []
     num_excluded_trajectories = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
     metrics = compute_batch_metrics(batch.layout, plan.padded, num_excluded_trajectories, len(batch.trajectories))
     metrics = credit.metrics | metrics
+    is_trained: np.ndarray | None = None
+    old_logprobs: list[np.ndarray] = []
     with timer("update"):
         run.console.show_phase("update", 0, 1)
         skip_bad_step = config.trainer.on_bad_step == "skip"

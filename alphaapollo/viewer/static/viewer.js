@@ -55,7 +55,7 @@ function prepare(content) {
     form.addEventListener("change", (event) => event.target.multiple || form.requestSubmit()));
 }
 
-// While someone types, chooses or reads tokens, only the curves are refreshed.
+// While someone types, chooses runs, reads tokens or has several sections open, only the curves are refreshed.
 function isBusy(content) {
   return content.querySelector(".tokens, input:checked:not([id]), details[open] ~ details[open]") !== null
     || content.contains(document.activeElement);
