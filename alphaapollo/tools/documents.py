@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-SUFFIXES = (".md", ".markdown", ".rst", ".txt", ".py", ".pyi")
+PASSAGE_FILE = ".jsonl"  # one passage per line: {"contents": ...}, as in the corpora of Search-R1
+SUFFIXES = (".md", ".markdown", ".rst", ".txt", ".py", ".pyi", PASSAGE_FILE)
 PASSAGE_CHARACTERS = 1500
 MAX_FILE_BYTES = 4 << 20
 
@@ -65,6 +67,18 @@ def _yield_nonempty_passage(path: str, first_line: int, lines: list[str]) -> Ite
         yield Passage(path, first_line, text.strip("\n"))
 
 
+def read_passage_file(path: str, file: Path) -> Iterator[Passage]:
+    """Yield the entry `contents` of each line of a jsonl file. Raises ValueError for a line without it."""
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield Passage(path, number, str(json.loads(line)["contents"]))
+            except (json.JSONDecodeError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f'{file}:{number}: not a passage. Write {{"contents": "text"}} on each line.'
+                ) from error
+
+
 def read_passages(folder: Path) -> tuple[list[Passage], Counter[str]]:
     """Return the passages of all documents below a folder, and the number of skipped files per reason."""
     passages: list[Passage] = []
@@ -74,6 +88,8 @@ def read_passages(folder: Path) -> tuple[list[Passage], Counter[str]]:
             continue
         if file.suffix.lower() not in SUFFIXES:
             skipped[f"not one of {' '.join(SUFFIXES)}"] += 1
+        elif file.suffix.lower() == PASSAGE_FILE:
+            passages += read_passage_file(file.relative_to(folder).as_posix(), file)
         elif file.stat().st_size > MAX_FILE_BYTES:
             skipped[f"over {MAX_FILE_BYTES >> 20} MiB"] += 1
         else:

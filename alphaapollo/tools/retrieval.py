@@ -3,7 +3,7 @@
     python -m alphaapollo.tools.retrieval build FOLDER --out INDEX      each subfolder of FOLDER is one `repo_name`
     python -m alphaapollo.tools.retrieval query INDEX REPO_NAME "words to look for"
 
-Documents are Markdown, reStructuredText, plain text and Python files. Nothing is downloaded.
+Documents are Markdown, reStructuredText, plain text, Python and jsonl files. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -142,23 +142,23 @@ class LocalRag(Tool):
         self._index = DocumentIndex(index)
         names = self._index.repo_names
         known = ", ".join(names)
-        self.description = (
-            f"Search the documentation and source of a library by words; returns the best passages. Available: {known}."
-        )
+        self.description = f"Search documents by words; returns the best passages. Available: {known}."
+        choice = {"default": names[0]} if len(names) == 1 else {"examples": names[:1]}
         count = {"type": "integer", "description": "How many passages.", "default": 3, "minimum": 1}
         self.parameters: dict[str, Any] = {
             "type": "object",
             "properties": {
-                "repo_name": {"type": "string", "description": f"Which one: {known}.", "examples": names[:1]},
+                "repo_name": {"type": "string", "description": f"Which one: {known}.", **choice},
                 "query": {"type": "string", "description": "Words to look for.", "minLength": 1},
                 "top_k": {**count, "maximum": MAX_TOP_K},
             },
-            "required": ["repo_name", "query"],
+            "required": ["query"] if len(names) == 1 else ["repo_name", "query"],
             "additionalProperties": False,
         }
 
     async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
-        repo_name, query, names = arguments["repo_name"], arguments["query"], self._index.repo_names
+        names, query = self._index.repo_names, arguments["query"]
+        repo_name = arguments.get("repo_name", names[0])
         if repo_name not in names:
             hint = suggest_similar(repo_name, names)
             return ToolResult(f"no repo_name {repo_name[:100]!r}.{hint} Known: {', '.join(names)}.", ToolStatus.ERROR)

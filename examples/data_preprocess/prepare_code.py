@@ -2,23 +2,31 @@ r"""Prepare RL data from code problems with tests, for the `code` grader.
 
     python -m examples.data_preprocess.prepare_code --data_source HumanEval.jsonl.gz
 
-Supports the columns of HumanEval (test, entry_point, prompt), MBPP (test_list), APPS and TACO (input_output), and
-`tests`: a list of asserts, or {inputs, outputs} with an optional entry_point. Writes <local_dir>/<split>.parquet; the
-ground truth is JSON (docs/rewards.md).
+Supports the columns of HumanEval (test, entry_point, prompt), MBPP (test_list), AceCode (test_cases), APPS and TACO
+(input_output), and `tests`: a list of asserts, or {inputs, outputs} with an optional entry_point. Writes
+<local_dir>/<split>.parquet; the ground truth is JSON (docs/rewards.md).
+
+With --repository, the rows are for coding agents (examples/agents/harnesses/mini_swe_agent.py): env_kwargs has the
+files of a repository, in which the agent completes solution.py (or repairs it, with HumanEvalPack's column
+buggy_solution), and the command of its hidden tests.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from alphaapollo.data.files import DataRow
 from alphaapollo.rewards.code.test_cases import read_tests_and_time_limit
 from examples.data_preprocess.columns import QUESTION_KEYS, Dropped, Problem, as_text, find_text, is_unicode
 from examples.data_preprocess.common import (
+    RL_SCHEMA,
     convert,
     data_source_of,
     finish,
@@ -32,13 +40,17 @@ from examples.data_preprocess.common import (
 
 TEXT_KEYS = ("text", *QUESTION_KEYS)  # MBPP's
 SOLUTION_KEYS = ("canonical_solution", "code", "solution", "solutions", "answer")
-TEST_KEYS = ("test", "test_list", "input_output", "tests")
+TEST_KEYS = ("test", "test_list", "test_cases", "input_output", "tests")
 COMPLETE = "Complete this Python function. Answer with the whole function in one ```python block.\n\n```python\n{}\n```"
 SOLVE = "{}\n\nAnswer with a Python program in one ```python block."
+COMPLETE_FILE = "Complete the function in solution.py, or repair it if it is wrong.\n\n```python\n{}\n```"
+WRITE_FILE = "{}\n\nWrite the program to solution.py."
+REPOSITORY = pa.struct({"files": pa.struct({"solution.py": pa.string()}), "test": pa.string()})
+REPOSITORY_SCHEMA = RL_SCHEMA.set(RL_SCHEMA.get_field_index("env_kwargs"), pa.field("env_kwargs", REPOSITORY))
 LONGEST_ASSERT = 400  # characters of the test in the prompt, which shows the expected names
 
 
-def code_problem(row: DataRow) -> tuple[str, dict[str, Any]]:
+def code_problem(row: DataRow, complete: str = COMPLETE, solve: str = SOLVE) -> tuple[str, dict[str, Any]]:
     """(question, tests) of a row in any of the formats. Raises Dropped if one is missing."""
     present = [key for key in TEST_KEYS if row.get(key)]
     if not present:
@@ -47,7 +59,7 @@ def code_problem(row: DataRow) -> tuple[str, dict[str, Any]]:
         _, prompt = find_text(row, ["prompt"], "question")
         prompt = row["prompt"] if isinstance(row["prompt"], str) else prompt  # keep its last line break
         tests = {"test": row["test"], "entry_point": row.get("entry_point"), "prompt": prompt}
-        return COMPLETE.format(prompt.strip("\n")), tests
+        return complete.format(prompt.strip("\n")), tests
     _, question = find_text(row, TEXT_KEYS, "question")
     tests = _given_tests(row, present[0])
     if starter := as_text(row.get("starter_code")):
@@ -56,7 +68,7 @@ def code_problem(row: DataRow) -> tuple[str, dict[str, Any]]:
         question += f"\n\nBegin with:\n```python\n{starter}\n```"
     if asserts := tests.get("asserts"):
         question += f"\n\nYour code should pass this test:\n```python\n{asserts[0][:LONGEST_ASSERT]}\n```"
-    return SOLVE.format(question), tests
+    return solve.format(question), tests
 
 
 def _given_tests(row: DataRow, key: str) -> dict[str, Any]:
@@ -80,6 +92,19 @@ def _given_tests(row: DataRow, key: str) -> dict[str, Any]:
     return {**tests, "entry_point": entry} if entry else tests
 
 
+def make_repository(row: DataRow, tests: dict[str, Any]) -> dict[str, Any]:
+    """The files of a coding task, and a command that succeeds if solution.py passes the tests: their last line prints a
+    word that solution.py does not know. Raises Dropped for tests of a program's output."""
+    if "inputs" in tests:
+        raise Dropped("the tests are neither asserts nor a function check")
+    lines = tests.get("asserts") or [tests.get("test"), f"check({tests['entry_point']})"]
+    body = "\n".join(["from solution import *", tests.get("setup", ""), *lines])
+    word = "passed-" + hashlib.sha256(body.encode()).hexdigest()[:16]
+    command = f"python3 - <<'{word}' | grep -qx {word}\n{body}\nprint('{word}')\n{word}"
+    bug = row.get("buggy_solution")
+    return {"files": {"solution.py": tests.get("prompt", "") + (bug if isinstance(bug, str) else "")}, "test": command}
+
+
 def solution_of(row: DataRow) -> str:
     """Reference solution, if there is one."""
     for key in SOLUTION_KEYS:
@@ -94,13 +119,13 @@ def solution_of(row: DataRow) -> str:
     return ""
 
 
-def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str | None) -> None:
+def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str | None, repository: bool) -> None:
     """Write each split of the source. Raises ValueError if it cannot be read or has no usable row."""
     data_source = data_source_of(source, fallback="code")
     for split, rows in read_splits(source, splits, config_name).items():
 
         def make(row: DataRow, index: int, split: str = split) -> DataRow:
-            question, tests = code_problem(row)
+            question, tests = code_problem(row, *((COMPLETE_FILE, WRITE_FILE) if repository else ()))
             try:
                 truth = json.dumps(tests, ensure_ascii=False)
                 read_tests_and_time_limit(truth)
@@ -110,18 +135,21 @@ def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str |
                 raise Dropped("the tests are not valid Unicode")
             used = (*TEXT_KEYS, *TEST_KEYS, *SOLUTION_KEYS)
             metadata = {key: value for key, value in row.items() if key not in used}
-            return rl_row(
-                Problem(question, truth, solution_of(row), metadata), question, data_source, "code", split, index
-            )
+            problem = Problem(question, truth, solution_of(row), metadata)
+            new_row = rl_row(problem, question, data_source, "code", split, index)
+            return {**new_row, "env_kwargs": make_repository(row, tests)} if repository else new_row
 
         made, count = convert(rows, make, split)
-        finish(made, count, folder / f"{split}.parquet", f"data_source {data_source}")
+        schema = REPOSITORY_SCHEMA if repository else RL_SCHEMA
+        finish(made, count, folder / f"{split}.parquet", f"data_source {data_source}", schema)
 
 
 def main() -> None:
-    args = source_parser(__doc__).parse_args()
+    parser = source_parser(__doc__)
+    parser.add_argument("--repository", action="store_true", help="write rows for coding agents")
+    args = parser.parse_args()
     folder = output_folder(args.local_dir, f"code/{source_name(args.data_source)}")
-    run(lambda: prepare(args.data_source, folder, args.splits, args.config_name))
+    run(lambda: prepare(args.data_source, folder, args.splits, args.config_name, args.repository))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "corpus" / "sympy" / "latin.txt").write_bytes(b"\xff\xfe\xe4")
     report = build_index(folder / "corpus", folder / "index")
     assert report["geometry"] == (1, {})
-    assert report["sympy"] == (3, {"not one of .md .markdown .rst .txt .py .pyi": 1, "not UTF-8": 1})
+    assert report["sympy"] == (3, {"not one of .md .markdown .rst .txt .py .pyi .jsonl": 1, "not UTF-8": 1})
     return folder / "index"
 
 
@@ -149,6 +149,20 @@ def test_invalid_arguments_of_build(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be written"):
         build_index(tmp_path / "docs", "/dev/null/out")
     assert not (tmp_path / "out").exists()
+
+
+def test_lines_of_a_jsonl_file_are_passages(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text(
+        '{"id": "0", "contents": "Apples\\nred"}\n{"id": "1", "contents": "Bananas\\nyellow"}\n'
+    )
+    assert build_index(folder, tmp_path / "index") == {"corpus": (2, {})}
+    result = call(tmp_path / "index", '{"query": "yellow"}')  # the only repository needs no name
+    assert (result.status, result.text) == (ToolStatus.OK, "[a.jsonl:2]\nBananas\nyellow")
+    (folder / "a.jsonl").write_text('{"contents": "Apples"}\n{"text": "Bananas"}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: not a passage\. Write"):
+        build_index(folder, tmp_path / "index")
 
 
 def test_tokenize() -> None:

@@ -1,0 +1,136 @@
+"""examples/recipes: recipes fit their GPUs, dry runs accept them, and docs/recipes.md has their numbers and data."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.schema.reward import Judge
+from alphaapollo.data.prompts import load_prompts
+from alphaapollo.environments import get_environment_spec
+from alphaapollo.environments.base import Services
+from alphaapollo.environments.environment_tools import make_toolbox
+from alphaapollo.launch import try_environment
+from alphaapollo.rewards.registry import load_grader
+from alphaapollo.trainer import lifecycle
+from alphaapollo.trainer.main_generation import main as generate
+from alphaapollo.trainer.main_ppo import main as train
+from alphaapollo.types import Prompt, Score
+from examples.agents.make_task import make_agent_tokenizer
+from examples.data_preprocess import common
+from examples.quickstart.make_task import make_model
+from scripts.recipes import NODE, PAGE, RECIPES, ROW, SIZES, load_recipe, page, plan_recipe
+
+pytestmark = pytest.mark.timeout(300)
+TASKS = sorted(path.name for path in RECIPES.iterdir() if path.is_dir())
+ALL = [(task, size) for task in TASKS for size in SIZES]
+MATHS = [{"problem": f"{number}+1?", "solution": rf"\boxed{{{number + 1}}}"} for number in range(4)]
+DOUBLE = {"prompt": "def double(x):\n", "test": "def check(f):\n    assert f(2) == 4\n", "entry_point": "double"}
+PASSAGES = {"title": ["Tea", "Milk"], "sentences": [["Tea is ", "brown."], ["Milk is white."]]}
+HUB: dict[str, dict[str, list[dict[str, Any]]]] = {  # rows in the columns of each data set
+    "openai/gsm8k": dict.fromkeys(("train", "test"), [{"question": "1+1?", "answer": "<<1+1=2>>2\n#### 2"}] * 4),
+    "DigitalLearningGmbH/MATH-lighteval": {"train": MATHS},
+    "HuggingFaceH4/MATH-500": {"test": MATHS},
+    "math-ai/aime24": {"test": MATHS},
+    "math-ai/aime25": {"test": MATHS},
+    "open-r1/DAPO-Math-17k-Processed": {"train": [{"prompt": "1+1?", "solution": "2", "data_source": "math_dapo"}] * 4},
+    "hotpotqa/hotpot_qa": dict.fromkeys(
+        ("train", "validation"), [{"question": "What is brown?", "answer": "tea", "context": PASSAGES}] * 4
+    ),
+    "TIGER-Lab/AceCode-87K": {"train": [{"question": "Double.", "test_cases": ["assert double(2) == 4"]}] * 4},
+    "openai/openai_humaneval": {"test": [{**DOUBLE, "canonical_solution": "    return 2 * x\n"}]},
+    "google-research-datasets/mbpp": {"test": [{"text": "Double.", "test_list": ["assert double(2) == 4"]}]},
+    "bigcode/humanevalpack": {"test": [{**DOUBLE, "buggy_solution": "    return x\n"}]},
+}
+
+
+def read_hub(source: str, splits: Sequence[str], config_name: str | None) -> dict[str, list[dict[str, Any]]]:
+    return {split: rows for split, rows in HUB[source].items() if split in splits}
+
+
+def run_preparation_commands(text: str) -> None:
+    """Run the commands of the page that prepare data, in the working folder."""
+    commands = re.findall(r"^    python -m (examples\.data_preprocess.*|alphaapollo\.tools.*)$", text, re.MULTILINE)
+    for command in dict.fromkeys(commands):
+        module, *words = shlex.split(command)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [module, *words])
+            assert not importlib.import_module(module).main()
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with a small model, and with data that the commands of the page have prepared from a few rows."""
+    folder = tmp_path_factory.mktemp("recipes")
+    make_agent_tokenizer(folder / "model")
+    make_model(folder / "model", seed=0)
+    config = folder / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 32768}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(common, "_read_hub", read_hub)
+        run_preparation_commands(PAGE.read_text())
+    return folder
+
+
+def test_the_page_has_the_planned_numbers_of_all_recipes():
+    text = PAGE.read_text()
+    assert sorted((row[2], row[3]) for row in ROW.finditer(text)) == sorted(ALL)
+    assert page(text) == text, "run python -m scripts.recipes"
+
+
+@pytest.mark.parametrize(("task", "size"), ALL)
+def test_a_recipe_fits_its_gpus(task: str, size: str):
+    plan = plan_recipe(load_recipe(task, size))
+    assert plan.memory is not None and plan.memory.has_headroom
+    assert plan.placement.num_gpus == {"one_gpu": 1, "eight_gpus": 8, "two_nodes": 16}[size]
+
+
+@pytest.mark.parametrize(("task", "size"), [*ALL, *((task, "evaluate") for task in TASKS)])
+def test_a_dry_run_accepts_a_recipe(
+    task: str, size: str, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(prepared)
+    monkeypatch.setattr(lifecycle, "detect_node_resources", lambda config: NODE)
+    monkeypatch.setattr(try_environment, "try_agent", lambda *arguments: [])  # imports vLLM in a new process
+    if size == "two_nodes":
+        monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    main, model = (generate, "model.path") if size == "evaluate" else (train, "actor_rollout_ref.model.path")
+    words = ["--config-dir", str(RECIPES / task), "--config-name", size, f"{model}=model", "trainer.dry_run=True"]
+    code = main(words)
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    assert "dry run: the configuration is valid" in printed.out and "warning" not in printed.out
+
+
+@pytest.mark.parametrize(("answer", "reward"), [("Tea.", 1.0), ("Milk", 0.0)])
+def test_the_search_recipe_finds_and_grades_an_answer(
+    answer: str, reward: float, prepared: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(prepared)
+    env = load_recipe("search", "one_gpu").env
+    prompt = load_prompts("data/search/train.parquet", "prompt")[0]
+
+    async def grade(prompt: Prompt, text: str) -> Score:
+        return load_grader(prompt.data_source, Judge())(prompt, text)
+
+    async def play() -> None:
+        environment = get_environment_spec(env.env_name).factory(Services(grade, env, make_toolbox(env)))
+        first = await environment.reset(prompt)
+        assert first.messages[0]["content"].strip().endswith("You may search four times. Question: What is brown?")
+        found = await environment.step('<think>?</think><local_rag>{"query": "brown"}</local_rag>')
+        assert "Tea is brown." in found.observation.messages[0]["content"] and not found.done
+        last = await environment.step(f"<think>!</think><answer>{answer}</answer>")
+        assert last.done and last.score.reward == reward
+        await environment.close()
+
+    asyncio.run(play())
