@@ -15,7 +15,8 @@ WINDOW = 5  # iterations over which noisy metrics are averaged
 HISTORY = 50  # iterations whose metrics are stored
 CALM = 20  # a cause is reported again after this many iterations without it
 ZERO_VARIANCE = 0.8  # share of groups with zero reward variance that causes a warning
-COLLAPSED = 0.1  # nats per token; entropy below this has collapsed
+COLLAPSED = 0.1  # nats per token; entropy below this may have collapsed
+FALLEN = 0.5  # of the entropy of the first iteration; entropy above this has not collapsed
 SOLVED = 0.9  # accuracy above which groups without variance are a success
 HALF_WAY = 0.75  # accuracy below which low entropy is premature
 LOST = 0.5  # drop that causes a warning, relative to the best mean reward or its standard deviation
@@ -74,7 +75,8 @@ class MetricsAdvisor:
         if "critic/score/mean" in metrics:
             self._recent.append(metrics)
             recent = [*self._recent]
-            warnings |= _check_groups(recent[-WINDOW:]) | _check_policy_change(recent[-WINDOW:]) | _check_reward(recent)
+            warnings |= _check_groups(recent) | _check_policy_change(recent[-WINDOW:]) | _check_reward(recent)
+            warnings |= _check_accuracy(recent)
         new = [text for cause, text in warnings.items() if step - self._last.get(cause, -math.inf) > CALM]
         self._last |= dict.fromkeys(warnings, step)
         return [f"step {step}: {text}" for text in new]
@@ -140,20 +142,48 @@ def _check_reward(recent: Sequence[Metrics]) -> dict[str, str]:
     if not windows:
         return {}
     best = max(windows, key=fmean)
-    noise = NOISE * math.sqrt((variance(best) + variance(last)) / WINDOW)
-    if fmean(best) - fmean(last) <= max(LOST * max(abs(fmean(best)), spread), noise):
+    if fmean(best) - fmean(last) <= max(LOST * max(abs(fmean(best)), spread), _noise(best, last)):
         return {}
     return {
         "collapse": f"the reward has collapsed: {fmean(last):.3g} on average over the last {WINDOW} iterations, "
         f"compared with {fmean(best):.3g} at its best. Resume from an earlier checkpoint with a lower learning rate "
-        "(docs/troubleshooting.md)."
+        "(docs/debugging.md)."
     }
+
+
+def _check_accuracy(recent: Sequence[Metrics]) -> dict[str, str]:
+    """Check that accuracy has not dropped far below its best value, beyond noise, in a run with a rising reward."""
+    both = [metrics for metrics in recent if "reward/accuracy" in metrics]
+    windows = [both[start : start + WINDOW] for start in range(len(both) - 2 * WINDOW + 1)]
+    if not windows:
+        return {}
+    last = both[-WINDOW:]
+    best = max(windows, key=lambda window: _mean(window, "reward/accuracy"))
+    high, low = _mean(best, "reward/accuracy"), _mean(last, "reward/accuracy")
+    noise = _noise(*([metrics["reward/accuracy"] for metrics in window] for window in (best, last)))
+    rises = _mean(last, "critic/score/mean") > _mean(best, "critic/score/mean")
+    if not rises or high - low <= max(LOST * high, noise):
+        return {}
+    return {
+        "exploited": f"accuracy has fallen to {low:.2f} from {high:.2f} at its best, while the reward rises: the "
+        "policy earns another part of the reward. See reward/component/ and read samples (docs/debugging.md)."
+    }
+
+
+def _mean(window: Sequence[Metrics], name: str) -> float:
+    return fmean(metrics[name] for metrics in window)
+
+
+def _noise(first: Sequence[float], second: Sequence[float]) -> float:
+    """Largest difference between the means of two windows that may be chance."""
+    return NOISE * math.sqrt((variance(first) + variance(second)) / WINDOW)
 
 
 def _check_groups(recent: Sequence[Metrics]) -> dict[str, str]:
     """Return warnings {id: text} if, over several iterations, many groups have equal rewards or the entropy is low."""
     if len(recent) < WINDOW or "critic/advantages/share_zero" not in recent[-1]:
         return {}  # too few iterations, or the algorithm does not train on rewards
+    start, recent = recent[0].get("rollout/entropy", 1.0), recent[-WINDOW:]
     zero_variance = fmean(metrics.get("groups/zero_variance", 0.0) for metrics in recent)
     accuracy = fmean(metrics.get("reward/accuracy", 1.0) for metrics in recent)
     entropy = fmean(metrics.get("rollout/entropy", 1.0) for metrics in recent)
@@ -164,10 +194,10 @@ def _check_groups(recent: Sequence[Metrics]) -> dict[str, str]:
             "therefore no gradient. Use prompts closer to the model's ability, a larger env.rollout.n, or "
             "algorithm.filter_groups.enable=true."
         )
-    if entropy < COLLAPSED and zero_variance > 0.5 and accuracy < HALF_WAY:
+    if entropy < min(COLLAPSED, FALLEN * start) and zero_variance > 0.5 and accuracy < HALF_WAY:
         warnings["entropy"] = (
             f"the entropy has collapsed: {entropy:.3f} nats per token, {zero_variance:.0%} groups with zero variance, "
             f"at accuracy {accuracy:.2f}. Resume from an earlier checkpoint with a lower learning rate "
-            "(docs/troubleshooting.md)."
+            "(docs/debugging.md)."
         )
     return warnings

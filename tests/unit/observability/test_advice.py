@@ -96,9 +96,25 @@ def test_zero_variance_is_not_reported_without_advantages() -> None:
 
 def test_entropy_collapse_before_the_task_is_solved() -> None:
     settled = {"groups/zero_variance": 0.6, "rollout/entropy": 0.05, "reward/accuracy": 0.45}
-    (line,) = warnings_of(*[settled] * 20)
+    (line,) = warnings_of({"rollout/entropy": 0.11}, *[settled] * 20)
     assert "0.050 nats per token, 60% groups with zero variance, at accuracy 0.45" in line
-    assert warnings_of(*[settled | {"reward/accuracy": 0.97}] * 20) == []
+    assert warnings_of({}, *[settled | {"reward/accuracy": 0.97}] * 20) == []
+
+
+def test_entropy_that_was_low_from_the_start_has_not_collapsed() -> None:
+    settled = {"groups/zero_variance": 0.6, "rollout/entropy": 0.05, "reward/accuracy": 0.0}
+    assert warnings_of({"rollout/entropy": 0.09}, *[settled] * 20) == []
+
+
+def test_accuracy_that_falls_while_the_reward_rises_is_reported() -> None:
+    def line(step: int, accuracy: float, rise: float = 0.1) -> dict[str, float]:
+        return {"critic/score/mean": 1.0 + rise * step, "reward/accuracy": accuracy}
+
+    (text,) = warnings_of(*[line(step, 0.7 if step < WINDOW else 0.2) for step in range(2 * WINDOW)])
+    assert text.startswith("step 10: accuracy has fallen to 0.20 from 0.70 at its best, while the reward rises: ")
+    assert warnings_of(*[line(step, 0.7 - 0.4 * (step % 2)) for step in range(20)]) == []  # accuracy is noisy
+    assert warnings_of(*[line(step, 0.7 if step < WINDOW else 0.5) for step in range(20)]) == []
+    assert warnings_of(*[line(step, 0.7 if step < WINDOW else 0.2, rise=-0.01) for step in range(20)]) == []
 
 
 def test_returning_cause_is_reported_again() -> None:
