@@ -119,6 +119,24 @@ def wrong_values(text: str) -> list[str]:
     return found
 
 
+def wrong_key_rows(text: str) -> list[str]:
+    """Rows `| option | default | COMMAND, ... | default here | difference |` whose keys are not keys of the commands,
+    whose default is another one, or that have neither a key nor an explanation."""
+    found = []
+    for header, cells in rows_of(text):
+        if header[3:4] != ["default here"]:
+            continue
+        option, _, here, default, difference = cells
+        schemas = [list_keys(COMMANDS[name]) for name in header[2].split(", ")]
+        keys = [text for text in re.findall(r"`([^`]+)`", here) if text.partition("=")[0] != "algorithm"]
+        unknown = [key for key in keys if any(key.partition("=")[0] not in schema for schema in schemas)]
+        defaults = [f"`{format_value(schema[key].default)}`" for schema in schemas for key in keys if key in schema]
+        expected = ", ".join(defaults if len({*defaults}) > 1 else defaults[:1])
+        if unknown or default != expected or not (here or difference):
+            found.append(f"{option}: {', '.join(unknown) or f'default here: {expected}'}")
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     assert broken_links(page) == []
@@ -132,6 +150,13 @@ def test_presets_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if "verl" not in page.name], ids=lambda page: page.name)
 def test_dotted_keys_exist(page: Path) -> None:
     assert unknown_dotted_keys(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "docs" / "trl.md", ROOT / "docs" / "openrlhf.md"], ids=lambda page: page.name)
+def test_tables_of_other_libraries_name_keys_and_defaults(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.count("| default here |") >= 3
+    assert wrong_key_rows(text) == []
 
 
 @pytest.mark.parametrize("page", sorted(ALGORITHMS.glob("*.md")), ids=lambda page: page.name)
@@ -168,6 +193,13 @@ def test_the_index_has_every_estimator_and_loss() -> None:
     assert [name for name in ours if not re.search(rf"\b{name}\b", text)] == []
 
 
+def test_figures_about_choosing_are_those_of_the_gallery() -> None:
+    gallery = {cells[0]: cells[2] for _, cells in rows_of((ALGORITHMS / "gallery.md").read_text(encoding="utf-8"))}
+    quoted = re.findall(r"`(\w+)` (\d\.\d+ ± \d\.\d+)", (ALGORITHMS / "choosing.md").read_text(encoding="utf-8"))
+    assert len(quoted) > 10
+    assert [(name, figure) for name, figure in quoted if gallery[name] != figure] == []
+
+
 def test_the_checks_can_fail(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("[a](page.md) [b](gone.md#part) ![c](gone.svg) [d](https://x.y/z)\n```\n[e](code.md)\n```\n")
@@ -182,6 +214,11 @@ def test_the_checks_can_fail(tmp_path: Path) -> None:
     )
     assert wrong_values(table.format("0.95")) == []
     assert wrong_values(table.format("0.9")) == ["algorithm.lam: 0.9"]
+    keys = "| `X` | default | main_sft, main_dpo | default here | difference |\n|---|---|---|---|---|\n"
+    right = "| `lr` | | `optim.lr` | `1e-05`, `5e-07` | |\n| `a` | | `data.shuffle=false` | | |\n| `b` | | | | no |\n"
+    wrong = "| `lr` | `1` | `optim.lr` | `1e-05` | |\n| `a` | `1` | `model.pth` | | |\n| `b` | | | | |\n"
+    assert wrong_key_rows(keys + right) == []
+    assert [row.split(":")[0] for row in wrong_key_rows(keys + wrong)] == ["`lr`", "`a`", "`b`"]
 
 
 PATH = re.compile(r"(?<![\w./*<{$-])(?:[\w-]+/)+[\w-]+\.(?:py|sh|sbatch)\b")
