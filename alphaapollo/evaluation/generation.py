@@ -7,7 +7,6 @@ run: generate responses, append them to results.jsonl, and write the metrics to 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,13 +25,14 @@ from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_resul
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results
 from alphaapollo.launch import input_checks
+from alphaapollo.launch.plan_table import print_plan_table
 from alphaapollo.launch.resume import StartPoint, find_inference_start
+from alphaapollo.launch.run_plan import RunPlan
 from alphaapollo.launch.try_environment import try_environment
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.load import check_causal_lm
-from alphaapollo.observability.counter import LoopProgressBar
+from alphaapollo.observability.console import Console
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import GroupRequest, Prompt, Sampling
 from alphaapollo.utils.watchdog import new_run_id
@@ -50,6 +50,7 @@ class GenerationPlan:
     prompts: list[Prompt]
     finished: FinishedResults  # results that an interrupted run wrote
     start: StartPoint  # start from scratch, or resume
+    notices: list[str]
 
     @property
     def requests(self) -> list[GroupRequest]:
@@ -68,7 +69,7 @@ def make_sampling(config: GenerationConfig) -> Sampling:
     return Sampling(max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, config.trainer.seed)
 
 
-def prepare_run(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
+def prepare_run(config: GenerationConfig, console: Console) -> GenerationPlan:
     """Check the inputs without starting an engine, read earlier results, and print the plan.
 
     Raises ValueError for invalid settings or data.
@@ -94,30 +95,34 @@ def prepare_run(config: GenerationConfig, terminal: Terminal) -> GenerationPlan:
     if not start.replaces_previous_run:
         by_id = {prompt.id: prompt for prompt in prompts}
         finished = read_finished_results(config.trainer.folder / RESULTS, by_id, config.data.n_samples)
-    plan = GenerationPlan(config, device, rollout, prompts, finished, start)
-    _print_plan(plan, [*notices, *more, *start.describe()], terminal)
+    notices += [*more, *start.describe()]
+    plan = GenerationPlan(config, device, rollout, prompts, finished, start, notices)
+    print_plan_table(config.trainer.folder, make_run_plan(plan), console)
     return plan
 
 
-async def run(plan: GenerationPlan, terminal: Terminal) -> None:
+async def run(plan: GenerationPlan, console: Console) -> None:
     """Generate responses to the prompts without results, then report all results.
 
     Raises ValueError if all samples failed.
     """
     config, trainer = plan.config, plan.config.trainer
     folder = trainer.folder
-    if moved := plan.start.prepare_folder(config):
-        terminal.print_note(f"the previous run of this name was moved to {moved}")
+    if moved := plan.start.prepare_folder(config, make_run_plan(plan)):
+        console.notify(f"the previous run of this name was moved to {moved}")
     results = [*plan.finished.results]
     if plan.requests:
-        workers = await launch_engines(config, plan.rollout, plan.device, folder)
+        with SPANS("start"):
+            workers = await launch_engines(config, plan.rollout, plan.device, folder)
         hint = f"stopped; run the same command to resume from {folder}"
         try:
-            async with StallMonitor(workers.ranks, trainer, plan.device, terminal.print_note, lambda: hint):
-                results += await _generate_groups(plan, workers, terminal)
+            async with StallMonitor(workers.ranks, trainer, plan.device, console.notify, lambda: hint):
+                results += await _generate_groups(plan, workers, console)
         finally:
-            await workers.close()
-    write_report(results, plan.prompts, folder, terminal)
+            with SPANS("stop"):
+                await workers.close()
+    console.end_live_view()
+    write_report(results, plan.prompts, folder, console.terminal)
 
 
 async def launch_engines(config: GenerationConfig, rollout: Rollout, device: Device, folder: Path) -> WorkerGroups:
@@ -151,16 +156,12 @@ async def launch_engines(config: GenerationConfig, rollout: Rollout, device: Dev
     return await launch_workers(specs, resolve_controller(config.trainer), config.trainer.start_timeout, paths)
 
 
-async def _generate_groups(plan: GenerationPlan, workers: WorkerGroups, terminal: Terminal) -> list[SampleResult]:
+async def _generate_groups(plan: GenerationPlan, workers: WorkerGroups, console: Console) -> list[SampleResult]:
     """Generate and grade responses. When all samples of a prompt are graded, they are written to results.jsonl."""
     results: list[SampleResult] = []
     started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # totals of this process
     path, done = plan.config.trainer.folder / RESULTS, len(plan.finished.problem_ids)
-    with (
-        SPANS("generate"),
-        open_results_writer(path, plan.finished) as write,
-        LoopProgressBar("prompts", len(plan.prompts), done, terminal) as counter,
-    ):
+    with SPANS("generate"), open_results_writer(path, plan.finished) as write:
         async for _, group in workers.engines.generate(plan.requests):
             write(group)
             new = [convert_to_sample_result(group.prompt, trajectory) for trajectory in group.trajectories]
@@ -170,26 +171,28 @@ async def _generate_groups(plan: GenerationPlan, workers: WorkerGroups, terminal
             num_scored += len(scored)
             num_tokens += sum(result.num_tokens or 0 for result in new)
             accuracy = f"accuracy {total_accuracy / num_scored:.3f}   " if num_scored else ""
-            counter.advance(f"{accuracy}{num_tokens / (time.perf_counter() - started):,.0f} tokens/s")
+            done += 1
+            text = f"{accuracy}{num_tokens / (time.perf_counter() - started):,.0f} tokens/s"
+            console.show_phase("generate", done, len(plan.prompts), text)
+            console.show_samples([group])
     return results
 
 
-def _print_plan(plan: GenerationPlan, notices: Sequence[str], terminal: Terminal) -> None:
+def make_run_plan(plan: GenerationPlan) -> RunPlan:
+    """Describe model, prompts, sampling and engines of a run, and all notices."""
     config, finished = plan.config, plan.finished
     total = len(plan.prompts)
     parallel = config.rollout.tensor_model_parallel_size
     dropped = f", {finished.num_dropped} lines of unfinished prompts are removed" if finished.num_dropped else ""
     tensor_parallel = f", tensor parallel {parallel}" if parallel > 1 else ""
     threads = f" of {plan.rollout.cpu_threads} thread(s)" if plan.device == "cpu" else ""
-    lines = [
-        f"{config.trainer.folder}",
-        f"  prompts    {total} x {config.data.n_samples} samples = {total * config.data.n_samples}",
-        f"  finished   {len(finished.problem_ids)} prompts{dropped}",
-        f"  model      {config.model.path}",
-        f"  sampling   temperature {config.rollout.temperature:g}, top_p {config.rollout.top_p:g}, "
+    settings = {
+        "prompts": f"{total} x {config.data.n_samples} samples = {total * config.data.n_samples}",
+        "finished": f"{len(finished.problem_ids)} prompts{dropped}",
+        "model": config.model.path,
+        "sampling": f"temperature {config.rollout.temperature:g}, top_p {config.rollout.top_p:g}, "
         f"top_k {config.rollout.top_k}, seed {config.trainer.seed}",
-        f"  lengths    prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
-        f"  engines    {plan.rollout.num_engines} x {plan.device}{threads}{tensor_parallel}",
-        *(f"note: {notice}" for notice in notices),
-    ]
-    terminal.write("\n".join(lines))
+        "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
+        "engines": f"{plan.rollout.num_engines} x {plan.device}{threads}{tensor_parallel}",
+    }
+    return RunPlan(settings, notices=plan.notices)

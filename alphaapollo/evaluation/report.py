@@ -38,7 +38,7 @@ def write_report(results: Sequence[SampleResult], prompts: Sequence[Prompt], fol
         reason = f"prompt {first.problem_id}, sample {first.sample_index}: {first.outcome}: {first.failure_reason}"
         if len(failed) == len(results):
             raise ValueError(f"All {len(failed)} samples failed. First failure: {reason}")
-        terminal.print_note(f"{len(failed)} samples failed. First failure: {reason}")
+        terminal.write(f"note: {len(failed)} samples failed. First failure: {reason}")
 
 
 def print_summary(overall: Summary, sources: Mapping[str, Summary], terminal: Terminal) -> None:

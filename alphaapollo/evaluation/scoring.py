@@ -20,10 +20,9 @@ from alphaapollo.evaluation.metrics import SampleResult, make_sample_result
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.launch.resume import check_folder_belongs_to_command
-from alphaapollo.observability.counter import LoopProgressBar
+from alphaapollo.observability.console import Console
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.json_values import finite_or_none
-from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Prompt, Score
 
@@ -40,7 +39,7 @@ class PromptResponses:
     responses: list[str]
 
 
-def prepare_problems(config: EvalConfig, terminal: Terminal) -> list[PromptResponses]:
+def prepare_problems(config: EvalConfig, console: Console) -> list[PromptResponses]:
     """Check the configuration, read the problems and print how many there are. Raises ValueError for invalid input."""
     notices = check_config_and_get_notices(config)
     check_folder_belongs_to_command(config)
@@ -48,9 +47,9 @@ def prepare_problems(config: EvalConfig, terminal: Terminal) -> list[PromptRespo
     prompts = [problem.prompt for problem in problems]
     notices += check_rewards(prompts, config.reward, config.custom_reward_function)[0]
     count = sum(len(problem.responses) for problem in problems)
-    terminal.write(f"{config.trainer.folder}: {count} responses to {len(problems)} problems")
+    console.show_line(f"{config.trainer.folder}: {count} responses to {len(problems)} problems")
     for notice in notices:
-        terminal.print_note(notice)
+        console.notify(notice)
     return problems
 
 
@@ -87,10 +86,10 @@ def _read_responses(path: str, response_key: str) -> list[list[str]]:
     return convert_rows(path, rows, list_responses)
 
 
-async def grade_and_write_report(config: EvalConfig, problems: Sequence[PromptResponses], terminal: Terminal) -> None:
+async def grade_and_write_report(config: EvalConfig, problems: Sequence[PromptResponses], console: Console) -> None:
     """Grade all responses and write scores.jsonl, config.yaml and the summary. Raises ValueError if all failed."""
     folder = config.trainer.folder
-    graded = await _grade_responses(config, problems, terminal)
+    graded = await _grade_responses(config, problems, console)
     lines = (
         json.dumps(_make_score_record(problems, *one), ensure_ascii=False, allow_nan=False) + "\n" for one in graded
     )
@@ -98,33 +97,35 @@ async def grade_and_write_report(config: EvalConfig, problems: Sequence[PromptRe
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "scores.jsonl", map(str.encode, lines))
         save_config(config, folder / "config.yaml")
-    write_report([result for result, _ in graded], [problem.prompt for problem in problems], folder, terminal)
+    console.end_live_view()
+    write_report([result for result, _ in graded], [problem.prompt for problem in problems], folder, console.terminal)
 
 
 async def _grade_responses(
-    config: EvalConfig, problems: Sequence[PromptResponses], terminal: Terminal
+    config: EvalConfig, problems: Sequence[PromptResponses], console: Console
 ) -> list[GradedResponse]:
     """Grade all responses in separate processes. The results are in the order of problems and responses."""
     custom, reward = config.custom_reward_function, config.reward
     client = RewardClient(reward, custom)
     slots = asyncio.Semaphore(IN_FLIGHT * reward.num_workers)
-    count = sum(len(problem.responses) for problem in problems)
+    num_graded, count = 0, sum(len(problem.responses) for problem in problems)
+
+    async def grade(prompt: Prompt, sample_index: int, response: str) -> GradedResponse:
+        nonlocal num_graded
+        async with slots:
+            score = await client.score(prompt, response)
+        num_graded += 1
+        console.show_phase("grade", num_graded, count)
+        return make_sample_result(prompt, sample_index, response, score), score
+
     await client.start()
     try:
-        with LoopProgressBar("responses", count, terminal=terminal) as counter:
-
-            async def grade(prompt: Prompt, sample_index: int, response: str) -> GradedResponse:
-                async with slots:
-                    score = await client.score(prompt, response)
-                counter.advance("")
-                return make_sample_result(prompt, sample_index, response, score), score
-
-            jobs = [
-                grade(problem.prompt, sample, response)
-                for problem in problems
-                for sample, response in enumerate(problem.responses)
-            ]
-            return list(await asyncio.gather(*jobs))
+        jobs = [
+            grade(problem.prompt, sample, response)
+            for problem in problems
+            for sample, response in enumerate(problem.responses)
+        ]
+        return list(await asyncio.gather(*jobs))
     finally:
         await client.close()
 

@@ -68,7 +68,7 @@ async def validate(
             await reward_model_scorer.score_groups(groups[suffix])
             metrics |= {f"val/{name}{suffix}": value for name, value in reward_model_scorer.pop_metrics().items()}
         metrics |= compute_group_metrics(groups[suffix], suffix)
-    console.show_samples(groups[""])
+    console.show_samples(groups[""], is_validation=True)
     return ValidationResult(metrics, metrics.get("val/accuracy"), groups)
 
 

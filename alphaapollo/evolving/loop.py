@@ -27,6 +27,7 @@ class EvolutionLoop:
         branches: model name of each branch. The referee uses the first one, unless roles.referee.model is set.
         num_solutions: number of solutions per problem, branch and round.
         on_round: function called with the round number after each round, also after an incomplete round.
+        on_solution: function called after each solution, also if the pool already had it.
     """
 
     settings: Evolving
@@ -36,6 +37,7 @@ class EvolutionLoop:
     budget: Budget
     candidates: CandidateMaker
     on_round: Callable[[int], None]
+    on_solution: Callable[[], None]
 
     async def run(self, prompts: Sequence[Prompt]) -> str:
         """Run all rounds and choose an answer per problem. Returns why the rounds ended early, or an empty string."""
@@ -55,9 +57,14 @@ class EvolutionLoop:
     async def _run_problem_round(self, prompt: Prompt, round_number: int) -> None:
         settings = self.settings
         past = select_past_solutions(self.pool, prompt.id, round_number, settings.memory_size, settings.memory_type)
+
+        async def solve(candidate_id: CandidateId, model: str) -> None:
+            await self.candidates.propose_and_judge(prompt, candidate_id, model, past)
+            self.on_solution()
+
         await gather_all(
             [
-                self.candidates.propose_and_judge(prompt, CandidateId(prompt.id, round_number, branch, i), model, past)
+                solve(CandidateId(prompt.id, round_number, branch, i), model)
                 for branch, model in enumerate(self.branches)
                 for i in range(self.num_solutions)
             ]

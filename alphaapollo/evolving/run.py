@@ -11,6 +11,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from alphaapollo.config.check import check_config_and_get_notices
@@ -39,10 +40,12 @@ from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.evolving.role_calls import RoleModelCaller, make_roles
 from alphaapollo.launch.input_checks import check_rewards, find_environment_spec
+from alphaapollo.launch.plan_table import print_plan_table
 from alphaapollo.launch.resume import StartPoint, find_inference_start
+from alphaapollo.launch.run_plan import RunPlan
 from alphaapollo.launch.try_environment import try_environment, try_environment_resets
+from alphaapollo.observability.console import Console
 from alphaapollo.observability.metrics_file import JsonlTracker
-from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import is_gradable
 from alphaapollo.types import Prompt
@@ -60,6 +63,7 @@ class PreparedEvolution:
     renderers: Mapping[str, Renderer]  # renderers of the models that this run serves, by name
     uses_reward: bool  # True: the environment scores with the reward function
     start: StartPoint
+    notices: list[str]
 
     @property
     def folder(self) -> Path:
@@ -70,12 +74,16 @@ class PreparedEvolution:
         """Model name of each branch."""
         return self.config.branches
 
+    @property
+    def solutions_per_problem(self) -> int:
+        return self.config.evolving.rounds * len(self.branches) * self.config.data.n_samples
+
     def has_ground_truth(self, prompt: Prompt) -> bool:
         """Whether solutions of a problem can be graded."""
         return bool(self.config.custom_reward_function.path) or is_gradable(prompt)
 
 
-def prepare_run(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution:
+def prepare_run(config: EvolvingConfig, console: Console) -> PreparedEvolution:
     """Check everything that can be checked without starting a model, and print the plan. Raises ValueError if the
     configuration, the data or the run folder is invalid."""
     serves = any(model.path for model in config.models.values())
@@ -95,7 +103,8 @@ def prepare_run(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution
         if not model.path:
             ServerClient(name, model)  # raises if the openai package or the key is missing
     graded = environment.is_graded(config.env)
-    prepared = PreparedEvolution(config, prompts, renderers, graded, find_inference_start(config, FILE))
+    start = find_inference_start(config, FILE)
+    prepared = PreparedEvolution(config, prompts, renderers, graded, start, notices)
     if not prepared.start.replaces_previous_run:
         _check_pool_matches_data(prepared)
     gradable = [prompt for prompt in prompts if prepared.has_ground_truth(prompt)]
@@ -112,7 +121,8 @@ def prepare_run(config: EvolvingConfig, terminal: Terminal) -> PreparedEvolution
             notices += try_environment(config.env, prompts[:1], Model(**keys), config.rollout, config.data)
     else:
         asyncio.run(try_environment_resets(config.env, prompts[:1]))
-    _print_plan(prepared, [*notices, *prepared.start.describe()], terminal)
+    notices += start.describe()
+    print_plan_table(prepared.folder, make_run_plan(prepared), console)
     return prepared
 
 
@@ -128,10 +138,10 @@ def _check_pool_matches_data(prepared: PreparedEvolution) -> None:
             )
 
 
-async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
+async def run(prepared: PreparedEvolution, console: Console) -> None:
     """Run or resume the evolution until its end or the end of the budget, and write the results."""
-    config, folder, note = prepared.config, prepared.folder, terminal.print_note
-    if moved := prepared.start.prepare_folder(config):
+    config, folder, note = prepared.config, prepared.folder, console.notify
+    if moved := prepared.start.prepare_folder(config, make_run_plan(prepared)):
         note(f"the previous run of this name was moved to {moved}")
     pool = Pool(folder)
     if pool.incomplete_bytes:
@@ -150,21 +160,27 @@ async def run(prepared: PreparedEvolution, terminal: Terminal) -> None:
                 made, failed = metrics["candidates/made"], metrics["candidates/failed"]
                 accuracy = "" if math.isnan(chosen := metrics["accuracy/chosen"]) else f"accuracy {chosen:.3f}   "
                 counts = f"{made:.0f} candidates, {failed:.0f} failed   {pool.total_usage.tokens:,} tokens in total"
-                terminal.write(f"round {round_number}   {accuracy}{counts}")
+                console.show_line(f"round {round_number}   {accuracy}{counts}")
 
         device = resolve_device(config.trainer.device, detect_machine().num_gpus) if prepared.renderers else "cpu"
         stall_monitor = StallMonitor([], config.trainer, device, note, lambda: "run the same command to resume")
-        async with _start_loop(prepared, pool, log_round) as loop, stall_monitor:
+
+        solved, total = count(1), len(problems) * prepared.solutions_per_problem
+        async with (
+            _start_loop(prepared, pool, log_round, lambda: console.show_phase("solve", next(solved), total)) as loop,
+            stall_monitor,
+        ):
             with HEARTBEAT.record_call("the rounds"):
                 stopped = await loop.run(prepared.prompts)
     if stopped:
         note(f"the run ended early: {stopped}. Run the same command to resume.")
-    write_results(pool, prepared.prompts, folder, stopped, terminal)
+    console.end_live_view()
+    write_results(pool, prepared.prompts, folder, stopped, console.terminal)
 
 
 @asynccontextmanager
 async def _start_loop(
-    prepared: PreparedEvolution, pool: Pool, on_round: Callable[[int], None]
+    prepared: PreparedEvolution, pool: Pool, on_round: Callable[[int], None], on_solution: Callable[[], None]
 ) -> AsyncIterator[EvolutionLoop]:
     """Context manager that starts models, tools and graders, yields the loop, and stops everything at the end."""
     config, evolving = prepared.config, prepared.config.evolving
@@ -203,13 +219,14 @@ async def _start_loop(
             budget,
             CandidateMaker(roles, pool, grader, lambda: environment.factory(services), evolving.votes, agents),
             on_round,
+            on_solution,
         )
 
 
-def _print_plan(prepared: PreparedEvolution, notices: list[str], terminal: Terminal) -> None:
+def make_run_plan(prepared: PreparedEvolution) -> RunPlan:
+    """Describe problems, models, roles and budget of a run, and all notices."""
     config = prepared.config
     evolving = config.evolving
-    solutions = evolving.rounds * len(prepared.branches) * config.data.n_samples
     limits = config.budget.model_dump(exclude={"reserve"}, exclude_none=True)
     roles = [
         f"{slot} {role.plugin}{f' ({role.model})' if role.model else ''}"
@@ -217,18 +234,16 @@ def _print_plan(prepared: PreparedEvolution, notices: list[str], terminal: Termi
         if role.plugin and (slot != "referee" or evolving.select == "tournament")
     ]
     models = [f"{name}: {model.path or model.base_url or model.name}" for name, model in config.models.items()]
-    lines = [
-        f"{prepared.folder}",
-        f"  problems   {len(prepared.prompts)} x {solutions} solutions: {evolving.rounds} round(s) x "
-        f"{len(prepared.branches)} branch(es) x {config.data.n_samples}",
-        f"  verifiers  {evolving.votes} per solution",
-        f"  models     {', '.join(models)}",
-        f"  branches   {', '.join(prepared.branches)}",
-        f"  roles      {', '.join(roles)}",
-        f"  memory     {evolving.memory_size} past solutions ({evolving.memory_type})",
-        f"  choice     {evolving.select}",
-        f"  budget     {', '.join(f'{name} {value:g}' for name, value in limits.items()) or 'unlimited'}; "
+    settings = {
+        "problems": f"{len(prepared.prompts)} x {prepared.solutions_per_problem} solutions: "
+        f"{evolving.rounds} round(s) x {len(prepared.branches)} branch(es) x {config.data.n_samples}",
+        "verifiers": f"{evolving.votes} per solution",
+        "models": ", ".join(models),
+        "branches": ", ".join(prepared.branches),
+        "roles": ", ".join(roles),
+        "memory": f"{evolving.memory_size} past solutions ({evolving.memory_type})",
+        "choice": evolving.select,
+        "budget": f"{', '.join(f'{name} {value:g}' for name, value in limits.items()) or 'unlimited'}; "
         f"to stop: touch {prepared.folder / STOP}",
-        *(f"note: {notice}" for notice in notices),
-    ]
-    terminal.write("\n".join(lines))
+    }
+    return RunPlan(settings, notices=prepared.notices)

@@ -100,6 +100,7 @@ class DpoTask(PairTask):
             batches = [batch for batch in split.rank_batches for _ in range(shared)]
             columns = await ranks.call_with_items(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
             parts.append(collect_row_values(split, columns[::shared]))
+        run.console.show_phase("reference", len(examples), len(examples))
         return np.concatenate(parts)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from alphaapollo.data.preference_batch import PreferenceBatch, distribute_preference_examples
 from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
+from alphaapollo.observability.example_log import LoggedExample, make_example_row
 
 
 class PairTask(FinetuningTask):
@@ -20,6 +23,15 @@ class PairTask(FinetuningTask):
         """Build one batch per data-parallel rank. Both responses of a pair are on the same rank."""
         groups = plan.placement.data_parallel_size
         return distribute_preference_examples(examples, groups, plan.max_tokens, plan.padded, self.share_prompts)
+
+    def describe_example(self, example: PreferenceExample, decode: Callable[[Sequence[int]], str]) -> LoggedExample:
+        names = ("rejected", "chosen") if len(example.rows) == 2 else ("undesirable", "desirable")
+        logps: Sequence[float | None] = example.ref_logps or [None] * len(example.rows)
+        rows = [
+            replace(make_example_row(row, decode), label=names[is_good], ref_logp=logp)
+            for row, is_good, logp in zip(example.rows, example.is_good, logps, strict=False)
+        ]
+        return LoggedExample(rows, example.data_source, example.margin)
 
     async def begin_run(self, run: FinetuningRun) -> None:
         """Decide whether prompts are shared. Raises ValueError if data.use_prefix_grouper=true is not supported."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
+from alphaapollo.config.load import UserSettings
 from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_model
 from alphaapollo.config.schema import DpoConfig, Model, RmConfig, SftConfig, TuningConfig
 from alphaapollo.controller.placement import Machine, Placement
@@ -22,9 +23,11 @@ from alphaapollo.launch.memory.fit import get_max_tokens
 from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_memory_planning_failure
 from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
 from alphaapollo.launch.resume import find_start_point
+from alphaapollo.launch.run_plan import PlannedMemory, RunPlan
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.lora import check_target_modules
-from alphaapollo.observability.terminal import Terminal
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.trackers import check_trackers
 
 TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
@@ -34,7 +37,7 @@ TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
 }
 
 
-def prepare_run(config: TuningConfig, user_settings: UserSettings = NO_USER_SETTINGS) -> FinetuningPlan:
+def prepare_run(config: TuningConfig, user_settings: UserSettings, console: Console) -> FinetuningPlan:
     """Check the configuration and the data, plan the memory and print the plan. Raises ValueError for invalid input."""
     machine = input_checks.detect_node_resources(config)
     config, kept_threads = choose_cpu_threads(config, machine)
@@ -69,6 +72,7 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings = NO_USER_SETT
         task=task,
         config=config,
         model=model,
+        decode=partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False),
         placement=placement,
         max_tokens=max_tokens * size,
         train=train,
@@ -80,7 +84,7 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings = NO_USER_SETT
         notices=[*notices, *memory_notices, *start.describe()],
         memory=memory,
     )
-    print_tuning_plan(plan)
+    print_plan_table(trainer.folder, make_run_plan(plan), console, shows_memory=trainer.dry_run)
     return plan
 
 
@@ -92,6 +96,7 @@ def make_example_stream(config: TuningConfig, file_sizes: list[int]) -> PromptSt
     return WeightedFileStream(file_sizes, data.source_weights, data.seed, data.shuffle)
 
 
+@SPANS("read examples")
 def _read_examples(
     task: FinetuningTask, config: TuningConfig, renderer: Renderer
 ) -> tuple[LoadedExamples[Any], dict[str, list[Any]], list[str]]:
@@ -141,12 +146,12 @@ def _plan_memory(
     return model, tokens, memory, [memory.warning] if memory.warning else []
 
 
-def print_tuning_plan(plan: FinetuningPlan) -> None:
-    """Print the planned model, data, steps, ranks and memory of a run, and all notices."""
+def make_run_plan(plan: FinetuningPlan) -> RunPlan:
+    """Describe model, data, steps, ranks and memory of a run, and all notices."""
     trainer, memory, size = plan.config.trainer, plan.memory, plan.config.data.train_batch_size
     epochs, num_val = plan.total_steps * size / plan.stream.num_prompts, sum(map(len, plan.val.values()))
     controller = "in this process" if resolve_controller(trainer) == "local" else "over Ray"
-    rows = {
+    settings = {
         "model": f"{plan.config.model.path}, {plan.model.dtype}{plan.model.lora_summary}",
         "data": f"{len(plan.train.examples)} examples" + (f", {num_val} for validation" if num_val else ""),
         **(_describe_sources(plan, epochs) if len(plan.train.file_sizes) > 1 else {}),
@@ -157,8 +162,7 @@ def print_tuning_plan(plan: FinetuningPlan) -> None:
         "memory": describe_memory_peak(memory),
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
     }
-    terminal = Terminal(highlight=False, soft_wrap=True)
-    print_plan_table(trainer.folder, rows, memory if trainer.dry_run else None, plan.notices, terminal)
+    return RunPlan(settings, PlannedMemory.from_plan(memory) if memory else None, plan.notices)
 
 
 def _describe_sources(plan: FinetuningPlan, epochs: float) -> dict[str, str]:

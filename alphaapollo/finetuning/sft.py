@@ -6,7 +6,7 @@ files -> tokenized examples (data/sft_examples.py) -> mean loss over the respons
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import SftConfig
@@ -18,6 +18,7 @@ from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.held_out import HeldOutEvaluation, read_held_out_prompts
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
 from alphaapollo.launch.memory.finetuning import MemoryRequest
+from alphaapollo.observability.example_log import LoggedExample, make_example_row
 from alphaapollo.types import Prompt, Row
 from alphaapollo.workers.sft import SftWorker
 
@@ -58,6 +59,9 @@ class SftTask(FinetuningTask):
             max_tokens=plan.max_tokens,
             padded=plan.padded,
         ).rank_batches
+
+    def describe_example(self, example: Row, decode: Callable[[Sequence[int]], str]) -> LoggedExample:
+        return LoggedExample([make_example_row(example, decode)])
 
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         mean = sums["loss"] / sums["tokens"]

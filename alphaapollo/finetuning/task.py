@@ -7,7 +7,7 @@ sums over all ranks --compute_metrics--> metrics
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.launch.memory.plan import MemoryPlan
 from alphaapollo.launch.resume import StartPoint
 from alphaapollo.observability.console import Console
+from alphaapollo.observability.example_log import LoggedExample
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 
@@ -52,6 +53,10 @@ class FinetuningTask(ABC):
     @abstractmethod
     def make_batches(self, examples: Sequence[Any], plan: FinetuningPlan) -> list[Any]:
         """Build the batches of one optimizer step, one per data-parallel rank."""
+
+    @abstractmethod
+    def describe_example(self, example: Any, decode: Callable[[Sequence[int]], str]) -> LoggedExample:
+        """Describe an example for examples.jsonl. decode: returns the text of tokens, with special tokens."""
 
     @abstractmethod
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -85,6 +90,7 @@ class FinetuningPlan:
     task: FinetuningTask
     config: TuningConfig
     model: Model  # model section, with dtype and attention resolved
+    decode: Callable[[Sequence[int]], str]  # returns the text of tokens, with special tokens
     placement: Placement
     max_tokens: int  # token budget of a micro-batch, over the ranks that share its rows
     train: LoadedExamples[Any]

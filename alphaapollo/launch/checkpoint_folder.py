@@ -115,11 +115,6 @@ class CheckpointFolder:
         scores = {path: score for path in self.list_completed() if (score := self._read_score(path)) is not None}
         return max(scores, key=lambda path: (scores[path], parse_step(path)), default=None)
 
-    def describe_best(self) -> str | None:
-        """Return e.g. `val/accuracy is best in <run>/checkpoints/step_000020`; None if no checkpoint was validated."""
-        best = self.find_best()
-        return None if best is None else f"{self.keep_best} is best in {best}"
-
     def check_keep_best_metric(self, metrics: Mapping[str, float]) -> None:
         """Raise ValueError if `metrics`, those of the first validation, lack the metric named by `keep_best`."""
         has_failed = any(name.startswith("val/failed") and value == 1 for name, value in metrics.items())
@@ -141,8 +136,7 @@ class CheckpointFolder:
             return None
         if not math.isfinite(value):
             return None
-        parts = (self.keep_best or "").replace("_greedy", "").split("/")
-        return -value if LOWER_IS_BETTER.intersection(parts) else value
+        return -value if is_lower_better(self.keep_best or "") else value
 
     def path(self, step: int) -> Path:
         return self.folder / f"step_{step:06d}"
@@ -160,6 +154,11 @@ class CheckpointFolder:
         return sorted(
             (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir()), key=parse_step
         )
+
+
+def is_lower_better(metric: str) -> bool:
+    """Return whether lower values of a metric are better, e.g. of `val/loss`."""
+    return not LOWER_IS_BETTER.isdisjoint(metric.replace("_greedy", "").split("/"))
 
 
 def list_checkpoints(path: Path) -> list[Path]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from alphaapollo.config.errors import exit_on_config_error
 from alphaapollo.config.load import find_command_module, load_config, load_config_and_user_settings
-from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, TuningConfig
-from alphaapollo.observability.terminal import Terminal
+from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, RmConfig, TuningConfig
+from alphaapollo.launch.run_end import open_console, show_run_end
 from alphaapollo.utils.entry_point import MainFunction, entry_point
 
 
@@ -19,27 +19,30 @@ def make_inference_command(
 ) -> MainFunction:
     """Return the `main` of a command without training, with the defaults of the YAML file `config_name`.
 
-    module_name: module with `prepare_run(config, terminal)` and `run(prepared, terminal)`, which imports torch.
+    module_name: module with `prepare_run(config, console)` and `run(prepared, console)`, which imports torch.
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
-        terminal = Terminal(highlight=False)
         with exit_on_config_error():
             config = load_config(schema, config_name, sys.argv[1:] if argv is None else argv)
-        module = importlib.import_module(module_name)
-        from alphaapollo.launch.run_command import run_coroutine, run_in_locked_folder
-        from alphaapollo.launch.run_history import record_in_history
+        folder = config.trainer.folder
+        with open_console(config.trainer) as console:
+            module = importlib.import_module(module_name)
+            from alphaapollo.launch.run_command import run_coroutine, run_in_locked_folder
+            from alphaapollo.launch.run_history import record_in_history
 
-        def run(prepared: Any) -> None:
-            with record_in_history(config.trainer.folder):
-                run_coroutine(module.run(prepared, terminal))
+            def run(prepared: Any) -> None:
+                with record_in_history(folder):
+                    run_coroutine(module.run(prepared, console))
 
-        return run_in_locked_folder(
-            config.trainer,
-            lambda: module.prepare_run(config, terminal),
-            run,
-            lambda: f"interrupted; run the same command to resume from {config.trainer.folder}",
-        )
+            return run_in_locked_folder(
+                config.trainer,
+                console,
+                lambda: module.prepare_run(config, console),
+                run,
+                lambda: show_run_end(console, folder),
+                lambda: f"run the same command to resume from {folder}",
+            )
 
     return _make_entry_point(main, config_name)
 
@@ -49,34 +52,36 @@ def make_training_command(
 ) -> MainFunction:
     """Return the `main` of a training command with restarts, with the defaults of the YAML file `config_name`.
 
-    module_name: module with `prepare_run(config, user_settings)` and `run(prepared, progress)` (restarts.py).
+    module_name: module with `prepare_run(config, user_settings, console)` and `run(prepared, progress, console)`.
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
         with exit_on_config_error():
             words = sys.argv[1:] if argv is None else argv
             config, user_settings = load_config_and_user_settings(schema, config_name, words)
-        module = importlib.import_module(module_name)
-        from alphaapollo.launch.restarts import run_with_restarts
-        from alphaapollo.launch.resume import format_completed_run_message, resume_hint
-        from alphaapollo.launch.run_command import run_in_locked_folder
-        from alphaapollo.launch.run_history import record_in_history
+        trainer, folder, can_chat = config.trainer, config.trainer.folder, not isinstance(config, RmConfig)
+        with open_console(trainer) as console:
+            module = importlib.import_module(module_name)
+            from alphaapollo.launch.restarts import run_with_restarts
+            from alphaapollo.launch.resume import format_completed_run_message, resume_hint
+            from alphaapollo.launch.run_command import run_in_locked_folder
+            from alphaapollo.launch.run_history import record_in_history
 
-        folder = config.trainer.folder
+            def train(prepared_run: Any) -> None:
+                if prepared_run.is_complete:
+                    console.show_line(format_completed_run_message(prepared_run.start.step))
+                    return
+                with record_in_history(folder):
+                    run_with_restarts(prepared_run, module.run, console)
 
-        def train(prepared_run: Any) -> None:
-            if prepared_run.is_complete:
-                print(format_completed_run_message(folder, prepared_run.start.step))
-                return
-            with record_in_history(folder):
-                run_with_restarts(prepared_run, module.run)
-
-        return run_in_locked_folder(
-            config.trainer,
-            lambda: module.prepare_run(config, user_settings),
-            train,
-            lambda: f"interrupted; {resume_hint(folder)}",
-        )
+            return run_in_locked_folder(
+                trainer,
+                console,
+                lambda: module.prepare_run(config, user_settings, console),
+                train,
+                lambda: show_run_end(console, folder, trainer.keep_best, can_chat),
+                lambda: resume_hint(folder),
+            )
 
     return _make_entry_point(main, config_name)
 

@@ -35,6 +35,7 @@ from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.launch.try_environment import try_reward_function
 from alphaapollo.launch.try_template import render_with_time_limit, try_template
+from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import check_prompts_are_gradable, is_graded_by_judge
@@ -268,6 +269,7 @@ def check_sequence_parallel_size(size: int, key: str, models: Mapping[str, Model
             check_ulysses_support(config, f"{name}={model.path}", size, key, has_custom_code)
 
 
+@SPANS("read prompts")
 def read_prompts(
     files: str | list[str],
     files_key: str,

@@ -53,7 +53,7 @@ def format_model_card(
         f"It was trained from {shorten_path(base_model)}.",
         "## Data and algorithm\n\n" + "\n".join(_describe_training(saved, command)),
         "## Keys that differ from the defaults\n\n"
-        + _format_table(("key", "value"), list_non_default_keys(saved, command)),
+        + _format_table(("key", "value"), [(f"`{k}`", f"`{v}`") for k, v in list_non_default_keys(saved, command)]),
         "## Metrics\n\n" + _format_table(("metric", "value"), read_last_metrics(run / "metrics.jsonl", step)),
         "## Versions\n\n"
         + _format_table(("package", "version"), [*list_versions(PACKAGES), ("python", platform.python_version())]),
@@ -74,7 +74,7 @@ def list_non_default_keys(saved: Mapping[str, Any], command: str) -> Iterator[tu
         value = values.get(name, key.default)
         if format_value(value) == format_value(key.default) or name in secret or name in MACHINE_KEYS:
             continue
-        yield f"`{name}`", f"`{_shorten_value(value)}`"
+        yield name, _shorten_value(value)
 
 
 def _shorten_value(value: Any) -> str:

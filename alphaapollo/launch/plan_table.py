@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
 from alphaapollo.launch.memory.plan import GIB, MemoryPlan
-from alphaapollo.observability.terminal import Terminal
+from alphaapollo.launch.run_plan import PlannedMemory, RunPlan
+from alphaapollo.observability.console import Console
 
 
-def print_plan_table(
-    folder: Path, rows: Mapping[str, str], memory: MemoryPlan | None, notices: Iterable[str], terminal: Terminal
-) -> None:
-    """Print the plan of a run: a table of `rows` (label -> text), the planned memory if it is given, and notices."""
-    table = _make_empty_table(str(folder))
-    for name, value in rows.items():
+def print_plan_table(folder: Path, plan: RunPlan, console: Console, shows_memory: bool = False) -> None:
+    """Print the plan of a run: a table of its settings, the planned memory if `shows_memory`, and notices."""
+    table = _make_empty_table()
+    for name, value in plan.settings.items():
         table.add_row(name, escape(value))
-    terminal.print(table)
-    if memory:
-        terminal.print(make_memory_table(memory))
-    for notice in notices:
-        terminal.print(f"[yellow]note[/yellow] {escape(notice)}", highlight=False)
+    console.show_line(str(folder))
+    console.terminal.print(table)
+    if plan.memory and shows_memory:
+        console.terminal.print(make_memory_table(plan.memory))
+    for notice in plan.notices:
+        console.notify(notice)
 
 
 def describe_memory_peak(memory: MemoryPlan | None) -> str:
@@ -50,19 +49,18 @@ def describe_checkpoint_schedule(frequency: int, unit: str, memory: MemoryPlan |
     return f"{often} before the next one begins: copies ({size}) do not fit into memory"
 
 
-def make_memory_table(memory: MemoryPlan) -> Table:
+def make_memory_table(memory: PlannedMemory) -> Table:
     """Return a table of the planned memory in GiB at each moment: the total, and each kind with at least 0.05 GiB."""
-    table = _make_empty_table(f"GiB on {memory.device_name}")
+    table = _make_empty_table(f"GiB on {memory.device}")
     table.columns[0].no_wrap = True
     table.add_column(justify="right", no_wrap=True)
-    for phase, usage in memory.usage_by_phase.items():
-        parts = ((kind.replace("_", " "), size / GIB) for kind, size in usage.to_dict().items())
-        words = ", ".join(f"{name} {gib:.1f}" for name, gib in parts if gib >= 0.05)
-        table.add_row(escape(phase), f"{usage.total / GIB:.1f}", words)
+    for moment, usage in memory.gib.items():
+        words = ", ".join(f"{kind} {gib:.1f}" for kind, gib in usage.items() if gib >= 0.05)
+        table.add_row(escape(moment), f"{sum(usage.values()):.1f}", words)
     return table
 
 
-def _make_empty_table(title: str) -> Table:
+def _make_empty_table(title: str | None = None) -> Table:
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column()
     return table

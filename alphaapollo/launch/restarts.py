@@ -20,15 +20,18 @@ from alphaapollo.launch.input_checks import detect_node_resources
 from alphaapollo.launch.resume import find_start_point, resume_hint
 from alphaapollo.launch.run_command import run_coroutine
 from alphaapollo.observability.console import Console
+from alphaapollo.observability.spans import SPANS
 from alphaapollo.utils.watchdog import RUN, kill_run_processes
 
 
-def run_with_restarts(prepared_run: Any, run: Callable[[Any, RunProgress], Coroutine[Any, Any, None]]) -> None:
+def run_with_restarts(
+    prepared_run: Any, run: Callable[[Any, RunProgress, Console], Coroutine[Any, Any, None]], console: Console
+) -> None:
     """Train to the last iteration, with restarts after deaths of workers. Raises RestartRefused if the run cannot be
     restarted.
 
     prepared_run: dataclass of the checked run, with `config`, `start` (StartPoint) and `progress` (RunProgress).
-    run: coroutine function `run(prepared_run, progress)` that trains and updates `progress` after each iteration.
+    run: coroutine function `run(prepared_run, progress, console)` that updates `progress` after each iteration.
     """
     trainer, restarts = prepared_run.config.trainer, 0
     last_death: tuple[int, str] | None = None  # iteration and role of the last death
@@ -36,7 +39,7 @@ def run_with_restarts(prepared_run: Any, run: Callable[[Any, RunProgress], Corou
         progress = prepared_run.progress
         try:
             with clean_up_processes(prepared_run.config):
-                run_coroutine(run(prepared_run, progress))
+                run_coroutine(run(prepared_run, progress, console))
             return
         except WorkerLost as error:
             death, cause = error, error.cause.rstrip(".")
@@ -51,14 +54,15 @@ def run_with_restarts(prepared_run: Any, run: Callable[[Any, RunProgress], Corou
                 f"{cause}; trainer.max_restarts={trainer.max_restarts} allows no further restart; {hint}"
             ) from death
         last_death, restarts = (iteration, death.role), restarts + 1
-        Console().notify(f"{cause}; restart {restarts} of at most {trainer.max_restarts} (trainer.max_restarts)")
+        console.warn(f"{cause}; restart {restarts} of at most {trainer.max_restarts} (trainer.max_restarts)")
         try:
-            prepared_run = prepare_restart_from_newest_checkpoint(prepared_run)
+            with SPANS("restart"):
+                prepared_run = prepare_restart_from_newest_checkpoint(prepared_run, console)
         except ValueError as error:
             raise RestartRefused(f"{cause}; the run cannot be restarted: {error}") from death
 
 
-def prepare_restart_from_newest_checkpoint(prepared_run: Any) -> Any:
+def prepare_restart_from_newest_checkpoint(prepared_run: Any, console: Console) -> Any:
     """Return the run with its newest checkpoint as start point. If the run has written no checkpoint, it starts as it
     did before.
 
@@ -71,7 +75,7 @@ def prepare_restart_from_newest_checkpoint(prepared_run: Any) -> Any:
     detect_node_resources(config)
     start = find_start_point(config)
     for line in start.describe() or ["starts from scratch."]:
-        print(line, flush=True)
+        console.show_line(line)
     return replace(prepared_run, config=config, start=start)
 
 

@@ -1,8 +1,8 @@
 """Find the checkpoint that a run resumes from, and the configuration changes since the run's last start.
 
 find_start_point only reads. `StartPoint.prepare_folder` changes the folder when the run starts: it moves a previous run
-aside if the new run starts from scratch, and saves the configuration. config.yaml is the configuration of the first
-start. Each later start with changes saves one more file: config.1.yaml, then config.2.yaml, ...
+aside if the new run starts from scratch, and saves the plan (run_plan.py) and the configuration. config.yaml is the
+configuration of the first start. Each later start with changes saves one more file: config.1.yaml, config.2.yaml, ...
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from alphaapollo.launch.checkpoint_folder import (
     parse_step,
     read_progress,
 )
+from alphaapollo.launch.run_plan import RunPlan, write_run_plan
 from alphaapollo.observability.metrics_file import read_logged_steps
 
 ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
@@ -74,8 +75,11 @@ class StartPoint:
             return False
         return model.stat().st_mtime >= (self.checkpoint / PROGRESS).stat().st_mtime
 
-    def prepare_folder(self, config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> Path | None:
-        """Prepare the run's folder: move a previous run aside, remove interrupted saves, and save the configuration.
+    def prepare_folder(
+        self, config: Config | TuningConfig | GenerationConfig | EvolvingConfig, plan: RunPlan
+    ) -> Path | None:
+        """Prepare the run's folder: move a previous run aside, remove interrupted saves, and save configuration and
+        plan.
 
         Returns the new path of the previous run, or None.
         """
@@ -89,14 +93,14 @@ class StartPoint:
             save_config(config, self.folder / "config.yaml")
         elif self.config_changes:
             save_config(config, self.folder / f"config.{number + 1}.yaml")
+        write_run_plan(self.folder, plan)
         return moved
 
 
-def format_completed_run_message(folder: Path, total_steps: int) -> str:
-    """Return the message for a run that is already complete: where its model is, and how to continue training."""
-    where = f" The model is in {folder / 'model'}." if (folder / "model").is_dir() else ""
+def format_completed_run_message(total_steps: int) -> str:
+    """Return the message for a run that is already complete, which says how to continue training."""
     return (
-        f"already complete: all {total_steps} iterations are done, nothing was started.{where} To continue training, "
+        f"already complete: all {total_steps} iterations are done, nothing was started. To continue training, "
         f"raise trainer.total_training_steps or trainer.total_epochs. For another run: {NEW_RUN_HINT}"
     )
 

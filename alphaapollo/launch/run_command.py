@@ -14,37 +14,47 @@ from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.launch.failures import FAILURES
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.spans import SPANS
 from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
 
 
 def run_in_locked_folder(
     trainer: RunSettings,
+    console: Console,
     prepare: Callable[[], Any],
     run: Callable[[Any], None],
-    interrupted_message: Callable[[], str],
+    show_end: Callable[[], None],
+    make_resume_hint: Callable[[], str],
 ) -> int:
     """Lock the run's folder, call `prepare`, and call `run` with the result. A dry run only prepares, without a lock.
 
+    The console is closed before an error is printed. show_end: prints what a run has changed, however it ended.
     Returns the exit code: 0 done, 1 failed, 2 refused because `prepare` raised ValueError or another process uses the
     folder, 130 interrupted.
     """
+    is_prepared = False
     try:
-        with nullcontext() if trainer.dry_run else lock_folder(trainer.folder):
-            try:
+        with console, nullcontext() if trainer.dry_run else lock_folder(trainer.folder):
+            with SPANS("prepare"):
                 prepared = prepare()
-            except ValueError as error:
-                return report_error(error, 2)
             if trainer.dry_run:
-                print("dry run: the configuration is valid, nothing was started.")
-            else:
+                console.show_line("dry run: the configuration is valid, nothing was started.")
+                return 0
+            is_prepared = True
+            try:
                 run(prepared)
+            finally:
+                show_end()
     except FolderInUseError as error:
         return report_error(error, 2)
     except KeyboardInterrupt:
-        print(f"\n{interrupted_message()}", file=sys.stderr)
+        print(f"\ninterrupted; {make_resume_hint()}", file=sys.stderr)
         return 130
     except FAILURES as error:
-        return report_error(error, 1)
+        if is_prepared and (hint := make_resume_hint()) not in str(error):
+            print(hint)
+        return report_error(error, 1 if is_prepared or not isinstance(error, ValueError) else 2)
     return 0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from alphaapollo.utils.redaction import redact
-from alphaapollo.utils.versions import list_versions
+from alphaapollo.utils.versions import find_commit, list_versions
 
 FILE = "history.jsonl"
 PACKAGES = ("alphaapollo", "torch", "vllm", "transformers", "ray")
@@ -28,13 +28,14 @@ class CommandRecord:
     ended: float
     state: str  # finished, failed or interrupted
     error: str  # why it failed; otherwise empty
-    versions: dict[str, str]  # installed packages
+    versions: dict[str, str]  # installed packages, and the commit of alphaapollo
 
 
 @contextmanager
 def record_in_history(folder: Path) -> Iterator[None]:
     """Context manager that adds a line to the folder's history when the block ends. Does not handle exceptions."""
     started, state, error = time.time(), "finished", ""
+    versions = dict(list_versions(PACKAGES)) | {"commit": find_commit() or "unknown"}
     try:
         yield
     except KeyboardInterrupt:
@@ -44,7 +45,7 @@ def record_in_history(folder: Path) -> Iterator[None]:
         state, error = "failed", redact(str(failure) or type(failure).__name__)
         raise
     finally:
-        record = CommandRecord(describe_command(), started, time.time(), state, error, dict(list_versions(PACKAGES)))
+        record = CommandRecord(describe_command(), started, time.time(), state, error, versions)
         # The folder may have been removed, or the disk may be full, which the command itself reports.
         with suppress(OSError), (folder / FILE).open("ab") as file:
             file.write(msgspec.json.encode(record) + b"\n")

@@ -18,6 +18,7 @@ from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter, run_and_save_on_signal
 from alphaapollo.launch.input_checks import explain_missing_cluster, find_local_paths
 from alphaapollo.launch.resume import StartPoint, resume_hint
+from alphaapollo.launch.run_plan import RunPlan
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.spans import SPANS
@@ -40,38 +41,34 @@ class TrainingSession:
             on_signal = self.config.trainer.save_on_signal
             await (run_and_save_on_signal(writer, training) if on_signal else training)
 
-    async def export(self, model: PolicyGroup | FinetuningGroup[Any], writer: BackgroundCheckpointWriter[Any]) -> None:
-        """Export the model if trainer.export_hf is set; otherwise print the command that exports it."""
-        trainer, folder = self.config.trainer, self.config.trainer.folder
-        if best := writer.checkpoints.describe_best():
-            self.console.notify(best)
+    async def export(self, model: PolicyGroup | FinetuningGroup[Any]) -> None:
+        """Export the model if trainer.export_hf is set."""
+        trainer = self.config.trainer
         if trainer.export_hf:
             with SPANS("export"):
-                await model.export(str(folder / "model"), trainer.export_lora)
-            self.console.notify(f"model written to {folder / 'model'}")
-        elif trainer.save_freq > 0:
-            self.console.notify(f"to export the model: python -m alphaapollo.trainer.main_export checkpoint={folder}")
+                await model.export(str(trainer.folder / "model"), trainer.export_lora)
 
 
 @asynccontextmanager
 async def open_session(
-    config: Config | TuningConfig, start: StartPoint, specs: WorkerSpecs, step_range: tuple[int, int], timer: Timer
+    config: Config | TuningConfig,
+    start: StartPoint,
+    plan: RunPlan,
+    specs: WorkerSpecs,
+    timer: Timer,
+    console: Console,
 ) -> AsyncIterator[TrainingSession]:
     """Context manager that prepares the run's folder, starts and monitors the workers, and stops them. Raises
-    WorkerDied or RunStalled. step_range: (completed iterations, total iterations)."""
+    WorkerDied or RunStalled. console: its `start` has been called."""
     trainer, folder = config.trainer, config.trainer.folder
     if reason := explain_missing_cluster(config):
         raise ValueError(reason)
-    moved, (done, total) = start.prepare_folder(config), step_range
-    console = Console()
-    console.start(total, done)
-    if moved:
+    if moved := start.prepare_folder(config, plan):
         console.notify(f"the previous run of this name was moved to {moved}")
-    tracker = Tracker(config.model_dump(mode="json"), folder, done, console.notify)
+    tracker = Tracker(config.model_dump(mode="json"), folder, console.resumed_step or 0, console.notify)
     workers: WorkerGroups | None = None
     try:
         with timer("start"):
-            console.show_phase("start", 0, 1)
             workers = await start_workers(config, specs)
         required, device = workers.required_service_processes, specs.placement.device
         stalls = StallMonitor(workers.ranks, trainer, device, console.notify, lambda: resume_hint(folder), required)
@@ -79,9 +76,10 @@ async def open_session(
         async with processes, stalls:
             yield TrainingSession(config, workers, console, tracker)
     finally:
-        if workers:
-            await workers.close()
-        close_all(tracker.close, console.close)
+        with SPANS("stop"):
+            if workers:
+                await workers.close()
+            close_all(tracker.close)
 
 
 async def start_workers(config: Config | TuningConfig, specs: WorkerSpecs) -> WorkerGroups:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from threading import RLock
 from typing import IO, Any
 
 from rich.console import Console
+
+from alphaapollo.observability.samples import replace_control_characters
 
 
 class Terminal(Console):
@@ -25,14 +28,16 @@ class Terminal(Console):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # shows characters that the encoding lacks as ?
         super().__init__(file=file, stderr=stderr, force_terminal=force_terminal, **options)
+        self.num_prints, self._print_lock = 0, RLock()
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with self._print_lock:  # rich lays out and writes separately, so output of two threads could mix
+            super().print(*objects, **options)
+            self.num_prints += 1
 
     def write(self, text: str) -> None:
-        """Print plain text without markup and line wrapping."""
-        self.print(text, markup=False, soft_wrap=True)
-
-    def print_note(self, text: str) -> None:
-        """Print a line that starts with `note:`."""
-        self.write(f"note: {text}")
+        """Print plain text without markup, control characters and line wrapping."""
+        self.print(replace_control_characters(text), markup=False, soft_wrap=True)
 
     def on_broken_pipe(self) -> None:
         self.file = open(os.devnull, "w")  # noqa: SIM115

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
+from alphaapollo.config.load import UserSettings
 from alphaapollo.config.schema import Config
 from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.data.stream import PromptStream
@@ -21,12 +21,13 @@ from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.cpu_threads import choose_cpu_threads
 from alphaapollo.launch.input_checks import detect_node_resources
+from alphaapollo.launch.plan_table import print_plan_table
 from alphaapollo.launch.resume import StartPoint, find_start_point
 from alphaapollo.launch.session import TrainingSession, open_session
+from alphaapollo.observability.console import Console
 from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import check_trackers
 from alphaapollo.trainer.loop import train, validate_and_log
@@ -37,7 +38,7 @@ from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.inputs import TrainingInputs, read_training_inputs
 from alphaapollo.trainer.setup.plan import SHARING, Plan, add_memory_plan, make_plan
-from alphaapollo.trainer.setup.plan_table import print_run_plan
+from alphaapollo.trainer.setup.plan_table import make_run_plan
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.utils.watchdog import new_run_id
@@ -71,7 +72,7 @@ class PreparedRun:
         )
 
 
-def prepare_run(config: Config, user_settings: UserSettings = NO_USER_SETTINGS) -> PreparedRun:
+def prepare_run(config: Config, user_settings: UserSettings, console: Console) -> PreparedRun:
     """Check everything that can be checked without a worker, and print the plan.
 
     Raises ValueError if the configuration, the data or a model cannot be used.
@@ -88,18 +89,22 @@ def prepare_run(config: Config, user_settings: UserSettings = NO_USER_SETTINGS) 
     check_steps_within_run("trainer.profile_steps", trainer.profile_steps or [], inputs.goal.max_steps)
     check_steps_within_run("trainer.record_steps", trainer.record_steps or [], inputs.goal.max_steps)
     plan = add_memory_plan(plan, config, machine)
-    print_run_plan(plan, inputs, start, config, Terminal(highlight=False, soft_wrap=True))
-    if plan.memory and plan.memory.problem:
-        raise ValueError(plan.memory.problem)
+    problem, warning = (plan.memory.problem, plan.memory.warning) if plan.memory else ("", "")
+    run_plan, shows_memory = make_run_plan(plan, inputs, start, config), bool(trainer.dry_run or problem or warning)
+    print_plan_table(trainer.folder, run_plan, console, shows_memory)
+    if problem:
+        raise ValueError(problem)
     return PreparedRun(config, plan, inputs, start)
 
 
-async def run(prepared: PreparedRun, progress: Progress) -> None:
+async def run(prepared: PreparedRun, progress: Progress, console: Console) -> None:
     """Start the workers, train to the last iteration, and stop the workers. Updates `progress` in place."""
     config, inputs, start, timer = prepared.config, prepared.inputs, prepared.start, Timer()
     specs = make_worker_specs(config, prepared.plan, new_run_id(), inputs.goal.max_steps, inputs.has_reward_function)
+    run_plan = make_run_plan(prepared.plan, inputs, start, config)
     try:
-        async with open_session(config, start, specs, (progress.step, inputs.goal.max_steps), timer) as session:
+        console.start(inputs.goal.max_steps, progress.step)
+        async with open_session(config, start, run_plan, specs, timer, console) as session:
             ready = make_training_run(prepared, session, progress)
             try:
                 with tune_gc_and_huge_pages():
@@ -108,7 +113,6 @@ async def run(prepared: PreparedRun, progress: Progress) -> None:
                     await finish_run(ready, session)
             finally:
                 close_all(ready.rollout_log.close)
-            session.console.show_time_summary()
     finally:
         SPANS.take_spans()  # drop the spans of a profiled iteration that did not end
 
@@ -174,7 +178,6 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
                 await run.workers.critic.offload()
             await run.workers.policy.load(str(checkpoint / "policy"))
         run.console.notify(f"resumed from {checkpoint}")
-    run.console.show_phase("publish", 0, 1)
     with SPANS("publish"):
         metrics = await run.weights.publish(run.progress.step)
     if checkpoint is None:
@@ -198,13 +201,13 @@ async def can_share_prompt_computation(run: TrainingRun) -> bool:
 
 
 async def finish_run(run: TrainingRun, session: TrainingSession) -> None:
-    """Export the final model, or print the command that exports it."""
+    """Export the final model if trainer.export_hf is set."""
     trainer, step = run.config.trainer, run.progress.step
     if step < run.goal.max_steps:
         run.console.notify(f"the run ended after {step} iterations, at the end of the data ({trainer.total_epochs=})")
     if trainer.export_hf:
         await run.workers.engines.sleep()
-    await session.export(run.workers.policy, run.saving)
+    await session.export(run.workers.policy)
 
 
 @contextmanager

@@ -56,6 +56,7 @@ async def finish_iteration(
     metrics |= run.reward_model_scorer.pop_metrics() if run.reward_model_scorer else {}
     metrics |= run.reference_prefetcher.pop_metrics() if run.reference_prefetcher else {}
     run.rollout_log.write(step, collected.generated)
+    run.console.show_samples(collected.selected)
     learned = await learn_and_record(run, step, collected.selected, timer)
     metrics |= learned.metrics
     progress.kl_coef = learned.kl_coef

@@ -112,9 +112,9 @@ class Heartbeat:
         found = [read_process(this_pid)]
         found += [read_process(pid, name) for pid, name in helpers.items()]
         found += [read_process(pid, is_required=False) for pid in others]
-        return ProcessTreeReport(self.ticks, self._active_calls(), tuple(process for process in found if process))
+        return ProcessTreeReport(self.ticks, self.list_active_calls(), tuple(process for process in found if process))
 
-    def _active_calls(self) -> tuple[ActiveCall, ...]:
+    def list_active_calls(self) -> tuple[ActiveCall, ...]:
         now, merged = self._clock(), dict[tuple[str, str], ActiveCall]()
         for name, worker, since, limit in list(self._open.values()):
             count, seconds = 1, now - since

@@ -1,4 +1,4 @@
-"""Print the quickstart's results: the curve, two held-out prompts before and after, and the output files."""
+"""Print the quickstart's results: the curve, two held-out prompts before and after, and what to try next."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any
 
 from rich.columns import Columns
 from rich.panel import Panel
+from rich.text import Text
 
 from alphaapollo.observability.curve import plot_curves, read_curves, save_curves_as_png
+from alphaapollo.observability.samples import shorten_text
 from alphaapollo.observability.terminal import Terminal
 
 CURVES = ("val/accuracy", "val/accuracy_greedy")
+ANSWER_CHARS = 400
 
 
 def read_validation(folder: Path, step: int) -> dict[str, dict[str, Any]]:
@@ -26,7 +29,8 @@ def read_validation(folder: Path, step: int) -> dict[str, dict[str, Any]]:
 def panel(record: dict[str, Any], title: str) -> Panel:
     right = record["reward"] == 1
     style = "green" if right else "red"
-    return Panel(f"{record['text']}\n[{style}]{'right' if right else 'wrong'}[/]", title=title, width=34)
+    answer = Text(f"{shorten_text(record['text'], ANSWER_CHARS)}\n")
+    return Panel(answer.append("right" if right else "wrong", style), title=title, width=34)
 
 
 def main() -> None:
@@ -47,20 +51,10 @@ def main() -> None:
         terminal.print(f"\n[bold]{question}[/] (held out)")
         terminal.print(Columns([panel(before[question], "after the warm-up"), panel(after[question], "after GRPO")]))
 
-    start, end = ({name: values[at][1] for name, values in curves.items()} for at in (0, -1))
-    terminal.print(
-        f"\nheld-out accuracy: sampled {start[CURVES[0]]:.3f} -> [bold]{end[CURVES[0]]:.3f}[/], "
-        f"greedy {start[CURVES[1]]:.3f} -> [bold]{end[CURVES[1]]:.3f}[/], in {args.seconds} s"
-    )
     terminal.print(f"""
-output files in {args.out}:
-  model, data    the untrained model with its tokenizer; warm-up, training and held-out data
-  sft            the warm-up: metrics.jsonl, model
-  grpo           config.yaml, metrics.jsonl, curve.png, rollouts (every trajectory), checkpoints, model
+The quickstart took {args.seconds} s and wrote to {args.out}. To try next, besides the commands above:
 
-to try next:
   source .venv/bin/activate                                    # once in a shell
-  python -m alphaapollo.observability.curve {run}/metrics.jsonl critic/score/mean actor/entropy
   python -m alphaapollo.trainer.main_ppo --config-dir examples/quickstart --config-name grpo \\
       algorithm.adv_estimator=rloo trainer.experiment_name=rloo   # the same with RLOO: takes minutes again
   python -m alphaapollo.config explain algorithm.adv_estimator actor_rollout_ref.actor.clip_ratio_high""")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from alphaapollo.config.keys import Key, list_keys, list_sections
 from alphaapollo.config.load import load_config_and_user_settings, save_config
 from alphaapollo.config.schema import Config
+from alphaapollo.observability.console import Console
 from alphaapollo.trainer.lifecycle import prepare_run
 from tests.fuzz.values import anything, numbers, texts
 from tests.unit.tiny import save_model
@@ -131,7 +132,7 @@ def up_to_the_workers(argv: list[str]) -> str:
     """A configuration is accepted if it is equal after loading the run's config.yaml."""
     with contextlib.redirect_stdout(io.StringIO()):
         config, user_settings = load_config_and_user_settings(Config, "ppo", argv)
-        prepared = prepare_run(config, user_settings)
+        prepared = prepare_run(config, user_settings, Console())
     path = Path(prepared.config.trainer.output_dir) / "saved.yaml"
     save_config(config, path)
     again = Config.model_validate_json(json.dumps(yaml.safe_load(path.read_text(encoding="utf-8"))), strict=True)

@@ -20,7 +20,7 @@ import yaml
 
 from alphaapollo.algorithms.advantages import estimator_names
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
-from alphaapollo.config.load import find_shipped_config_folder, flatten_maps, load_config
+from alphaapollo.config.load import NO_USER_SETTINGS, find_shipped_config_folder, flatten_maps, load_config
 from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
 from alphaapollo.launch.session import TrainingSession, start_workers
 from alphaapollo.observability.console import Console
@@ -112,7 +112,9 @@ def use(worker: Any, actor: Actor, correction: RolloutCorrection, teacher: Teach
 
 
 async def run_case(config: Config, workers: Any, start: Path) -> list[dict[str, float]]:
-    prepared = await asyncio.to_thread(prepare_run, config)  # it has an event loop of its own
+    prepared = await asyncio.to_thread(
+        prepare_run, config, NO_USER_SETTINGS, Console()
+    )  # it has an event loop of its own
     actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
     await workers.policy.ranks.call(lambda worker: use(worker, actor, correction, config.teacher))
     await workers.policy.load(str(start / "policy"))
@@ -143,7 +145,7 @@ async def main(model: str, data: str, out: Path) -> None:
     make_model(out / "teacher", seed=1)
     everything = ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=true"]
     everything += [f"teacher.model.path={TEACHER}", "teacher.divergence=sampled"]
-    prepared = await asyncio.to_thread(prepare_run, settings(model, data, out, everything))
+    prepared = await asyncio.to_thread(prepare_run, settings(model, data, out, everything), NO_USER_SETTINGS, Console())
     specs = make_worker_specs(prepared.config, prepared.plan, new_run_id(), 2, prepared.inputs.has_reward_function)
     workers = await start_workers(prepared.config, specs)
     try:

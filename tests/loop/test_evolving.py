@@ -20,7 +20,15 @@ from alphaapollo.cli import api
 from alphaapollo.evolving.pool import Pool
 from alphaapollo.evolving.roles import ModelReply, Proposer, RoleView, Verifier, VerifierReport, make_user_chat
 from alphaapollo.types import Message, Prompt
-from tests.loop.conftest import MARK, FinishedRun, Runner, Task, processes_of, wait_until_nothing_is_left
+from tests.loop.conftest import (
+    MARK,
+    FinishedRun,
+    Runner,
+    Task,
+    check_first_and_last_lines,
+    processes_of,
+    wait_until_nothing_is_left,
+)
 from tests.unit.evolving.scripted import Command, Server, arithmetic, serving
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
@@ -112,6 +120,7 @@ def test_killed_run_with_its_own_engine_resumes(evolving: EvolvingRunner, engine
     words = [f"rollout.name={engine}"]
     whole = evolving.finish(evolving.start(*words, name="whole", warm=True), "whole")
     assert whole.code == 0, whole.output[-4000:]
+    check_first_and_last_lines(whole, "view", "report")
 
     (evolving.out / "kill").touch()
     killed = evolving.finish(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.loop.conftest import FinishedRun, Runner, Task, wait_until_nothing_is_left
+from tests.loop.conftest import FinishedRun, Runner, Task, check_first_and_last_lines, wait_until_nothing_is_left
 from tests.loop.warm import Program
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
@@ -67,6 +67,7 @@ def records(folder: Path) -> list[dict]:
 
 def test_resume_after_kill_equals_uninterrupted_run(generation: GenerationRunner) -> None:
     whole = generation.run("trainer.controller=local", name="whole")
+    check_first_and_last_lines(whole, "view", "samples")
     assert f"{PROMPTS * SAMPLES} scored" in whole.output
 
     results = generation.out / "test/parts/results.jsonl"
@@ -83,8 +84,7 @@ def test_resume_after_kill_equals_uninterrupted_run(generation: GenerationRunner
 
     parts = generation.run(name="parts")  # on Ray
     wait_until_nothing_is_left(generation)
-    assert f"finished   {finished} prompts, " in parts.output
-    assert f"{PROMPTS}/{PROMPTS} prompts" in parts.output
+    assert f"finished  {finished} prompts, " in parts.output
     assert records(parts.folder) == records(whole.folder)
     summaries = [json.loads((run.folder / "summary.json").read_text()) for run in (parts, whole)]
     assert summaries[0] == summaries[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 import socket
 import subprocess
 import sys
@@ -17,7 +18,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.loop.conftest import FinishedRun, Runner, Task, files_with_secret, wait_until_nothing_is_left
+from tests.loop.conftest import (
+    FinishedRun,
+    Runner,
+    Task,
+    check_first_and_last_lines,
+    files_with_secret,
+    wait_until_nothing_is_left,
+)
 from tests.loop.replays import equal_lines, recording, replay
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
@@ -102,8 +110,17 @@ def test_profile_has_all_processes_on_one_clock(resumed: Resumed) -> None:
         backward = {one["name"] for one in spans if tracks[one["pid"]] == "policy 0" and "Backward" in one["name"]}
         passes = [span for name in backward for span in of("policy 0", name)]
         assert passes and all(update[0] - slack <= first and last <= update[1] + slack for first, last in passes)
-    assert "\ntime: " in resumed.whole.output and "\ntime since the resume after step 2: " in resumed.parts.output
+    assert "\ntime: " in resumed.whole.output
     assert "\nval sample: reward " in resumed.whole.output
+
+
+def test_output_begins_with_the_viewer_and_ends_with_changes_and_next_commands(resumed: Resumed) -> None:
+    for done, duration in ((resumed.whole, r"\(\d+:\d\d\)"), (resumed.parts, r"\(\d+:\d\d since iteration 2\)")):
+        check_first_and_last_lines(done, "view", "report", "samples", "chat")
+        start, end = done.metrics[0]["val/accuracy"], done.metrics[-1]["val/accuracy"]
+        assert re.search(rf"\nval/accuracy +{start:.3f} -> {end:.3f} in 4 iterations.* {duration}\n", done.output)
+        assert f"\nmodel: {done.folder / 'model'}\n" in done.output
+        assert "\x1b" not in done.output
 
 
 def test_complete_run_starts_nothing(resumed: Resumed) -> None:

@@ -1,28 +1,26 @@
-"""Print the settings of a training run as a table before it starts."""
+"""Describe the plan of a training run, which is printed before it starts."""
 
 from __future__ import annotations
 
 from alphaapollo.algorithms.policy_losses.base import CLIP
 from alphaapollo.config.schema import Config, Env, Optimizer
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
+from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak
 from alphaapollo.launch.resume import StartPoint
-from alphaapollo.observability.terminal import Terminal
+from alphaapollo.launch.run_plan import PlannedMemory, RunPlan
 from alphaapollo.trainer.setup.inputs import TrainingInputs
 from alphaapollo.trainer.setup.plan import Plan
 
 
-def print_run_plan(plan: Plan, inputs: TrainingInputs, start: StartPoint, config: Config, terminal: Terminal) -> None:
-    """Print a table of model, data, sizes and schedules of a run, then all notices."""
-    rows = (
+def make_run_plan(plan: Plan, inputs: TrainingInputs, start: StartPoint, config: Config) -> RunPlan:
+    """Describe model, data, sizes and schedules of a run, its memory, and all notices."""
+    settings = (
         _describe_algorithm_and_data(plan, inputs, config)
         | _describe_iterations(plan, inputs, start, config)
         | plan.placement.describe_roles()
     )
-    shown = (
-        plan.memory if plan.memory and (config.trainer.dry_run or plan.memory.problem or plan.memory.warning) else None
-    )
-    print_plan_table(config.trainer.folder, rows, shown, [*plan.notices, *inputs.notices, *start.describe()], terminal)
+    memory = PlannedMemory.from_plan(plan.memory) if plan.memory else None
+    return RunPlan(settings, memory, [*plan.notices, *inputs.notices, *start.describe()])
 
 
 def _describe_algorithm_and_data(plan: Plan, inputs: TrainingInputs, config: Config) -> dict[str, str]:

@@ -59,7 +59,6 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
     is_trained: np.ndarray | None = None
     old_logprobs: list[np.ndarray] = []
     with timer("update"):
-        run.console.show_phase("update", 0, 1)
         skip_bad_step = config.trainer.on_bad_step == "skip"
         if workers.critic:
             metrics |= await workers.critic.update(credit.columns, skip_bad_step)
@@ -79,7 +78,6 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
             if config.algorithm.use_kl_in_reward:
                 kl = credit.metrics["actor/reward_kl_penalty_per_sequence"]
                 coef = next_kl_coef(config.algorithm.kl_ctrl, coef, kl, len(batch.trajectories))
-        run.console.show_phase("update", 1, 1)
     return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit, is_trained, old_logprobs)
 
 

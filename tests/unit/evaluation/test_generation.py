@@ -18,6 +18,7 @@ from alphaapollo.controller import launcher
 from alphaapollo.controller.ranks import RunStalled
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.evaluation import generation
+from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.trainer.main_generation import main
 from alphaapollo.utils.watchdog import RUN
@@ -85,9 +86,9 @@ class Command:
     def run(self, *overrides: str) -> str:
         """Run to the end and return the output."""
         out = StringIO()
-        terminal = Terminal(file=out, width=200, highlight=False)
+        console = Console(Terminal(file=out, width=200, highlight=False))
         config = load_config(GenerationConfig, "generation", self.words(*overrides))
-        asyncio.run(generation.run(generation.prepare_run(config, terminal), terminal))
+        asyncio.run(generation.run(generation.prepare_run(config, console), console))
         return out.getvalue()
 
     def records(self) -> list[dict]:
@@ -139,6 +140,7 @@ def test_every_sample_is_written_and_counted(command: Command) -> None:
     assert len({record["text"] for record in records}) == 18, "every sample has draws of its own"
     assert sorted(path.name for path in command.out.iterdir()) == [
         "config.yaml",
+        "plan.json",
         "results.jsonl",
         "summary.csv",
         "summary.json",
@@ -150,7 +152,7 @@ def test_every_sample_is_written_and_counted(command: Command) -> None:
     assert {"pass@1", "pass@2", "pass@3", "maj@3"} <= summary["all"]["figures"].keys()
     rows = list(csv.DictReader((command.out / "summary.csv").read_text().splitlines()))
     assert len(rows) == 3 * 7 and rows[-1]["data_source"] == "all"
-    assert "6/6 prompts" in printed and "avg@3" in printed
+    assert "avg@3" in printed
     assert "all: 18 samples of 6 problems; 18 scored; ended: " in printed
 
 
@@ -195,7 +197,7 @@ def test_killed_run_resumes_with_the_same_result(
     printed = command.run()
     assert len(played) == 3 * (6 - kept), "finished prompts are not repeated"
     assert set(played) < seeds or kept == 0
-    assert f"finished   {kept} prompts" in printed
+    assert f"finished  {kept} prompts" in printed
     assert command.records() == whole
     assert command.summary() == summary
 
@@ -205,7 +207,7 @@ def test_a_finished_run_starts_no_engine(command: Command, monkeypatch: pytest.M
     summary = command.summary()
     (command.out / "summary.json").unlink()
     monkeypatch.setattr(generation, "launch_engines", None)
-    assert "finished   6 prompts" in command.run()
+    assert "finished  6 prompts" in command.run()
     assert command.summary() == summary
 
 
@@ -274,7 +276,7 @@ def test_missing_config_is_reported(command: Command) -> None:
 def test_start_from_scratch_keeps_the_previous_run(command: Command) -> None:
     command.run()
     printed = command.run("trainer.resume_mode=disable", "trainer.seed=1")
-    assert "the previous run of this name was moved to" in printed and "finished   0 prompts" in printed
+    assert "the previous run of this name was moved to" in printed and "finished  0 prompts" in printed
     assert (command.out.with_name("run.1") / "results.jsonl").exists()
     assert command.records()[0]["step"] == 0
 
@@ -301,13 +303,13 @@ def test_episodes_of_several_turns_without_a_reward_function(command: Command) -
     assert everything["figures"]["response_length"]["value"] == pytest.approx(tokens / 18)
     assert {record["prompt"][0]["content"][:20] for record in records} == {"I have chosen a whol"}
     assert [record["row_prompt"] for record in records[::3]] == [row["prompt"] for row in ROWS]
-    assert "finished   6 prompts" in command.run(*game, "data.max_response_length=99")  # whatever was asked: its rows
+    assert "finished  6 prompts" in command.run(*game, "data.max_response_length=99")  # whatever was asked: its rows
 
 
 def test_long_prompts_are_dropped_and_reported(command: Command) -> None:
     write_rows(command.folder / "rows.parquet", [{**ROWS[0], "prompt": "w2 " * 40}, *ROWS[1:]])
     printed = command.run("data.max_prompt_length=8", "data.truncation=drop")
-    assert "note: data.path: 1 of 6 prompts exceed data.max_prompt_length and are dropped." in printed
+    assert "note data.path: 1 of 6 prompts exceed data.max_prompt_length and are dropped." in printed
     assert {record["prompt_id"] for record in command.records()} == {1, 2, 3, 4, 5}
 
 
@@ -357,7 +359,7 @@ def test_dry_run_and_keys_without_effect(command: Command, capsys: pytest.Captur
     assert main(command.words("trainer.dry_run=true", "env.history_length=3")) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "6 x 3 samples = 18" in printed and "nothing was started" in printed
-    assert "note: env.history_length=3 has no effect" in printed
+    assert "note env.history_length=3 has no effect" in printed
     assert not (command.folder / "out").exists()
 
 

@@ -20,6 +20,7 @@ from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.evolving import run as evolving_run
 from alphaapollo.evolving.pool import Pool
+from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 
 Script = Callable[[list[dict[str, str]], dict[str, Any]], Any]
@@ -145,9 +146,9 @@ class Command:
     def run(self, *overrides: str) -> str:
         """Run to the end and return the output."""
         out = StringIO()
-        terminal = Terminal(file=out, width=200, highlight=False)
+        console = Console(Terminal(file=out, width=200, highlight=False))
         config = load_config(EvolvingConfig, "evolving", self.words(*overrides))
-        asyncio.run(evolving_run.run(evolving_run.prepare_run(config, terminal), terminal))
+        asyncio.run(evolving_run.run(evolving_run.prepare_run(config, console), console))
         return out.getvalue()
 
     @property

@@ -51,7 +51,6 @@ def test_evolved_run_of_the_python_api(command: Command, server: Server) -> None
     assert metrics["table/right_for"].to_list() == [one["table"]["right_for"] for one in rounds]
     assert metrics["cost/calls"].sum() == CALLS and metrics["candidates/made"].to_list() == [PROBLEMS] * 2
     assert [one["problem"] for one in run.problems] == list(range(PROBLEMS)) and run.pool == command.pool.path
-    pytest.importorskip("matplotlib")
     (axes,) = run.plot().axes
     assert len(axes.lines) == 4 and len(axes.collections) == 4  # curves, intervals
     (axes,) = run.plot("cost/tokens").axes

@@ -4,6 +4,7 @@ from io import StringIO
 from alphaapollo.launch.memory.model import MemoryUsage
 from alphaapollo.launch.memory.plan import MemoryPlan
 from alphaapollo.launch.plan_table import describe_checkpoint_schedule, make_memory_table
+from alphaapollo.launch.run_plan import PlannedMemory
 from alphaapollo.observability.terminal import Terminal
 
 
@@ -14,7 +15,8 @@ def test_memory_by_role_at_each_moment():
         "generate": MemoryUsage(weights=gib, kv_cache=4 * gib),
     }
     out = StringIO()
-    Terminal(file=out, width=80).print(make_memory_table(MemoryPlan(moments, 80 * gib, "a GPU of 80 GiB", 1000)))
+    memory = PlannedMemory.from_plan(MemoryPlan(moments, 80 * gib, "a GPU of 80 GiB", 1000))
+    Terminal(file=out, width=80).print(make_memory_table(memory))
     assert [line.rstrip() for line in out.getvalue().splitlines()] == [
         "GiB on a GPU of 80 GiB",
         "update of the policy, head  3.5  weights 1.0, optimizer 2.0, logits 0.5",

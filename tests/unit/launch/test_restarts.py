@@ -18,6 +18,8 @@ from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.failures import RestartRefused
 from alphaapollo.launch.restarts import clean_up_processes, run_with_restarts
 from alphaapollo.launch.resume import find_start_point
+from alphaapollo.launch.run_plan import RunPlan
+from alphaapollo.observability.console import Console
 from alphaapollo.trainer.lifecycle import PreparedRun
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.utils.watchdog import RUN, list_run_processes, new_run_id
@@ -42,13 +44,13 @@ class FakeRun:
         self.prepared = PreparedRun(config, plan, SimpleNamespace(), find_start_point(config))  # type: ignore[arg-type]
 
     def go(self) -> None:
-        run_with_restarts(self.prepared, self.run)
+        run_with_restarts(self.prepared, self.run, Console())
 
-    async def run(self, prepared: PreparedRun, progress: Progress) -> None:
+    async def run(self, prepared: PreparedRun, progress: Progress, console: Console) -> None:
         self.configs.append(prepared.config)
         start = prepared.start
         self.began.append(start.checkpoint.name if start.checkpoint else "scratch")
-        start.prepare_folder(prepared.config)
+        start.prepare_folder(prepared.config, RunPlan({}))
         metrics = prepared.config.trainer.folder / "metrics.jsonl"
         metrics.touch()
         death = self.attempts.pop(0)

@@ -13,6 +13,7 @@ from alphaapollo.config.keys import format_value
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, write_progress
 from alphaapollo.launch.resume import StartPoint, find_start_point, format_completed_run_message, resume_hint
+from alphaapollo.launch.run_plan import RunPlan, read_run_plan
 
 
 def configured(out: Path, **sections: dict[str, Any]) -> Config:
@@ -27,7 +28,7 @@ def start_of(config: Config | SftConfig) -> StartPoint:
 def train(config: Config | SftConfig, step: int) -> Path:
     """Make the folder of a run that reached iteration `step`: configuration, metrics, a checkpoint."""
     folder = config.trainer.folder
-    start_of(config).prepare_folder(config)
+    start_of(config).prepare_folder(config, RunPlan({}))
     log(folder, *range(step + 1))
     checkpoints = CheckpointFolder(folder / "checkpoints", keep=None)
     writing = checkpoints.begin_checkpoint(step)
@@ -49,7 +50,7 @@ def test_a_new_run_notes_its_configuration(tmp_path: Path) -> None:
     start = start_of(config)
     assert start == StartPoint(config.trainer.folder) and start.describe() == []
     assert not config.trainer.folder.exists(), "nothing is touched before the run starts"
-    assert start.prepare_folder(config) is None
+    assert start.prepare_folder(config, RunPlan({})) is None
     assert saved(config.trainer.folder) == {"config.yaml": config.model_dump(mode="json")}
 
 
@@ -59,7 +60,7 @@ def test_same_configuration_resumes_without_changes(tmp_path: Path) -> None:
     start = start_of(config)
     assert start == StartPoint(config.trainer.folder, checkpoint, 20, last_logged_step=20)
     assert start.describe() == [f"resumes from {checkpoint}."]
-    start.prepare_folder(config)
+    start.prepare_folder(config, RunPlan({}))
     assert saved(config.trainer.folder).keys() == {"config.yaml"}
 
 
@@ -130,7 +131,7 @@ def test_requested_checkpoint_of_another_run_is_used(tmp_path: Path) -> None:
     start = start_of(config)
     assert (start.checkpoint, start.step, start.replaces_previous_run) == (checkpoint, 2, False)
     assert [(one.key, one.verdict) for one in start.config_changes] == [("data.train_files", "applied")]
-    start.prepare_folder(config)
+    start.prepare_folder(config, RunPlan({}))
     assert saved(config.trainer.folder).keys() == {"config.yaml"}
 
 
@@ -144,17 +145,16 @@ def test_path_without_checkpoint_lists_existing_ones(tmp_path: Path) -> None:
 def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
     config = configured(tmp_path)
     folder = config.trainer.folder
-    start_of(config).prepare_folder(config)
+    start_of(config).prepare_folder(config, RunPlan({}))
     assert start_of(config) == StartPoint(folder), "a start that failed leaves nothing of worth"
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     start = start_of(config)
     assert start.replaces_previous_run and start.describe() == [
         f"starts from scratch: the previous run in {folder} is moved aside."
     ]
-    assert start.prepare_folder(config) == folder.with_name("run.1")
-    assert (folder.with_name("run.1") / "metrics.jsonl").exists() and [one.name for one in folder.iterdir()] == [
-        "config.yaml"
-    ]
+    assert start.prepare_folder(config, RunPlan({})) == folder.with_name("run.1")
+    assert (folder.with_name("run.1") / "metrics.jsonl").exists()
+    assert {file.name for file in folder.iterdir()} == {"config.yaml", "plan.json"}
 
 
 def test_interrupted_run_prints_its_resume_checkpoint(tmp_path: Path) -> None:
@@ -191,9 +191,7 @@ def test_a_model_is_exported_if_it_is_younger_than_the_checkpoint(tmp_path: Path
     for written, exported in ((99, False), (100, True), (101, True)):
         os.utime(model, (written, written))
         assert start_of(config).has_exported_model() is exported
-    assert f"all 2 iterations are done, nothing was started. The model is in {model}." in format_completed_run_message(
-        config.trainer.folder, 2
-    )
+    assert "all 2 iterations are done, nothing was started." in format_completed_run_message(2)
 
 
 def test_what_interrupted_saves_have_left_is_swept_up(tmp_path: Path) -> None:
@@ -201,7 +199,7 @@ def test_what_interrupted_saves_have_left_is_swept_up(tmp_path: Path) -> None:
     checkpoint = train(config, 20)
     left = checkpoint.with_name(".writing_step_000040")
     left.mkdir()
-    start_of(config).prepare_folder(config)
+    start_of(config).prepare_folder(config, RunPlan({}))
     assert checkpoint.exists() and not left.exists()
 
 
@@ -217,7 +215,7 @@ def test_damaged_checkpoint_is_named_and_skipped(tmp_path: Path) -> None:
         f"resumes from {older}; iterations 21 to 40 are repeated.",
         "moves the checkpoints of later iterations aside: step_000040.",
     )
-    start.prepare_folder(config)
+    start.prepare_folder(config, RunPlan({}))
     assert not newer.exists(), "else it would count for trainer.max_ckpt_to_keep"
     newer.with_name("aside_step_000040").rename(newer)
     (older / "weights").unlink()
@@ -316,11 +314,11 @@ def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Pat
     back = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(checkpoint)})
     start = start_of(back)
     assert start.describe()[1] == "moves the checkpoints of later iterations aside: step_000040."
-    start.prepare_folder(back)
+    start.prepare_folder(back, RunPlan({}))
     assert checkpoint.exists() and not later.exists() and later.with_name("aside_step_000040").is_dir()
     assert start_of(config).checkpoint == checkpoint
     again = train(config, 40)
-    start_of(back).prepare_folder(back)
+    start_of(back).prepare_folder(back, RunPlan({}))
     assert not again.exists() and again.with_name("aside_step_000040.1").is_dir()
     assert again.with_name("aside_step_000040").is_dir(), "what was set aside before stays"
 
@@ -332,3 +330,12 @@ def test_checkpoint_with_the_name_of_another_iteration_is_skipped(tmp_path: Path
     start = start_of(config)
     assert start.checkpoint == checkpoint
     assert start.describe()[0] == f"skipped, because it is damaged: {renamed}: it is of iteration 40."
+
+
+def test_the_plan_is_written_into_the_new_folder_of_a_run(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    train(config, 2)
+    again = configured(tmp_path, trainer={"resume_mode": "disable"})
+    moved = start_of(again).prepare_folder(again, RunPlan({"iterations": "8"}))
+    assert moved and read_run_plan(moved) == RunPlan({})
+    assert read_run_plan(config.trainer.folder) == RunPlan({"iterations": "8"})

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.launch.failures import RestartRefused
 from alphaapollo.launch.run_command import run_coroutine, run_in_locked_folder
+from alphaapollo.observability.console import Console
 from alphaapollo.utils.watchdog import treat_signals_as_ctrl_c
 
 HOLD = """
@@ -29,28 +31,36 @@ def trainer(folder: Path, dry_run: bool = False) -> Any:
     return SimpleNamespace(folder=folder / "run", dry_run=dry_run)
 
 
+def run_command(trainer: Any, prepare: Callable[[], Any], run: Callable[[Any], None]) -> int:
+    console = Console()
+    return run_in_locked_folder(
+        trainer, console, prepare, run, lambda: console.show_end(["what changed"]), lambda: "resume hint"
+    )
+
+
 def raising(error: BaseException) -> None:
     raise error
 
 
 def test_each_end_has_its_exit_code_and_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def code(error: BaseException) -> int:
-        return run_in_locked_folder(trainer(tmp_path), int, lambda _: raising(error), lambda: "resume hint")
+        return run_command(trainer(tmp_path), int, lambda _: raising(error))
 
-    assert run_in_locked_folder(trainer(tmp_path), int, lambda _: None, lambda: "resume hint") == 0
-    assert run_in_locked_folder(trainer(tmp_path), lambda: raising(ValueError("unset")), lambda _: None, str) == 2
+    assert run_command(trainer(tmp_path), int, lambda _: None) == 0
+    assert capsys.readouterr().out == "what changed\n"
+    assert run_command(trainer(tmp_path), lambda: raising(ValueError("unset")), lambda _: None) == 2
+    assert capsys.readouterr() == ("", "error: unset\n")
     assert code(ValueError("what, got, fix")) == 1
     assert code(RestartRefused("a worker died")) == 1
     assert code(KeyboardInterrupt()) == 130
-    printed = capsys.readouterr().err
-    assert "what, got, fix" in printed
-    assert "a worker died" in printed
-    assert printed.endswith("\nresume hint\n")
+    printed = capsys.readouterr()
+    assert printed.out == "what changed\nresume hint\n" * 2 + "what changed\n"
+    assert printed.err == "error: what, got, fix\nerror: a worker died\n\ninterrupted; resume hint\n"
 
 
 def test_a_bug_is_not_a_failure(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
-        run_in_locked_folder(trainer(tmp_path), int, lambda _: raising(KeyError("name")), str)
+        run_command(trainer(tmp_path), int, lambda _: raising(KeyError("name")))
 
 
 def test_the_folder_is_locked_while_a_command_is_prepared_and_runs(tmp_path: Path) -> None:
@@ -59,8 +69,8 @@ def test_the_folder_is_locked_while_a_command_is_prepared_and_runs(tmp_path: Pat
     def look(*_: object) -> None:
         locks.append((tmp_path / ".run.lock").exists())
 
-    assert run_in_locked_folder(trainer(tmp_path), lambda: look(), look, str) == 0
-    assert run_in_locked_folder(trainer(tmp_path, dry_run=True), lambda: look(), look, str) == 0
+    assert run_command(trainer(tmp_path), lambda: look(), look) == 0
+    assert run_command(trainer(tmp_path, dry_run=True), lambda: look(), look) == 0
     assert locks == [True, True, False]
 
 
@@ -72,8 +82,8 @@ def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
     )
     with holder:
         assert holder.stdout and holder.stdout.readline() == "held\n"
-        assert run_in_locked_folder(trainer(tmp_path), lambda: done.append(1), done.append, str) == 2
-        assert run_in_locked_folder(trainer(tmp_path, dry_run=True), lambda: done.append(2), done.append, str) == 0
+        assert run_command(trainer(tmp_path), lambda: done.append(1), done.append) == 2
+        assert run_command(trainer(tmp_path, dry_run=True), lambda: done.append(2), done.append) == 0
         holder.kill()
     assert done == [2]
 

@@ -12,6 +12,7 @@ from alphaapollo.controller.placement import Machine
 from alphaapollo.launch.checkpoint_folder import write_manifest, write_progress
 from alphaapollo.launch.cpu_threads import choose_cpu_threads
 from alphaapollo.launch.resume import find_start_point
+from alphaapollo.launch.run_plan import RunPlan
 
 
 def configured(out: Path, trainer: dict[str, Any] | None = None, **rollout: Any) -> Config:
@@ -33,7 +34,7 @@ def settled(config: Config, cores: int, gpus: int = 0) -> tuple[int | None, int 
 def begun(config: Config, cores: int) -> None:
     """Make the folder of a run of one iteration with this number of cores."""
     config, _ = choose_cpu_threads(config, Machine(cores, 0))
-    find_start_point(config).prepare_folder(config)
+    find_start_point(config).prepare_folder(config, RunPlan({}))
     checkpoint = config.trainer.folder / "checkpoints" / "step_000001"
     checkpoint.mkdir(parents=True)
     write_progress(checkpoint, {"step": 1})

@@ -1,12 +1,28 @@
 import io
 import math
+import re
+import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.cells import cell_len
+from rich.file_proxy import FileProxy
+from rich.text import Text
 
 from alphaapollo.config.errors import report_error
-from alphaapollo.observability.console import Console, RunView, format_duration, format_plain_line, render_view
+from alphaapollo.observability import console as console_module
+from alphaapollo.observability.console import QUIET_SECONDS, REFRESH_SECONDS, Console
+from alphaapollo.observability.run_view import (
+    Phase,
+    RunView,
+    format_duration,
+    format_plain_line,
+    format_time_summary,
+    render_view,
+)
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Completion, EpisodeEnd, Prompt, Score, StopReason, Trajectory, TrajectoryGroup, Turn
 
@@ -19,56 +35,101 @@ METRICS = {
 }
 
 
-def show(view: RunView, width: int = 80) -> list[str]:
-    terminal = Terminal(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    with terminal.capture() as capture:
-        terminal.print(render_view(view, elapsed=75.0, width=width))
-    return [line.rstrip() for line in capture.get().splitlines()]
+def show(view: RunView, width: int = 80, height: int = 40) -> list[str]:
+    return [line.plain for line in render_view(view, 75.0, width, height)]
 
 
-def test_the_view_shows_bars_curve_and_figures():
-    view = RunView(total_steps=80)
+def make_view() -> RunView:
+    """A run in its third iteration, with every part of the view."""
+    view = RunView("outputs/first", total_steps=80)
     for step in (1, 2):
-        view.update(step, METRICS | {"reward/accuracy": step / 4, "val/accuracy": 0.125})
-    view.step_times.append(1.0)
-    view.phase_progress = {"generate": (12, 32), "update": (0, 1)}
+        view.update(step, METRICS | {"reward/accuracy": step / 4, "val/accuracy": 0.125}, elapsed=73.0 + step)
+    view.sample = "sample", "reward 1.000   [red]6*7=?[/]", "42"
+    view.warnings.extend(["step 1: first", "step 2: second"])
+    return view
+
+
+def test_the_view_has_progress_curve_metrics_sample_and_warnings():
+    view = make_view()
+    view.phase = Phase("generate", 32, since=70.0, done_before=0, done=12)
     lines = show(view)
-    assert lines[0].startswith("run ")
-    assert lines[0].endswith("2/80 steps   1:15 elapsed, 1:18 left")
-    assert lines[1].startswith("generate  ━━━")
-    assert lines[1].endswith("12/32")
-    assert lines[2].startswith("update ")
-    assert lines[2].endswith("running")
-    assert lines[4] == "reward/accuracy"
-    assert lines[-3:] == [
-        "train     reward 0.500   accuracy 0.500   length 34.2",
-        "val       accuracy 0.125",
-        "speed     7,431 tokens/s   1.50 s per step",
+    assert lines[:3] == [
+        "outputs/first",
+        f"step        ━{'─' * 23}  2/80 in 1:15, 1:18 left",
+        f"generate    {'━' * 9}{'─' * 15}  12/32   ",
+    ]
+    assert lines[3:5] == ["", "reward/accuracy  0.500"]
+    assert lines[12:] == [
+        "",
+        "train       reward 0.500   accuracy 0.500   length 34.2",
+        "val         accuracy 0.125",
+        "speed       7,431 tokens/s   1.50 s per step",
+        "",
+        "sample      reward 1.000   [red]6*7=?[/]",
+        "            42",
+        "warning     step 1: first",
+        "warning     step 2: second",
+    ]
+    view.phase.done = 32
+    view.activity = "update: policy 0"
+    assert show(view)[2] == "update      policy 0"
+
+
+def test_parts_are_left_out_in_a_fixed_order_and_lines_are_cut():
+    view = make_view()
+    shown = {height: show(view, height=height) for height in range(1, 40)}
+    assert all(len(lines) <= height for height, lines in shown.items())
+    parts = {"outputs/first", "step", "start", "reward/accuracy", "speed", "sample", "warning"}
+    kept = [parts.intersection(line.split(" ")[0] for line in shown[height]) for height in range(39, 0, -1)]
+    lost = ["".join(before - after) for before, after in pairwise(kept) if before - after]
+    assert lost == ["sample", "reward/accuracy", "speed", "warning", "start", "outputs/first"]
+    for width in (1, 20, 40, 65, 66, 80, 200):
+        assert max(map(cell_len, show(view, width))) <= width
+    assert show(view, 40)[1] == "step        2/80 in 1:15, 1:18 left"
+    assert show(view, 30)[1] == "step        2/80 in 1:15, 1:1…"
+
+
+def test_a_view_before_the_first_iteration_shows_what_the_command_does():
+    assert show(RunView("outputs/first", activity="start: importing torch")) == [
+        "outputs/first",
+        "time        1:15",
+        "start       importing torch",
     ]
 
 
-def test_the_view_fits_a_narrow_terminal_and_an_empty_run():
-    view = RunView(total_steps=3)
-    assert len(show(view)) == 3
-    for step in (1, 2, 3):
-        view.update(step, METRICS)
-    for width in (40, 80, 200):
-        assert max(map(len, show(view, width))) <= width
-    assert show(view)[0].endswith("3/3 steps   1:15 elapsed")
+def test_time_left():
+    view = RunView(total_steps=80)
+    view.update(0, METRICS, elapsed=60.0)
+    assert view.format_time_left(60.0) == ""
+    view.update(1, METRICS, elapsed=61.0)
+    view.update(4, METRICS, elapsed=70.0)
+    assert view.format_time_left(70.0) == "3:10 left"
+    assert view.format_time_left(71.0) == "3:09 left"
+    view.update(80, METRICS, elapsed=100.0)
+    assert view.format_time_left(100.0) == ""
+
+
+def test_time_left_of_a_command_without_iterations():
+    view = RunView()
+    view.phase = Phase("generate", total=120, since=10.0, done_before=60)
+    view.phase.done = 60
+    assert view.format_status(12.0) == " 0:12  generate 60/120"
+    view.phase.done, view.phase.text = 80, "accuracy 0.500"
+    assert view.format_status(20.0) == " 0:20  generate 80/120   accuracy 0.500   0:20 left"
 
 
 def test_values_that_are_not_numbers_are_shown_but_not_drawn():
     view = RunView(total_steps=3)
-    view.update(1, {"critic/score/mean": float("nan")})
+    view.update(1, {"critic/score/mean": float("nan")}, elapsed=1.0)
     assert view.curve_points == []
-    assert show(view)[-1] == "train     reward nan"
+    assert show(view)[-1] == "train       reward nan"
 
 
 def test_one_plain_line_an_iteration():
-    view = RunView(total_steps=80, step=0)
-    view.update(7, METRICS)
-    view.step_times.extend([1.0, 2.0])
-    assert format_plain_line(view, METRICS | {"val/accuracy": 0.5}) == (
+    view = RunView(total_steps=80)
+    view.update(5, METRICS, elapsed=7.0)
+    view.update(7, METRICS, elapsed=10.0)
+    assert format_plain_line(view, METRICS | {"val/accuracy": 0.5}, elapsed=10.0) == (
         "step  7/80   reward 0.500   accuracy 0.250   length 34.2   val: accuracy 0.500   7,431 tokens/s   "
         "1.50 s per step   1:50 left"
     )
@@ -76,11 +137,11 @@ def test_one_plain_line_an_iteration():
 
 def test_failures_are_shown_if_there_are_any():
     view = RunView(total_steps=2)
-    view.update(1, METRICS)
-    clean = format_plain_line(view, METRICS | {"outcome/failed": 0.0, "end/time_limit": 0.0})
+    view.update(1, METRICS, elapsed=1.0)
+    clean = format_plain_line(view, METRICS | {"outcome/failed": 0.0, "end/time_limit": 0.0}, 1.0)
     lossy = METRICS | {"outcome/failed": 0.44, "response_length/clip_ratio": 0.125, "end/time_limit": 0.0}
     assert "failed" not in clean and "timed out" not in clean
-    assert "   failed 44%   truncated 12%   7,431 tokens/s" in format_plain_line(view, lossy)
+    assert "   failed 44%   truncated 12%   7,431 tokens/s" in format_plain_line(view, lossy, 1.0)
 
 
 def test_warnings_are_printed_with_their_iteration(tmp_path: Path):
@@ -104,8 +165,7 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path):
         console.show_step(1, METRICS)
         console.show_step(2, METRICS)
         console.close()
-    phase, first, second, third = (tmp_path / "out.txt").read_text().splitlines()
-    assert phase.split() == ["0:00", "generate", "..."]
+    first, second, third = (tmp_path / "out.txt").read_text().splitlines()
     assert first == "note trainer.cpu_threads=2 has no effect"
     assert second.startswith("step 1/2   reward 0.500")
     assert third.endswith("1.50 s per step")
@@ -127,7 +187,8 @@ def test_a_bad_a_median_and_a_good_sample_are_plain_lines_in_a_file(monkeypatch:
     monkeypatch.setenv("FORCE_COLOR", "1")
     file = io.StringIO()
     console = Console(Terminal(file=file))
-    console.show_samples(make_samples(0.5, 1.0, math.nan, 0.0, 0.5, 0.25, 0.0))
+    console.show_samples(make_samples(0.5, 1.0, math.nan, 0.0, 0.5, 0.25, 0.0), is_validation=True)
+    console.show_samples(make_samples(0.5))  # of training: only in the live view
     lines = file.getvalue().splitlines()
     starts = [line[: line.index("of")] for line in lines]
     assert starts == [
@@ -141,32 +202,18 @@ def test_a_bad_a_median_and_a_good_sample_are_plain_lines_in_a_file(monkeypatch:
 def test_equal_or_missing_rewards_need_no_second_sample():
     file = io.StringIO()
     console = Console(Terminal(file=file))
-    console.show_samples(make_samples(math.nan, 0.0, 0.0, 0.0))
+    console.show_samples(make_samples(math.nan, 0.0, 0.0, 0.0), is_validation=True)
     assert [line[:33] for line in file.getvalue().splitlines()] == ["val sample: reward 0.000   prompt"]
-    console.show_samples(make_samples(math.nan))
-    console.show_samples([])
+    console.show_samples(make_samples(math.nan), is_validation=True)
+    console.show_samples([], is_validation=True)
     assert file.getvalue().count("\n") == 1
 
 
-def test_samples_are_a_table_in_a_terminal_and_any_text_can_be_shown(tmp_path: Path):
+def test_any_text_can_be_printed(tmp_path: Path):
     with (tmp_path / "out").open("w", encoding="ascii") as file:  # cannot encode é; \ud800 has no encoding at all
-        Console(Terminal(file=file)).show_samples(
-            [replace(group, prompt=Prompt(0, "", "é \ud800 ?")) for group in make_samples(1.0)]
-        )
+        samples = [replace(group, prompt=Prompt(0, "", "é \ud800 ?")) for group in make_samples(1.0)]
+        Console(Terminal(file=file)).show_samples(samples, is_validation=True)
     assert "prompt: ?   ?" in (tmp_path / "out").read_text()
-    shown = io.StringIO()
-    terminal = Terminal(file=shown, force_terminal=True, width=80, color_system=None, _environ={"TERM": "xterm"})
-    console = Console(terminal)
-    console.start(total_steps=2, completed_steps=0)
-    console.show_samples(make_samples(0.0, 1.0))
-    console.close()
-    lines = shown.getvalue().splitlines()
-    (start,) = (index for index, line in enumerate(lines) if "validation prompt" in line)
-    assert [line.split()[:2] for line in lines[start + 2 :] if line.startswith(("  0.", "  1."))] == [
-        ["0.000", "[red]6*7=0"],
-        ["1.000", "[red]6*7=1"],
-    ]
-    assert "42" in shown.getvalue() and "\x1b[2J" not in shown.getvalue()
 
 
 def test_forced_colours_do_not_make_a_file_a_terminal(monkeypatch):
@@ -187,33 +234,122 @@ def test_a_closed_stdout_hides_no_error(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: no such file\n"
 
 
-def test_phases_before_the_first_iteration_are_printed_without_a_terminal():
-    file = io.StringIO()
-    console = Console(Terminal(file=file, width=80))
-    console.start(total_steps=2, completed_steps=0)
-    console.show_phase("start", 0, 1)
-    console.show_phase("validate", 0, 4)
-    console.show_phase("validate", 2, 4)
-    console.show_step(0, METRICS)
-    console.show_phase("generate", 0, 4)
-    console.close()
-    first, second, line = file.getvalue().splitlines()
-    assert [first.split(), second.split()] == [["0:00", "start", "..."], ["0:00", "validate", "..."]]
-    assert line.startswith("step 0/2")
+def make_terminal(**environ: str) -> tuple[io.TextIOWrapper, Terminal]:
+    """A terminal of 80x24 characters, and the file with what is written to it."""
+    file = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    environ = {"TERM": "xterm"} | environ
+    return file, Terminal(file=file, force_terminal=True, width=80, height=24, _environ=environ)
 
 
-def test_the_live_view_leaves_its_last_state_and_the_notices():
-    file = io.StringIO()
-    console = Console(Terminal(file=file, force_terminal=True, width=80, color_system=None, _environ={"TERM": "xterm"}))
+def read(file: io.TextIOWrapper) -> str:
+    return file.buffer.getvalue().decode()  # type: ignore[attr-defined]
+
+
+class Clock:
+    """Time of a console that passes only in `run`, which refreshes the console as its thread does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now, self.activity = 100.0, ""
+        monkeypatch.setattr(console_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(console_module, "find_activity", lambda: self.activity)
+
+    def run(self, console: Console, seconds: float) -> None:
+        for _ in range(int(seconds / REFRESH_SECONDS)):
+            self.now += REFRESH_SECONDS
+            console.refresh()
+
+
+def test_status_lines_fill_silences(monkeypatch: pytest.MonkeyPatch):
+    clock, file = Clock(monkeypatch), io.StringIO()
+    console = Console(Terminal(file=file))
+    console.show_line("first")
+    clock.activity = "start: importing torch"
+    clock.run(console, 10.0)
+    console.start(total_steps=3, completed_steps=0)
+    clock.activity = ""  # unknown: the last one remains
+    clock.run(console, 4.0)
+    for _ in range(8):  # while there are other lines, there are no status lines
+        clock.run(console, 2.0)
+        console.terminal.write("line")
+    console.show_phase("generate", 3, 32)
+    clock.run(console, 5.0)
+    console.show_phase("generate", 32, 32)
+    clock.activity = "update: policy 0"
+    clock.run(console, 70.0)
+    lines = [line for line in file.getvalue().splitlines() if line != "line"]
+    assert lines[:6] == [
+        "first",
+        " 0:03  start: importing torch",
+        " 0:06  start: importing torch",
+        " 0:10  start: importing torch",
+        " 0:13  start: importing torch",
+        " 0:33  generate 3/32",
+    ]
+    assert len(lines[6:]) == 22  # in 70 seconds
+    assert QUIET_SECONDS + 2 * REFRESH_SECONDS < 5
+
+
+def test_the_live_view_shows_the_last_sample_and_warnings_and_leaves_its_last_state(monkeypatch: pytest.MonkeyPatch):
+    clock, (file, terminal) = Clock(monkeypatch), make_terminal()
+    console = Console(terminal).open("outputs/first")
+    clock.activity = "start: importing vllm"
+    console.refresh()
+    assert "importing vllm" in read(file)
     console.start(total_steps=2, completed_steps=1)
-    console.show_phase("generate", 1, 4)
+    console.show_samples(make_samples(0.0, 1.0, 0.5))
     console.notify("resumed")
-    console.show_step(2, METRICS)
+    console.show_step(2, METRICS | {"outcome/grader_failed": 0.44})
+    console.show_end(["val/accuracy  0.1 -> 0.9"])
     console.close()
     console.close()
-    text = file.getvalue()
-    assert "note resumed" in text
-    assert "2/2 steps" in text
+    text = read(file)
+    assert "\x1b[2J" not in text
+    plain = Text.from_ansi(text.replace("\x1b[?7l", "").replace("\x1b[?7h", "")).plain
+    assert plain.count("note resumed") == 1 and plain.count("note step 2: 44% of the trajectories") == 1
+    last = plain[plain.rindex("2/2 in ") :].splitlines()
+    assert last[0] == "2/2 in 0:00" and last[-1] == "val/accuracy  0.1 -> 0.9"
+    assert any(line.startswith("sample      reward 0.500   [red]6*7=2") for line in last)
+    assert any(line.startswith("warning     step 2: 44% of the trajectories") for line in last)
+    assert sys.stdout.isatty() is False and not isinstance(sys.stdout, FileProxy)
+
+
+@pytest.mark.parametrize("environ", [{"TERM": "dumb"}, {"TERM": "unknown"}])
+def test_a_dumb_terminal_has_plain_lines(environ: dict[str, str]):
+    file, terminal = make_terminal(**environ)
+    with Console(terminal).open("outputs/first") as console:
+        console.show_step(1, METRICS)
+    assert read(file).startswith("step 1/0   reward 0.500") and "\x1b" not in read(file)
+
+
+def test_an_encoding_without_the_characters_of_the_view_has_plain_lines():
+    file = io.TextIOWrapper(io.BytesIO(), encoding="latin-1", write_through=True)
+    terminal = Terminal(file=file, force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
+    with Console(terminal).open("outputs/first") as console:
+        console.show_step(1, METRICS)
+    assert file.buffer.getvalue().startswith(b"step 1/0")  # type: ignore[attr-defined]
+
+
+def test_no_color(monkeypatch: pytest.MonkeyPatch):
+    clock, (file, terminal) = Clock(monkeypatch), make_terminal(NO_COLOR="1")
+    with Console(terminal).open("outputs/first") as console:
+        console.start(total_steps=2, completed_steps=0)
+        console.show_step(1, METRICS)
+        clock.run(console, 1.0)
+        console.warn("step 1: first")
+    assert "━" in read(file) and not re.search(r"\x1b\[[0-9;]*3[0-9]m", read(file))
+
+
+def test_a_bug_of_the_view_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch):
+    file = io.StringIO()
+    console = Console(Terminal(file=file, width=200))
+    monkeypatch.setattr(console_module, "find_activity", lambda: 1 / 0)
+    console.open("outputs/first")
+    console._thread.join(60)  # ends after its first refresh
+    console.show_step(1, METRICS)
+    console.close()
+    lines = file.getvalue().splitlines()
+    assert lines[0] == "note the console failed, which is a bug; the run continues:"
+    assert "ZeroDivisionError: division by zero" in lines and lines[-1].startswith("step 1/0")
 
 
 def test_notice_contains_no_secret(monkeypatch):
@@ -235,10 +371,30 @@ def test_a_display_that_cannot_be_written_does_not_stop_the_run():
         file.write("the file is really full")
 
 
+def test_time_summary():
+    assert format_time_summary({}) == ""
+    spent = {"timing/start": 10.0, "timing/validate": 2.0, "timing/generate": 10.0, "timing/update": 6.0}
+    spent |= {"timing/other": 1.98, "timing/publish": 0.02, "timing/step": 20.0}
+    line = "time: start 33%, generate 33%, update 20%, validate 7%, other 7% of 30.0 s (docs/profiles.md)"
+    assert format_time_summary(spent) == line
+
+
+def test_the_end_has_the_times_of_all_iterations():
+    file = io.StringIO()
+    console = Console(Terminal(file=file))
+    console.start(total_steps=2, completed_steps=0)
+    console.show_step(1, {"timing/generate": 1.0, "timing/update": 0.5, "timing/step": 1.5})
+    console.show_step(2, {"timing/generate": 2.0, "timing/update": 0.5, "timing/step": 2.5})
+    console.show_end(["next"])
+    assert file.getvalue().splitlines()[2:] == ["time: generate 75%, update 25% of 4.0 s (docs/profiles.md)", "next"]
+
+
+def test_notes_have_no_control_characters():
+    """A note may quote the error of a grader, which may quote a model's text."""
+    file = io.StringIO()
+    Console(Terminal(file=file)).notify("grader failed: \x1b[2J\x9b1m\u202e[bold]x\nsecond line")
+    assert file.getvalue() == "note grader failed:  [2J 1m [bold]x\nsecond line\n"
+
+
 def test_clock():
-    assert [format_duration(7.4), format_duration(750), format_duration(3900), format_duration(None)] == [
-        "0:07",
-        "12:30",
-        "1:05:00",
-        "?",
-    ]
+    assert [format_duration(7.4), format_duration(750), format_duration(3900)] == ["0:07", "12:30", "1:05:00"]

@@ -50,7 +50,6 @@ def test_axis_and_ticks():
 
 
 def test_a_picture_is_shown_by_notebooks_with_its_intervals():
-    pytest.importorskip("matplotlib")
     curves = {"a": [(0, 0.5), (1, 0.6)], "b": [(0, 0.1), (1, 0.2)]}
     drawn = plot_curves_as_figure(curves, "title", "round", {"a": [(0, 0.4, 0.9), (1, 0.5, 1.0)]})
     (axes,) = drawn.axes
@@ -61,7 +60,6 @@ def test_a_picture_is_shown_by_notebooks_with_its_intervals():
 
 
 def test_command(metrics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    pytest.importorskip("matplotlib")
     assert main([str(metrics), "val/accuracy", "--png", str(tmp_path / "out" / "curve.png")]) == 0
     assert "┤" in capsys.readouterr().out
     assert (tmp_path / "out" / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -94,6 +92,5 @@ def test_several_runs_are_told_apart_without_colours(tmp_path: Path, capsys: pyt
 
 
 def test_png_draws_several(tmp_path: Path):
-    pytest.importorskip("matplotlib")
     save_curves_as_png({"a/b": [(0, 1.0), (1, 2.0)], "a/c": [(0, 2.0)]}, tmp_path / "c.png", "title")
     assert (tmp_path / "c.png").stat().st_size > 1000

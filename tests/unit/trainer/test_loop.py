@@ -206,7 +206,7 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(
     run.saving = BackgroundCheckpointWriter(folder, {"policy": Role()}, print)
     asyncio.run(main())
     assert [path.name for path in folder.list_completed()] == ["step_000002", "step_000003"]
-    assert folder.describe_best() == f"val/accuracy is best in {tmp_path / 'step_000002'}"
+    assert folder.find_best() == tmp_path / "step_000002"
     assert Progress.read(tmp_path / "step_000003").validation == {"val/accuracy": 0.7}
 
 

@@ -1,4 +1,3 @@
-from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,16 +6,15 @@ import pytest
 from alphaapollo.config.load import load_config_and_user_settings
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.observability.terminal import Terminal
 from alphaapollo.trainer.progress import TrainingGoal
 from alphaapollo.trainer.setup.inputs import TrainingInputs
 from alphaapollo.trainer.setup.plan import make_plan
-from alphaapollo.trainer.setup.plan_table import print_run_plan
+from alphaapollo.trainer.setup.plan_table import make_run_plan
 
 
 @pytest.fixture
 def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The printed plan, row -> text."""
+    """Settings of a plan, label -> text."""
     monkeypatch.chdir(tmp_path)
     for name in ("rows.parquet", "config.json", "reward.py"):
         (tmp_path / name).write_text("{}")
@@ -29,11 +27,8 @@ def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         plan = make_plan(config, Machine(num_cores=8, num_gpus=0), user_settings)
         goal = TrainingGoal.from_schedule(2, 1, 64, 32)
         inputs = TrainingInputs([None] * 64, [None] * 8, goal, [], None, has_reward_function, [])  # type: ignore[list-item]
-        out = StringIO()
         start = SimpleNamespace(step=0, describe=list)
-        print_run_plan(plan, inputs, start, config, Terminal(file=out, width=300))  # type: ignore[arg-type]
-        lines = [line.split("  ", 1) for line in out.getvalue().splitlines() if "  " in line]
-        return {name: text.strip() for name, text in lines}
+        return make_run_plan(plan, inputs, start, config).settings  # type: ignore[arg-type]
 
     return rows
 

@@ -1,0 +1,57 @@
+"""Write and read plan.json of a run folder: the plan of the newest start, as it was printed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from alphaapollo.observability.disk import explain_write_errors, replace_file
+from alphaapollo.utils.redaction import redact
+
+if TYPE_CHECKING:
+    from alphaapollo.launch.memory.plan import MemoryPlan
+
+FILE = "plan.json"
+
+
+@dataclass(frozen=True)
+class PlannedMemory:
+    """Planned memory of a GPU, or of a machine without GPUs."""
+
+    device: str  # e.g. "a GPU of 80 GiB"
+    gib: dict[str, dict[str, float]]  # moment of an iteration -> kind -> GiB; kinds without memory are left out
+
+    @classmethod
+    def from_plan(cls, plan: MemoryPlan) -> PlannedMemory:
+        gib = {
+            moment: {kind.replace("_", " "): size / 2**30 for kind, size in usage.to_dict().items() if size}
+            for moment, usage in plan.usage_by_phase.items()
+        }
+        return cls(plan.device_name, gib)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Plan of a run before its start."""
+
+    settings: dict[str, str]  # label -> text, e.g. "iterations" -> "8"
+    memory: PlannedMemory | None = None  # None: the run starts no training, or its memory cannot be calculated
+    notices: list[str] = field(default_factory=list)
+
+
+def write_run_plan(folder: Path, plan: RunPlan) -> None:
+    """Write plan.json, with secrets redacted. Raises OSError if it cannot be written."""
+    with explain_write_errors("the plan", folder / FILE):
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / FILE, [redact(msgspec.json.encode(plan).decode()).encode()])
+
+
+def read_run_plan(folder: Path) -> RunPlan | None:
+    """Read plan.json; None if the file is missing or damaged."""
+    with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=RunPlan)
+    return None

@@ -1,0 +1,209 @@
+"""What the console knows about a run, and its layout as lines of text."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rich.text import Text
+
+from alphaapollo.observability.curve import plot_curves
+
+CURVES = ("reward/accuracy", "critic/score/mean", "train/loss")  # the first of these metrics that a run logs is plotted
+SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
+    "train": {
+        "critic/score/mean": "reward {:.3f}",
+        "reward/accuracy": "accuracy {:.3f}",
+        "train/loss": "loss {:.4f}",
+        "response_length/mean": "length {:,.1f}",
+    },
+    "critic": {"critic/vf_explained_var": "critic: explained variance {:.2f}"},
+    "val": {
+        "val/accuracy": "accuracy {:.3f}",
+        "val/accuracy_greedy": "greedy {:.3f}",
+        "val/loss": "loss {:.4f}",
+    },
+    "lost": {  # shown only if not 0
+        "outcome/failed": "failed {:.0%}",
+        "response_length/clip_ratio": "truncated {:.0%}",
+        "end/time_limit": "timed out {:.0%}",
+        "val/failed": "failed in validation {:.0%}",
+    },
+    "speed": {
+        "rollout/tokens_per_second": "{:,.0f} tokens/s",
+        "timing/step": "{:.2f} s per step",
+    },
+}
+RECENT_STEPS = 20  # iterations from which the remaining time is estimated
+LABEL_WIDTH, BAR_WIDTH, MIN_WIDTH_WITH_BARS = 12, 24, 66  # narrower windows have no bars
+CURVE_WIDTH, CURVE_HEIGHT, CURVE_POINTS = 76, 6, 160
+
+
+@dataclass
+class Phase:
+    """Part of an iteration whose progress is counted, e.g. `generate` with 12 of 32 groups."""
+
+    name: str
+    total: int
+    since: float  # elapsed seconds at its begin
+    done_before: int  # done at its begin, e.g. before a resume
+    done: int = 0
+    text: str = ""  # shown after the progress
+
+
+@dataclass
+class RunView:
+    """State of a run that the console shows. Times are seconds since the console was opened (`elapsed`)."""
+
+    title: str = ""
+    total_steps: int = 0  # 0: not known yet, or the command has no iterations
+    step: int = 0  # completed iterations
+    activity: str = "start"  # e.g. `start: importing vllm`
+    phase: Phase | None = None
+    last_metrics: dict[str, float] = field(default_factory=dict)  # last value of each metric
+    curve_points: list[tuple[float, float]] = field(default_factory=list)
+    sample: tuple[str, str, str] | None = None  # label, reward and prompt, answer
+    warnings: deque[str] = field(default_factory=lambda: deque(maxlen=3))
+    step_ends: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS + 1))
+
+    @property
+    def curve_name(self) -> str:
+        """Return the name of the plotted metric; empty before the first metrics."""
+        return next((name for name in CURVES if name in self.last_metrics), "")
+
+    @property
+    def running_phase(self) -> Phase | None:
+        return phase if (phase := self.phase) and phase.done < phase.total else None  # a thread may replace it
+
+    def update(self, step: int, metrics: Mapping[str, float], elapsed: float) -> None:
+        """Add the metrics of an iteration."""
+        self.step, self.phase = step, None
+        self.step_ends.append((elapsed, step))
+        self.last_metrics |= metrics
+        value = metrics.get(self.curve_name, math.nan)
+        if math.isfinite(value):
+            self.curve_points.append((step, value))
+
+    def format_time_left(self, elapsed: float) -> str:
+        """Format the remaining time, estimated from the last iterations, or from the phase if there are no iterations.
+        Empty before two iterations have ended: the first one also includes the start of the workers."""
+        phase, total, ends = self.running_phase, self.total_steps, self.step_ends
+        if phase and not total:
+            total, ends = phase.total, deque([(phase.since, phase.done_before), (elapsed, phase.done)])
+        if len(ends) < 2 or ends[-1][1] <= ends[0][1] or ends[-1][1] >= total:
+            return ""
+        (start, first), (end, last) = ends[0], ends[-1]
+        left = (end - start) / (last - first) * (total - last) - (elapsed - end)
+        return f"{format_duration(max(0.0, left))} left"
+
+    def format_status(self, elapsed: float) -> str:
+        """Format a status line, e.g. ` 1:05  generate 120/256`."""
+        parts, phase = [self.activity], self.running_phase
+        if phase:
+            left = "" if self.total_steps else self.format_time_left(elapsed)
+            parts = [f"{phase.name} {phase.done}/{phase.total}", phase.text, left]
+        return f"{format_duration(elapsed):>5}  {'   '.join(filter(None, parts))}"
+
+
+def render_view(view: RunView, elapsed: float, width: int, height: int) -> list[Text]:
+    """Lay out the live view as lines that fit the window. If it is small, parts are left out: first blank lines, then
+    the sample, the curve, metrics, warnings, the phase, and the title."""
+    rows = format_metric_rows(view.last_metrics)
+    label, first, answer = view.sample or ("", "", "")
+    parts = [  # rank, lines
+        (1, [Text(view.title, "bold")]),
+        (0, [_make_run_line(view, elapsed, width)]),
+        (2, [_make_phase_line(view, width)]),
+        (5, _make_curve(view, width)),
+        (4, [_make_line(name, Text(text)) for name, text in rows.items()]),
+        (6, [_make_line(label, Text(first)), _make_line("", Text(answer))] if view.sample else []),
+        (3, [_make_line("warning", Text(text), "yellow") for text in view.warnings]),
+    ]
+    parts = [part for part in parts if part[1]]
+    spaced = [line for rank, lines in parts for line in ([Text(), *lines] if rank > 3 else lines)]
+    while sum(len(lines) for _, lines in parts) > height and len(parts) > 1:
+        parts.remove(max(parts, key=lambda part: part[0]))
+    shown = spaced if len(spaced) <= height else [line for _, lines in parts for line in lines]
+    for line in shown:
+        line.truncate(width, overflow="ellipsis")
+    return shown
+
+
+def _make_line(label: str, content: Text, style: str = "bold") -> Text:
+    return Text.assemble((f"{label:<{LABEL_WIDTH - 1}} ", style), content)
+
+
+def _make_bar(done: int, total: int, width: int) -> Text:
+    """Return a bar, which is readable without colors, and done/total; in a narrow window only done/total."""
+    bar, filled = Text(), round(BAR_WIDTH * min(1.0, done / total))
+    if width >= MIN_WIDTH_WITH_BARS:
+        bar.append("━" * filled, "cyan").append("─" * (BAR_WIDTH - filled) + "  ", "dim")
+    return bar.append(f"{done}/{total}")
+
+
+def _make_run_line(view: RunView, elapsed: float, width: int) -> Text:
+    times = ", ".join(filter(None, [format_duration(elapsed), view.format_time_left(elapsed)]))
+    if not view.total_steps:
+        return _make_line("time", Text(times))
+    return _make_line("step", _make_bar(view.step, view.total_steps, width).append(f" in {times}", "dim"))
+
+
+def _make_phase_line(view: RunView, width: int) -> Text:
+    if not (phase := view.running_phase):
+        name, _, detail = view.activity.partition(": ")
+        return _make_line(name, Text(detail, "dim"))
+    return _make_line(phase.name, _make_bar(phase.done, phase.total, width).append(f"   {phase.text}", "dim"))
+
+
+def _make_curve(view: RunView, width: int) -> list[Text]:
+    points = view.curve_points
+    if len(points) < 2:
+        return []
+    shown = {view.curve_name: [*points[:: len(points) // CURVE_POINTS + 1], points[-1]]}
+    curve = plot_curves(shown, min(width - 1, CURVE_WIDTH), CURVE_HEIGHT)
+    return [_make_line(view.curve_name, Text(f" {points[-1][1]:.3f}")), *curve.split("\n")]
+
+
+def format_metric_rows(metrics: Mapping[str, float]) -> dict[str, str]:
+    """Format the metrics of each row: `{"train": "reward 0.531   length 41.0", "speed": "7,400 tokens/s"}`."""
+    rows = {
+        row: "   ".join(
+            shape.format(metrics[name])
+            for name, shape in shapes.items()
+            if name in metrics and (row != "lost" or metrics[name] > 0)
+        )
+        for row, shapes in SHOWN_METRICS.items()
+    }
+    return {row: text for row, text in rows.items() if text}
+
+
+def format_plain_line(view: RunView, metrics: Mapping[str, float], elapsed: float) -> str:
+    """Format the metrics of an iteration on one line.
+
+    Example: `step  12/80   reward 0.531   val: accuracy 0.643   7,400 tokens/s   1:32 left`.
+    """
+    rows = format_metric_rows(metrics)
+    if "val" in rows:
+        rows["val"] = f"val: {rows['val']}"
+    if view.step == 0:  # the time of the start is not that of a step
+        rows.pop("speed", None)
+    head = f"step {view.step:>{len(str(view.total_steps))}}/{view.total_steps}"
+    return "   ".join(filter(None, [head, *rows.values(), view.format_time_left(elapsed)]))
+
+
+def format_time_summary(seconds: Mapping[str, float]) -> str:
+    """Format the sums of the timing metrics of a run, e.g. `time: generate 75%, update 25% of 4.0 s`; empty if none."""
+    phases = {name.removeprefix("timing/"): spent for name, spent in seconds.items() if name != "timing/step"}
+    total = sum(phases.values())
+    longest_first = sorted(phases.items(), key=lambda item: -item[1])
+    shown = [f"{phase} {spent / total:.0%}" for phase, spent in longest_first if spent >= 0.005 * total > 0]
+    return f"time: {', '.join(shown)} of {total:,.1f} s (docs/profiles.md)" if shown else ""
+
+
+def format_duration(seconds: float) -> str:
+    """Format seconds as `0:07`, `12:30` or `1:05:00`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
