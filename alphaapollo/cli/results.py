@@ -53,7 +53,7 @@ class TrainedRun(LoggedRun):
     def plot(self, *names: str) -> Figure:
         """Plot the metrics with these names; by default reward, accuracy and loss.
 
-        Raises ValueError for an unknown metric, or if matplotlib is not installed.
+        Raises ValueError for an unknown metric.
         """
         from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
 
@@ -120,7 +120,7 @@ class EvolutionRun(LoggedRun):
     def plot(self, *names: str) -> Figure:
         """Plot the metrics with these names by round, with their intervals; by default the accuracies.
 
-        Raises ValueError for an unknown metric, or if matplotlib is not installed.
+        Raises ValueError for an unknown metric.
         """
         from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from alphaapollo.config.errors import report_error
@@ -46,5 +47,6 @@ def serve(root: Path, host: str, port: int) -> int:
     hosts = [host, "localhost", LOOPBACK] if host in (LOOPBACK, "localhost", "::1") else ["*"]
     app = make_app(RunIndex(root, find_index_path(root)), hosts)
     Terminal(highlight=False).write(f"viewer of {root}: http://{host}:{listener.getsockname()[1]}   (Ctrl-C ends it)")
-    make_server(app).run(sockets=[listener])
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again after the server has ended
+        make_server(app).run(sockets=[listener])
     return 0

@@ -80,11 +80,8 @@ def compute_value_range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def make_empty_figure() -> Figure:
-    """Create a figure that notebooks display directly. Raises ValueError if matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("plotting needs matplotlib. Run pip install -e '.[plots]' in the clone.") from None
+    """Create a figure that notebooks display directly."""
+    from matplotlib.figure import Figure
 
     class NotebookFigure(Figure):
         def _repr_png_(self) -> bytes:
@@ -98,7 +95,7 @@ def make_empty_figure() -> Figure:
 def plot_curves_as_figure(
     curves: Mapping[str, Points], title: str = "", x_label: str = "step", bands: Mapping[str, Band] | None = None
 ) -> Figure:
-    """Plot curves as a matplotlib figure. Raises ValueError if matplotlib is not installed.
+    """Plot curves as a matplotlib figure.
 
     bands: confidence intervals by curve name.
     """
@@ -106,7 +103,7 @@ def plot_curves_as_figure(
     axes = drawn.add_subplot()
     for name, points in curves.items():
         steps, values = [step for step, _ in points], [value for _, value in points]
-        (line,) = axes.plot(steps, values, marker="o", markersize=3, label=name)
+        (line,) = axes.plot(steps, values, marker="o" if len(steps) <= 50 else "", markersize=3, label=name)
         if band := bands.get(name):
             steps, lows, highs = ([row[column] for row in band] for column in range(3))
             axes.fill_between(steps, lows, highs, color=line.get_color(), alpha=0.15)
@@ -123,7 +120,7 @@ def plot_curves_as_figure(
 def plot_shares_with_intervals(rows: Sequence[tuple[str, str, float, float, float]], title: str = "") -> Figure:
     """Plot shares in [0, 1] with confidence intervals, one color per data source.
 
-    rows: (source, metric, value, low, high). Raises ValueError if matplotlib is not installed.
+    rows: (source, metric, value, low, high).
     """
     drawn = make_empty_figure()
     axes = drawn.add_subplot()
@@ -141,7 +138,7 @@ def plot_shares_with_intervals(rows: Sequence[tuple[str, str, float, float, floa
 
 
 def save_curves_as_png(curves: Mapping[str, Points], path: Path, title: str = "") -> None:
-    """Save the curves as PNG. Raises ValueError if matplotlib is not installed."""
+    """Save the curves as PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plot_curves_as_figure(curves, title).savefig(path, dpi=150)
 

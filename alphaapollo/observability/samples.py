@@ -28,9 +28,14 @@ def get_last_message(prompt: Sequence[Message] | str) -> str:
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
+def replace_control_characters(text: str) -> str:
+    """Replace characters that could control a terminal, except line breaks, by spaces."""
+    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
+
+
 def shorten_text(text: str, max_chars: int) -> str:
     """Return the beginning and the end of a text, without secrets and control characters."""
-    text = redact("".join(char if char.isprintable() or char == "\n" else " " for char in text)).strip()
+    text = redact(replace_control_characters(text)).strip()
     if len(text) <= max_chars:
         return text
     start = (max_chars - len(ELLIPSIS)) // 2

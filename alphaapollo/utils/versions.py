@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from packaging.requirements import Requirement
 
@@ -61,3 +63,16 @@ def list_versions(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     for name in names:
         if found := find_version(name):
             yield name, found
+
+
+def find_commit() -> str | None:
+    """Return the commit of the checkout that the project runs from, with `-dirty` after changes; None outside one."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):  # git is not installed, or the disk is slow
+        return None
+    return found.stdout.strip() or None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from functools import lru_cache
@@ -23,13 +24,17 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from alphaapollo.viewer import pages
-from alphaapollo.viewer.curves import average_over_seeds, group_by_seed, make_traces, read_curve
+from alphaapollo.viewer.curves import group_by_seed, make_metric_traces, make_prompt_traces
 from alphaapollo.viewer.index import RunIndex
+from alphaapollo.viewer.pages import evolution, examples, iteration, runs, trajectory
+from alphaapollo.viewer.pages.query import FILTERS, Describe, Query
 from alphaapollo.viewer.run_folders import make_run_name
 
 HERE = Path(__file__).parent
 EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"  # plotly adds an empty <style> and fills it
+PLOTLY_STYLE = re.compile(
+    r'getElementById\("([0-9a-f]{64})"\)'
+)  # ids of styles for maps, which it adds unless they exist
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
     f"style-src 'self' {EMPTY_STYLE}; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -39,7 +44,6 @@ HEADERS = {
 }
 POLL_SECONDS = 0.5
 KEEPALIVE_SECONDS = 15.0
-MAX_CURVES = 16
 
 
 class SecurityHeaders:
@@ -62,7 +66,8 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
     """Make the application. hosts: names under which browsers may address it; others are refused, so that no other
     web page can read it through a name of its own."""
     templates = Jinja2Templates(HERE / "templates")
-    templates.env.filters |= pages.FILTERS
+    templates.env.filters |= FILTERS
+    templates.env.globals["plotly_style_ids"] = lambda: PLOTLY_STYLE.findall(_read_plotly())
     viewer = Viewer(index, templates)
 
     @asynccontextmanager
@@ -71,16 +76,17 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
         yield
         await asyncio.to_thread(index.close)
 
+    page = viewer.make_page
     routes = [
-        Route("/", viewer.make_page("runs.html", pages.list_runs)),
-        Route("/compare", viewer.make_page("compare.html", pages.compare_runs)),
-        Route("/runs/{run:int}", viewer.make_page("run.html", pages.describe_run)),
-        Route("/runs/{run:int}/health", viewer.make_page("health.html", pages.describe_health)),
-        Route("/runs/{run:int}/{kind}/{step:int}", viewer.make_page("iteration.html", pages.describe_iteration)),
-        Route(
-            "/runs/{run:int}/{kind}/{step:int}/{line:int}",
-            viewer.make_page("trajectory.html", pages.describe_trajectory),
-        ),
+        Route("/", page("runs.html", runs.list_runs)),
+        Route("/compare", page("compare.html", runs.compare_runs)),
+        Route("/runs/{run:int}", page("run.html", runs.describe_run)),
+        Route("/runs/{run:int}/health", page("health.html", runs.describe_health)),
+        Route("/runs/{run:int}/examples", page("examples.html", examples.list_examples)),
+        Route("/runs/{run:int}/problems", page("problems.html", evolution.list_problems)),
+        Route("/runs/{run:int}/problems/{problem:int}", page("problem.html", evolution.describe_problem)),
+        Route("/runs/{run:int}/{kind}/{step:int}", page("iteration.html", iteration.describe_iteration)),
+        Route("/runs/{run:int}/{kind}/{step:int}/{line:int}", page("trajectory.html", trajectory.describe_trajectory)),
         Route("/curves", viewer.get_curves),
         Route("/events", viewer.send_events),
         Route("/plotly.js", get_plotly),
@@ -94,7 +100,7 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
             Middleware(SecurityHeaders),
             Middleware(GZipMiddleware, minimum_size=2000),
         ],
-        exception_handlers={HTTPException: viewer.show_error, ValueError: viewer.show_error},
+        exception_handlers=dict.fromkeys((HTTPException, ValueError, OSError), viewer.show_error),
     )
     app.state.is_stopping = lambda: False
     return app
@@ -113,12 +119,12 @@ class Viewer:
     def __init__(self, index: RunIndex, templates: Jinja2Templates):
         self.index, self.templates = index, templates
 
-    def make_page(self, template: str, describe: pages.Describe) -> Any:
+    def make_page(self, template: str, describe: Describe) -> Any:
         """Return the handler of a page. describe: computes the values of the template."""
 
         def handle(request: Request) -> Response:  # not async, so it runs in a thread
             with closing(self.index.connect()) as database:
-                query = pages.Query(database, self.index.root, request.path_params, request.query_params)
+                query = Query(database, self.index.root, request.path_params, request.query_params)
                 values = describe(query)
             return self.templates.TemplateResponse(request, template, {"root": self.index.root, **values})
 
@@ -132,24 +138,20 @@ class Viewer:
         return self.templates.TemplateResponse(request, "error.html", values, status_code=status)
 
     def get_curves(self, request: Request) -> Response:
-        """Return the plotly traces of a metric of runs. Query: metric, run (repeated), smooth, seeds."""
+        """Return the plotly traces of a metric of runs (query: metric, run (repeated), smooth, seeds), or those of the
+        rewards of a prompt (query: run, prompt, source)."""
         query = request.query_params
         metric, smoothing = query.get("metric", ""), min(max(float(query.get("smooth") or 0), 0.0), 0.99)
         with closing(self.index.connect()) as database:
-            folders = pages.read_folders(database, [int(run) for run in query.getlist("run")])
+            if "prompt" in query:
+                place = int(query.get("run", 0)), int(query["prompt"]), query.get("source", "")
+                return JSONResponse(make_prompt_traces(database, *place))
+            folders = runs.read_folders(database, [int(run) for run in query.getlist("run")])
             if query.get("seeds"):
                 groups = group_by_seed(folders, self.index.root)
             else:
                 groups = {make_run_name(folder, self.index.root): [run] for run, folder in folders.items()}
-            traces = []
-            for number, (name, runs) in enumerate(list(groups.items())[:MAX_CURVES]):
-                curves = [read_curve(database, run, metric, name) for run in runs]
-                curves = [curve for curve in curves if len(curve.steps)]
-                if len(curves) > 1:
-                    curve, width = average_over_seeds(name, curves)
-                    traces += make_traces(curve, number, 0.0, width)
-                elif curves:
-                    traces += make_traces(curves[0], number, smoothing)
+            traces = make_metric_traces(database, groups, metric, smoothing)
         return JSONResponse(traces)
 
     async def send_events(self, request: Request) -> Response:

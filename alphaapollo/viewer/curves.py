@@ -13,12 +13,18 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student_t
 
+from alphaapollo.viewer.pages.query import KIND_NAMES
 from alphaapollo.viewer.run_folders import make_run_name, read_flat_config
 
+MAX_CURVES = 16
 MAX_POINTS = 1000  # points of a drawn curve
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")  # Okabe and Ito
 DASHES = ("solid", "dash", "dot", "dashdot")
 IGNORED = re.compile(r"seed|trainer\.(experiment_name|project_name|output_dir)|_files$|model\.path$")
+
+
+Interval = tuple[np.ndarray, np.ndarray]
+"""Low and high ends at the steps of a curve, [N] each."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,45 @@ def read_curve(database: sqlite3.Connection, run: int, metric: str, name: str) -
     query = "SELECT step, value FROM metrics WHERE run = ? AND name = ? ORDER BY step"
     rows = np.array([tuple(row) for row in database.execute(query, (run, metric))], dtype=np.float64).reshape(-1, 2)
     return Curve(name, rows[:, 0], rows[:, 1])
+
+
+def read_interval(database: sqlite3.Connection, run: int, metric: str, curve: Curve) -> Interval | None:
+    """Read the interval of a metric that has one, i.e. the metrics `METRIC/low` and `METRIC/high`."""
+    low, high = (read_curve(database, run, f"{metric}/{end}", "").values for end in ("low", "high"))
+    return (low, high) if len(low) == len(high) == len(curve.steps) > 1 else None
+
+
+def make_metric_traces(
+    database: sqlite3.Connection, groups: Mapping[str, Sequence[int]], metric: str, smoothing: float
+) -> list[dict[str, Any]]:
+    """Return the traces of a metric: a curve for each group of runs, which is their mean if there are several."""
+    traces: list[dict[str, Any]] = []
+    for number, (name, runs) in enumerate(list(groups.items())[:MAX_CURVES]):
+        curves = [curve for run in runs if len((curve := read_curve(database, run, metric, name)).steps)]
+        if len(curves) > 1:
+            curve, width = average_over_seeds(name, curves)
+            traces += make_traces(curve, number, (curve.values - width, curve.values + width))
+        elif curves and smoothing:
+            line = Curve(name, curves[0].steps, smooth(curves[0].values, smoothing))
+            traces += make_traces(line, number, raw=curves[0])
+        elif curves:
+            traces += make_traces(curves[0], number, read_interval(database, runs[0], metric, curves[0]))
+    return traces
+
+
+def make_prompt_traces(database: sqlite3.Connection, run: int, prompt: int, source: str) -> list[dict[str, Any]]:
+    """Return the traces of the rewards of a prompt by iteration, for each kind of trajectories: samples, and mean."""
+    query = "SELECT kind, step, reward FROM trajectories WHERE run = ? AND prompt_id = ? AND data_source = ?"
+    rewards: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+    for kind, step, reward in database.execute(f"{query} AND reward IS NOT NULL ORDER BY step", (run, prompt, source)):
+        rewards[KIND_NAMES.get(kind, kind)].append((step, reward))
+    traces = []
+    for number, (name, found) in enumerate(rewards.items()):
+        steps, values = np.array(found, dtype=np.float64).T
+        at, group = np.unique(steps, return_inverse=True)
+        mean = np.bincount(group, values) / np.bincount(group)
+        traces += make_traces(Curve(name, at, mean), number, raw=Curve(name, steps, values))
+    return traces
 
 
 def smooth(values: np.ndarray, weight: float) -> np.ndarray:
@@ -89,21 +134,22 @@ def group_by_seed(folders: Mapping[int, Path], root: Path) -> dict[str, list[int
     }
 
 
-def make_traces(curve: Curve, number: int, smoothing: float, width: np.ndarray | None = None) -> list[dict[str, Any]]:
-    """Return the traces of a curve: its interval or raw points if there are any, and the (smoothed) line."""
+def make_traces(
+    curve: Curve, number: int, interval: Interval | None = None, raw: Curve | None = None
+) -> list[dict[str, Any]]:
+    """Return the traces of a curve: its interval and raw points if there are any, and the line."""
     color, dash = PALETTE[number % len(PALETTE)], DASHES[number // len(PALETTE) % len(DASHES)]
     shared = {"type": "scatter", "name": curve.name, "legendgroup": curve.name, "showlegend": False}
     traces: list[dict[str, Any]] = []
-    if width is not None:
+    if interval is not None:
         steps = np.concatenate([curve.steps, curve.steps[::-1]])
-        edges = np.concatenate([curve.values + width, (curve.values - width)[::-1]])
+        edges = np.concatenate([interval[1], interval[0][::-1]])
         area = {"fill": "toself", "fillcolor": f"{color}33", "line": {"width": 0}, "hoverinfo": "skip"}
         traces.append(shared | {"x": steps.tolist(), "y": edges.tolist(), "mode": "lines"} | area)
-    if smoothing:
-        raw = thin_out(curve)
+    if raw is not None:
+        raw = thin_out(raw)
         points = {"x": raw.steps.tolist(), "y": raw.values.tolist(), "mode": "markers", "hoverinfo": "skip"}
         traces.append(shared | points | {"marker": {"color": color, "size": 3, "opacity": 0.35}})
-        curve = Curve(curve.name, curve.steps, smooth(curve.values, smoothing))
     curve = thin_out(curve)
     mode = "lines+markers" if len(curve.steps) <= 30 else "lines"
     line = {"x": curve.steps.tolist(), "y": curve.values.tolist(), "mode": mode, "showlegend": True}

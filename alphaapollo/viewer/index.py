@@ -1,4 +1,4 @@
-"""Index of run folders in SQLite: metrics, and the position of every trajectory in its file.
+"""Index of run folders in SQLite: metrics, and the position of every trajectory and of every record of an evolution.
 
 files that a run appends to -> read from the cursor to the last complete line -> rows of the index
 
@@ -24,7 +24,7 @@ import msgspec
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.viewer.run_folders import find_runs
 
-VERSION = 1  # change it with the tables
+VERSION = 2  # change it with the tables
 POLL_SECONDS = 1.0
 CHUNK_LINES = 2000
 SCHEMA = """
@@ -34,12 +34,16 @@ CREATE TABLE files (run INT, name TEXT, inode INT, offset INT, damaged INT, mtim
 CREATE TABLE metrics (run INT, name TEXT, step INT, value REAL, PRIMARY KEY (run, name, step)) WITHOUT ROWID;
 CREATE TABLE warnings (run INT, step INT, text TEXT);
 CREATE TABLE trajectories (run INT, kind TEXT, step INT, line INT, offset INT, bytes INT, prompt_id INT, sample INT,
-    data_source TEXT, reward REAL, tokens INT, turns INT, outcome TEXT, end TEXT, stop_reason TEXT,
+    data_source TEXT, reward REAL, accuracy REAL, tokens INT, turns INT, outcome TEXT, end TEXT, stop_reason TEXT,
     PRIMARY KEY (run, kind, step, line)) WITHOUT ROWID;
 CREATE INDEX prompts ON trajectories (run, prompt_id);
+CREATE TABLE pool (run INT, kind TEXT, candidate TEXT, offset INT, bytes INT, problem INT, is_right INT, failed INT,
+    votes_for INT, votes_against INT, PRIMARY KEY (run, kind, candidate, offset)) WITHOUT ROWID;
+CREATE INDEX problems ON pool (run, problem);
 """
-INSERT_TRAJECTORY = f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 15)})"
-DATA_TABLES = ("metrics", "warnings", "trajectories")
+INSERT_TRAJECTORY = f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 16)})"
+INSERT_POOL_RECORD = f"INSERT OR REPLACE INTO pool VALUES ({', '.join('?' * 10)})"
+DATA_TABLES = ("metrics", "warnings", "trajectories", "pool")
 
 
 class _Turn(msgspec.Struct):
@@ -54,12 +58,27 @@ class _Trajectory(msgspec.Struct):
     sample: int
     data_source: str
     reward: float | None
+    components: dict[str, float | None]
     outcome: str
     end: str
     stop_reason: str | None
     turns: list[_Turn]
 
 
+class _PoolRecord(msgspec.Struct):
+    """Fields of a line of pool.jsonl (evolving/pool.py) that the index needs."""
+
+    kind: str
+    key: str = ""
+    candidate: str | None = ""
+    problem: int | None = None
+    grade: dict[str, Any] | None = None
+    failure: str = ""
+    votes_for: int | None = None
+    votes_against: int | None = None
+
+
+_POOL = msgspec.json.Decoder(_PoolRecord)
 _TRAJECTORIES, _METRICS = msgspec.json.Decoder(_Trajectory), msgspec.json.Decoder(dict[str, float | None])
 
 
@@ -153,6 +172,10 @@ class RunIndex:
         while chunk := list(islice(lines, CHUNK_LINES)):
             if name == "metrics.jsonl":
                 damaged += self._insert_metrics(database, run, [text for _, (_, text) in chunk])
+            elif name == "pool.jsonl":
+                records = [make_pool_row(offset, text) for _, (offset, text) in chunk]
+                database.executemany(INSERT_POOL_RECORD, [(run, *record) for record in records if record])
+                damaged += records.count(None)
             else:
                 rows = [make_trajectory_row(line, offset, text) for line, (offset, text) in chunk]
                 place = (run, kind, step)
@@ -166,13 +189,10 @@ class RunIndex:
         """Insert the metrics of the lines, and the warnings that they cause. Returns the number of damaged lines."""
         advisor, damaged = self._advisors.setdefault(run, MetricsAdvisor()), 0
         for text in lines:
-            try:
-                record = _METRICS.decode(text)
-                step = int(record.pop("step") or 0)
-            except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+            if (parsed := parse_metrics(text)) is None:
                 damaged += 1
                 continue
-            values = {name: value for name, value in record.items() if value is not None}
+            step, values = parsed
             database.executemany(
                 "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)",
                 [(run, name, step, value) for name, value in values.items()],
@@ -186,6 +206,8 @@ class RunIndex:
             self._advisors.pop(run, None)
             database.execute("DELETE FROM metrics WHERE run = ?", (run,))
             database.execute("DELETE FROM warnings WHERE run = ?", (run,))
+        elif name == "pool.jsonl":
+            database.execute("DELETE FROM pool WHERE run = ?", (run,))
         else:
             place = (run, *parse_file_name(name))
             database.execute("DELETE FROM trajectories WHERE run = ? AND kind = ? AND step = ?", place)
@@ -198,7 +220,7 @@ class RunIndex:
 
 def list_indexed_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the names and stats of the files of a run that the index reads, oldest iterations first."""
-    for name in ("metrics.jsonl", "results.jsonl"):
+    for name in ("metrics.jsonl", "results.jsonl", "pool.jsonl"):
         try:
             yield name, (folder / name).stat()
         except OSError:
@@ -211,6 +233,16 @@ def list_indexed_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     yield from sorted(stats, key=lambda item: item[0])
 
 
+def parse_metrics(line: bytes) -> tuple[int, dict[str, float]] | None:
+    """Return the iteration and the metrics of a line of metrics.jsonl; None if the line is damaged."""
+    try:
+        record = _METRICS.decode(line)
+        step = int(record.pop("step") or 0)
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+        return None
+    return step, {name: value for name, value in record.items() if value is not None}
+
+
 def make_trajectory_row(line: int, offset: int, text: bytes) -> tuple[Any, ...] | None:
     """Return the columns of a trajectory from `line` on; None if its line is damaged."""
     try:
@@ -218,9 +250,27 @@ def make_trajectory_row(line: int, offset: int, text: bytes) -> tuple[Any, ...] 
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     reward = None if one.reward is None else one.reward + sum(turn.reward or 0.0 for turn in one.turns)
+    accuracy = None if reward is None else one.components.get("accuracy", reward)
     tokens = sum(turn.num_tokens for turn in one.turns)
     identity = (line, offset, len(text), one.prompt_id, one.sample, one.data_source)
-    return (*identity, reward, tokens, len(one.turns), one.outcome, one.end, one.stop_reason)
+    return (*identity, reward, accuracy, tokens, len(one.turns), one.outcome, one.end, one.stop_reason)
+
+
+def make_pool_row(offset: int, text: bytes) -> tuple[Any, ...] | None:
+    """Return the columns of a record of an evolution from `kind` on: empty for a model call, which is not indexed; None
+    if its line is damaged."""
+    try:
+        one = _POOL.decode(text)
+        candidate = (one.key if one.kind == "candidate" else one.candidate) or ""
+        problem = int(candidate.partition(".")[0].removeprefix("p") or 0) if one.problem is None else one.problem
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+        return None
+    if one.kind == "call":
+        return ()
+    accuracy = (one.grade or {}).get("accuracy")
+    is_right = None if accuracy is None else accuracy >= 1
+    votes = (one.votes_for, one.votes_against)
+    return (one.kind, candidate, offset, len(text), problem, is_right, bool(one.failure), *votes)
 
 
 def parse_file_name(name: str) -> tuple[str, int]:

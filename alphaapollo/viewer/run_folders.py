@@ -95,7 +95,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def _parse_config(path: Path, _mtime: int) -> dict[str, Any]:
     try:
         value = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError):  # ValueError: e.g. a date that does not exist
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -118,7 +118,7 @@ def read_flat_config(folder: Path) -> dict[str, str]:
 
 def find_total_steps(folder: Path) -> int | None:
     """Return the number of iterations that the configuration asks for; None if it depends on the data."""
-    steps = read_config(folder).get("trainer", {}).get("total_training_steps")
+    steps = flatten_maps(read_config(folder)).get("trainer.total_training_steps")
     return steps if isinstance(steps, int) and steps > 0 else None
 
 

@@ -19,7 +19,16 @@ from alphaapollo.observability.training_log import TrainedRow, read_trained_rows
 from alphaapollo.viewer.index import iterate_lines, make_file_name
 from alphaapollo.viewer.run_folders import find_tokenizer_file
 
-PART = re.compile(r"(<(?:think|tool_call|tool_response)>.*?(?:</(?:think|tool_call|tool_response)>|\Z))", re.S)
+PART = re.compile(  # a part that never ends is the rest of the text
+    r"(?P<thought>\A(?:(?!<think>).)*?</think>"  # begun in the prompt
+    r"|<(?P<tag>(?:seed:)?think(?:ing)?|thoughts?|reasoning)>.*?(?:</(?P=tag)>|\Z)"
+    r"|\[THINK\].*?(?:\[/THINK\]|\Z)|◁think▷.*?(?:◁/think▷|\Z)"
+    r"|<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|\Z)|\Aanalysis.*?(?=assistantfinal))"  # without special tokens
+    r"|(?P<tool><(?P<call>tool_(?:call|response|result)|python_code|local_rag|search|information|execute|code)>"
+    r".*?(?:</(?P=call)>|\Z))"
+    r"|(?P<answer><answer>.*?(?:</answer>|\Z))",
+    re.S,
+)
 MAX_TOKENS = 20_000  # tokens of a sequence that are shown
 NUM_COLORS = 4  # colors on each side of 0
 MIN_SCALES = {"difference": 0.1}  # nats; smaller differences are rounding, and stay pale
@@ -79,15 +88,18 @@ def find_lines_with_text(path: Path, words: str) -> set[int]:
 
 
 def split_into_parts(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (kind, text): thoughts, tool calls and tool responses of a text are parts of their own.
+    """Yield (kind, text): thoughts, actions and results of tools, and answers in tags are parts of their own.
 
     >>> list(split_into_parts("<think>7 + 7</think>14"))
     [('thought', '<think>7 + 7</think>'), ('text', '14')]
     """
-    kinds = {"<think>": "thought", "<tool_call>": "tool", "<tool_response>": "tool"}
-    for part in PART.split(text):
-        if part.strip():
-            yield next((kind for tag, kind in kinds.items() if part.startswith(tag)), "text"), part
+    end = 0
+    for match in PART.finditer(text):
+        parts = ("text", text[end : match.start()]), (match.lastgroup or "", match[0])
+        yield from (part for part in parts if part[1].strip())
+        end = match.end()
+    if text[end:].strip():
+        yield "text", text[end:]
 
 
 @lru_cache(maxsize=4)
@@ -141,24 +153,27 @@ def choose_colors(values: Sequence[float | None], min_scale: float = 0.0) -> lis
     return [int(color) for color in np.rint(np.clip(np.nan_to_num(numbers / scale), -1, 1) * NUM_COLORS)]
 
 
-def read_trained_rows_of_step(folder: Path, step: int) -> list[TrainedRow] | None:
-    """Return what the trainer computed for the sequences of an iteration; None if the run has not logged it."""
+def read_trained_rows_of_step(folder: Path, step: int) -> tuple[list[TrainedRow] | None, str]:
+    """Return what the trainer computed for the sequences of an iteration, or None and, if the file is damaged, why."""
     path = folder / f"rollouts/trained_{step:06d}.npz"
-    return read_trained_rows(path) if path.is_file() else None
+    try:
+        return (read_trained_rows(path) if path.is_file() else None), ""
+    except ValueError as error:
+        return None, str(error)
 
 
 def find_trained_row(folder: Path, record: dict[str, Any], number: int) -> TrainedRow | None:
     """Return what the trainer computed for a sequence; None if it was not trained on."""
     wanted = (record["prompt_id"], record["sample"], number)
-    rows = read_trained_rows_of_step(folder, record["step"]) or []
-    return next((row for row in rows if (row.prompt_id, row.sample, row.row) == wanted), None)
+    rows, _ = read_trained_rows_of_step(folder, record["step"])
+    return next((row for row in rows or [] if (row.prompt_id, row.sample, row.row) == wanted), None)
 
 
 def compare_texts(old: str, new: str) -> list[tuple[str, str]]:
     """Compare two texts word by word. Returns parts (kind, text) with the kinds same, removed and added."""
-    before, after = (re.findall(r"\s+|\w+|[^\w\s]", text) for text in (old, new))
+    before, after = (re.findall(r"\w+\s*|[^\w\s]\s*|\s+", text) for text in (old, new))
     parts: list[tuple[str, str]] = []
-    for kind, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=len(before) > 2000).get_opcodes():
         if kind == "equal":
             parts.append(("same", "".join(before[a:b])))
             continue

@@ -41,9 +41,10 @@ from alphaapollo.viewer.index import RunIndex
 METRICS = 120  # per iteration
 TOKENS = 100
 GROUP = 10  # samples of a prompt
-PAGES = ("/", "/runs/1", "/runs/1/health", "/runs/1/step/{last}", "/runs/1/step/{last}/1", "/compare?run=1")
-SEARCH = "/runs/1/step/{last}?sort=reward&text=answer+77"
-CURVE = "/curves?metric=timing/phase_7&run=1&smooth=0.6"
+ITERATION, SAMPLES = "/runs/1/step/{last}?sort=variance", "/runs/1/step/{last}?view=samples&sort=advantage"
+PAGES = ("/", "/runs/1", "/runs/1/health", ITERATION, SAMPLES, "/runs/1/step/{last}/1", "/compare?run=1")
+SEARCH = "/runs/1/step/{last}?view=samples&sort=reward&text=answer+77"
+CURVES = ("/curves?metric=timing/phase_7&run=1&smooth=0.6", "/curves?run=1&prompt=500&source=sums")
 
 
 def main() -> int:
@@ -106,7 +107,7 @@ def measure(root: Path, scratch: Path, iterations: int, samples: int) -> dict[st
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(root), str(index.path)])
     try:
-        pages = {page: time_page(page.format(last=iterations)) for page in (*PAGES, SEARCH, CURVE)}
+        pages = {page: time_page(page.format(last=iterations)) for page in (*PAGES, SEARCH, *CURVES)}
         memory = psutil.Process(process.pid).memory_info().rss / 1e6
     finally:
         process.terminate()

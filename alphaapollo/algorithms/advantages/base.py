@@ -85,10 +85,10 @@ class Estimator:
 
     `scope` is the type of `fn`, and what a run passes to one call:
 
-        trajectories   fn(Trajectories, Algorithm) -> Tensor [N]: one advantage per trajectory. Called once per batch
-        groups         fn(AdvantageInputs, Algorithm) -> Advantages: called several times, each with some whole groups
-        batch          as groups, but called once, because `fn` needs statistics of the whole batch. Takes memory for
-                       matrices of all rows x the longest row
+    * `trajectories`: `fn(Trajectories, Algorithm) -> Tensor [N]`: one advantage per trajectory. Called once per batch.
+    * `groups`: `fn(AdvantageInputs, Algorithm) -> Advantages`: called several times, each with some whole groups.
+    * `batch`: as `groups`, but called once, because `fn` needs statistics of the whole batch. Takes memory for matrices
+      of all rows x the longest row.
 
     The other fields declare what `fn` needs and supports. Settings that contradict them are rejected at the start of a
     run (trainer/setup/combinations.py).

@@ -55,9 +55,9 @@ function prepare(content) {
     form.addEventListener("change", (event) => event.target.multiple || form.requestSubmit()));
 }
 
-// While someone types, chooses runs, reads tokens or has several sections open, only the curves are refreshed.
+// While someone types, chooses runs or reads tokens, only the curves are refreshed.
 function isBusy(content) {
-  return content.querySelector(".tokens, input:checked:not([id]), details[open] ~ details[open]") !== null
+  return content.querySelector(".tokens, input:checked:not([id])") !== null
     || content.contains(document.activeElement);
 }
 
@@ -74,6 +74,8 @@ async function refresh() {
       const old = drawn.get(figure.dataset.src);
       if (old) figure.replaceWith(old);
     });
+    const sections = content.querySelectorAll("details");
+    next.querySelectorAll("details").forEach((section, number) => { section.open = sections[number]?.open ?? section.open; });
     content.replaceChildren(...next.childNodes);
     prepare(content);
   } else {

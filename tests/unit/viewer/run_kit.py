@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import yaml
 
+from alphaapollo.evaluation.metrics import convert_to_sample_result
+from alphaapollo.evaluation.report import write_report
+from alphaapollo.evaluation.results import FinishedResults, open_results_writer
+from alphaapollo.evolving.pool import Candidate, CandidateId, ChosenCandidate, Grade, Judgement, Pool, VerifierVerdict
+from alphaapollo.evolving.report import compute_round_metrics, write_results
+from alphaapollo.launch.run_plan import PlannedMemory, RunPlan, write_run_plan
+from alphaapollo.observability.example_log import LoggedExample, make_example_row, write_examples
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.training_log import TrainedRow
 from alphaapollo.types import (
     Completion,
@@ -47,6 +57,8 @@ def write_run(folder: Path, seed: int = 0, steps: int = 3, text: str = "<think>7
     folder.mkdir(parents=True)
     config = {"actor_rollout_ref": {"model": {"path": "m"}}, "trainer": {"seed": seed, "total_training_steps": 9}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    memory = PlannedMemory("a GPU of 80 GiB", {"generate": {"engine weights": 1.0, "kv cache": 1.5}})
+    write_run_plan(folder, RunPlan({"iterations": "9", "reward": text}, memory, [f"{text} has no effect."]))
     tracker = JsonlTracker(folder / "metrics.jsonl", 0)
     log = RolloutLog(folder / "rollouts")
     for step in range(1, steps + 1):
@@ -56,4 +68,58 @@ def write_run(folder: Path, seed: int = 0, steps: int = 3, text: str = "<think>7
         log.write_trained_rows(step, [trained])
     tracker.close()
     log.close()
+    return folder
+
+
+def write_config(folder: Path, **sections: object) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(sections))
+
+
+def write_evaluation(folder: Path, text: str = "14") -> Path:
+    """Write the evaluation of two problems with two samples each; one of the four is wrong."""
+    write_config(folder, rollout={})
+    groups = [make_group(0, (text, 1.0), (text, 1.0)), make_group(1, (text, 1.0), ("15", 0.0))]
+    with open_results_writer(folder / "results.jsonl", FinishedResults()) as write:
+        for group in groups:
+            write(group)
+    results = [convert_to_sample_result(group.prompt, one) for group in groups for one in group.trajectories]
+    write_report(results, [group.prompt for group in groups], folder, Terminal(file=StringIO()))
+    return folder
+
+
+def write_evolution(folder: Path, text: str = "14", is_complete: bool = True) -> Path:
+    """Write an evolution of one problem with two rounds: a wrong solution, and a right one, which is chosen."""
+    write_config(folder, models={})
+    tracker = JsonlTracker(folder / "metrics.jsonl", 0)
+    with Pool(folder) as pool:
+        for number, (answer, votes) in enumerate((("15", 0), (text, 2))):
+            identity = CandidateId(17, number, 0, 0)
+            grade = Grade(Outcome.SCORED, float(number), float(number), "because")
+            chat = ({"role": "user", "content": "What is 7 + 7?"}, {"role": "assistant", "content": answer})
+            candidate = Candidate(identity.key, identity, "policy", (), 0, chat, 1, answer, answer, answer, grade)  # type: ignore[arg-type]
+            pool.append(candidate)
+            for verifier in range(2):
+                vote = verifier < votes
+                pool.append(VerifierVerdict(identity.key, verifier, "policy", (), vote, f"{text} report {verifier}"))
+            pool.append(Judgement(identity.key, votes, 2 - votes, f"{text} of the majority"))
+            tracker.log(number, compute_round_metrics(pool, [17], number))
+        pool.append(ChosenCandidate(17, "p17.r1.b0.i0", "vote"))
+        if is_complete:
+            prompt = Prompt(17, "sums", [{"role": "user", "content": "What is 7 + 7?"}], "14")  # type: ignore[arg-type]
+            write_results(pool, [prompt], folder, "", Terminal(file=StringIO()))
+    tracker.close()
+    return folder
+
+
+def write_example_run(folder: Path, text: str = "14", is_pair: bool = False, count: int = 1) -> Path:
+    """Write a fine-tuning run with examples: a prompt of two tokens, and one answer or two."""
+    write_config(folder, **({"preference": {}} if is_pair else {"optim": {}}))
+    texts = {(1, 2): "What is 7 + 7? ", (3, 4): f"it is {text}", (3, 5): "it is 15"}
+    answers = {"chosen": [1, 2, 3, 4], "rejected": [1, 2, 3, 5]}
+    rows = []
+    for number, (label, ids) in enumerate(answers.items()):
+        row = make_example_row(Row(ids, [0, 0, 1, 1], [0.0] * 4, [3]), lambda part: texts[tuple(part)])
+        rows.append(msgspec.structs.replace(row, label=label if is_pair else "", ref_logp=-1.5 * (number + 1)))
+    write_examples(folder, [LoggedExample(rows if is_pair else rows[:1], "sums")] * count)
     return folder

@@ -14,14 +14,20 @@ import pytest
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.viewer.app import make_app, make_server
 from alphaapollo.viewer.index import RunIndex
-from tests.unit.viewer.run_kit import HOSTILE, write_run
+from alphaapollo.viewer.report import make_report
+from tests.unit.viewer.run_kit import HOSTILE, write_evaluation, write_evolution, write_example_run, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (e.g. apt-get install chromium)"),
     pytest.mark.timeout(300),
 ]
-PAGES = ("/", "/runs/1", "/runs/1/health", "/runs/1/step/1", "/runs/1/step/1/0", "/compare?run=1&run=2", "/runs/9")
+PAGES = (
+    *("/", "/runs/1", "/runs/1/health", "/runs/1/step/1", "/runs/1/step/1?view=samples", "/runs/1/step/1/0"),
+    *("/compare?run=1&run=2", "/runs/9"),
+    *("/runs/3", "/runs/3/examples", "/runs/4", "/runs/4/results/0", "/runs/4/results/0/1"),
+    *("/runs/5", "/runs/5/problems", "/runs/5/problems/17", "/runs/6/examples"),
+)  # of runs in the order of their names
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +36,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
     root = tmp_path_factory.mktemp("viewer") / "outputs"
     write_run(root / "first", text=HOSTILE)
     write_run(root / "second", seed=1)
+    write_example_run(root / "third_sft", HOSTILE)
+    write_evaluation(root / "third_val", HOSTILE)
+    write_evolution(root / "three", HOSTILE)
+    write_example_run(root / "two_answers", HOSTILE, is_pair=True)
     index = RunIndex(root, root.parent / "index.sqlite")
     with closing(index.connect()) as database:
         index.update(database)
@@ -60,12 +70,19 @@ def test_pages_are_accessible_and_fit_the_screen(
     from axe_playwright_python.sync_playwright import Axe
 
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    errors: list[str] = []
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
     for path in PAGES:
         page.goto(address[0] + path)
+        if page.query_selector(".chart"):
+            page.locator(".chart").first.scroll_into_view_if_needed()
+            page.wait_for_selector(".main-svg", timeout=20_000)
         violations = Axe().run(page).response["violations"]
         assert not violations, [(path, one["id"], [node["html"] for node in one["nodes"]]) for one in violations]
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
     page.close()
+    assert [error for error in errors if "404 (Not Found)" not in error] == []
 
 
 def test_curves_are_drawn_and_hostile_samples_do_nothing(browser: Any, address: tuple[str, Path]) -> None:
@@ -97,10 +114,54 @@ def test_tokens_by_keyboard(browser: Any, address: tuple[str, Path]) -> None:
     page.close()
 
 
+def test_from_the_list_of_runs_to_a_sample_by_keyboard(browser: Any, address: tuple[str, Path]) -> None:
+    page = browser.new_page()
+    page.goto(address[0])
+    for target in ("/runs/2", "/runs/2/step/3", "?view=samples&prompt_id=17&data_source=sums", "/runs/2/step/3/1"):
+        for _ in range(100):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.getAttribute('href')") == target:
+                break
+        with page.expect_navigation():
+            page.keyboard.press("Enter")
+        assert page.url.endswith(target)
+    page.close()
+
+
 def test_an_open_page_follows_the_run(browser: Any, address: tuple[str, Path]) -> None:
     page = browser.new_page()
     page.goto(address[0])
     page.get_by_text("live", exact=True).wait_for()
     JsonlTracker(address[1] / "second/metrics.jsonl", 3).log(7, {"timing/step": 1.0})
     page.get_by_text("7 of 9").wait_for(timeout=20_000)
+    page.goto(f"{address[0]}/runs/2")
+    page.get_by_text("live", exact=True).wait_for()
+    page.get_by_text("Settings").click()
+    page.evaluate("document.activeElement.blur()")
+    JsonlTracker(address[1] / "second/metrics.jsonl", 7).log(8, {"timing/step": 1.0})
+    page.get_by_text("iteration 8 of 9").wait_for(timeout=20_000)
+    assert page.get_by_text("iterations", exact=True).is_visible(), "an open section stays open"
+    page.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_report_is_accessible_and_loads_nothing(
+    browser: Any, address: tuple[str, Path], tmp_path: Path, width: int, scheme: str
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    file = tmp_path / "report.html"
+    file.write_bytes(make_report([address[1] / "first"], ".html"))
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    requests, messages = [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("dialog", lambda dialog: messages.append(dialog.message))
+    page.goto(file.as_uri())
+    assert page.title() == "Report of first" and not messages
+    assert HOSTILE in page.inner_text("main")
+    assert all(url == file.as_uri() or url.startswith("data:image/svg+xml") for url in requests)
+    assert page.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert not Axe().run(page).response["violations"]
     page.close()

@@ -50,6 +50,39 @@ def test_unfinished_thought_and_tool_calls_are_parts() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("begun in the prompt</think>14", [("thought", "begun in the prompt</think>"), ("text", "14")]),
+        ("<thinking>a</thinking>14", [("thought", "<thinking>a</thinking>"), ("text", "14")]),
+        ("<reasoning>a</reasoning>14", [("thought", "<reasoning>a</reasoning>"), ("text", "14")]),
+        ("<seed:think>a</seed:think>14", [("thought", "<seed:think>a</seed:think>"), ("text", "14")]),
+        ("[THINK]a[/THINK]14", [("thought", "[THINK]a[/THINK]"), ("text", "14")]),
+        ("◁think▷a◁/think▷14", [("thought", "◁think▷a◁/think▷"), ("text", "14")]),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>14",
+            [
+                ("thought", "<|channel|>analysis<|message|>a<|end|>"),
+                ("text", "<|start|>assistant<|channel|>final<|message|>14"),
+            ],
+        ),
+        ("analysis7 and 7assistantfinal14", [("thought", "analysis7 and 7"), ("text", "assistantfinal14")]),
+        ("analysis of the sum", [("text", "analysis of the sum")]),
+        (
+            "<python_code>7 + 7</python_code><tool_response>14</tool_response> <answer>14</answer>",
+            [
+                ("tool", "<python_code>7 + 7</python_code>"),
+                ("tool", "<tool_response>14</tool_response>"),
+                ("answer", "<answer>14</answer>"),
+            ],
+        ),
+        ("a <b>bold</b> text", [("text", "a <b>bold</b> text")]),
+    ],
+)
+def test_parts_of_a_text(text: str, parts: list[tuple[str, str]]) -> None:
+    assert list(split_into_parts(text)) == parts
+
+
 def test_colors_are_relative_to_the_largest_values() -> None:
     assert choose_colors([None, 0.0, -1.0, 0.5, 1.0]) == [0, 0, -4, 2, 4]
     assert choose_colors([0.0, None]) == [0, 0]
@@ -60,7 +93,7 @@ def test_colors_are_relative_to_the_largest_values() -> None:
 def test_difference_word_by_word() -> None:
     assert compare_texts("it is 15 now", "it is 14 now") == [
         ("same", "it is "),
-        ("removed", "15"),
-        ("added", "14"),
-        ("same", " now"),
+        ("removed", "15 "),
+        ("added", "14 "),
+        ("same", "now"),
     ]

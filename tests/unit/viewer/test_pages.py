@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import socket
@@ -11,10 +12,14 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from alphaapollo.launch.run_history import record_in_history
+from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.observability.training_log import TrainedRow
+from alphaapollo.types import Outcome, Score
 from alphaapollo.utils.folder_lock import lock_folder
 from alphaapollo.viewer.app import make_app
 from alphaapollo.viewer.index import RunIndex
@@ -29,7 +34,9 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
     index = RunIndex(root, tmp_path / "index.sqlite")
     with closing(index.connect()) as database:
         index.update(database)
-    with TestClient(make_app(index, ["testserver"])) as client:
+    app = make_app(index, ["testserver"])
+    app.state.index = index
+    with TestClient(app) as client:
         yield client
 
 
@@ -49,20 +56,57 @@ def test_page_of_a_run(client: TestClient) -> None:
     page = read(client, "/runs/1")
     assert "/curves?metric=critic/score/mean" in page
     assert 'href="/runs/1/step/3">step 3</a>' in page
+    assert "<dt>iterations</dt><dd>9</dd>" in page and "Planned memory of a GPU of 80 GiB" in page
+    assert '<td class="n">2.50</td><td>kv cache 1.50, engine weights 1.00</td>' in page
 
 
 def test_iteration_is_sorted_and_filtered(client: TestClient) -> None:
     def list_samples(query: str) -> list[str]:
         return re.findall(r'href="/runs/1/step/2/(\d+)"', read(client, f"/runs/1/step/2{query}"))
 
-    assert list_samples("") == ["0", "1"]
-    assert list_samples("?sort=reward") == ["1", "0"]
-    assert list_samples("?sort=reward&down=1") == ["0", "1"]
-    assert list_samples("?text=THINK") == ["0"]
-    assert list_samples("?sample=1") == ["1"]
-    assert list_samples("?text=nowhere") == []
-    page = read(client, "/runs/1/step/2")
-    assert '<td class="n">0.500</td>' in page and "not trained on" in page  # advantages
+    assert list_samples("?view=samples") == list_samples("?prompt_id=17") == ["0", "1"]
+    assert list_samples("?prompt_id=18") == []
+    assert list_samples("?view=samples&sort=reward") == ["1", "0"]
+    assert list_samples("?view=samples&sort=reward&down=1") == ["0", "1"]
+    assert list_samples("?view=samples&sort=advantage&down=1") == ["0", "1"]
+    assert list_samples("?view=samples&sort=status&down=1") == ["0", "1"]
+    assert list_samples("?view=samples&status=not+trained") == ["1"]
+    assert list_samples("?view=samples&text=THINK") == ["0"]
+    assert list_samples("?view=samples&sample=1") == ["1"]
+    assert list_samples("?view=samples&where=reward&is=at+least&number=0.5") == ["0"]
+    assert list_samples("?view=samples&where=advantage&is=at+most&number=0.4") == []
+    assert list_samples("?view=samples&text=nowhere") == []
+    page = read(client, "/runs/1/step/2?view=samples")
+    assert '<td class="n">0.500</td><td>trained</td>' in page and '<td class="n">-</td><td>not trained</td>' in page
+
+
+def test_groups_of_an_iteration(client: TestClient, tmp_path: Path) -> None:
+    log = RolloutLog(tmp_path / "outputs/first/rollouts")
+    failed = make_group(20, ("a", math.nan), ("b", math.nan))
+    for trajectory in failed.trajectories:
+        trajectory.score = Score(math.nan, {}, Outcome.GRADER_FAILED, "no grader")
+    log.write(4, [make_group(18, ("a", 0.25), ("long", 0.25)), make_group(19, ("14", 1.0), ("15", 0.0)), failed])
+    values = np.zeros(3, np.float32)
+    rows = [TrainedRow(19, sample, 0, None, values + at) for sample, at in ((0, 1.0), (1, -1.0))]
+    log.write_trained_rows(4, rows)
+    log.close()
+    with closing(client.app.state.index.connect()) as database:  # type: ignore[attr-defined]
+        client.app.state.index.update(database)  # type: ignore[attr-defined]
+
+    def list_groups(query: str = "") -> list[str]:
+        return re.findall(r'prompt_id=(\d+)&amp;data_source=sums"', read(client, f"/runs/1/step/4{query}"))
+
+    page = read(client, "/runs/1/step/4")
+    rows_of_page = re.findall(r"<td[^>]*>(.*?)</td>", page)
+    row = rows_of_page[len(rows_of_page) // 3 : len(rows_of_page) * 2 // 3]
+    assert row[1:] == ["2", "0.500", "0.500", "1 x 1, 1 x 0", "0.500", "3", "1", "done", "stop", "-1 to 1", "trained"]
+    assert page.count("<td>filtered</td>") == page.count("<td>failed</td>") == 1
+    assert list_groups() == ["18", "19", "20"]
+    assert list_groups("?sort=variance&down=1") == ["19", "18", "20"]
+    assert list_groups("?sort=status") == ["20", "18", "19"]
+    assert list_groups("?text=long") == ["18"]
+    assert list_groups("?status=failed") == ["20"]
+    assert list_groups("?where=reward&is=equal+to&number=0.25") == ["18"]
 
 
 def test_trajectory_shows_conversation_and_tokens(client: TestClient) -> None:
@@ -83,7 +127,7 @@ def test_difference_of_two_samples(client: TestClient) -> None:
 def test_health_and_comparison(client: TestClient) -> None:
     assert "mixed 0.500" in read(client, "/runs/1/health")
     page = read(client, "/compare?run=1&run=2")
-    assert "1 keys differ" in page and "trainer.seed" in page and '<td class="differs">1</td>' in page
+    assert "1 keys differ" in page and "trainer.seed" in page and '<td class="wide differs">1</td>' in page
 
 
 def test_curves(client: TestClient) -> None:
@@ -94,6 +138,15 @@ def test_curves(client: TestClient) -> None:
     assert band["y"][0] == pytest.approx(0.6 + 12.706 * 0.5, rel=1e-3)  # t(0.975, 1) * standard error of 0.1 and 1.1
     points, smooth = client.get("/curves?metric=critic/score/mean&run=1&smooth=0.5").json()
     assert points["mode"] == "markers" and smooth["y"][1] == pytest.approx(0.1 / 3 + 0.2 * 2 / 3)
+    assert points["y"] == [0.1, 0.2, 0.3]
+
+
+def test_rewards_of_a_prompt_by_iteration(client: TestClient) -> None:
+    points, mean = client.get("/curves?run=1&prompt=17&source=sums").json()
+    assert (points["x"], points["y"]) == ([1, 1, 2, 2, 3, 3], [1.0, 0.0] * 3)
+    assert (mean["x"], mean["y"], mean["name"]) == ([1, 2, 3], [0.5] * 3, "training")
+    assert "/curves?run=1&amp;prompt=17" in read(client, "/runs/1/step/2/0")
+    assert client.get("/curves?run=1&prompt=18&source=sums").json() == []
 
 
 @pytest.mark.parametrize(
@@ -133,11 +186,13 @@ def test_damaged_and_half_written_folders(client: TestClient, tmp_path: Path) ->
     broken = tmp_path / "outputs/first"
     (broken / "config.yaml").write_text("a: [1,")
     (broken / "history.jsonl").write_text('{"command": ')
+    (broken / "plan.json").write_text('{"settings": ')
     (broken / "rollouts/trained_000002.npz").write_bytes(b"PK")
     (broken / "rollouts/step_000001.jsonl").write_text("{}")
     assert "unknown" in read(client, "/")
     assert read(client, "/runs/1")
-    assert "cannot be read" in client.get("/runs/1/step/2").text
+    assert "trained_000002.npz cannot be read" in read(client, "/runs/1/step/2")
+    assert "trained_000002.npz cannot be read" in read(client, "/runs/1/step/2/1")
     (broken / "rollouts/step_000003.jsonl").unlink()
     assert (
         "cannot be read" in client.get("/runs/1/step/3/0").text or "no sample 0" in client.get("/runs/1/step/3/0").text
@@ -167,8 +222,6 @@ def test_state_of_runs(client: TestClient, tmp_path: Path) -> None:
 
 
 def test_new_iterations_reach_an_open_page(client: TestClient, tmp_path: Path) -> None:
-    from alphaapollo.observability.rollout_log import RolloutLog
-
     log = RolloutLog(tmp_path / "outputs/first/rollouts")
     log.write(4, [make_group(18, ("late", 1.0))])
     log.close()

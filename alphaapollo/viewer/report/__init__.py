@@ -1,0 +1,46 @@
+"""Reports of runs in one file: what was trained and how, results with intervals, samples, costs, and how to repeat it.
+
+files of the runs (data.py) -> rows of tables (tables.py) and charts, chosen by templates/report.md ->
+Markdown -> HTML or PDF (formats.py)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from alphaapollo.viewer import run_folders
+from alphaapollo.viewer.curves import group_by_seed
+from alphaapollo.viewer.report import formats, tables
+from alphaapollo.viewer.report.data import read_run
+
+FORMATS = (".html", ".md", ".pdf")
+
+
+def make_report(folders: Sequence[Path], suffix: str) -> bytes:
+    """Make the report of a run, or the comparison of several. suffix: one of FORMATS.
+
+    Raises ValueError for another suffix, for a folder that is no run, and for a PDF without typst.
+    """
+    if suffix not in FORMATS:
+        raise ValueError(f"the suffix of the report is {suffix!r}. Use one of {', '.join(FORMATS)}.")
+    folders = list(dict.fromkeys(folder.expanduser().absolute() for folder in folders))
+    for folder in folders:
+        if not any((folder / name).is_file() for name in run_folders.MARKERS):
+            markers = ", ".join(run_folders.MARKERS)
+            below = ", ".join(map(str, run_folders.find_runs(folder))) or "none"
+            raise ValueError(
+                f"{folder} is no run: it has none of {markers}. Give the folder of a run; runs in it: {below}."
+            )
+    root = Path(os.path.commonpath(folders))
+    runs = [read_run(folder, run_folders.make_run_name(folder, root)) for folder in folders]
+    by_seed = group_by_seed(dict(enumerate(folders)), root)
+    groups = {name: [runs[at] for at in own] for name, own in by_seed.items()}
+    title = f"Report of {runs[0].name}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
+    charts = list(tables.list_charts(groups))
+    values = {"title": title, "runs": runs, "groups": groups, "tables": tables, "folders": run_folders}
+    text = formats.render_template(values, charts, with_text_charts=suffix == ".md")
+    if suffix == ".md":
+        return text.encode()
+    return (formats.make_pdf if suffix == ".pdf" else formats.make_html)(text, charts, title)

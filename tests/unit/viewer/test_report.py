@@ -1,0 +1,346 @@
+"""Reports of one and of several runs, in each format: numbers worked out by hand, hostile texts, damaged folders."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+from pypdf import PdfReader
+
+from alphaapollo.cli.main import main
+from alphaapollo.launch.run_history import record_in_history
+from alphaapollo.observability.metrics_file import JsonlTracker
+from alphaapollo.observability.rollout_log import RolloutLog, format_trajectory_lines
+from alphaapollo.utils.folder_lock import lock_folder
+from alphaapollo.viewer.report import FORMATS, make_report
+from alphaapollo.viewer.report.data import choose_evenly, read_run
+from alphaapollo.viewer.report.formats import make_code, make_fence, make_table, to_markdown
+from alphaapollo.viewer.report.tables import choose_samples
+from tests.unit.viewer.run_kit import HOSTILE, make_group, write_run
+
+HOSTILE_TEXTS = [
+    HOSTILE,
+    "[click](javascript:alert(1)) ![x](https://evil.example/x.png) <https://evil.example> www.evil.example a@evil.io",
+    "```\n</code></pre><script>alert(1)</script>\n`````\n# heading\n~~~\n| a | b |\n|---|---|\n",
+    "\x1b[31mred\x1b[0m \x00 \u202eevil\u202c \u2066x\u2069 \ud800 \r\n\ttab",
+    '"), #panic("typst"), raw("\\" #[x] $x$ \\u{41} = heading',
+]
+
+
+def write_validations(folder: Path, *rewards: Sequence[float], texts: Sequence[str] = ()) -> None:
+    """Write a validation per list of rewards, at iterations 0, 1, ..., with a prompt per reward."""
+    log = RolloutLog(folder / "rollouts")
+    tracker = JsonlTracker(folder / "metrics.jsonl", 99)
+    for step, values in enumerate(rewards):
+        names = texts or [f"answer {value:g}" for value in values]
+        groups = [make_group(at, (names[at], value), question=f"question {at}") for at, value in enumerate(values)]
+        log.write(step, groups, "val")
+        tracker.log(step, {"val/accuracy": sum(values) / len(values)})
+    log.close()
+    tracker.close()
+
+
+def report(*folders: Path) -> str:
+    return make_report(folders, ".md").decode()
+
+
+def read_pdf(content: bytes) -> str:
+    return " ".join(" ".join(page.extract_text() for page in PdfReader(BytesIO(content)).pages).split())
+
+
+def read_html(content: bytes) -> tuple[str, set[str], dict[str, str]]:
+    """Text, names of the elements, and all attributes of a page."""
+    texts, names, attributes = [], set(), {}
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            names.add(tag)
+            attributes.update({f"{tag} {name}": value or "" for name, value in attrs})
+
+        def handle_data(self, data: str) -> None:
+            texts.append(data)
+
+    Reader().feed(content.decode())
+    return " ".join("".join(texts).split()), names, attributes
+
+
+def test_run_in_each_format(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    write_validations(folder, [0, 0, 0, 0, 1], [1, 1, 1, 1, 1])
+    with record_in_history(folder):
+        pass
+    markdown = " ".join(report(folder).replace("`", "").split())
+    html, names, attributes = read_html(make_report([folder], ".html"))
+    pdf = read_pdf(make_report([folder], ".pdf"))
+    for text in (markdown, html, pdf):
+        assert "first: RL, finished, 3 of 9 iterations in 0:00" in text
+        # of 5 prompts: no resample of 2.5 % of the probability has only the last prompt: (1/5)^5 = 0.03 %
+        assert "Accuracy (validation, sums) rose from 0.2 [0, 0.6] to 1 [1, 1]: a difference of 0.8 [0.4, 1]" in text
+        assert "question 4" in text and "answer 0" in text and "answer 1" in text
+        assert re.search(r"torch \d", text) and re.search(r"commit \w", text)
+        assert "configuration" in text
+    assert {"img", "table", "pre", "h1", "h2", "h3"} <= names and "script" not in names
+    assert attributes["img src"].startswith("data:image/svg+xml;base64,")
+    assert "groups/mixed by iteration: first" in attributes["img alt"]
+    assert make_report([folder], ".html") == make_report([folder], ".html")
+
+
+def test_change_within_chance_is_called_unclear(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    write_validations(folder, [0, 0, 1], [1, 1, 1])
+    # A resample has only the unchanged prompt with probability 1/27 = 3.7 % > 2.5 %, so the interval contains 0.
+    assert "did not clearly change from 0.3333 [0, 1] to 1 [1, 1]: a difference of 0.6667 [0, 1]" in report(folder)
+
+
+def test_bands_over_prompts_of_training(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first", steps=1)
+    log = RolloutLog(folder / "rollouts")
+    log.write(1, [make_group(n, ("a", n / 10), ("b", n / 10), question=str(n)) for n in (3, 7)])
+    log.close()
+    # Two prompts: half of the resamples have both, a quarter each has one of them twice.
+    assert read_run(folder, "first").bands["critic/score/mean"] == [(1, 0.3, 0.7)]
+
+
+def test_equal_prompts_are_one_problem_without_interval(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    log = RolloutLog(folder / "rollouts")
+    for step, reward in ((0, 0.25), (3, 0.75)):
+        log.write(step, [make_group(number, ("a", reward)) for number in range(4)], "val")
+    log.close()
+    assert "went from 0.25 to 0.75: a difference of 0.5 over the same 1 prompts." in report(folder)
+
+
+def test_seeds_have_an_interval_and_groups_a_difference(tmp_path: Path) -> None:
+    slow = [write_run(tmp_path / f"slow{seed}", seed=seed) for seed in (0, 1, 2)]
+    fast = [write_run(tmp_path / f"fast{seed}", seed=seed) for seed in (10, 11)]
+    for folder in fast:
+        config = yaml.safe_load((folder / "config.yaml").read_text()) | {"optim": {"lr": 0.5, "api_key": "very-secret"}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    text = report(*slow, *fast)
+    # slow: 0.3, 1.3, 2.3: mean 1.3, t(0.975, 2) * 1 / sqrt(3) = 4.303 * 0.577 = 2.484
+    assert "| `critic/score/mean` of slow0 and 2 more seeds | 1.1 [-1.38, 3.58] | 1 | 1.3 [-1.18, 3.78] | 3 |" in text
+    # fast: 10.3, 11.3: mean 10.8, t(0.975, 1) * 0.707 / sqrt(2) = 12.706 * 0.5 = 6.353
+    assert "| `critic/score/mean` of fast10 and 1 more seeds | 10.6 [4.25, 17] | 1 | 10.8 [4.45, 17.2] | 3 |" in text
+    # variances of the means 1/3 and 1/4: error 0.7638, (7/12)^2 / (1/9/2 + 1/16) = 2.882 degrees of freedom: t = 3.261
+    row = "| `critic/score/mean` | fast10 and 1 more seeds | slow0 and 2 more seeds | 9.5 [7.01, 12] | 3 |"
+    assert row in text
+    assert "| `optim.lr` | - | 0.5 |" in text and "| `trainer.seed` | 0, 1, 2 | 10, 11 |" in text
+    assert "very-secret" not in text and "## Samples" not in text
+    _, names, _ = read_html(make_report([*slow, *fast], ".html"))
+    assert "img" in names
+    assert "Comparison of 5 runs" in read_pdf(make_report([*slow, *fast], ".pdf"))
+
+
+def test_groups_are_compared_at_an_iteration_that_all_runs_have(tmp_path: Path) -> None:
+    long = [write_run(tmp_path / f"long{seed}", seed=seed, steps=4) for seed in (0, 1)]
+    short = [write_run(tmp_path / f"short{seed}", seed=seed, steps=2) for seed in (0, 1)]
+    for folder in short:
+        (folder / "config.yaml").write_text((folder / "config.yaml").read_text() + "optim: {lr: 0.5}\n")
+    text = report(*long, *short)
+    assert "| `critic/score/mean` of long0 and 1 more seeds | 0.6 [-5.75, 6.95] | 1 | 0.9 [-5.45, 7.25] | 4 |" in text
+    assert re.search(r"\| short0 and 1 more seeds \| long0 and 1 more seeds \| 0 \[-3.04, 3.04\] \| 2 \|", text)
+
+
+@pytest.fixture
+def hostile_run(tmp_path: Path) -> Path:
+    folder = write_run(tmp_path / "a_b*c <b>[x](y)`", text=HOSTILE)
+    write_validations(folder, [0.0] * len(HOSTILE_TEXTS), [1.0] * len(HOSTILE_TEXTS), texts=HOSTILE_TEXTS)
+    log = RolloutLog(folder / "rollouts")
+    for step in (0, 1):
+        groups = [make_group(at, (text, 0.0), question=text) for at, text in enumerate(HOSTILE_TEXTS)]
+        prompts = [
+            replace(group.prompt, data_source=text, ground_truth=text)
+            for group, text in zip(groups, HOSTILE_TEXTS, strict=True)
+        ]
+        groups = [replace(group, prompt=prompt) for group, prompt in zip(groups, prompts, strict=True)]
+        log.write(step, groups, "val_greedy")
+    log.close()
+    return folder
+
+
+def test_hostile_texts_are_no_markup_in_markdown(hostile_run: Path) -> None:
+    text = report(hostile_run)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e\u2066\ud800]", text)
+    tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(text)
+    found = [token for block in tokens for token in (block, *(block.children or ()))]
+    assert {token.type for token in found}.isdisjoint({"link_open", "image", "html_inline", "html_block", "hr"})
+    headings = [tokens[at + 1].content for at, token in enumerate(tokens) if token.type == "heading_open"]
+    assert not [heading for heading in headings if heading.startswith("heading")]
+    blocks = [token.content for token in tokens if token.type in ("fence", "code_block")]
+    assert HOSTILE + "\n" in blocks and HOSTILE_TEXTS[1] + "\n" in blocks and HOSTILE_TEXTS[4] + "\n" in blocks
+    assert [block for block in blocks if "</pre><script>" in block and "`````\n# heading\n~~~\n| a | b |" in block]
+    assert "https\\://evil.example" in text and "www\\.evil" in text and "a\\@evil" in text  # no automatic links
+
+
+def test_hostile_texts_are_no_markup_in_html(hostile_run: Path) -> None:
+    text, names, attributes = read_html(make_report([hostile_run], ".html"))
+    assert names <= {
+        *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "h3", "p", "ul", "li", "pre", "code"),
+        *("table", "thead", "tbody", "tr", "th", "td", "img"),
+    }
+    allowed = {"html lang", "meta charset", "meta name", "meta content", "meta http-equiv", "img src", "img alt"}
+    assert attributes.keys() <= {*allowed, "th class", "td class", "code class"}
+    assert HOSTILE in text and "[click](javascript:alert(1))" in text
+    assert not re.search(r"[\x00-\x08\x1b\u202e\u2066\ud800]", text)
+    policy = re.search(rb'Content-Security-Policy" content="([^"]*)"', make_report([hostile_run], ".html"))
+    assert policy and policy[1].startswith(b"default-src 'none'; style-src 'sha256-") and b"unsafe" not in policy[1]
+
+
+def test_hostile_texts_are_no_markup_in_pdf(hostile_run: Path) -> None:
+    content = make_report([hostile_run], ".pdf")
+    text = read_pdf(content)
+    assert "<script>document.title=" in text and '#panic("typst")' in text and "# heading" in text
+    assert not re.search(r"[\x1b\u202e\u2066]", text)
+    assert not [page for page in PdfReader(BytesIO(content)).pages if "/Annots" in page]  # no links
+
+
+def test_text_of_a_line_and_of_a_block() -> None:
+    assert to_markdown("# a\n\n* b_c | <d>") == "\\# a \\* b\\_c | \\<d\\>"
+    assert [to_markdown(text) for text in ("1. a", "1.5", "-2", "- a", "---", None, 1 / 3)] == [
+        *("1\\. a", "1.5", "-2", "\\- a", "\\---", "-", "0.3333"),
+    ]
+    assert make_code("a``b`") == "``` a``b` ```" and make_code("") == "`-`"
+    assert make_fence("```` x") == "`````text\n```` x\n`````\n" and make_fence("\x00") == "```text\n(empty)\n```\n"
+    table = make_table(["a|b", "c>"], [("x|y\\", make_code("p|q"))])
+    assert table == "| a\\|b | c |\n| --- | --: |\n| x\\|y\\\\ | `p\\|q` |\n"
+    cells = [token.children for token in MarkdownIt().enable("table").parse(table) if token.type == "inline"]
+    assert [one.content for cell in cells for one in cell or ()] == ["a|b", "c", "x|y\\", "p|q"]
+
+
+def test_samples_from_the_worst_to_the_best_change(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    log = RolloutLog(folder / "rollouts")
+    for step in (0, 5):
+        groups = [make_group(at, ("x", 1.0 if step and at > 6 else 0.5)) for at in range(18)]
+        groups[3] = make_group(3, ("lost", 0.1 if step else 0.9))
+        log.write(step, groups, "val")
+    log.close()
+    chosen = choose_samples(read_run(folder, "first"))
+    assert len(chosen) == 10
+    changes = [after.result.reward - before.result.reward for before, after in chosen]
+    assert changes == sorted(changes) and changes[0] == pytest.approx(-0.8) and changes[-1] == 0.5
+    assert chosen == choose_samples(read_run(folder, "first"))
+    assert choose_evenly(list("abc"), 10) == ["a", "b", "c"] and choose_evenly([], 3) == []
+
+
+def test_training_samples_without_validation(tmp_path: Path) -> None:
+    text = report(write_run(tmp_path / "first"))  # prompt 17 at iterations 1, 2 and 3
+    assert "### 1. Prompt 17 of sums: unchanged" in text and "Iteration 1, reward 1" in text and "Iteration 3," in text
+
+
+def test_evaluation_that_goes_on_or_has_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "evaluation"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("rollout: {}\n")
+    groups = [make_group(at, ("x", float(at % 2)), ("y", 1.0), question=f"question {at}") for at in range(12)]
+    (folder / "results.jsonl").write_text("".join(format_trajectory_lines(0, groups)) + '{"half a line')
+    text = report(folder)
+    assert "`evaluation`: evaluation, ended. history.jsonl is missing\n" in text and text.count("\n### ") == 10
+    assert "* `avg@2` is 0.75 [" in text and "| sums | avg@2 | 0.75 [" in text and "over 12 prompts of sums" in text
+    (folder / "results.jsonl").unlink()
+    mean = {"value": 0.25, "low": 0.125, "high": 0.5, "problems": 7}
+    fields = {"data_source": "s", "problems": 7, "samples": 7, "outcomes": {}, "ends": {}, "failed": 0}
+    (folder / "summary.json").write_text(json.dumps({"by_data_source": {"s": fields | {"figures": {"avg@1": mean}}}}))
+    assert "| s | avg@1 | 0.25 [0.125, 0.5] | 7 |" in report(folder)
+    (folder / "summary.json").write_text('{"by_data_source": {"s": 3}}')
+    assert "avg@1" not in report(folder)
+
+
+def test_evolution_has_its_intervals_and_solutions(tmp_path: Path) -> None:
+    folder = tmp_path / "evolution"
+    tracker = JsonlTracker(folder / "metrics.jsonl", 0)
+    for number, value in ((1, 0.25), (2, 0.5)):
+        bounds = {"accuracy/chosen/low": value - 0.125, "accuracy/chosen/high": value + 0.125}
+        tracker.log(number, {"accuracy/chosen": value, "cost/tokens": 600.0} | bounds)
+    tracker.close()
+    (folder / "config.yaml").write_text("models: {}\n")
+    (folder / "problems").mkdir()
+    candidates = [
+        {"key": "a", "place": {"round": 0}, "solution": "it is 13", "right": False, "failure": ""},
+        {"key": "b", "place": {"round": 1}, "solution": "it is 14", "right": True, "failure": ""},
+    ]
+    problem = {"problem": 4, "data_source": "sums", "prompt": "7 + 7?", "ground_truth": "14", "chosen": "b"}
+    (folder / "problems/000004.json").write_text(json.dumps(problem | {"candidates": candidates}))
+    (folder / "problems/000005.json").write_text('{"problem": 5')
+    (folder / "problems/000006.json").write_text(json.dumps(problem | {"candidates": [{"key": 3}]}))
+    text = report(folder)
+    assert text.count("files in problems/ are damaged or have no solution") == 1
+    assert "evolution" in text and "| `accuracy/chosen` | 0.25 [0.125, 0.375] | 1 | 0.5 [0.375, 0.625] | 2 |" in text
+    assert "### 1. Prompt 4 of sums: improved" in text and "it is 13" in text and "it is 14" in text
+    assert "| tokens of model calls | 1,200 |" in text
+
+
+def test_failed_and_running_runs(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    with pytest.raises(RuntimeError), record_in_history(folder):
+        raise RuntimeError("no <memory> left")
+    assert "failed (no \\<memory\\> left)" in report(folder)
+    with lock_folder(folder):
+        assert "`first`: RL, running (process " in report(folder)
+
+
+def test_failed_samples_are_counted_by_reason(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    lines = [json.loads(line) for line in (folder / "rollouts/step_000003.jsonl").read_text().splitlines()]
+    lines[0] |= {"outcome": "grader_failed", "reason": "no server", "reward": None}
+    (folder / "rollouts/step_000003.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = report(folder)
+    assert (
+        "| training, grader\\_failed: no server | 1 |" in text
+        and "sums: without reward" in text
+        and "Iteration 3, no reward (no server)" in text
+    )
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_damaged_folder_is_shown_with_its_gaps(tmp_path: Path, suffix: str) -> None:
+    folder = write_run(tmp_path / "first")
+    (folder / "config.yaml").write_text("actor_rollout_ref:\ntrainer:\n")
+    (folder / "metrics.jsonl").write_bytes(b'{"step": 1, "val/accuracy": 0.5}\nnot json\n\xff\n{"step": 2, "val/acc')
+    (folder / "rollouts/step_000002.jsonl").write_bytes(b'{"prompt_id": 1}\n[]\n3\n\xff\xfe\n')
+    (folder / "rollouts/val_000001.jsonl").write_bytes(b"")
+    (folder / "plan.json").write_text('{"settings": [1]')
+    (folder / "history.jsonl").write_text("{}\n")
+    content = make_report([folder], suffix)
+    text = read_pdf(content) if suffix == ".pdf" else content.decode().replace("\\", "")
+    assert "metrics.jsonl has 2 damaged lines" in text and "step_000002.jsonl has 4 damaged lines" in text
+
+
+def test_almost_empty_folders(tmp_path: Path) -> None:
+    for name, content in (("config.yaml", "a: ["), ("metrics.jsonl", ""), ("results.jsonl", "")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_text(content)
+        assert "No metrics." in report(folder)
+    assert "config.yaml is damaged" in report(tmp_path / "config.yaml")
+
+
+def test_errors_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path / "outputs/first")
+    output = tmp_path / "report.html"
+
+    def fail(*words: object) -> str:
+        assert main(["report", *map(str, words)]) == 2
+        assert not output.exists()
+        return capsys.readouterr().err
+
+    assert f"{tmp_path}/outputs is no run: it has none of" in fail(tmp_path / "outputs", "-o", output)
+    assert f"runs in it: {folder}." in fail(tmp_path / "outputs", "-o", output)
+    assert "runs in it: none." in fail(tmp_path / "gone", "-o", output)
+    assert "suffix of the report is '.doc'. Use one of .html, .md, .pdf." in fail(folder, "-o", tmp_path / "a.doc")
+    assert "cannot be written (No such file or directory)" in fail(folder, "-o", tmp_path / "gone/report.md")
+    monkeypatch.setitem(sys.modules, "typst", None)
+    assert "pip install -e '.[pdf]'" in fail(folder, "-o", tmp_path / "report.pdf")
+    assert main(["report", str(folder), "-o", str(output)]) == 0
+    assert capsys.readouterr().out == f"written: {output}\n" and output.read_text().startswith("<!doctype html>")
