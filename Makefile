@@ -6,7 +6,7 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 SIDE_BY_SIDE := -n logical --maxprocesses 4
 ARGS ?=
-CHECKS := tests/unit/test_layers.py tests/unit/test_sizes.py tests/unit/test_requirements.py tests/unit/test_language.py tests/unit/test_docs.py
+CHECKS := tests/unit/test_layers.py tests/unit/test_sizes.py tests/unit/test_requirements.py tests/unit/test_language.py tests/unit/test_docs.py tests/unit/test_page_commands.py
 
 help: ## list the targets
 	@printf '\n  \033[1malphaapollo\033[0m: reinforcement-learning post-training for language models\n\n'
@@ -43,6 +43,9 @@ format: setup-dev ## format and fix the code with ruff
 docs: setup-dev ## write docs/config/, verl_keys.md, reference.md and models.md from the code and its tests
 	@$(PY) -m scripts.config_pages && $(PY) -m scripts.api_page && $(PY) -m scripts.models_page
 
+docs-site: setup-dev ## build the documentation site in site/ (checks links and anchors)
+	@$(PY) -m scripts.docs_site
+
 lock: setup-dev ## pin requirements/*.txt again (ARGS=--upgrade takes the newest versions)
 	@source scripts/pip_settings.sh; $(PY) scripts/lock.py $(ARGS)
 
@@ -65,7 +68,7 @@ cluster-check: setup ## check multi-node runs on simulated machines: minutes on 
 	@$(PY) -m scripts.cluster_check $(ARGS)
 
 clean: ## remove .venv, builds and caches (outputs/ stays)
-	@rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv dist build site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -not -path './outputs/*' -prune -exec rm -rf {} +
 
-.PHONY: help quickstart setup setup-dev test test-unit test-loop check format docs lock audit wheel bench gpu-check gpu-check-wheels cluster-check clean
+.PHONY: help quickstart setup setup-dev test test-unit test-loop check format docs docs-site lock audit wheel bench gpu-check gpu-check-wheels cluster-check clean

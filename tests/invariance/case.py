@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from alphaapollo.algorithms.advantages import Estimator, get_estimator
+from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
 from alphaapollo.config.schema import Config
 from tests.invariance.episodes import Episodes
@@ -36,7 +36,7 @@ class Case:
     logprobs: TokenLogProbs
     table: Table
     config: Config
-    estimator: Estimator
+    estimator: str  # not the object, which cannot be sent to another process
     loss: PolicyLoss
     views: list[View]
 
@@ -53,7 +53,7 @@ class Case:
             logprobs,
             Table.draw(generator, logprobs.old),
             draw_config(generator, estimator, loss, episodes, one_step),
-            estimator,
+            name.estimator,
             loss,
             _views(generator, one_step),
         )
@@ -62,7 +62,7 @@ class Case:
         """Outcome with the table in place of the model."""
 
         def make():
-            return prepare(view, self.episodes, self.logprobs, self.config, self.estimator)
+            return prepare(view, self.episodes, self.logprobs, self.config, get_estimator(self.estimator))
 
         return update(make, view, self.table, self.config, self.loss, self.episodes.num_tokens)
 

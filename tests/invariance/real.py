@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Actor, Model, Reference
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
@@ -65,7 +66,7 @@ def make_worker(
 
 def load(worker: PolicyWorker, case: Case, view: View):
     """Load the rows and settings into the worker and return its columns."""
-    prepared = prepare(view, case.episodes, case.logprobs, case.config, case.estimator)
+    prepared = prepare(view, case.episodes, case.logprobs, case.config, get_estimator(case.estimator))
     rank = worker.placement.rank // view.sequence_parallel
     worker.actor, worker.policy_loss = case.config.actor_rollout_ref.actor, case.loss
     worker.correction, worker.teacher_config = case.config.algorithm.rollout_correction, case.config.teacher

@@ -87,6 +87,15 @@ def files_with_secret(done: FinishedRun) -> list[str]:
     return found + ["output"] * (secret in done.output)
 
 
+def check_first_and_last_lines(done: FinishedRun, *next_commands: str) -> None:
+    """Check that the output begins with the command of the viewer and ends with `next_commands`, e.g. view."""
+    first, *_, last = done.output.splitlines()
+    assert first.endswith(f"alphaapollo view {done.folder}   # follow this run in the browser")
+    *_, end = done.output.partition("\nnext commands:\n")
+    assert [line.partition("alphaapollo ")[2].partition(" ")[0] for line in end.splitlines()] == [*next_commands]
+    assert all(f" {done.folder} " in line for line in end.splitlines()), last
+
+
 class Runner:
     """Start main_ppo with small sizes, as a user's command line."""
 
@@ -164,7 +173,9 @@ class Runner:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm_process() -> None:
+def warm_process(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The warm process finds hub models in an own folder, which test_documentation.py fills."""
+    os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hub"))
     start_warm_process()
 
 

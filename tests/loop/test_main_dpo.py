@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from alphaapollo.observability.example_log import read_examples
 from examples.preferences.make_pairs import main as make_pairs
 from tests.loop.conftest import ROOT, FinishedRun, Task
 from tests.loop.warm import Program
@@ -69,6 +70,9 @@ def test_pairs_are_learned_and_resume_equals_uninterrupted_run(task: Task, pairs
     assert lines[-1]["train/loss"] < lines[0]["train/loss"]
     assert lines[-1]["val/reward_chosen"] > lines[-1]["val/reward_rejected"]
     assert sum(name.startswith("val/accuracy/carries_") for name in lines[-1]) == 3
+    for pair in read_examples(whole.folder):
+        assert [row.label for row in pair.rows] == ["chosen", "rejected"] and pair.data_source.startswith("carries_")
+        assert all(row.ref_logp is not None and row.ref_logp < 0 for row in pair.rows)
 
     def go_on(steps: int) -> FinishedRun:
         done = tune("main_dpo", task, pairs, tmp_path, *keys, f"trainer.total_training_steps={steps}", name="parts")

@@ -8,6 +8,7 @@ pytest --- warm process (imports once) --- process with main_ppo.main(argv)
 from __future__ import annotations
 
 import importlib
+import io
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -33,13 +34,16 @@ def children_of_the_warm_process() -> set[int]:
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
-def run_program(module: str, words: Sequence[str], output: Path, environment: dict[str, str], folder: Path) -> None:
-    """Run `python -m module words` in the forked process."""
+def run_program(
+    module: str, words: Sequence[str], output: Path, environment: dict[str, str], folder: Path, typed: str
+) -> None:
+    """Run `python -m module words` in the forked process, with a text as its input."""
     assert IMPORTS in sys.modules, "an import failed, which a fork server does not report"
     os.setsid()
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    sys.stdin = io.StringIO(typed)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -55,13 +59,22 @@ class Program:
     """A running command `python -m module words` in its own session, with its output in a file."""
 
     def __init__(
-        self, module: str, words: Sequence[object], output: Path, environment: dict[str, str], folder: Path, warm: bool
+        self,
+        module: str,
+        words: Sequence[object],
+        output: Path,
+        environment: dict[str, str],
+        folder: Path,
+        warm: bool,
+        typed: str = "",
     ):
         self.output = output
         self._process: subprocess.Popen[bytes] | multiprocessing.context.ForkServerProcess
         words = [str(word) for word in words]
         if warm:
-            self._process = CONTEXT.Process(target=run_program, args=(module, words, output, environment, folder))
+            self._process = CONTEXT.Process(
+                target=run_program, args=(module, words, output, environment, folder, typed)
+            )
             self._process.start()
         else:
             with output.open("w") as file:

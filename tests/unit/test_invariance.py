@@ -1,7 +1,10 @@
 """A small run of `python -m tests.invariance.check`: every estimator with every loss once."""
 
+import pickle
+
 import pytest
 
+from tests.invariance.case import Case, Name
 from tests.invariance.check import PAIRS_PER_CASE, check
 from tests.invariance.settings import pairs
 
@@ -13,3 +16,9 @@ def test_results_do_not_depend_on_the_layout_of_trajectories():
     assert report.failures == []
     assert report.pairs == set(pairs())
     assert report.comparisons >= cases * PAIRS_PER_CASE
+
+
+def test_cases_can_be_sent_to_other_processes():
+    for number, (estimator, loss) in enumerate(pairs()):
+        case = Case.draw(Name(1, number, estimator, loss))
+        assert pickle.loads(pickle.dumps(case)).estimator == estimator

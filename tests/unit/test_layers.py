@@ -20,8 +20,8 @@ LAYERS = [
     ["rollout", "workers"],
     ["controller"],
     ["launch"],
-    ["evaluation", "viewer"],
-    ["finetuning", "evolving"],
+    ["evaluation"],
+    ["finetuning", "evolving", "viewer"],
     ["trainer", "cli", "__main__"],
 ]
 SAME_LAYER_ALLOWED = {("rewards", "tools")}
