@@ -32,9 +32,7 @@ from alphaapollo.viewer.run_folders import make_run_name
 
 HERE = Path(__file__).parent
 EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"  # plotly adds an empty <style> and fills it
-PLOTLY_STYLE = re.compile(
-    r'getElementById\("([0-9a-f]{64})"\)'
-)  # ids of styles for maps, which it adds unless they exist
+PLOTLY_STYLE = re.compile(r'getElementById\("([0-9a-f]{64})"\)')  # id of a style that plotly adds unless it exists
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
     f"style-src 'self' {EMPTY_STYLE}; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -67,7 +65,7 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
     web page can read it through a name of its own."""
     templates = Jinja2Templates(HERE / "templates")
     templates.env.filters |= FILTERS
-    templates.env.globals["plotly_style_ids"] = lambda: PLOTLY_STYLE.findall(_read_plotly())
+    templates.env.globals["plotly_style_ids"] = find_plotly_style_ids
     viewer = Viewer(index, templates)
 
     @asynccontextmanager
@@ -178,6 +176,12 @@ def get_plotly(request: Request) -> Response:
     """Return plotly's JavaScript, which its Python package contains."""
     headers = {"Cache-Control": "max-age=86400"}
     return Response(_read_plotly(), media_type="text/javascript", headers=headers)
+
+
+@lru_cache(maxsize=1)
+def find_plotly_style_ids() -> list[str]:
+    """Return the ids that every page must have, so that plotly adds no style of its own."""
+    return PLOTLY_STYLE.findall(_read_plotly())
 
 
 @lru_cache(maxsize=1)

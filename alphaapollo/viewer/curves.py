@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student_t
 
-from alphaapollo.viewer.pages.query import KIND_NAMES
+from alphaapollo.viewer.index import KIND_NAMES
 from alphaapollo.viewer.run_folders import make_run_name, read_flat_config
 
 MAX_CURVES = 16

@@ -44,6 +44,7 @@ CREATE INDEX problems ON pool (run, problem);
 INSERT_TRAJECTORY = f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 16)})"
 INSERT_POOL_RECORD = f"INSERT OR REPLACE INTO pool VALUES ({', '.join('?' * 10)})"
 DATA_TABLES = ("metrics", "warnings", "trajectories", "pool")
+KIND_NAMES = {"step": "training", "val": "validation", "val_greedy": "validation, greedy", "results": "evaluation"}
 
 
 class _Turn(msgspec.Struct):

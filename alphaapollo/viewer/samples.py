@@ -119,14 +119,16 @@ def decode_tokens(folder: Path, ids: Sequence[int]) -> list[str]:
     return [tokenizer.decode([number], skip_special_tokens=False) or f"[{number}]" for number in ids]
 
 
-def list_tokens(folder: Path, record: dict[str, Any], number: int, colored_by: str) -> list[Token]:
+def list_tokens(
+    folder: Path, record: dict[str, Any], number: int, trained: TrainedRow | None, colored_by: str
+) -> list[Token]:
     """List the tokens of one of the trajectory's sequences, with the values of engine and trainer.
 
-    number: index in the record's rows. colored_by: attribute of Token that gives the color.
+    number: index in the record's rows. trained: what the trainer computed for this sequence, if it was trained on.
+    colored_by: attribute of Token that gives the color.
     """
     row = record["rows"][number]
     ids = row["ids"][:MAX_TOKENS]
-    trained = find_trained_row(folder, record, number)
     start = row["mask"].index(1) if 1 in row["mask"] else len(row["mask"])
     versions = iter([version for version, count in row["weight_versions"] for _ in range(count)])
     tokens = []
@@ -162,11 +164,10 @@ def read_trained_rows_of_step(folder: Path, step: int) -> tuple[list[TrainedRow]
         return None, str(error)
 
 
-def find_trained_row(folder: Path, record: dict[str, Any], number: int) -> TrainedRow | None:
+def find_trained_row(rows: Sequence[TrainedRow], record: dict[str, Any], number: int) -> TrainedRow | None:
     """Return what the trainer computed for a sequence; None if it was not trained on."""
     wanted = (record["prompt_id"], record["sample"], number)
-    rows, _ = read_trained_rows_of_step(folder, record["step"])
-    return next((row for row in rows or [] if (row.prompt_id, row.sample, row.row) == wanted), None)
+    return next((row for row in rows if (row.prompt_id, row.sample, row.row) == wanted), None)
 
 
 def compare_texts(old: str, new: str) -> list[tuple[str, str]]:

@@ -44,12 +44,10 @@ def run(command: str, words: list[str], output: Path, done: Path) -> None:
     """Run a command with its output in a file, unless the file `done` exists. Raises CalledProcessError if it fails."""
     if not done.exists():
         print(f"== {output.stem}", flush=True)
-        words, environment = (
-            [f"alphaapollo.trainer.main_{command}", *words],
-            os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
-        )
+        program = [sys.executable, "-m", f"alphaapollo.trainer.main_{command}", *words]
+        environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
         with output.open("w") as file:
-            subprocess.run([sys.executable, "-m", *words], check=True, stdout=file, stderr=file, env=environment)
+            subprocess.run(program, check=True, stdout=file, stderr=file, env=environment)
         done.touch()
 
 

@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 
 from alphaapollo.observability.training_log import TrainedRow
 from alphaapollo.viewer import samples
-from alphaapollo.viewer.index import make_file_name
-from alphaapollo.viewer.pages.query import KIND_NAMES, Query
+from alphaapollo.viewer.index import KIND_NAMES, make_file_name
+from alphaapollo.viewer.pages.query import Query
 
 CHOSEN_BY_VALUE = ("status", "outcome", "end", "stop_reason", "data_source")  # columns with a list of their values
 NUMERIC = ("reward", "accuracy", "tokens", "turns", "advantage")

@@ -20,7 +20,6 @@ from alphaapollo.viewer.samples import split_into_parts
 
 SCORES = ("val/accuracy", "reward/accuracy", "critic/score/mean", "val/loss", "train/loss", "accuracy/chosen")
 PAGE_ROWS = 200
-KIND_NAMES = {"step": "training", "val": "validation", "val_greedy": "validation, greedy", "results": "evaluation"}
 
 
 @dataclass(frozen=True)

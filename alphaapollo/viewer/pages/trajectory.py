@@ -9,7 +9,8 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from alphaapollo.viewer import samples
-from alphaapollo.viewer.pages.query import KIND_NAMES, PAGE_ROWS, Query
+from alphaapollo.viewer.index import KIND_NAMES
+from alphaapollo.viewer.pages.query import PAGE_ROWS, Query
 from alphaapollo.viewer.run_folders import find_tokenizer_file
 
 COLORED_BY = ("difference", "engine", "trainer", "advantage")  # attributes of samples.Token
@@ -33,6 +34,8 @@ def describe_trajectory(query: Query) -> dict[str, Any]:
     number, colored_by = int(options.get("row") or 0), options.get("color", "difference")
     if colored_by not in COLORED_BY:
         raise HTTPException(404, f"Tokens cannot be colored by {colored_by}. Choose {', '.join(COLORED_BY)}.")
+    rows, damage = samples.read_trained_rows_of_step(run.folder, step) if kind == "step" else (None, "")
+    trained = samples.find_trained_row(rows or [], record, number)
     has_tokens = number < len(record["rows"])
     return {
         "run": run,
@@ -40,8 +43,8 @@ def describe_trajectory(query: Query) -> dict[str, Any]:
         "record": record,
         "kind_name": KIND_NAMES.get(kind, kind),
         "branches": list_branches(record),
-        "tokens": samples.list_tokens(run.folder, record, number, colored_by) if has_tokens else [],
-        "damage": samples.read_trained_rows_of_step(run.folder, step)[1] if kind == "step" else "",
+        "tokens": samples.list_tokens(run.folder, record, number, trained, colored_by) if has_tokens else [],
+        "damage": damage,
         "row_number": number,
         "colored_by": colored_by,
         "has_tokenizer": find_tokenizer_file(run.folder) is not None,

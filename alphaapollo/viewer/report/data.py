@@ -21,8 +21,7 @@ from alphaapollo.evaluation.metrics import SampleResult
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.observability.samples import ELLIPSIS, get_last_message
 from alphaapollo.types import Outcome, Prompt
-from alphaapollo.viewer.index import iterate_lines, list_indexed_files, parse_file_name, parse_metrics
-from alphaapollo.viewer.pages.query import KIND_NAMES
+from alphaapollo.viewer.index import KIND_NAMES, iterate_lines, list_indexed_files, parse_file_name, parse_metrics
 from alphaapollo.viewer.run_folders import find_kind, read_config, read_json_object
 
 MAX_FILES = 24  # files with samples that are read, per kind

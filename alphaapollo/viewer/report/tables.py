@@ -24,7 +24,7 @@ from alphaapollo.launch.run_plan import read_run_plan
 from alphaapollo.observability.run_view import format_duration, format_time_summary
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.viewer.curves import Curve, average_over_seeds
-from alphaapollo.viewer.pages.query import KIND_NAMES
+from alphaapollo.viewer.index import KIND_NAMES
 from alphaapollo.viewer.pages.runs import MAIN_CURVES
 from alphaapollo.viewer.report.data import RunContent, Sample, choose_evenly, compare_results
 from alphaapollo.viewer.report.formats import Chart, Markdown, make_code, to_markdown
