@@ -119,6 +119,19 @@ def test_trajectory_shows_conversation_and_tokens(client: TestClient) -> None:
     assert " ".join(facts[3][1].split()) == expected
 
 
+def test_validation_samples_have_no_values_of_the_trainer(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "outputs" / "first")
+    log = RolloutLog(folder / "rollouts")
+    log.write(2, [make_group(17, ("14", 1.0))], "val")  # prompt and sample numbers of a training sample
+    log.close()
+    index = RunIndex(tmp_path / "outputs", tmp_path / "index.sqlite")
+    with closing(index.connect()) as database:
+        index.update(database)
+    with TestClient(make_app(index, ["testserver"])) as client:
+        facts = re.findall(r'data-facts="([^"]*)">', read(client, "/runs/1/val/2/0"))
+    assert " ".join(facts[3].split()) == "3 token 6 engine -0.200 trainer - difference - advantage - weights 3"
+
+
 def test_difference_of_two_samples(client: TestClient) -> None:
     page = read(client, "/runs/1/step/2/1?with=step/2/0")
     assert "<ins>15</ins>" in page and "<del>" in page
