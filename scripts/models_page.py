@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from datetime import date
-from importlib.metadata import version
+from importlib import import_module
 from pathlib import Path
 
 from tests.architectures.engine import LIMITS, measure_engine
@@ -55,7 +55,8 @@ Remarks:
   like vLLM: those for `data.max_prompt_length` + `data.max_response_length`.
 * For `deepseek_v3` without YaRN, RoPE of vLLM 0.32 on a CPU is wrong: its CPU kernel differs from its own PyTorch code.
   The check of the first weight sync finds such differences.
-* For `qwen3_next` on a CPU, set `rollout.enable_prefix_caching=false` and `rollout.dtype=bfloat16`.
+* For `qwen3_next` and `qwen3_5_text` on a CPU, set `rollout.enable_prefix_caching=false` and
+  `rollout.dtype=bfloat16`.
 
 ## Other models
 
@@ -112,7 +113,8 @@ def render_page() -> str:
 def measure_engines(families: list[str]) -> None:
     """Measure the models of these families (all if empty) with vLLM, and save the results."""
     models = json.loads(RESULTS.read_text(encoding="utf-8"))["models"] if families else {}
-    measured = {"date": str(date.today()), "packages": {name: version(name) for name in PACKAGES}, "models": models}
+    packages = {name: import_module(name).__version__ for name in PACKAGES}
+    measured = {"date": str(date.today()), "packages": packages, "models": models}
     for one in ARCHITECTURES:
         if (not families or one.family in families) and "checkpointing" not in find_refusals(one):
             models[one.name] = measure_engine(one)

@@ -59,7 +59,7 @@ if [ -e .venv ] && [ -n "${PYTHON:-}" ] && [ "$($python --version)" != "$("$PYTH
 fi
 
 stamp() { echo ".venv/.installed-$(basename "$1" .txt)"; }
-contents() { echo "$(cat "$1" scripts/setup.sh | cksum) $PWD"; }
+contents() { echo "$(cat "$1" scripts/setup.sh scripts/torchvision_cpu.py | cksum) $PWD"; }
 stale=()
 for list in "${lists[@]}"; do
     [ "$(cat "$(stamp "$list")" 2>/dev/null)" = "$(contents "$list")" ] || stale+=("$list")
@@ -107,6 +107,11 @@ else
     install_lists 2>&1 | grep -vE '^ ([-+~]|Downloaded) ' >&2 || fail "$no_index"
 fi
 uv_install --quiet -e . || fail "$no_index"
+if [ "$device" = cpu ]; then # a CUDA build of torchvision needs an import hook beside the CPU build of torch
+    packages="$($python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+    cp scripts/torchvision_cpu.py "$packages/"
+    echo "import torchvision_cpu" >"$packages/torchvision_cpu.pth"
+fi
 
 if [ "$device" = gpu ] && ! $python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'; then
     say "warning: torch sees no CUDA device. Is the NVIDIA driver new enough (nvidia-smi)? DEVICE=cpu installs the CPU build."

@@ -60,7 +60,7 @@ def test_the_lists_name_no_index_and_no_path() -> None:
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_the_lists_are_complete(device: str) -> None:
     """They are installed without following dependencies. Checked for what is installed here."""
-    left_out = {"torchvision", "torchaudio", "torchcodec"} if device == "cpu" else set()  # scripts/lock.py says why
+    left_out = {"torchaudio", "torchcodec"} if device == "cpu" else set()  # scripts/lock.py says why
     pins = pinned(device, "dev")
     for name, pin in pins.items():
         for needed in needs(name, str(pin.specifier).removeprefix("==")):
