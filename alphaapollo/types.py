@@ -15,17 +15,49 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
+Picture = bytes | str
+"""Encoded picture (PNG, JPEG, ...), or the path of a picture file."""
+
+IMAGE_MARK = "<image>"
+"""Position of a picture in the content of a message with `images`."""
+
 
 class Message(TypedDict):
-    """Chat message, e.g. `{"role": "user", "content": "2+2=?"}`."""
+    """Chat message, e.g. `{"role": "user", "content": "2+2=?"}`.
+
+    The content of a message with images has an IMAGE_MARK for each of them, in order.
+    """
 
     role: str
     content: str
     name: NotRequired[str]  # role tool: name of the tool
+    images: NotRequired[list[Any]]  # of type Picture, which msgspec cannot decode
+
+
+@dataclass(frozen=True, eq=False)
+class ImageInput:
+    """Picture as input of a model, prepared once by the model's processor. Engine and trainer get the same tensors.
+
+    Placeholder tokens in the prompt mark its position. The model replaces the embedding of each by one image feature.
+    Instances are compared by identity: messages with the same picture share one instance.
+    """
+
+    tensors: dict[str, np.ndarray]
+    """Arguments of the model's `get_image_features`. Arrays of several pictures are concatenated on dimension 0."""
+    token_ids: Sequence[int]  # tokens of the picture in a prompt: placeholders, and possibly others around them
+    placeholder_id: int  # id of the placeholder token
+    digest: str  # of the tensors
+    grid: tuple[int, int] | None = None  # (rows, columns) of the placeholders, for models with M-RoPE
+
+    @cached_property
+    def num_placeholders(self) -> int:
+        """Number of placeholder tokens, which is the number of image features."""
+        return sum(token == self.placeholder_id for token in self.token_ids)
 
 
 @dataclass(frozen=True)
@@ -164,9 +196,10 @@ class Turn:
     valid: bool = True  # False: the environment could not parse the action
     info: dict[str, Any] = field(default_factory=dict)
     observation: list[Message] | None = None  # messages of the environment; None after the last turn
+    context_images: tuple[ImageInput, ...] = ()  # pictures whose placeholders are in context_ids, in order
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = (self.text, self.reward, self.valid, self.info, self.observation)
+        fields = (self.text, self.reward, self.valid, self.info, self.observation, self.context_images)
         return Turn, (array("i", self.context_ids), self.completion, *fields)
 
 
@@ -207,10 +240,11 @@ class Row:
     first_turn: int = 0  # index in Trajectory.turns of the first turn of the row
     weight_versions: list[tuple[int, int]] = field(default_factory=list)  # (version, number of action tokens) in order
     routed_experts: np.ndarray | None = None  # [T, layers, k], see Completion
+    images: Sequence[ImageInput] = ()  # pictures whose placeholders are in token_ids, in order
 
     def __reduce__(self) -> tuple[Any, ...]:
         compact = (array("i", self.token_ids), array("b", self.action_mask), array("d", self.logprobs))
-        return Row, (*compact, self.turn_ends, self.first_turn, self.weight_versions, self.routed_experts)
+        return Row, (*compact, self.turn_ends, self.first_turn, self.weight_versions, self.routed_experts, self.images)
 
     @property
     def response_start(self) -> int:

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from alphaapollo.data.shared_prompts import SharedPrefixes
-from alphaapollo.types import Row
+from alphaapollo.types import ImageInput, Row
 
 A = TypeVar("A")
 PER_ROW = ("loss_weights", "sequence_weights", "value_weights", "trajectory_ids")  # columns with one value per row
@@ -42,6 +42,7 @@ class Rows:
     rollout_logprobs: np.ndarray  # float32 [sum responses], from the engine; 0 off the mask
     routed_experts: np.ndarray | None = None  # uint8 or uint16 [sum T, layers, k], chosen by the engine's router
     prefixes: SharedPrefixes | None = None  # prefixes that rows of a micro-batch share; None: no sharing
+    images: tuple[tuple[ImageInput, ...], ...] | None = None  # pictures of each row; None: no row has a picture
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], prefixes: SharedPrefixes | None = None) -> Rows:
@@ -57,6 +58,7 @@ class Rows:
             rollout_logprobs=_concatenate_sequences([row.logprobs[start:] for row, start in responses], np.float32),
             routed_experts=_concatenate_routed_experts(rows),
             prefixes=prefixes,
+            images=tuple(tuple(row.images) for row in rows) if any(row.images for row in rows) else None,
         )
 
     def __len__(self) -> int:
@@ -89,6 +91,7 @@ class Rows:
             if self.routed_experts is None
             else concatenate_segments(self.routed_experts, self.token_offsets, row_indices),
             prefixes=None if self.prefixes is None else self.prefixes.select(row_indices),
+            images=None if self.images is None else tuple(self.images[index] for index in row_indices),
         )
 
     def get_segment_and_prefix_lengths(self, row_indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

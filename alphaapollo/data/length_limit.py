@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from alphaapollo.data.images import collect_pictures
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.types import Prompt
 
@@ -17,29 +18,47 @@ def apply_length_limit(
     """Apply data.max_prompt_length. Returns the remaining prompts, and the number of prompts that are too long.
 
     truncation=drop removes these prompts. With left or right, `truncate_prompt` truncates them when they are rendered.
-    Raises ValueError if truncation is error and a prompt is too long, or no prompt remains.
+    Raises ValueError if truncation is error and a prompt is too long, if a prompt with pictures would be truncated, if
+    the model's processor rejects a picture, or if no prompt remains.
     """
-    lengths = [len(ids) for ids in renderer.encode_prompts([prompt.content for prompt in prompts])]
     rows = [prompt.id for prompt in prompts]
-    num_long = check_length_limit(lengths, rows, "prompts", "data.max_prompt_length", max_prompt_length, truncation)
+    lengths = renderer.count_prompt_tokens([prompt.content for prompt in prompts], rows)
+    has_pictures = [bool(collect_pictures(prompt.content)) for prompt in prompts]
+    limit = ("prompts", "data.max_prompt_length", max_prompt_length, truncation)
+    num_long = check_length_limit(lengths, rows, *limit, has_pictures)
     if truncation != "drop":
         return list(prompts), num_long
     return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_prompt_length], num_long
 
 
 def check_length_limit(
-    lengths: Sequence[int], row_numbers: Sequence[int], plural_noun: str, key: str, limit: int, truncation: Truncation
+    lengths: Sequence[int],
+    row_numbers: Sequence[int],
+    plural_noun: str,
+    key: str,
+    limit: int,
+    truncation: Truncation,
+    has_pictures: Sequence[bool] = (),
 ) -> int:
-    """Count the lengths over `limit`, the value of the config key `key`.
+    """Count the lengths over `limit`, the value of the config key `key`. Pictures are dropped, but not truncated.
 
     Raises ValueError if some are too long and truncation=error, or all are too long and truncation=drop.
     """
+    chosen = [index for index, has_picture in enumerate(has_pictures) if has_picture]
+    if chosen and truncation != "drop":
+        rows = [row_numbers[index] for index in chosen]
+        check_length_limit(
+            [lengths[index] for index in chosen], rows, f"{plural_noun} with pictures", key, limit, "error"
+        )
     long = [index for index, length in enumerate(lengths) if length > limit]
     if long and truncation == "error":
+        choices = "drop, left or right" if plural_noun in ("prompts", "examples") else "drop"
+        if "pictures" in plural_noun:
+            choices += " (pictures are not cut)"
         raise ValueError(
             f"{len(long)} of {len(lengths)} {plural_noun} are longer than {key}={limit}. The first is row "
             f"{row_numbers[long[0]]} with {lengths[long[0]]} tokens; the longest has {max(lengths)}. Raise {key}, or "
-            "set data.truncation to drop, left or right."
+            f"set data.truncation to {choices}."
         )
     if long and truncation == "drop" and len(long) == len(lengths):
         raise ValueError(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
 from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows, to_file_list
 from alphaapollo.data.formats import LABELLED_FORMATS, make_column_error, read_rows_in_known_format
+from alphaapollo.data.image_messages import PictureReader, RowPictures
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import TextPiece, join_prompt_and_answer, read_answer, tokenize_examples
 from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
@@ -113,7 +115,7 @@ def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -
 
     KTO estimates the KL to the reference on these answers. Raises ValueError if all prompts are equal.
     """
-    prompts = [tuple(row.token_ids[: row.response_start]) for row in answers]
+    prompts = [(tuple(row.token_ids[: row.response_start]), row.images) for row in answers]
     if len({*prompts}) < 2:
         raise ValueError(
             "all prompts of the data are equal, but KTO combines prompts with answers to other prompts to estimate "
@@ -122,15 +124,15 @@ def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -
     order = np.random.default_rng(derive_seed(seed, "unrelated")).permutation(len(answers)).tolist()
     next_index = dict(zip(order, [*order[1:], order[0]], strict=True))
     rows = []
-    for index, prompt in enumerate(prompts):
+    for index, (prompt, images) in enumerate(prompts):
         partner = next_index[index]
-        while prompts[partner] == prompt:
+        while prompts[partner] == prompts[index]:
             partner = next_index[partner]
         answer, start = answers[partner], answers[partner].response_start
         end = start + max(1, max_length - len(prompt))
         ids = [*prompt, *answer.token_ids[start:end]]
         mask = [*[0] * len(prompt), *answer.action_mask[start:end]]
-        rows.append(Row(ids, mask, [0.0] * len(ids), [len(ids) - 1]))
+        rows.append(Row(ids, mask, [0.0] * len(ids), [len(ids) - 1], images=images))
     return rows
 
 
@@ -151,17 +153,24 @@ def _read_labelled_answers(
     rows, converted = read_rows_in_known_format(path, [labelled, pairs], LABELLED_FORMATS, names)
     notices += converted
     if {*labelled} <= {*list_column_names(rows)}:
-        return convert_rows(path, rows, lambda row: _parse_labelled_answer(row, renderer, data))
+        reader = _make_picture_reader(path, data)
+        return convert_rows(path, rows, lambda row: _parse_labelled_answer(row, renderer, data, reader))
     return _convert_pairs(path, rows, renderer, data)
 
 
 def _convert_pairs(path: str, rows: Sequence[DataRow], renderer: Renderer, data: PairData) -> list[PreferenceTexts]:
-    has_prompts = data.prompt_key in list_column_names(rows)
-    return convert_rows(path, rows, lambda row: _parse_pair(row, has_prompts, renderer, data))
+    has_prompts, reader = data.prompt_key in list_column_names(rows), _make_picture_reader(path, data)
+    return convert_rows(path, rows, lambda row: _parse_pair(row, has_prompts, renderer, data, reader))
 
 
-def _parse_pair(row: DataRow, has_prompts: bool, renderer: Renderer, data: PairData) -> PreferenceTexts:
-    chosen, rejected = (read_answer(row, key) for key in (data.chosen_key, data.rejected_key))
+def _make_picture_reader(path: str, data: PairData) -> PictureReader:
+    return PictureReader(Path(path).expanduser().parent, data.allow_image_urls)
+
+
+def _parse_pair(
+    row: DataRow, has_prompts: bool, renderer: Renderer, data: PairData, reader: PictureReader
+) -> PreferenceTexts:
+    chosen, rejected = (read_answer(row, key, reader) for key in (data.chosen_key, data.rejected_key))
     if isinstance(chosen, list) != isinstance(rejected, list):
         raise ValueError(
             f"{data.chosen_key!r} and {data.rejected_key!r} must both be text or both be lists of messages."
@@ -173,17 +182,22 @@ def _parse_pair(row: DataRow, has_prompts: bool, renderer: Renderer, data: PairD
         prompt, chosen, rejected = _split_common_prompt(chosen, rejected, data)
     elif isinstance(chosen, str) and isinstance(rejected, str) and not has_prompts:
         prompt, chosen, rejected = _split_common_text(chosen, rejected, data)
-    texts = [join_prompt_and_answer(prompt, data.prompt_key, answer, renderer) for answer in (chosen, rejected)]
+    pictures = RowPictures.from_row(row, reader)
+    texts = [
+        join_prompt_and_answer(prompt, data.prompt_key, answer, renderer, pictures) for answer in (chosen, rejected)
+    ]
     return PreferenceTexts(texts, _read_data_source(row), margin=_read_margin(row, data))
 
 
-def _parse_labelled_answer(row: DataRow, renderer: Renderer, data: PreferenceData) -> PreferenceTexts:
+def _parse_labelled_answer(
+    row: DataRow, renderer: Renderer, data: PreferenceData, reader: PictureReader
+) -> PreferenceTexts:
     label = row.get(data.label_key)
     if label not in (True, False):  # 1 and 0 are equal to True and False
         raise ValueError(f"{data.label_key!r} is {label!r}; it must be true (desirable) or false.")
-    answer = read_answer(row, data.response_key)
+    answer, pictures = read_answer(row, data.response_key, reader), RowPictures.from_row(row, reader)
     return PreferenceTexts(
-        [join_prompt_and_answer(row.get(data.prompt_key), data.prompt_key, answer, renderer)],
+        [join_prompt_and_answer(row.get(data.prompt_key), data.prompt_key, answer, renderer, pictures)],
         _read_data_source(row),
         is_desirable=bool(label),
     )

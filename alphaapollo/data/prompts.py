@@ -1,9 +1,9 @@
 """Read prompts from data files in verl's format.
 
-Columns: `prompt` (required; data.prompt_key renames it), `data_source`, `reward_model: {ground_truth}`,
-`extra_info`, `env_kwargs`, `metadata` (a JSON string; read into extra_info). The ground truth may also be in a column
-`ground_truth` or `answer`. Other columns are added to extra_info. Only `data_source` selects the reward function.
-`reward_model.style` and `ability` are ignored.
+Columns: `prompt` (required; data.prompt_key renames it), `images` (pictures for the marks `<image>` of the prompt),
+`data_source`, `reward_model: {ground_truth}`, `extra_info`, `env_kwargs`, `metadata` (a JSON string; read into
+extra_info). The ground truth may also be in a column `ground_truth` or `answer`. Other columns are added to extra_info.
+Only `data_source` selects the reward function. `reward_model.style` and `ability` are ignored.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 from alphaapollo.data.files import DataRow, convert_rows, to_file_list
 from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
+from alphaapollo.data.image_messages import IMAGES, LOCAL_PICTURES, PictureReader, RowPictures, convert_parts
 from alphaapollo.types import Message, Prompt
 
-READ_COLUMNS = ("data_source", "reward_model", "extra_info", "env_kwargs", "metadata", "ability")
+READ_COLUMNS = (IMAGES, "data_source", "reward_model", "extra_info", "env_kwargs", "metadata", "ability")
 
 
-def load_prompts(files: str | Sequence[str], prompt_key: str, notices: list[str] | None = None) -> list[Prompt]:
+def load_prompts(
+    files: str | Sequence[str], prompt_key: str, notices: list[str] | None = None, allow_image_urls: bool = False
+) -> list[Prompt]:
     """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files.
 
     A file without the column `prompt_key` may have questions instead (PROMPT_FORMATS), which is added to `notices`.
-    Raises ValueError for an unreadable file, missing columns, invalid rows, or a mix of chats and texts.
+    Raises ValueError for an unreadable file, missing columns, invalid rows or pictures, or a mix of chats and texts.
     """
     prompts: list[Prompt] = []
     for path in to_file_list(files):
@@ -34,28 +38,34 @@ def load_prompts(files: str | Sequence[str], prompt_key: str, notices: list[str]
             notices += converted
         contents = (row[prompt_key] for row in rows if row.get(prompt_key) is not None)
         is_chat = isinstance(prompts[0].content if prompts else next(contents, None), list)
-        prompts += convert_rows(path, rows, partial(_convert_row_to_prompt, prompt_key=prompt_key, is_chat=is_chat))
+        reader = PictureReader(Path(path).expanduser().parent, allow_image_urls)
+        convert = partial(_convert_row_to_prompt, prompt_key=prompt_key, is_chat=is_chat, reader=reader)
+        prompts += convert_rows(path, rows, convert)
     return [replace(prompt, id=index) for index, prompt in enumerate(prompts)]
 
 
-def read_chat(value: list[Any], column: str) -> list[Message]:
+def read_chat(value: list[Any], column: str, reader: PictureReader = LOCAL_PICTURES) -> list[Message]:
     """Convert a list of {role, content} from a data file to messages. Drops keys with the value None.
 
-    Raises ValueError if a message is malformed or all contents are empty. The error text starts with `column`.
+    `RowPictures.place` adds the pictures of the row. Raises ValueError if a message is malformed or all contents are
+    empty. The error text starts with `column`.
     """
     messages: list[Message] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ValueError(f"{column} has the message {_shorten_repr(message)}; it must be a {{role, content}} dict.")
-        if not isinstance(message.get("content"), str):
-            raise ValueError(f"{column} has the message {_shorten_repr(message)}; its content must be text.")
-        messages.append(cast(Message, {key: part for key, part in message.items() if part is not None}))
+        if not isinstance(message.get("content"), str | list):
+            raise ValueError(f"{column} has the message {_shorten_repr(message)}; its content must be text or parts.")
+        try:
+            messages.append(convert_parts({key: part for key, part in message.items() if part is not None}, reader))
+        except ValueError as error:
+            raise ValueError(f"{column} has an invalid message: {error}") from error
     if not any(message["content"].strip() for message in messages):
         raise ValueError(f"{column} is empty. Fill it or remove the row.")
     return messages
 
 
-def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool) -> Prompt:
+def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool, reader: PictureReader) -> Prompt:
     reward_model, extra_info, env_kwargs = (
         _read_struct_column(row, key) for key in ("reward_model", "extra_info", "env_kwargs")
     )
@@ -71,16 +81,17 @@ def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool) -> Prom
     return Prompt(
         id=0,
         data_source=data_source or "",
-        content=_check_prompt_content(row.get(prompt_key), prompt_key, is_chat),
+        content=_read_prompt_content(row, prompt_key, is_chat, reader),
         ground_truth=_convert_ground_truth_to_text(next((truth for truth in truths if truth is not None), None)),
         extra_info=extra_info,
         env_kwargs=env_kwargs,
     )
 
 
-def _check_prompt_content(value: Any, prompt_key: str, is_chat: bool) -> list[Message] | str:
-    """Return `value`. Raises ValueError unless it is a valid chat (if `is_chat`) or a non-empty text (if not)."""
-    label = f"{prompt_key!r}"
+def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: PictureReader) -> list[Message] | str:
+    """Return the chat of a row with its pictures, or its text. Raises ValueError if it is invalid, or a chat where
+    `is_chat` is False or vice versa."""
+    value, label = row.get(prompt_key), f"{prompt_key!r}"
     if value is None:
         raise ValueError(f"{label} is missing. Fill it or remove the row.")
     if not isinstance(value, str | list):
@@ -88,11 +99,13 @@ def _check_prompt_content(value: Any, prompt_key: str, is_chat: bool) -> list[Me
     if isinstance(value, list) != is_chat:
         kinds = ("a text", "a chat") if is_chat else ("a chat", "a text")
         raise ValueError(f"{label} is {kinds[0]}, but the first prompt is {kinds[1]}. Use chats or texts, not both.")
+    pictures = RowPictures.from_row(row, reader)
     if isinstance(value, str):
         if not value.strip():
             raise ValueError(f"{label} is empty. Fill it or remove the row.")
+        pictures.check_is_empty(prompt_key)
         return value
-    messages = read_chat(value, label)
+    messages = pictures.place(read_chat(value, label, reader))
     if messages[-1]["role"] == "assistant":
         raise ValueError(f"{label} ends with an assistant message. Remove it; the model generates the answer.")
     return messages

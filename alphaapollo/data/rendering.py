@@ -15,7 +15,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from alphaapollo.types import Message
+from alphaapollo.data.images import (
+    ImageProcessor,
+    PictureTokens,
+    check_images_are_supported,
+    collect_pictures,
+    make_content_parts,
+)
+from alphaapollo.types import ImageInput, Message, Picture
 from alphaapollo.utils.hub import is_local_path
 
 if TYPE_CHECKING:
@@ -37,13 +44,18 @@ class Renderer:
 
     Args:
         template_arguments: variables for the chat template (data.apply_chat_template_kwargs).
+        images: the model's image processor; None for a text model, for which pictures raise ValueError.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, template_arguments: Mapping[str, Any] = MappingProxyType({})
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        template_arguments: Mapping[str, Any] = MappingProxyType({}),
+        images: ImageProcessor | None = None,
     ):
         self.tokenizer = tokenizer
         self.template_arguments = dict(template_arguments)
+        self.images = images
 
     def encode_prompt(self, content: list[Message] | str) -> list[int]:
         """Tokenize a chat and its generation prompt, or a text (with BOS if the tokenizer adds it)."""
@@ -51,6 +63,45 @@ class Renderer:
 
     def encode_prompts(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
         """Tokenize many prompts like encode_prompt, in parallel. The prompts must all be chats or all be texts."""
+        encoded = zip(self._encode_unexpanded(contents), contents, strict=True)
+        return [self.expand_placeholders(ids, content) for ids, content in encoded]
+
+    def count_prompt_tokens(self, contents: Sequence[list[Message] | str], row_numbers: Sequence[int]) -> list[int]:
+        """Return the lengths of `encode_prompts(contents)` without decoding pictures. Raises ValueError with the number
+        of the row if the model's processor rejects a picture or a text contains the placeholder."""
+        lengths = []
+        for ids, content, row in zip(self._encode_unexpanded(contents), contents, row_numbers, strict=True):
+            try:
+                lengths.append(self._count_expanded(ids, collect_pictures(content)))
+            except ValueError as error:
+                raise ValueError(f"row {row}: {error}") from error
+        return lengths
+
+    def prepare_images(self, content: Sequence[Mapping[str, Any]] | str) -> tuple[ImageInput, ...]:
+        """Return the prepared pictures of a chat, in order. Raises ValueError if a picture cannot be read."""
+        check_images_are_supported(content, self.images)
+        return tuple(self.images.prepare(one) for one in collect_pictures(content)) if self.images else ()
+
+    def tokenize_pictures(self, content: Sequence[Mapping[str, Any]]) -> tuple[PictureTokens, ...]:
+        """Return the pictures of a chat with their tokens, in order. Raises ValueError if a picture cannot be read."""
+        pairs = zip(collect_pictures(content), self.prepare_images(content), strict=True)
+        return tuple(PictureTokens(picture, image.token_ids) for picture, image in pairs)
+
+    def expand_placeholders(self, token_ids: list[int], content: Sequence[Mapping[str, Any]] | str) -> list[int]:
+        """Replace the placeholder of each picture of `content` by the tokens of the picture."""
+        if self.images is None:
+            return token_ids
+        return self.images.expand_placeholders(token_ids, self.prepare_images(content))
+
+    def _count_expanded(self, token_ids: list[int], pictures: Sequence[Picture]) -> int:
+        """Return the length of a prompt whose placeholders are not expanded yet, if they were."""
+        if self.images is None:
+            return len(token_ids)
+        self.images.check_placeholders(token_ids.count(self.images.placeholder_id), len(pictures))
+        return len(token_ids) + sum(self.images.count_tokens(picture) - 1 for picture in pictures)
+
+    def _encode_unexpanded(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
+        """Tokenize prompts with one placeholder per picture."""
         texts = [self.render_chat(content) if isinstance(content, list) else content for content in contents]
         chats = {isinstance(content, list) for content in contents}
         assert len(chats) <= 1, "chats and texts cannot be mixed"
@@ -63,7 +114,7 @@ class Renderer:
             messages: messages of the environment, e.g. a tool result.
             last_sampled_token: last sampled token. If it is the end of the turn, the end is not added again.
         """
-        ids = self._encode_following_messages(messages, add_generation_prompt=True)
+        ids = self.expand_placeholders(self._encode_following_messages(messages, True), messages)
         return ids[1:] if ids and ids[0] == last_sampled_token else ids
 
     def append_turn_end(self, token_ids: list[int]) -> list[int]:
@@ -84,9 +135,11 @@ class Renderer:
             )
         import jinja2
 
+        check_images_are_supported(messages, self.images)
+        chat = [make_content_parts(message) if message.get("images") else message for message in messages]
         try:
             rendered = self.tokenizer.apply_chat_template(
-                list(messages),
+                chat,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 **self.template_arguments,

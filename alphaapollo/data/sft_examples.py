@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from alphaapollo.config.schema import SftData
 from alphaapollo.data.files import DataRow, convert_rows
 from alphaapollo.data.formats import SFT_FORMATS, read_rows_in_known_format
+from alphaapollo.data.image_messages import PictureReader, RowPictures
+from alphaapollo.data.images import LazyImages, PictureTokens, list_unused_mark_notices
 from alphaapollo.data.length_limit import Truncation, truncate_prompt
 from alphaapollo.data.prompts import read_chat
 from alphaapollo.data.rendering import Renderer
@@ -29,6 +32,7 @@ class TextPiece:
     text: str
     is_trained: bool  # whether the model is trained on the tokens of the piece
     is_chat_text: bool = True  # part of a chat; False: plain text, for which the tokenizer adds BOS and EOS
+    pictures: tuple[PictureTokens, ...] = ()  # pictures whose placeholders are in the text, in order
 
 
 def load_examples(
@@ -48,13 +52,19 @@ def load_examples(
         names = {"messages": data.messages_key, "prompt": data.prompt_key, "response": data.response_key}
         rows, converted = read_rows_in_known_format(path, needed, SFT_FORMATS, names)
         notices.extend(converted)
-        return convert_rows(path, rows, lambda row: _split_row_into_pieces(row, renderer, data))
+        reader = PictureReader(Path(path).expanduser().parent, data.allow_image_urls)
+        return convert_rows(path, rows, lambda row: _split_row_into_pieces(row, renderer, data, reader))
 
     read = read_examples(files, read_text_pieces, max_samples, data)
     rows = tokenize_examples([pieces for _, pieces in read], renderer)
+    has_pictures = [bool(row.images) for row in rows]
+    if renderer.images and not any(has_pictures):
+        notices += list_unused_mark_notices(
+            "".join(piece.text for piece in pieces if not piece.is_trained) for _, pieces in read
+        )
     numbered = [(number, row) for (number, _), row in zip(read, rows, strict=True)]
     truncate = partial(_truncate_example, max_length=data.max_length, truncation=data.truncation)
-    loaded = apply_max_length(files, numbered, lambda row: len(row.token_ids), "examples", data, truncate)
+    loaded = apply_max_length(files, numbered, lambda row: len(row.token_ids), "examples", data, truncate, has_pictures)
     return replace(loaded, notices=notices + loaded.notices)
 
 
@@ -65,7 +75,7 @@ def split_chat_into_pieces(messages: list[Message], renderer: Renderer) -> list[
     turns differently when later turns exist (e.g. drops thinking).
     """
     pieces: list[TextPiece] = []
-    done = ""
+    done, num_done = "", 0
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns:
         raise ValueError("the chat has no assistant message to train on. Add one or remove the row.")
@@ -80,8 +90,13 @@ def split_chat_into_pieces(messages: list[Message], renderer: Renderer) -> list[
                 "thinking), so the trained tokens would differ from those that the model sees at inference. Create one "
                 "row per assistant turn, or use a template that does not change earlier turns."
             )
-        pieces += [TextPiece(before[len(done) :], False), TextPiece(after[len(before) :], True)]
-        done = after
+        pictures = renderer.tokenize_pictures(messages[num_done:turn])
+        new = [TextPiece(before[len(done) :], False, pictures=pictures), TextPiece(after[len(before) :], True)]
+        if images := renderer.images:
+            for piece in new:
+                images.check_placeholders(piece.text.count(images.placeholder), len(piece.pictures))
+        pieces += new
+        done, num_done = after, turn + 1
     return pieces
 
 
@@ -90,26 +105,29 @@ def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:
     return [TextPiece(prompt, False, False), TextPiece(answer, True, False)]
 
 
-def _split_row_into_pieces(row: DataRow, renderer: Renderer, data: SftData) -> list[TextPiece]:
-    messages = row.get(data.messages_key)
+def _split_row_into_pieces(row: DataRow, renderer: Renderer, data: SftData, reader: PictureReader) -> list[TextPiece]:
+    messages, pictures = row.get(data.messages_key), RowPictures.from_row(row, reader)
     if messages is not None:
         if not isinstance(messages, list):
             raise ValueError(f"{data.messages_key!r} is a {type(messages).__name__}; it must be a list of messages.")
-        return split_chat_into_pieces(read_chat(messages, repr(data.messages_key)), renderer)
+        chat = read_chat(messages, repr(data.messages_key), reader)
+        return split_chat_into_pieces(pictures.place(chat), renderer)
     if row.keys() == {"text"}:  # SFT_FORMATS: plain text
         return make_text_pieces("", read_text_column(row, "text"))
-    answer = read_answer(row, data.response_key)
-    return join_prompt_and_answer(row.get(data.prompt_key), data.prompt_key, answer, renderer)
+    answer = read_answer(row, data.response_key, reader)
+    return join_prompt_and_answer(row.get(data.prompt_key), data.prompt_key, answer, renderer, pictures)
 
 
-def read_answer(row: DataRow, column: str) -> str | list[Message]:
+def read_answer(row: DataRow, column: str, reader: PictureReader) -> str | list[Message]:
     """Return the text or the messages in a column. Raises ValueError if there is none or if they are malformed."""
     value = row.get(column)
-    return read_chat(value, repr(column)) if isinstance(value, list) and value else read_text_column(row, column)
+    if isinstance(value, list) and value:
+        return read_chat(value, repr(column), reader)
+    return read_text_column(row, column)
 
 
 def join_prompt_and_answer(
-    prompt: object, prompt_key: str, answer: str | list[Message], renderer: Renderer
+    prompt: object, prompt_key: str, answer: str | list[Message], renderer: Renderer, pictures: RowPictures
 ) -> list[TextPiece]:
     """Split a prompt and an answer, each text or messages, into pieces. Only the answer is trained on.
 
@@ -117,10 +135,11 @@ def join_prompt_and_answer(
     """
     if not isinstance(prompt, list):
         text = read_text_column({prompt_key: prompt}, prompt_key)
+        pictures.check_is_empty(prompt_key)
         if isinstance(answer, str):
             return make_text_pieces(text, answer)
         raise ValueError(f"{prompt_key!r} is text, but its answers are messages. Convert the prompt to a chat.")
-    chat = read_chat(prompt, repr(prompt_key))
+    chat = pictures.place(read_chat(prompt, repr(prompt_key), pictures.reader))
     if chat[-1]["role"] == "assistant":
         raise ValueError(f"{prompt_key!r} ends with an assistant message. Remove it; the answers follow the prompt.")
     messages = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
@@ -131,7 +150,11 @@ def join_prompt_and_answer(
         )
     pieces = split_chat_into_pieces([*chat, *messages], renderer)
     start = 2 * sum(message["role"] == "assistant" for message in chat) + 1
-    return [TextPiece("".join(piece.text for piece in pieces[:start]), False), *pieces[start:]]
+    if any(piece.pictures for piece in pieces[start:]):
+        raise ValueError(f"the answer to {prompt_key!r} has messages with pictures. Use a column of complete chats.")
+    prompt_pictures = tuple(one for piece in pieces[:start] for one in piece.pictures)
+    text = "".join(piece.text for piece in pieces[:start])
+    return [TextPiece(text, False, pictures=prompt_pictures), *pieces[start:]]
 
 
 def read_text_column(row: DataRow, column: str) -> str:
@@ -156,6 +179,9 @@ def tokenize_examples(examples: list[list[TextPiece]], renderer: Renderer) -> li
         row = Row([], [], [], [])
         for piece in example:
             _append_piece(row, piece, next(tokens[_is_prompt_text(piece)]), renderer)
+        pictures = tuple(one.picture for piece in example for one in piece.pictures)
+        if renderer.images and pictures:
+            row.images = LazyImages(renderer.images, pictures)
         end = row.turn_ends[-1] + 1
         # The first token cannot be predicted. It is an action only in a text without a prompt or BOS.
         row.token_ids, row.action_mask = row.token_ids[:end], [0, *row.action_mask[1:end]]
@@ -170,6 +196,8 @@ def _is_prompt_text(piece: TextPiece) -> bool:
 
 def _append_piece(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer) -> None:
     """Append the tokens of a piece to a tokenized example. Tokens after the end-of-turn token are not trained on."""
+    if renderer.images:
+        token_ids = renderer.images.expand_placeholders(token_ids, piece.pictures)
     eos = renderer.tokenizer.eos_token_id
     if piece.is_trained and not piece.is_chat_text and eos is not None:
         token_ids = [*token_ids, eos]
@@ -186,6 +214,7 @@ def _truncate_example(row: Row, max_length: int, truncation: Truncation) -> Row 
     """Truncate a tokenized example. Returns None if truncation=drop, or if no token to train on remains."""
     if truncation == "drop":
         return None
+    assert not row.images, "check_length_limit rejects or drops such an example"
     mask = truncate_prompt(list(row.action_mask), max_length, truncation)
     mask[0] = 0  # the first token cannot be predicted, because it has no context
     if 1 not in mask:

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from alphaapollo.data.images import find_placeholders
 from alphaapollo.types import Row
 
 MIN_SHARING_RATIO = 1.2  # prefixes are shared if tokens of all rows / computed tokens is at least this
@@ -70,12 +71,30 @@ def find_shared_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> Share
     ids, lengths = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int64)
     count = 0
     for members in groups.values():
-        prompts = [rows[index].token_ids[: rows[index].response_start] for index in members]
+        digests: dict[str, int] = {}
+        prompts = [_make_comparable_prompt(rows[index], digests) for index in members]
         for indices, length in _group_by_prefix(prompts):
             sharing_rows = [members[index] for index in indices]
             ids[sharing_rows], lengths[sharing_rows] = count, length
             count += 1
     return SharedPrefixes(ids, lengths)
+
+
+def _make_comparable_prompt(row: Row, digests: dict[str, int]) -> Sequence[int]:
+    """Return the token ids of a row's prompt. The placeholders of a picture become a negative number of the picture, so
+    that prompts with different pictures differ and no shared prefix ends inside a picture. `digests`: numbers of the
+    pictures that were seen, which is updated."""
+    prompt = row.token_ids[: row.response_start]
+    if not row.images:
+        return prompt
+    tokens, done = np.array(row.token_ids), 0
+    placeholders = find_placeholders(tokens, row.images)
+    for image in row.images:
+        number = digests.setdefault(image.digest, -1 - len(digests))
+        tokens[placeholders[done : done + image.num_placeholders]] = number
+        done += image.num_placeholders
+    numbered: list[int] = tokens[: len(prompt)].tolist()
+    return numbered
 
 
 def _group_by_prefix(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]]:

@@ -47,6 +47,7 @@ def apply_max_length(
     plural_noun: str,
     data: TuningData,
     truncate: Callable[[E], E | None] = lambda example: None,
+    has_pictures: Sequence[bool] = (),
 ) -> LoadedExamples[E]:
     """Drop or truncate examples that are longer than data.max_length.
 
@@ -55,12 +56,14 @@ def apply_max_length(
         count_tokens: returns the length of an example in tokens.
         plural_noun: name of the examples in messages, e.g. "examples".
         truncate: returns a shorter copy of a long example, or None to drop the example.
+        has_pictures: whether each example has pictures, which are not truncated; empty if none has.
 
     Raises ValueError if data.truncation=error and an example is too long, or no example remains.
     """
     lengths = [count_tokens(example) for _, example in examples]
     limit, row_numbers = data.max_length, range(len(lengths))
-    num_long = check_length_limit(lengths, row_numbers, plural_noun, "data.max_length", limit, data.truncation)
+    checked = (plural_noun, "data.max_length", limit, data.truncation, has_pictures)
+    num_long = check_length_limit(lengths, row_numbers, *checked)
     fitted = [
         (number, example if size <= limit else truncate(example))
         for (number, example), size in zip(examples, lengths, strict=True)

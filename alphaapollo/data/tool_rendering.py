@@ -14,6 +14,7 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from alphaapollo.data.images import ImageProcessor
 from alphaapollo.data.rendering import PLACEHOLDER, Renderer
 from alphaapollo.types import Message
 
@@ -41,9 +42,10 @@ class ToolRenderer(Renderer):
         tokenizer: PreTrainedTokenizerBase,
         schemas: Sequence[dict[str, Any]],
         template_arguments: Mapping[str, Any] = MappingProxyType({}),
+        images: ImageProcessor | None = None,
     ):
         self.schemas = list(schemas)
-        super().__init__(tokenizer, {**template_arguments, "tools": self.schemas})
+        super().__init__(tokenizer, {**template_arguments, "tools": self.schemas}, images)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens without a final end-of-turn token. Keeps other special tokens, which tool calls may contain."""

@@ -16,6 +16,7 @@ from typing import Any
 from alphaapollo.config.schema import GenerationData, Rollout, SftConfig
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ranks import LocalRanks, Ranks
+from alphaapollo.data.images import collect_pictures
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.evaluation.validation import validate
@@ -25,7 +26,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
-from alphaapollo.types import Completion, Prompt, Sampling, SamplingRequest
+from alphaapollo.types import Completion, ImageInput, Prompt, Sampling, SamplingRequest
 
 BURST = 0.02  # seconds to wait for further requests before a batch is sampled
 
@@ -39,6 +40,11 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     keys = config.data
     choose = partial(choose_rows, max_rows=keys.val_max_samples, seed=keys.seed, shuffle=keys.shuffle)
     prompts, truncated = input_checks.read_prompts(data.path, "data.val_prompts", renderer, data, choose)
+    if with_pictures := [prompt.id for prompt in prompts if collect_pictures(prompt.content)]:
+        raise ValueError(
+            f"data.val_prompts: {len(with_pictures)} prompts have pictures (the first is row {with_pictures[0]}), but "
+            "the training ranks sample answers to texts only. Remove them, or evaluate with main_generation."
+        )
     reward_notices, _ = input_checks.check_rewards(
         prompts, config.reward, config.custom_reward_function, environment.is_graded(config.env)
     )
@@ -62,7 +68,11 @@ class TrainerEngine(Engine):
     _waiting_requests: list[tuple[SamplingRequest, asyncio.Future[Completion]]] = field(default_factory=list)
     _sampling_task: asyncio.Task[None] | None = None
 
-    async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+    async def generate(
+        self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
+    ) -> Completion:
+        if images:
+            raise ValueError("the environment returned pictures, but the training ranks sample answers to texts only.")
         completion: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting_requests.append((SamplingRequest(token_ids, sampling), completion))
         while not completion.done():

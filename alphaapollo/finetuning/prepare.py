@@ -9,6 +9,7 @@ from alphaapollo.config.load import UserSettings
 from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_model
 from alphaapollo.config.schema import DpoConfig, Model, RmConfig, SftConfig, TuningConfig
 from alphaapollo.controller.placement import Machine, Placement
+from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.sources import LoadedExamples, make_source_names
 from alphaapollo.data.stream import PromptStream, WeightedFileStream
@@ -53,7 +54,8 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings, console: Cons
     size = config.ulysses_sequence_parallel_size
     input_checks.check_sequence_parallel_size(size, "ulysses_sequence_parallel_size", {"model.path": config.model})
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
-    train, val, more = _read_examples(task, config, Renderer(tokenizer, data.apply_chat_template_kwargs))
+    images = load_image_processor(config.model.path, tokenizer, config.model.trust_remote_code)
+    train, val, more = _read_examples(task, config, Renderer(tokenizer, data.apply_chat_template_kwargs, images))
     notices += more
     if trainer.keep_best and not val and not getattr(data, "val_prompts", ""):
         raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")

@@ -25,6 +25,12 @@ from alphaapollo.config.schema import (
     TuningConfig,
 )
 from alphaapollo.controller.placement import Machine, detect_machine
+from alphaapollo.data.images import (
+    collect_pictures,
+    list_unused_mark_notices,
+    load_image_processor,
+    reads_pictures,
+)
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
@@ -126,16 +132,17 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
     path = model.tokenizer_path or model.path
     tokenizer = load_tokenizer(path, model.trust_remote_code)
     check_vocabulary_size(model, tokenizer, "model.path")
+    images = load_image_processor(model.path, tokenizer, model.trust_remote_code)
     schemas = asyncio.run(_list_tool_schemas(env))
     if env.action_format == "tags":
-        renderer = Renderer(tokenizer, template_arguments)
+        renderer = Renderer(tokenizer, template_arguments, images)
         _check_template_keeps_history(env, renderer)
         return renderer
     if not schemas:
         raise ValueError(
             "env.action_format=chat_template needs tools. Set env.tools or env.mcp_servers, or env.action_format=tags."
         )
-    renderer = ToolRenderer(tokenizer, schemas, template_arguments)
+    renderer = ToolRenderer(tokenizer, schemas, template_arguments, images)
     renderer.check_template_shows_tools(in_append_context=env.context == "append")
     _check_template_keeps_history(env, renderer)
     check_tool_call_parser(env, path, model.trust_remote_code, schemas, template_arguments)
@@ -204,6 +211,16 @@ def check_context_length(model: Model, rollout: Rollout, data: Data | Generation
                 f"{data.max_response_length} = {data.max_length} exceeds the {name} of {model.path}, {limit} tokens. "
                 "Lower one of them."
             )
+
+
+def check_engine_supports_model(model: Model, rollout: Rollout, section: str) -> None:
+    """Raise ValueError if the engine rollout.name does not support the model. section: key of the rollout section."""
+    from alphaapollo.models.load import load_config  # imports torch
+
+    if rollout.name == "hf" and reads_pictures(load_config(model)):
+        raise ValueError(
+            f"{section}.name=hf does not support {model.path}, a vision-language model. Set {section}.name=vllm."
+        )
 
 
 def check_tensor_parallel_size(model: Model, rollout: Rollout, section: str) -> None:
@@ -281,12 +298,20 @@ def read_prompts(
     and notices. files_key: configuration key of `files`. select: selects prompts before they are rendered."""
     notices: list[str] = []
     try:
-        chosen = select(load_prompts(files, data.prompt_key, notices))
+        chosen = select(load_prompts(files, data.prompt_key, notices, data.allow_image_urls))
+        with_pictures = [prompt.id for prompt in chosen if collect_pictures(prompt.content)]
+        if with_pictures and renderer.images is None:
+            raise ValueError(
+                f"{len(with_pictures)} of {len(chosen)} prompts have pictures (the first is row {with_pictures[0]}), "
+                "but the model does not read pictures. Use a family of docs/vision.md."
+            )
+        if renderer.images and not with_pictures:
+            notices += list_unused_mark_notices(str(prompt.content) for prompt in chosen)
+        if isinstance(first := chosen[0].content, list):
+            try_template(renderer, first)
+        prompts, num_long = apply_length_limit(chosen, renderer, data.max_prompt_length, data.truncation)
     except ValueError as error:
         raise ValueError(f"{files_key}: {error}") from error
-    if isinstance(first := chosen[0].content, list):
-        try_template(renderer, first)
-    prompts, num_long = apply_length_limit(chosen, renderer, data.max_prompt_length, data.truncation)
     if num_long:
         treatment = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
         notices.append(f"{num_long} of {len(chosen)} prompts exceed data.max_prompt_length and are {treatment}.")

@@ -17,7 +17,7 @@ ResultT = TypeVar("ResultT")
 def try_template(renderer: Renderer, chat: list[Message], time_limit: float = TIME_LIMIT) -> None:
     """Render one chat. Raises ValueError if the chat template takes longer than `time_limit` seconds, rejects the chat,
     or drops the content of the last message."""
-    marked = Message(role=chat[-1]["role"], content=chat[-1]["content"] + PLACEHOLDER)
+    marked: Message = {**chat[-1], "content": chat[-1]["content"] + PLACEHOLDER}
     text = render_with_time_limit(lambda: renderer.render_chat([*chat[:-1], marked]), time_limit)
     if PLACEHOLDER not in text:
         raise ValueError(

@@ -230,6 +230,8 @@ def _cut(value: Any) -> Any:
         return {key: _cut(part) for key, part in value.items()}
     if isinstance(value, list):
         return [_cut(part) for part in value]
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
     if not isinstance(value, str) or len(value) <= SHOWN:
         return value
     return f"{value[:SHOWN]}... ({len(value):,} characters)"

@@ -78,6 +78,8 @@ class Model(Lora):
     use_liger: Annotated[bool | Literal["auto"], CHANGES_ROUNDING] = "auto"
     """Use Liger's fused kernels for norms, rotary embeddings and gates (docs/install.md). auto = on a GPU in bfloat16,
     if liger-kernel is installed, the architecture is granite, llama, qwen2 or qwen3, and use_torch_compile is off."""
+    freeze_vision: Annotated[bool, CHANGES_MODEL] = True
+    """Vision-language models: train the language part only. false = also train the vision tower (docs/vision.md)."""
     router_aux_loss_coef: NonNegativeFloat = 0.0
     """Weight of the load-balancing loss of a mixture of experts (docs/moe.md); 0 = off, which is usual in RL."""
 
@@ -90,6 +92,11 @@ class Model(Lora):
 
     def find_problems(self) -> Iterator[str]:
         yield from super().find_problems()
+        if self.lora_rank and not self.freeze_vision:
+            yield (
+                f"lora_rank={self.lora_rank} trains adapters of the language part only, but freeze_vision=false trains "
+                "the vision tower. Set lora_rank=0 or freeze_vision=true."
+            )
         if self.router_aux_loss_coef and self.lora_rank:
             coef = f"router_aux_loss_coef={self.router_aux_loss_coef:g}"
             yield f"{coef} trains the routers, but lora_rank={self.lora_rank} freezes them. Set one of the keys to 0."

@@ -12,11 +12,11 @@ from alphaapollo.config.schema import Config, DpoConfig, EvalConfig, GenerationC
 from alphaapollo.config.schema.base import Section, Verdict
 
 LORA = ("lora_rank", "lora_alpha", "target_modules")
-FINETUNING = {f"model.{name}" for name in ("path", "tokenizer_path", *LORA)} | {"data.train_files"}
+FINETUNING = {f"model.{name}" for name in ("path", "tokenizer_path", "freeze_vision", *LORA)} | {"data.train_files"}
 PAIRS = FINETUNING | {f"data.{name}_key" for name in ("prompt", "chosen", "rejected")}
 REFUSED: dict[type[Section], set[str]] = {
     Config: {
-        *(f"actor_rollout_ref.model.{name}" for name in ("path", "tokenizer_path", *LORA)),
+        *(f"actor_rollout_ref.model.{name}" for name in ("path", "tokenizer_path", "freeze_vision", *LORA)),
         *(f"critic.model.{name}" for name in ("path", *LORA)),
         *("algorithm.adv_estimator", "algorithm.custom_module", "actor_rollout_ref.actor.policy_loss.loss_mode"),
         *("data.train_files", "data.prompt_key", "env.reasoning_gym.tasks"),

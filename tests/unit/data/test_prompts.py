@@ -123,7 +123,7 @@ BAD_CHATS = [
     ([{"role": "user", "content": " "}], "is empty"),
     (["hello"], "has the message 'hello'; it must be a {role, content} dict"),
     ([{"content": "x"}], "has the message .*; it must be a {role, content} dict"),
-    ([{"role": "user", "content": ["x"]}], "has the message .*; its content must be text"),
+    ([{"role": "user", "content": ["x"]}], "has an invalid message: a part of a message is .x.. Its type must be"),
     ([{"role": "user"}], "has the message .*; its content must be text"),
     ([*CHAT, {"role": "assistant", "content": "4"}], "ends with an assistant message"),
 ]

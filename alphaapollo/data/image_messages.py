@@ -1,0 +1,188 @@
+"""Place pictures in the messages of data rows and environments.
+
+    row {"prompt": [{"content": "<image> How many?"}], "images": [{"bytes": PNG}]}    marks, and a column of pictures
+    message {"content": [{"type": "image", "image": PNG}, {"type": "text", "text": " How many?"}]}    a list of parts
+      -> message {"content": "<image> How many?", "images": [PNG]}
+
+A picture is bytes, a path, a `data:` URL, a dict with one of PICTURE_KEYS, a PIL image, a uint8 array [height, width,
+3] or, if allowed, an http(s) URL.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import http.client
+import io
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from alphaapollo.data.images import collect_pictures, make_count_error, open_picture
+from alphaapollo.types import IMAGE_MARK, Message, Picture
+
+IMAGES = "images"  # key of a message, and column of a data row
+PICTURE_PART = "image_pil"  # type of a part of an agent's message whose `uuid` is the digest of a picture
+PICTURE_KEYS = ("bytes", "image", "image_url", "url", "path")  # the first one that is not None counts
+DOWNLOAD_TIMEOUT = 30.0  # seconds that a server may take to send anything
+DOWNLOADS_KEPT = 4096  # pictures that several rows may share
+
+
+@dataclass(frozen=True)
+class PictureReader:
+    """Reader of pictures in any of the forms above. Relative paths start at `folder`."""
+
+    folder: Path = Path()
+    allow_urls: bool | None = None  # download http(s) URLs; None: data.allow_image_urls does not apply
+
+    def read(self, value: Any) -> Picture:
+        """Convert a picture to its file's bytes or absolute path, and check its header. Raises ValueError if the
+        picture has another form, cannot be downloaded, is damaged, too large or animated."""
+        picture = self._find(value)
+        with open_picture(picture):
+            return picture
+
+    def _find(self, value: Any) -> Picture:
+        from PIL import Image
+
+        if isinstance(value, Mapping):
+            found = next((value[key] for key in PICTURE_KEYS if value.get(key) is not None), None)
+            return self._find(found)
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, np.ndarray):  # e.g. a frame of a game
+            if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3:
+                form = f"{value.dtype} array of shape {value.shape}"
+                raise ValueError(f"a picture is a {form}. Use a uint8 array [height, width, 3].")
+            value = Image.fromarray(value)
+        if isinstance(value, Image.Image):
+            file = io.BytesIO()
+            value.save(file, "PNG")
+            return file.getvalue()
+        if not isinstance(value, str | Path) or not str(value):
+            raise ValueError(f"a picture is {value!r:.80}. Use bytes, a path, a data: URL or a dict with one of them.")
+        text = str(value)
+        if text.startswith("data:"):
+            return _decode_data_url(text)
+        if text.startswith(("http://", "https://")):
+            if not self.allow_urls:
+                fix = "Return its bytes" if self.allow_urls is None else "Set data.allow_image_urls=true to download it"
+                raise ValueError(f"a picture is the address {text:.80}. {fix}.")
+            return _download(text)
+        return str((self.folder / Path(text).expanduser()).absolute())
+
+
+LOCAL_PICTURES = PictureReader()  # paths start at the working folder, no downloads
+
+
+@dataclass(frozen=True)
+class RowPictures:
+    """Pictures of a data row: those of its column `images`, and the reader for those in its messages."""
+
+    column: list[Picture] | None = None  # None: the row has no such column, so `<image>` in a text has no meaning
+    reader: PictureReader = LOCAL_PICTURES
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], reader: PictureReader) -> RowPictures:
+        """Read the column `images`. Raises ValueError if a picture cannot be read."""
+        if IMAGES not in row:
+            return cls(None, reader)
+        values = row[IMAGES] or []
+        if not isinstance(values, list):
+            raise ValueError(f"{IMAGES!r} is a {type(values).__name__}; it must be a list of pictures.")
+        return cls([reader.read(value) for value in values], reader)
+
+    def check_is_empty(self, column: str) -> None:
+        """Raise ValueError if there are pictures, because the prompt in `column` is a text."""
+        if self.column:
+            raise ValueError(
+                f"{column!r} is a text, but the row has pictures. Use a chat, e.g. "
+                f'[{{"role": "user", "content": "{IMAGE_MARK} ..."}}].'
+            )
+
+    def place(self, messages: Sequence[Message]) -> list[Message]:
+        """Distribute the pictures of the column to the marks of a chat from `convert_parts`, in order.
+
+        Raises ValueError if the numbers of marks and pictures differ, or an assistant message has pictures.
+        """
+        slots = [_list_slots(message) for message in messages]
+        if self.column is None and not collect_pictures(messages):
+            return list(messages)
+        num_marks = sum(slot is None for message_slots in slots for slot in message_slots)
+        column = self.column or []
+        if num_marks != len(column):
+            raise make_count_error("the chat", num_marks, len(column))
+        remaining = iter(column)
+        placed = []
+        for message, message_slots in zip(messages, slots, strict=True):
+            pictures = [next(remaining) if slot is None else slot for slot in message_slots]
+            placed.append(cast(Message, {**message, IMAGES: pictures}) if pictures else message)
+        return placed
+
+
+def convert_parts(message: Mapping[str, Any], reader: PictureReader) -> Message:
+    """Convert a message with a list of parts to a message with text content, and read its pictures.
+
+    A picture that the column `images` has to provide is None in the result (RowPictures.place). Raises ValueError if a
+    part is malformed, a picture cannot be read, or the numbers of marks and pictures differ.
+    """
+    content = message.get("content")
+    parts: list[Any] = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts, slots, has_pictures = list[str](), list[Picture | None](), False
+    for part in parts:
+        kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, None)
+        if kind == "text" and isinstance(text, str):
+            texts.append(text)
+            slots += [None] * text.count(IMAGE_MARK)
+        elif kind in ("image", "image_url"):
+            texts.append(IMAGE_MARK)
+            slots.append(reader.read(part) if any(part.get(key) is not None for key in PICTURE_KEYS) else None)
+            has_pictures = True
+        else:
+            raise ValueError(f"a part of a message is {part!r:.80}. Its type must be text, image or image_url.")
+    if own := message.get(IMAGES):
+        if slots.count(None) != len(own):
+            raise make_count_error(f"a message of role {message['role']}", slots.count(None), len(own))
+        remaining = iter([None if value is None else reader.read(value) for value in own])  # None stays for the column
+        slots = [next(remaining) if slot is None else slot for slot in slots]
+    converted = {**message, "content": "".join(texts)}
+    return cast(Message, {**converted, IMAGES: slots} if own or has_pictures else converted)
+
+
+def convert_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Convert the messages of an environment: part lists and pictures of any form. Raises ValueError like
+    convert_parts and RowPictures.place."""
+    return RowPictures().place([convert_parts(message, LOCAL_PICTURES) for message in messages])
+
+
+def _list_slots(message: Message) -> list[Picture | None]:
+    """Return a picture, or None if the column provides it, for each mark of a converted message."""
+    if own := message.get("images"):
+        if message["role"] == "assistant":
+            raise ValueError("an assistant message has pictures, which a model cannot generate. Remove them.")
+        return [*own]
+    return [] if message["role"] == "assistant" else [None] * message["content"].count(IMAGE_MARK)
+
+
+def _decode_data_url(url: str) -> bytes:
+    header, comma, data = url.partition(",")
+    try:
+        if comma and header.endswith(";base64"):
+            return base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"the picture {url:.40}... is not valid base64 ({error}). Encode it again.") from error
+    raise ValueError(f"the picture {url:.40}... is no base64 data: URL. Write data:image/png;base64,...")
+
+
+@lru_cache(DOWNLOADS_KEPT)
+def _download(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT) as response:
+            return response.read()
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise ValueError(f"the picture {url:.80} cannot be downloaded ({error}). Correct the address.") from error

@@ -1,0 +1,328 @@
+"""Pictures in prompts: read them, prepare them with the model's own processor, and place their tokens.
+
+    message {"content": "<image> How many?", "images": [PNG]}
+      -> chat template: ... <|image_pad|> How many? ...      one placeholder per picture
+      -> token ids:     ... 151655 x 64 How many? ...        as many placeholders as the model has image features
+
+Each picture is prepared once. The engine and the trainer get the same tensors (`ImageInput`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import struct
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alphaapollo.types import IMAGE_MARK, ImageInput, Picture
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+CACHE_SIZE = 256  # prepared pictures
+MAX_PIXELS = 2**26  # of a picture, before the processor resizes it
+GRID, MERGE = "image_grid_thw", "merge_size"  # of processors for models with M-RoPE
+EXCLUDED_LOGIT = -1e9  # of placeholders in engine and trainer
+PLACEHOLDER_IDS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")  # in a model's config
+ORIENTATION, SIDEWAYS = 0x0112, range(5, 9)  # EXIF tag, and its values that swap width and height
+PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, struct.error)
+"""Errors that Pillow raises for damaged files, depending on their format."""
+PROCESSOR_FIX = (
+    "Save the model's processor beside it with processor.save_pretrained. For a hub id, check the network and "
+    "HF_HUB_OFFLINE."
+)
+
+
+class ImageProcessor:
+    """Processor of a vision-language model, with its tokenizer.
+
+    Images are resized and normalized by transformers' Pillow implementation, which gives the same pixels on every
+    machine; the torchvision implementation differs by rounding.
+    """
+
+    def __init__(self, processor: Any, tokenizer: PreTrainedTokenizerBase):
+        self._processor, self._tokenizer = processor, tokenizer
+        self.placeholder: str = processor.image_token  # rendered by the chat template, once per picture
+        self.placeholder_id: int = processor.image_token_id
+        self._arguments = dict(processor.valid_processor_kwargs._defaults.get("images_kwargs", {}))
+        self._prepare_cached = lru_cache(CACHE_SIZE)(self._prepare)
+
+    def prepare(self, picture: Picture) -> ImageInput:
+        """Prepare a picture. Returns the same object for the same picture, as long as it is in the cache.
+
+        Raises ValueError if the picture cannot be read (read_picture) or the model's processor rejects it.
+        """
+        return self._prepare_cached(picture)
+
+    def count_tokens(self, picture: Picture) -> int:
+        """Return the number of tokens of a picture in a prompt, `len(prepare(picture).token_ids)`, without decoding its
+        pixels. Raises ValueError if its header is unreadable or the model's processor rejects its size."""
+        width, height = read_picture_size(picture)
+        with self._explain_rejection(picture, width, height):
+            sizes = [(height, width)]
+            return int(self._processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"][0])
+
+    def _prepare(self, picture: Picture) -> ImageInput:
+        image = read_picture(picture)
+        with self._explain_rejection(picture, *image.size):
+            output = dict(self._processor.image_processor(images=[image], return_tensors="np", **self._arguments))
+            text = self._processor.replace_image_token(output, 0)
+        tensors = {name: np.ascontiguousarray(array) for name, array in output.items()}
+        digest = hashlib.blake2b(digest_size=16)
+        for name, array in sorted(tensors.items()):
+            digest.update(f"{name}{array.shape}{array.dtype}".encode() + array.tobytes())
+        grid = None
+        if GRID in tensors:
+            merge = getattr(self._processor.image_processor, MERGE)
+            grid = (int(tensors[GRID][0, 1]) // merge, int(tensors[GRID][0, 2]) // merge)
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return ImageInput(tensors, token_ids, self.placeholder_id, digest.hexdigest(), grid)
+
+    @contextmanager
+    def _explain_rejection(self, picture: Picture, width: int, height: int) -> Iterator[None]:
+        """Context manager that converts the processor's errors for a picture to a ValueError that describes it."""
+        try:
+            yield
+        except (ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+            raise ValueError(
+                f"the model's processor rejects {describe_picture(picture)} of {width} x {height} pixels: {error}. "
+                "Resize or remove it."
+            ) from error
+
+    def expand_placeholders(self, token_ids: Sequence[int], images: Sequence[ImageInput | PictureTokens]) -> list[int]:
+        """Replace the placeholder of each picture by the tokens of the picture. Raises ValueError if the numbers of
+        placeholders and pictures differ."""
+        self.check_placeholders(token_ids.count(self.placeholder_id), len(images))
+        remaining, expanded = iter(images), list[int]()
+        for token in token_ids:
+            expanded += next(remaining).token_ids if token == self.placeholder_id else (token,)
+        return expanded
+
+    def check_placeholders(self, found: int, num_pictures: int) -> None:
+        """Raise ValueError unless a rendered prompt has one placeholder per picture. found: number of placeholders."""
+        if found != num_pictures:
+            raise ValueError(
+                f"the rendered prompt has different numbers of tokens {self.placeholder} ({found}) and pictures "
+                f"({num_pictures}). Remove {self.placeholder} from texts, and use a chat template that shows each "
+                "picture once."
+            )
+
+
+@dataclass(frozen=True)
+class PictureTokens:
+    """Picture that is not prepared, and its tokens in a prompt."""
+
+    picture: Picture
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True)
+class LazyImages(Sequence[ImageInput]):
+    """Prepared pictures of a training example, prepared each time they are needed: those of a data set do not fit in
+    memory. Pickled as a tuple of prepared pictures."""
+
+    processor: ImageProcessor
+    pictures: tuple[Picture, ...]
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return LazyImages(self.processor, self.pictures[index])
+        return self.processor.prepare(self.pictures[index])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (tuple(self),)
+
+
+def collect_pictures(content: Sequence[Mapping[str, Any]] | str) -> list[Picture]:
+    """Return the pictures of a chat, in order. A text without messages has none."""
+    return [] if isinstance(content, str) else [picture for one in content for picture in one.get("images") or ()]
+
+
+def make_content_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a message with images to the form of chat templates, with a list of parts: `{"type": "image"}` and
+    `{"type": "text", "text": ...}`. Raises ValueError if the numbers of marks and images differ."""
+    texts, num_pictures = message["content"].split(IMAGE_MARK), len(message["images"])
+    if len(texts) - 1 != num_pictures:
+        raise make_count_error(f"a message of role {message['role']}", len(texts) - 1, num_pictures)
+    parts: list[dict[str, str]] = []
+    for index, text in enumerate(texts):
+        parts += [{"type": "image"}] * (index > 0) + [{"type": "text", "text": text}] * bool(text)
+    return {**{key: value for key, value in message.items() if key != "images"}, "content": parts}
+
+
+def list_unused_mark_notices(texts: Iterable[str]) -> list[str]:
+    """Return a notice if texts of data without pictures have marks, e.g. because the column has another name."""
+    count = sum(IMAGE_MARK in text for text in texts)
+    notice = f"{count} rows have {IMAGE_MARK} in their text, which has no effect without a column images."
+    return [notice] if count else []
+
+
+def make_count_error(subject: str, num_marks: int, num_pictures: int) -> ValueError:
+    """Return an error for a message or chat (`subject`) with different numbers of marks and pictures."""
+    return ValueError(
+        f"{subject} has different numbers of marks {IMAGE_MARK} ({num_marks}) and pictures ({num_pictures}). Write one "
+        "mark per picture, where it belongs in the text."
+    )
+
+
+def read_picture(picture: Picture) -> Image:
+    """Decode a picture to RGB, rotated as its EXIF data says, on white if it is transparent.
+
+    Raises ValueError if it is damaged, too large, animated, or has 32-bit pixels.
+    """
+    from PIL import Image, ImageOps
+
+    with open_picture(picture) as opened:
+        image: Image.Image = ImageOps.exif_transpose(opened)
+        if image.mode.startswith("I;16"):  # Pillow would clip the values to 255
+            return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8)).convert("RGB")
+        if image.mode in ("I", "F"):
+            raise ValueError(f"its pixels have 32 bits (Pillow mode {image.mode})")
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+        return image.convert("RGB")
+
+
+def read_picture_size(picture: Picture) -> tuple[int, int]:
+    """Return width and height of a picture after its EXIF rotation, from its header. Raises ValueError like
+    open_picture."""
+    from PIL import Image
+
+    with open_picture(picture) as image:
+        exif = Image.Image.getexif(image)  # a PNG's own getexif decodes its pixels
+        return (image.height, image.width) if exif.get(ORIENTATION) in SIDEWAYS else image.size
+
+
+@contextmanager
+def open_picture(picture: Picture) -> Iterator[Image]:
+    """Context manager that reads the header of a picture. Pixels are decoded when they are used.
+
+    Raises ValueError if the picture is damaged, too large or animated, also for errors in the body of the context.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():  # MAX_PIXELS is stricter than the limit of this warning
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            opened = Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture)
+        with opened as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise Image.DecompressionBombError
+            frames = getattr(image, "n_frames", 1)
+            if frames > 1 and image.format != "MPO":  # MPO: a photo with a preview
+                raise ValueError(f"it is animated ({frames} frames)")
+            yield image
+    except Image.DecompressionBombError:
+        reason = f"it has more than {MAX_PIXELS} pixels"
+        raise ValueError(f"cannot read {describe_picture(picture)}: {reason}. Resize or remove it.") from None
+    except UnidentifiedImageError:
+        raise ValueError(f"cannot read {describe_picture(picture)}: unknown format. Convert or remove it.") from None
+    except PILLOW_ERRORS as error:
+        system_error = getattr(error, "strerror", None)  # e.g. no such file
+        reason = system_error or str(error).rstrip(".") or type(error).__name__
+        fix = "Correct the path or remove it." if system_error else "Convert or remove it."
+        raise ValueError(f"cannot read {describe_picture(picture)}: {reason}. {fix}") from error
+
+
+def make_example_picture() -> bytes:
+    """Return a generated picture, a PNG of 64 x 48 pixels, by which models and engines are checked."""
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def describe_picture(picture: Picture) -> str:
+    """Return a short description of a picture for messages."""
+    return f"the picture {picture}" if isinstance(picture, str) else f"a picture of {len(picture)} bytes"
+
+
+def find_placeholders(token_ids: Sequence[int] | np.ndarray, images: Sequence[ImageInput]) -> np.ndarray:
+    """Return the positions of the placeholders of all images in a token sequence, int64 [placeholders].
+
+    The first ones belong to the first image, and so on. Asserts that there is one for each image feature.
+    """
+    if not images:
+        return np.zeros(0, dtype=np.int64)
+    positions = np.flatnonzero(np.asarray(token_ids) == images[0].placeholder_id)
+    needed = sum(image.num_placeholders for image in images)
+    assert len(positions) == needed, f"{len(positions)} placeholder tokens for {needed} image features"
+    return positions
+
+
+def find_placeholder_ids(config: Any) -> tuple[int, ...]:
+    """Return the ids of the image and video placeholder tokens of a transformers config, which a model must never
+    sample. Empty for a text model."""
+    ids = (getattr(config, name, None) for name in PLACEHOLDER_IDS)
+    return tuple(dict.fromkeys(token for token in ids if token is not None))
+
+
+def reads_pictures(config: PretrainedConfig) -> bool:
+    """Return whether a model, given by its configuration, is a vision-language model whose pictures are supported.
+
+    Other vision-language models are used like text models, e.g. Gemma 3, in which the tokens of a picture attend to
+    each other in both directions.
+    """
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    if getattr(config, "vision_config", None) is None or type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return False
+    kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    is_bidirectional = "token_type_ids" in inspect.signature(kind.forward).parameters or getattr(
+        config.get_text_config(), "use_bidirectional_attention", None
+    )
+    return not is_bidirectional and hasattr(kind, "get_image_features") and "text_config" in config.sub_configs
+
+
+def load_image_processor(
+    path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
+) -> ImageProcessor | None:
+    """Load the processor of a model, given as hub id or local folder. None if the model does not read pictures.
+
+    A tokenizer without chat template gets the processor's. Raises ValueError if the model is a vision-language model
+    without a processor that can be loaded.
+    """
+    from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, PreTrainedConfig
+
+    has_vision = "vision_config" in PreTrainedConfig.get_config_dict(path)[0]
+    if not has_vision or not reads_pictures(AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)):
+        return None
+    try:
+        processor = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
+        image_processor = AutoImageProcessor.from_pretrained(path, backend="pil", trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        raise ValueError(
+            f"{path}: the vision-language model has no processor that can be loaded ({reason}). {PROCESSOR_FIX}"
+        ) from error
+    if not hasattr(processor, "image_token_id"):
+        raise ValueError(
+            f"{path}: the vision-language model has no processor with an image token, only a "
+            f"{type(processor).__name__}. {PROCESSOR_FIX}"
+        )
+    processor.image_processor = image_processor
+    tokenizer.chat_template = tokenizer.chat_template or processor.chat_template
+    return ImageProcessor(processor, tokenizer)
+
+
+def check_images_are_supported(messages: Sequence[Mapping[str, Any]] | str, processor: ImageProcessor | None) -> None:
+    """Raise ValueError if a chat has pictures and the model does not read pictures."""
+    if processor is None and collect_pictures(messages):
+        raise ValueError(
+            "the prompt has pictures, but the model does not read pictures. Use a family of docs/vision.md."
+        )

@@ -1,0 +1,183 @@
+"""Pictures of data rows and environments: forms, marks, parts, and numbers that differ."""
+
+import base64
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from alphaapollo.data.image_messages import PictureReader, RowPictures, convert_messages
+from alphaapollo.data.images import read_picture
+from alphaapollo.data.prompts import load_prompts
+from tests.unit.data.pictures import make_gif, make_picture
+
+RED, BLUE = make_picture(seed=1), make_picture(seed=2)
+DATA_URL = "data:image/png;base64," + base64.b64encode(RED).decode()
+
+
+def ask(content, **more):
+    return {"role": "user", "content": content, **more}
+
+
+def write_rows(path, rows):
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def load_one(path, row):
+    (prompt,) = load_prompts(write_rows(path / "data.parquet", [row]), "prompt")
+    return prompt
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        RED,
+        {"bytes": RED, "path": "unused.png"},
+        {"bytes": None, "path": "red.png"},
+        {"image": "red.png"},
+        "red.png",
+        Path("red.png"),
+        DATA_URL,
+        {"image_url": {"url": DATA_URL}},
+    ],
+)
+def test_every_form_of_a_picture(tmp_path, value):
+    (tmp_path / "red.png").write_bytes(RED)
+    picture = PictureReader(tmp_path).read(value)
+    assert picture == (str(tmp_path / "red.png") if "red.png" in str(value)[-30:] else RED)
+
+
+def test_an_image_object_becomes_a_png():
+    image = Image.new("RGB", (3, 4), (1, 2, 3))
+    assert read_picture(PictureReader().read(image)).tobytes() == image.tobytes()
+
+
+BAD = {
+    "a number": (7, "a picture is 7. Use bytes, a path"),
+    "an empty struct": ({"bytes": None, "path": None}, "a picture is None. Use bytes"),
+    "an address": (
+        "https://x.org/a.png",
+        "is the address https://x.org/a.png. Set data.allow_image_urls=true",
+    ),
+    "not base64": ("data:image/png;base64,!", "is not valid base64"),
+    "a data: URL of text": ("data:text/plain,x", "is no base64 data: URL"),
+    "missing": ("nothing.png", "nothing.png: No such file"),
+    "animated": (make_gif(3), "animated"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_pictures_are_reported_with_their_row(tmp_path, name):
+    value, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        PictureReader(tmp_path, allow_urls=False).read(value)
+
+
+def test_all_bad_rows_of_a_file_are_in_one_error(tmp_path):
+    row = {"prompt": [ask("<image>")], "images": [{"bytes": RED}]}
+    bad = [{**row, "images": [{"bytes": picture}]} for picture in (b"x", make_gif(), RED[:9])]
+    path = write_rows(tmp_path / "data.parquet", [row, *bad])
+    with pytest.raises(ValueError, match="3 of 4 rows are invalid") as raised:
+        load_prompts(path, "prompt")
+    assert "row 1: cannot read a picture of 1 bytes: unknown format" in str(raised.value)
+    assert "row 2: cannot read" in str(raised.value) and "row 3: cannot read" in str(raised.value)
+
+
+def test_marks_get_the_pictures_of_the_column_in_order(tmp_path):
+    chat = [ask("<image> and"), {"role": "assistant", "content": "?"}, ask("a <image> b <image>")]
+    prompt = load_one(tmp_path, {"prompt": chat, "images": [{"bytes": one} for one in (RED, BLUE, RED)]})
+    assert [message.get("images") for message in prompt.content] == [[RED], None, [BLUE, RED]]
+    assert [message["content"] for message in prompt.content] == [message["content"] for message in chat]
+    assert "images" not in prompt.extra_info
+
+
+def test_parts_become_text_with_marks(tmp_path):
+    parts = [
+        {"type": "image", "text": None},
+        {"type": "text", "text": "a "},
+        {"type": "image", "text": None},
+        {"type": "text", "text": " b"},
+    ]
+    prompt = load_one(tmp_path, {"prompt": [ask(parts)], "images": [{"bytes": RED}, {"bytes": BLUE}]})
+    assert prompt.content == [ask("<image>a <image> b", images=[RED, BLUE])]
+    parts = [{"type": "image", "image": RED}, {"type": "image_url", "image_url": {"url": DATA_URL}}]
+    assert convert_messages([ask([*parts, {"type": "text", "text": "?"}])]) == [
+        ask("<image><image>?", images=[RED, RED])
+    ]
+
+
+def test_a_message_may_have_its_own_pictures():
+    assert convert_messages([ask("<image>", images=[Image.new("RGB", (1, 1))])])[0]["images"][0][:4] == b"\x89PNG"
+    message = ask("plain")
+    assert convert_messages([message, ask("<image> without pictures")]) == [message, ask("<image> without pictures")]
+
+
+def differ(num_marks, num_pictures):
+    return rf"marks <image> \({num_marks}\) and pictures \({num_pictures}\). Write one mark per picture"
+
+
+@pytest.mark.parametrize(
+    ("content", "num_marks", "num_pictures"),
+    [("no mark", 0, 1), ("<image><image>", 2, 1), ("<image>", 1, 2), ("<image>", 1, 0)],
+)
+def test_different_numbers_of_marks_and_pictures(tmp_path, content, num_marks, num_pictures):
+    row = {"prompt": [ask(content)], "images": [{"bytes": RED}] * num_pictures}
+    other = {"prompt": [ask("<image>")], "images": [{"bytes": RED}]}
+    with pytest.raises(ValueError, match=f"row 1: the chat has .*{differ(num_marks, num_pictures)}"):
+        load_prompts(write_rows(tmp_path / "data.parquet", [other, row]), "prompt")
+
+
+def test_pictures_that_no_message_can_hold(tmp_path):
+    with pytest.raises(ValueError, match=r"'prompt' is a text, but the row has pictures. Use a chat"):
+        load_one(tmp_path, {"prompt": "<image>?", "images": [{"bytes": RED}]})
+    with pytest.raises(ValueError, match=f"a message of role user has .*{differ(1, 2)}"):
+        convert_messages([ask("<image>", images=[RED, BLUE])])
+    with pytest.raises(ValueError, match="an assistant message has pictures"):
+        convert_messages([{"role": "assistant", "content": "<image>", "images": [RED]}])
+    with pytest.raises(ValueError, match=r"a part of a message is .*video"):
+        convert_messages([ask([{"type": "video"}])])
+    with pytest.raises(ValueError, match=differ(1, 0)):
+        convert_messages([ask([{"type": "image"}])])
+    with pytest.raises(ValueError, match="'images' is a str; it must be a list"):
+        RowPictures.from_row({"images": "a.png"}, PictureReader())
+
+
+@pytest.fixture
+def server():
+    requests = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            requests.append(self.path)
+            self.send_response(200 if "red" in self.path else 404)
+            self.end_headers()
+            self.wfile.write(RED)
+
+        def log_message(self, *args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", requests
+    server.shutdown()
+
+
+def test_an_address_is_downloaded_once_if_it_is_allowed(tmp_path, server):
+    address, requests = server
+    path = write_rows(tmp_path / "data.parquet", [{"prompt": [ask("<image>")], "images": [f"{address}/red.png"]}] * 3)
+    with pytest.raises(ValueError, match=r"3 of 3 rows are invalid.*\n.*row 0: a picture is the address"):
+        load_prompts(path, "prompt")
+    prompts = load_prompts(path, "prompt", allow_image_urls=True)
+    assert [prompt.content[0]["images"] for prompt in prompts] == [[RED]] * 3 and requests == ["/red.png"]
+    with pytest.raises(ValueError, match=r"cannot be downloaded \(HTTP Error 404"):
+        PictureReader(allow_urls=True).read(f"{address}/none.png")
+
+
+def test_environments_cannot_return_addresses():
+    with pytest.raises(ValueError, match=r"is the address .*\. Return its bytes\."):
+        convert_messages([{"role": "user", "content": [{"type": "image", "image": "https://x.org/a.png"}]}])

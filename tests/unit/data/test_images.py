@@ -1,0 +1,222 @@
+"""Pictures are read, counted and prepared like transformers' processors do, and damaged ones have one clear error."""
+
+import io
+import time
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from alphaapollo.data.images import (
+    LazyImages,
+    find_placeholder_ids,
+    find_placeholders,
+    load_image_processor,
+    read_picture,
+    read_picture_size,
+)
+from alphaapollo.data.rendering import load_tokenizer
+from tests.unit.data.pictures import encode, make_gif, make_picture, make_rotated_photo
+from tests.vision.models import FAMILIES
+
+
+def read_pixel(image, **options):
+    return read_picture(encode(image, **options)).getpixel((0, 0))
+
+
+def test_every_pixel_format_becomes_rgb():
+    assert read_pixel(Image.new("RGB", (1, 1), (1, 2, 3))) == (1, 2, 3)
+    assert read_pixel(Image.new("L", (1, 1), 7)) == (7, 7, 7)
+    assert read_pixel(Image.new("1", (1, 1), 1)) == (255, 255, 255)
+    assert read_pixel(Image.new("CMYK", (8, 8), (0, 0, 0, 255)), file_format="TIFF") == (0, 0, 0)
+    grey = Image.fromarray(np.array([[0x8080]], dtype=np.uint16))
+    assert read_pixel(grey) == (128, 128, 128)  # Pillow alone gives 255
+    palette = Image.new("P", (1, 1), 1)
+    palette.putpalette([0, 0, 0, 9, 8, 7])
+    assert read_pixel(palette) == (9, 8, 7)
+    assert read_pixel(palette, transparency=1) == (255, 255, 255)
+    assert read_pixel(Image.new("RGBA", (1, 1), (0, 0, 0, 0))) == (255, 255, 255)  # transparent on white
+    assert read_pixel(Image.new("RGBA", (1, 1), (5, 6, 7, 255))) == (5, 6, 7)
+    assert read_pixel(Image.new("LA", (1, 1), (0, 255))) == (0, 0, 0)
+
+
+def test_a_photo_is_rotated_as_its_exif_data_says():
+    photo = make_rotated_photo(width=48, height=16)
+    assert read_picture_size(photo) == read_picture(photo).size == (16, 48)
+
+
+def test_a_photo_with_a_preview_is_not_animated():
+    images = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    assert read_picture(encode(images[0], "MPO", save_all=True, append_images=images[1:])).size == (8, 8)
+
+
+def make_huge_picture(side):
+    return encode(Image.new("1", (side, side)))
+
+
+BAD = {
+    "a text": (b"no picture", "unknown format"),
+    "empty": (b"", "unknown format"),
+    "truncated": (make_picture()[:2000], "truncated"),
+    "truncated in the header": (make_picture()[:20], "cannot read a picture of 20 bytes"),
+    "animated": (make_gif(2), r"animated \(2 frames\)"),
+    "missing": ("/nowhere/x.png", "cannot read the picture /nowhere/x.png: No such file"),
+    "a folder": ("/tmp", "cannot read the picture /tmp: Is a directory"),
+    "float": (encode(Image.new("F", (4, 4)), "TIFF"), "32 bits"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_picture_has_one_clear_error(name):
+    picture, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        read_picture(picture)
+
+
+@pytest.mark.parametrize("side", [9_000, 10_000, 20_000])
+def test_a_huge_picture_is_rejected_from_its_header(side):
+    picture = make_huge_picture(side)
+    start = time.process_time()
+    with warnings.catch_warnings(), pytest.raises(ValueError, match="more than 67108864 pixels"):
+        warnings.simplefilter("error")  # Pillow's DecompressionBombWarning
+        read_picture(picture)
+    assert time.process_time() - start < 0.5
+    with pytest.raises(ValueError, match="more than 67108864 pixels"):
+        read_picture_size(picture)
+
+
+def test_a_damaged_file_raises_nothing_but_value_error():
+    rng = np.random.default_rng(0)
+    for file_format in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "PPM", "ICO"):
+        good = np.frombuffer(encode(Image.new("RGB", (20, 30), "red"), file_format), dtype=np.uint8)
+        for _ in range(100):
+            bad = good[: rng.integers(1, len(good) + 1)].copy()
+            bad[rng.integers(0, min(len(bad), 100), 3)] = rng.integers(0, 256, 3)
+            for read in (read_picture, read_picture_size):
+                try:
+                    read(bad.tobytes())
+                except ValueError as error:
+                    assert str(error).startswith("cannot read")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, vision_models):
+    return request.param, vision_models(request.param)
+
+
+def load(folder):
+    tokenizer = load_tokenizer(str(folder))
+    processor = load_image_processor(str(folder), tokenizer)
+    assert processor is not None
+    return processor, tokenizer
+
+
+def test_tokens_and_pixels_equal_those_of_transformers(family):
+    from transformers import AutoImageProcessor, AutoProcessor
+
+    processor, tokenizer = load(family[1])
+    plain = AutoProcessor.from_pretrained(family[1])
+    plain.image_processor = AutoImageProcessor.from_pretrained(family[1], backend="pil")
+    pictures = [make_picture(32, 48), make_picture(100, 40, seed=1), make_picture(1, 1), make_picture(16, 16)]
+    images = [processor.prepare(picture) for picture in pictures]
+    text = f"a{processor.placeholder}b{processor.placeholder}{processor.placeholder} c{processor.placeholder}"
+    expected = plain(text=[text], images=[Image.open(io.BytesIO(picture)) for picture in pictures], return_tensors="np")
+    ids = processor.expand_placeholders(tokenizer.encode(text, add_special_tokens=False), images)
+    assert ids == expected["input_ids"][0].tolist()
+    for name in ("pixel_values", "image_grid_thw"):
+        if name in expected:
+            tensors = np.concatenate([image.tensors[name] for image in images])
+            assert tensors.tolist() == expected[name].tolist()
+    positions = find_placeholders(ids, images)
+    assert positions.tolist() == [index for index, token in enumerate(ids) if token == processor.placeholder_id]
+
+
+def test_counts_from_headers_are_the_numbers_of_prepared_tokens(family):
+    processor, _ = load(family[1])
+    sides = (1, 3, 16, 31, 33, 64, 100, 640)
+    pictures = [encode(Image.new("RGB", (width, height))) for height in sides for width in sides if height < width * 99]
+    pictures.append(make_rotated_photo(96, 16))
+    for picture in pictures:
+        try:
+            count = processor.count_tokens(picture)
+        except ValueError as error:
+            assert "processor rejects" in str(error)
+            with pytest.raises(ValueError, match="processor rejects"):
+                processor.prepare(picture)
+        else:
+            assert count == len(processor.prepare(picture).token_ids)
+
+
+def test_features_of_hand_made_pictures(vision_models):
+    processor, _ = load(vision_models("qwen3_vl"))
+    image = processor.prepare(make_picture(32, 48))
+    assert image.grid == (2, 3) and image.num_placeholders == len(image.token_ids) == 6
+    assert image.tensors["pixel_values"].shape == (24, 384)  # patches of 8 x 8 pixels, 3 colors, 2 equal frames
+    assert processor.prepare(make_rotated_photo(48, 16)).grid == (3, 1)
+    crops, tokenizer = load(vision_models("internvl"))
+    image = crops.prepare(make_picture(32, 64))
+    assert image.tensors["pixel_values"].shape == (3, 3, 32, 32)  # two crops and the complete picture
+    assert (image.num_placeholders, len(image.token_ids), image.grid) == (12, 14, None)
+    assert tokenizer.decode(image.token_ids) == f"<img>{'<IMG_CONTEXT>' * 12}</img>"
+
+
+def test_the_same_picture_is_prepared_once(vision_models, tmp_path):
+    processor, _ = load(vision_models("qwen3_vl"))
+    picture, other = make_picture(), make_picture(seed=1)
+    assert processor.prepare(picture) is processor.prepare(bytes(bytearray(picture)))
+    assert processor.prepare(picture).digest != processor.prepare(other).digest
+    (tmp_path / "a.png").write_bytes(picture)
+    assert processor.prepare(str(tmp_path / "a.png")).digest == processor.prepare(picture).digest
+
+
+def test_an_extreme_aspect_ratio_is_rejected_with_its_size(vision_models):
+    processor, _ = load(vision_models("qwen3_vl"))
+    for call in (processor.prepare, processor.count_tokens):
+        with pytest.raises(ValueError, match=r"processor rejects a picture of \d+ bytes of 1000 x 2 pixels.*ratio"):
+            call(encode(Image.new("RGB", (1000, 2))))
+
+
+def test_the_numbers_of_placeholders_and_pictures_must_be_equal(vision_models):
+    processor, _ = load(vision_models("qwen3_vl"))
+    with pytest.raises(ValueError, match=r"tokens <\|image_pad\|> \(2\) and pictures \(1\)"):
+        processor.expand_placeholders([processor.placeholder_id] * 2, [processor.prepare(make_picture())])
+
+
+def test_lazy_images_are_prepared_when_they_are_used(vision_models):
+    import pickle
+
+    processor, _ = load(vision_models("qwen3_vl"))
+    images = LazyImages(processor, (make_picture(), make_picture(16, 16)))
+    assert [image.num_placeholders for image in images] == [6, 1] and len(images[1:]) == 1
+    copy = pickle.loads(pickle.dumps(images))
+    assert isinstance(copy, tuple) and [image.digest for image in copy] == [image.digest for image in images]
+
+
+def test_placeholder_ids_of_a_config(family, small_model_folder):
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(family[1])
+    processor, _ = load(family[1])
+    assert processor.placeholder_id in find_placeholder_ids(config)
+    assert len(find_placeholder_ids(config)) == (1 if family[0] == "internvl" else 2)
+    assert find_placeholder_ids(AutoConfig.from_pretrained(small_model_folder)) == ()
+
+
+def test_a_text_model_has_no_image_processor(small_model_folder):
+    assert load_image_processor(str(small_model_folder), object()) is None
+
+
+def test_a_missing_processor_has_a_fix(vision_models, tmp_path):
+    source = vision_models("qwen3_vl")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((source / name).read_bytes())
+    with pytest.raises(ValueError, match=r"vision-language model has no processor.*save_pretrained"):
+        load_image_processor(str(tmp_path), load_tokenizer(str(tmp_path)))
+
+
+def test_the_chat_template_may_come_from_the_processor(vision_models):
+    tokenizer = load_tokenizer(str(vision_models("qwen3_vl")))
+    template, tokenizer.chat_template = tokenizer.chat_template, None
+    load_image_processor(str(vision_models("qwen3_vl")), tokenizer)
+    assert tokenizer.chat_template == template

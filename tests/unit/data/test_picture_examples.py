@@ -1,0 +1,143 @@
+"""SFT and preference examples with pictures."""
+
+import pickle
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from alphaapollo.config.schema import PairData, PreferenceData, SftData
+from alphaapollo.data.batch import Rows
+from alphaapollo.data.images import find_placeholders, load_image_processor
+from alphaapollo.data.preference_examples import load_labelled_answers, load_pairs
+from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.sft_examples import load_examples
+from tests.unit.data.pictures import make_picture
+
+RED, BLUE = make_picture(32, 48, seed=1), make_picture(48, 16, seed=2)
+ASK = {"role": "user", "content": "a <image> b"}
+ANSWER = {"role": "assistant", "content": "c"}
+NEXT = {"role": "user", "content": "<image>?"}
+LAST = {"role": "assistant", "content": "an <image> tag"}
+
+
+@pytest.fixture(scope="module", params=["qwen3_vl", "internvl"])
+def vision_renderer(request, vision_models):
+    folder = str(vision_models(request.param))
+    tokenizer = load_tokenizer(folder)
+    return Renderer(tokenizer, images=load_image_processor(folder, tokenizer))
+
+
+def write(tmp_path, rows):
+    rows = [{**row, "images": [{"bytes": picture} for picture in row["images"]]} for row in rows]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data.parquet")
+    return str(tmp_path / "data.parquet")
+
+
+def check_images(renderer, row, pictures):
+    assert [image.digest for image in row.images] == [renderer.images.prepare(one).digest for one in pictures]
+    assert not any(row.action_mask[position] for position in find_placeholders(row.token_ids, row.images))
+
+
+def get_trained_text(renderer, row):
+    tokens = [token for token, trained in zip(row.token_ids, row.action_mask, strict=True) if trained]
+    return renderer.tokenizer.decode(tokens)
+
+
+def test_a_chat_with_pictures_in_two_turns(tmp_path, vision_renderer):
+    rows = [
+        {"messages": [ASK, ANSWER, NEXT, LAST], "images": [RED, BLUE]},
+        {"messages": [ASK, ANSWER], "images": [BLUE]},
+    ]
+    first, second = load_examples(write(tmp_path, rows), vision_renderer, SftData()).examples
+    placed = [{**ASK, "images": [RED]}, ANSWER, {**NEXT, "images": [BLUE]}]
+    prompt = vision_renderer.encode_prompt(placed)
+    assert list(first.token_ids[: len(prompt)]) == prompt
+    check_images(vision_renderer, first, [RED, BLUE])
+    check_images(vision_renderer, second, [BLUE])
+    assert get_trained_text(vision_renderer, first) == "c<|im_end|>an <image> tag<|im_end|>"
+    batch = Rows.from_rows([first, second])
+    assert [len(images) for images in batch.images] == [2, 1] and isinstance(batch.images[0], tuple)
+    assert [image.digest for image in pickle.loads(pickle.dumps(first)).images] == [one.digest for one in first.images]
+
+
+def test_a_prompt_with_a_picture_and_a_response(tmp_path, vision_renderer):
+    rows = [
+        {"prompt": [ASK], "response": "c", "images": [RED]},
+        {"prompt": [ANSWER | {"role": "user"}], "response": "d", "images": []},
+    ]
+    first, second = load_examples(write(tmp_path, rows), vision_renderer, SftData()).examples
+    assert list(first.token_ids[: first.response_start]) == vision_renderer.encode_prompt([{**ASK, "images": [RED]}])
+    check_images(vision_renderer, first, [RED])
+    assert second.images == ()
+
+
+def test_examples_with_pictures_are_dropped_but_not_truncated(tmp_path, vision_renderer):
+    rows = [{"messages": [ASK, ANSWER], "images": [RED]}, {"messages": [NEXT, ANSWER], "images": [BLUE]}]
+    path = write(tmp_path, rows)
+    lengths = [len(row.token_ids) for row in load_examples(path, vision_renderer, SftData()).examples]
+    short = max(lengths) - 1
+    loaded = load_examples(path, vision_renderer, SftData(max_length=short, truncation="drop"))
+    assert len(loaded.examples) == 1 and "1 of 2 examples" in loaded.notices[0]
+    with pytest.raises(ValueError, match=f"examples with pictures are longer than data.max_length={short}.*drop"):
+        load_examples(path, vision_renderer, SftData(max_length=short, truncation="right"))
+
+
+def test_invalid_examples_are_reported_with_their_rows(tmp_path, vision_renderer, renderer):
+    rows = [{"messages": [ASK, ANSWER], "images": [RED[:2000]]}, {"messages": [ANSWER, ASK], "images": []}]
+    with pytest.raises(ValueError, match="2 of 2 rows are invalid") as raised:
+        load_examples(write(tmp_path, rows), vision_renderer, SftData())
+    assert "row 0: cannot read a picture of 2000 bytes: image file is truncated" in str(raised.value)
+    path = write(tmp_path, [{"messages": [ASK, ANSWER], "images": [RED]}])
+    with pytest.raises(ValueError, match="row 0: the prompt has pictures, but the model does not read pictures"):
+        load_examples(path, renderer, SftData())
+
+
+def test_both_answers_of_a_pair_share_the_picture(tmp_path, vision_renderer):
+    rows = [
+        {"prompt": [ASK], "chosen": "c", "rejected": "d", "images": [RED]},
+        {"prompt": [NEXT], "chosen": "c", "rejected": "e", "images": [BLUE]},
+    ]
+    pairs = load_pairs(write(tmp_path, rows), vision_renderer, PairData()).examples
+    for pair, picture in zip(pairs, (RED, BLUE), strict=True):
+        for row in pair.rows:
+            check_images(vision_renderer, row, [picture])
+    chats = [{"chosen": [ASK, ANSWER], "rejected": [ASK, LAST], "images": [RED]}]
+    (pair,) = load_pairs(write(tmp_path, chats), vision_renderer, PairData()).examples
+    assert [get_trained_text(vision_renderer, row) for row in pair.rows] == ["c<|im_end|>", "an <image> tag<|im_end|>"]
+    check_images(vision_renderer, pair.rows[1], [RED])
+
+
+def test_unrelated_answers_keep_the_picture_of_their_prompt(tmp_path, vision_renderer):
+    other = make_picture(32, 48, seed=3)  # the same tokens as RED
+    rows = [
+        {"prompt": [ASK], "response": "good", "label": True, "images": [RED]},
+        {"prompt": [ASK], "response": "bad", "label": False, "images": [other]},
+    ]
+    first, second = load_labelled_answers(write(tmp_path, rows), vision_renderer, PreferenceData()).examples
+    check_images(vision_renderer, first.unrelated_answer, [RED])
+    check_images(vision_renderer, second.unrelated_answer, [other])
+    assert get_trained_text(vision_renderer, first.unrelated_answer) == "bad<|im_end|>"
+
+
+def test_answers_must_not_have_pictures(tmp_path, vision_renderer):
+    rows = [{"prompt": [ASK], "response": [ANSWER, {**NEXT, "images": [{"bytes": BLUE}]}, LAST], "images": [RED]}]
+    with pytest.raises(ValueError, match="row 0: the answer to 'prompt' has messages with pictures"):
+        load_examples(write(tmp_path, rows), vision_renderer, SftData())
+
+
+def test_a_placeholder_in_a_text_is_reported_with_its_row(tmp_path, vision_renderer):
+    text = vision_renderer.images.placeholder
+    rows = [
+        {"messages": [ASK, ANSWER], "images": [RED]},
+        {"messages": [ASK, {**ANSWER, "content": text}], "images": [RED]},
+    ]
+    with pytest.raises(ValueError, match=r"data.parquet: 1 of 2 rows are invalid.*\n  row 1: the rendered prompt"):
+        load_examples(write(tmp_path, rows), vision_renderer, SftData())
+
+
+def test_marks_without_a_column_of_pictures_are_noticed(tmp_path, vision_renderer):
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.Table.from_pylist([{"messages": [ASK, ANSWER]}]), path)
+    (notice,) = load_examples(str(path), vision_renderer, SftData()).notices
+    assert notice == "1 rows have <image> in their text, which has no effect without a column images."

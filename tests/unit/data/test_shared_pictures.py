@@ -1,0 +1,47 @@
+"""Shared prefixes of prompts with pictures. Placeholders have the token id 9."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from alphaapollo.data.shared_prompts import find_shared_prefixes
+from alphaapollo.types import ImageInput, Row
+
+
+def picture(digest: str, size: int = 3) -> ImageInput:
+    return ImageInput({"pixel_values": np.zeros((size, 2), np.float32)}, [8, *[9] * size], 9, digest)
+
+
+def row(images: list[ImageInput], after: list[int]) -> Row:
+    """Prompt 1, pictures, `after`; response 2, 2."""
+    tokens = [1, *[token for image in images for token in image.token_ids], *after, 2, 2]
+    return Row(tokens, [0] * (len(tokens) - 2) + [1, 1], [0.0] * len(tokens), [len(tokens) - 1], images=tuple(images))
+
+
+def find(rows: list[Row]) -> tuple[list[int], list[int]]:
+    prefixes = find_shared_prefixes(rows, [0] * len(rows))
+    return prefixes.prefix_ids.tolist(), prefixes.lengths.tolist()
+
+
+def test_samples_of_one_prompt_share_it_with_its_pictures():
+    ids, lengths = find([row([picture("a"), picture("b")], [5]) for _ in range(3)])
+    assert len(set(ids)) == 1 and lengths == [10, 10, 10]
+
+
+def test_prompts_with_other_pictures_share_no_placeholder():
+    """The tokens are equal. The common prefix ends after the token before the first placeholder, or after a picture."""
+    ids, lengths = find([row([picture("a")], [5]), row([picture("b")], [5])])
+    assert ids[0] == ids[1] and lengths == [2, 2]
+    ids, lengths = find([row([picture("a"), picture("b")], [5]), row([picture("a"), picture("c")], [5])])
+    assert ids[0] == ids[1] and lengths == [6, 6]
+
+
+def test_a_prefix_ends_before_a_picture_of_another_size():
+    ids, lengths = find([row([picture("a", 2)], [9 + 1, 4]), row([picture("b", 5)], [4])])
+    assert ids[0] == ids[1] and lengths == [2, 2]
+
+
+def test_turns_with_own_prompts_share_the_pictures_of_earlier_turns():
+    turns = [row([picture("a")], [5]), row([picture("a")], [5, 6]), row([picture("a"), picture("b")], [7])]
+    ids, lengths = find(turns)
+    assert len(set(ids)) == 1 and lengths == [5, 5, 5]
