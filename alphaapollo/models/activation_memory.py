@@ -28,9 +28,10 @@ from alphaapollo.models.lora import resolve_target_modules
 from alphaapollo.models.moe_routing import ExpertSizes
 from alphaapollo.models.policy import read_logit_scale_and_softcap
 from alphaapollo.models.sharding import MIN_UNIT
+from alphaapollo.models.vision import find_language_model, find_vision_modules
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class ModelSizes:
     cached_elements_per_token: int  # of the whole sequence in an engine's KV cache, over all tensor-parallel ranks
     num_heads: int
     num_kv_heads: int  # over which tensor-parallel ranks divide the cache
+    vision_parameters: int = 0  # of the vision tower; they are among root_parameters
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,10 @@ class ActivationBytes:
 def load_on_meta_device(model: Model, dtype: torch.dtype) -> PreTrainedModel:
     """Build a model on the meta device from config.json, to measure its memory. model.attention=auto means padded."""
     loaded = load_without_weights(model, dtype)
-    if loaded.config._attn_implementation == register_attn_implementation("padded"):  # not the model's own attention
+    language = find_language_model(loaded)
+    if language.config._attn_implementation == register_attn_implementation("padded"):  # not the model's own attention
         backend: Attention = "padded" if model.attention == "auto" else model.attention
-        loaded.set_attn_implementation(register_attn_implementation(backend, partial(_simulate_attention, backend)))
+        language.set_attn_implementation(register_attn_implementation(backend, partial(_simulate_attention, backend)))
     return loaded
 
 
@@ -124,7 +127,28 @@ def read_model_sizes(model: PreTrainedModel) -> ModelSizes:
         cached_elements_per_token=cached_layers * (latent + config.qk_rope_head_dim if latent else of_layer),
         num_heads=config.num_attention_heads,
         num_kv_heads=1 if latent else kv_heads,
+        vision_parameters=sum(p.numel() for part in find_vision_modules(model) for p in part.parameters()),
     )
+
+
+def estimate_picture_bytes(
+    config: PretrainedConfig, num_image_tokens: int, dtype_bytes: int, is_trained: bool, has_checkpointing: bool
+) -> int:
+    """Estimate the memory that pictures of `num_image_tokens` image tokens need during a training pass: float32 pixels
+    and, if the vision tower is trained, what its blocks save for the backward pass. 0 for a text model."""
+    vision = getattr(config, "vision_config", None)
+    if vision is None:
+        return 0
+    size = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
+    merge = getattr(vision, "spatial_merge_size", 0) or 1 / getattr(config, "downsample_ratio", 1)  # Qwen; InternVL
+    patches = int(num_image_tokens * merge**2)
+    pixels = patches * 3 * size**2 * getattr(vision, "temporal_patch_size", 1) * torch.float32.itemsize
+    if not is_trained:
+        return pixels
+    depth = getattr(vision, "depth", 0) or vision.num_hidden_layers
+    # inputs of two norms and of qkv, q, k and v with rotated q and k, attention and its projection; the MLP's three
+    block = vision.hidden_size if has_checkpointing else 9 * vision.hidden_size + 3 * vision.intermediate_size
+    return pixels + patches * depth * block * dtype_bytes
 
 
 def count_adapter_parameters(model: PreTrainedModel, lora: Lora) -> int:
@@ -181,7 +205,7 @@ def _measure_decoder_bytes(
 ) -> tuple[int, int]:
     """Run sequences of `num_tokens` tokens through the first layers, with a backward pass if gradients are enabled.
     Returns the bytes saved for the backward pass, and the peak bytes."""
-    decoder, first = model.base_model, find_decoder_layers(model)[0]
+    decoder, first = find_language_model(model.base_model), find_decoder_layers(model)[0]
     lists = {name: module for name, module in decoder.named_children() if isinstance(module, nn.ModuleList)}
     name, layers = next((name, module) for name, module in lists.items() if module[0] is first)
     setattr(decoder, name, layers[:num_layers])

@@ -9,6 +9,7 @@ import numpy as np
 
 from alphaapollo.models.decoder import get_attention_head_size
 from alphaapollo.models.moe_routing import ExpertSizes
+from alphaapollo.models.vision import find_vision_modules
 
 EXPERTS = ".experts."  # in names of expert parameters, stacked or separate, but not of shared experts
 
@@ -43,7 +44,7 @@ def find_peak_flops(device_name: str) -> float | None:
 
 @dataclass(frozen=True)
 class FlopsEstimator:
-    """Estimator of the FLOPs of training, from the sizes of a language model."""
+    """Estimator of the FLOPs of training, from the sizes of a language model. A vision tower does not count."""
 
     num_parameters: int  # parameters of the matrices that each token is multiplied with, including the head
     num_trained: int  # parameters among these that have a gradient; with LoRA the adapters
@@ -55,10 +56,12 @@ class FlopsEstimator:
         """Build an estimator from a model's parameters; None for an MoE model with an unknown number of experts."""
         config = model.config.get_text_config()
         experts = ExpertSizes.from_config(model.config)
-        matrices = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim >= 2}
+        vision = {id(parameter) for part in find_vision_modules(model) for parameter in part.parameters()}
+        named = ((name, parameter) for name, parameter in model.named_parameters() if id(parameter) not in vision)
+        matrices = {name: parameter for name, parameter in named if parameter.ndim >= 2}
         if experts is None and any(EXPERTS in name for name in matrices):
             return None
-        if not config.tie_word_embeddings:
+        if not model.config.tie_word_embeddings:
             embedding = model.get_input_embeddings().weight  # a lookup, not a product
             matrices = {name: parameter for name, parameter in matrices.items() if parameter is not embedding}
 

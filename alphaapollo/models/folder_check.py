@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.config.schema import Model
+from alphaapollo.data.images import find_placeholder_ids
 from alphaapollo.data.rendering import make_template_argument_warnings, make_template_digest
 from alphaapollo.models.load import has_custom_code, load_config, load_without_weights
+from alphaapollo.models.vision import load_example_image
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,6 +54,24 @@ def check_weight_files(model: Model, path_key: str) -> None:
             f"{path_setting}: the weights have {count} layers, but config.json has num_hidden_layers={num_layers}. Use "
             "weights and configuration of the same model."
         )
+
+
+def check_reads_pictures_like_policy(model: Model, policy: Model, path_key: str) -> None:
+    """Raise ValueError if a model cannot use the policy's prepared pictures: its placeholder tokens or its image
+    processor differ, or only one of them is a vision-language model. `path_key`: config key of the model's folder."""
+    if model.path != policy.path and _describe_image_input(model) != _describe_image_input(policy):
+        raise ValueError(
+            f"{path_key}={model.path} does not read pictures like the policy {policy.path}: its placeholder tokens or "
+            "its image processor differ, or only one of them reads pictures. Use a model of the policy's family."
+        )
+
+
+def _describe_image_input(model: Model) -> tuple[Any, ...] | None:
+    """Return placeholder tokens and the prepared form of a generated picture. None if the model reads no pictures."""
+    image = load_example_image(model)
+    if image is None:
+        return None
+    return find_placeholder_ids(load_config(model)), image.digest, tuple(image.token_ids)
 
 
 def check_vocabulary_size(model: Model, tokenizer: PreTrainedTokenizerBase, path_key: str) -> None:

@@ -13,10 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
+from alphaapollo.data.images import reads_pictures
 from alphaapollo.models.attention.backends import register_attn_implementation
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.rope import fix_rope_frequencies
 from alphaapollo.models.ulysses import describe_stateful_layers
+from alphaapollo.models.vision import find_vision_blocks
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.seeds import derive_seed
 
@@ -29,7 +31,8 @@ LIGER_ARCHITECTURES = ("granite", "llama", "qwen2", "qwen3")
 
 
 def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Load a causal language model without dropout: its weights on the CPU, or only its structure.
+    """Load a causal language model, or a vision-language model, without dropout: its weights on the CPU, or only its
+    structure.
 
     Args:
         dtype: dtype of the parameters, which are meta tensors. None: load the weights, in the dtypes of their files.
@@ -39,12 +42,15 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype | None
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = load_config(model)
-    if not has_custom_code(model, config) and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    auto_class, custom_code = "AutoModelForCausalLM", has_custom_code(model, config)
+    if not custom_code and reads_pictures(config):
+        auto_class = "AutoModelForImageTextToText"
+    elif not custom_code and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"model.path={model.path} is a {config.model_type!r} model, which is not a causal language model. "
             "Choose a model that AutoModelForCausalLM loads."
         )
-    loaded = _load_model("AutoModelForCausalLM", config, model, attention, dtype)
+    loaded = _load_model(auto_class, config, model, attention, dtype)
     _enable_gradient_checkpointing(loaded, model)
     return loaded
 
@@ -188,7 +194,10 @@ def _load_model(
     # Modeling code in the folder may not support pluggable attention. Padded rows work with any causal attention.
     custom_code = has_custom_code(model, config, auto_class)
     if attention != "padded" or not custom_code:
-        settings["attn_implementation"] = register_attn_implementation(attention)
+        settings["attn_implementation"] = name = register_attn_implementation(attention)
+        if auto_class == "AutoModelForImageTextToText":
+            tower = "flash_attention_2" if attention == "flash" else "sdpa"
+            settings["attn_implementation"] = {"text_config": name, "vision_config": tower}
     if dtype == torch.float64:
         settings["experts_implementation"] = "eager"  # grouped matrix products do not support float64
     if dtype is None:
@@ -266,12 +275,12 @@ def use_liger_kernels(loaded: PreTrainedModel) -> None:
 
 
 def _enable_gradient_checkpointing(loaded: PreTrainedModel, model: Model) -> None:
-    """Recompute each decoder layer in the backward pass, if this is configured.
+    """Recompute each decoder layer and each block of a vision tower in the backward pass, if this is configured.
 
     Transformers' own gradient checkpointing would need layers in training mode, in which some models apply dropout.
     """
     if model.enable_gradient_checkpointing:
-        for layer in find_decoder_layers(loaded):
+        for layer in [*find_decoder_layers(loaded), *find_vision_blocks(loaded)]:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 

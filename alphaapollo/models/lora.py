@@ -21,6 +21,7 @@ from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
 from alphaapollo.models.load import load_causal_lm, load_or_init_reward_model, load_without_weights
 from alphaapollo.models.sharding import full_tensor, local_tensor
+from alphaapollo.models.vision import find_vision_modules, freeze_vision_tower
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -33,9 +34,12 @@ def load_trainable_lm(model: Model, attention: Attention, dtype: torch.dtype | N
     """Load a causal language model for training: its weights if `dtype` is None, else meta tensors (load_causal_lm).
 
     dtype: of forward passes. Trained parameters are float32, or float64 if it is float64. With model.lora_rank, the
-    parameters are frozen in `dtype`, and float32 adapters are added, initialized with `seed`.
+    parameters are frozen in `dtype`, and float32 adapters are added, initialized with `seed`. With model.freeze_vision,
+    the vision tower of a vision-language model is frozen.
     """
     loaded = load_causal_lm(model, attention, _get_parameter_dtype(model, dtype))
+    if model.freeze_vision:
+        freeze_vision_tower(loaded)
     if model.lora_rank:
         add_adapters(loaded, model, seed)
     return loaded
@@ -71,20 +75,30 @@ def check_target_modules(model: Model, section: str) -> None:
 
 def resolve_target_modules(model: PreTrainedModel, lora: Lora) -> list[str]:
     """Return the names, e.g. `q_proj`, of the layers that get a LoRA adapter: the configured names, or those of all
-    linear layers except the output head. Raises ValueError if a configured name is not a linear layer."""
+    linear layers except the output head and the vision tower. Raises ValueError if a configured name is not a linear
+    layer before the head, or only in the vision tower."""
     head = model.get_output_embeddings() or getattr(model, "score", None)
-    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head}
+    vision = _list_vision_modules(model)
+    named = {name: module for name, module in model.named_modules() if name not in vision}
+    linear = {name for name, module in named.items() if isinstance(module, nn.Linear) and module is not head}
     known = sorted({name.rpartition(".")[2] for name in linear})
     if not known:
         raise ValueError(f"target_modules: {type(model).__name__} has no linear layer to adapt. Set lora_rank=0.")
     if lora.target_modules == "all-linear":
         return known
+    part = "language part of the " if vision else ""
     for target in lora.target_modules:
-        matches = [name for name, _ in model.named_modules() if name == target or name.endswith(f".{target}")]
+        matches = [name for name in named if name == target or name.endswith(f".{target}")]
         if not matches or not linear.issuperset(matches):
-            reason = "is not a linear layer before the output head" if matches else "is not in the model"
+            reason = "is not a linear layer before the output head" if matches else f"is not in the {part}model"
             raise ValueError(f"target_modules={target!r} {reason}. Use some of {', '.join(known)}, or all-linear.")
     return sorted(lora.target_modules)
+
+
+def _list_vision_modules(model: PreTrainedModel) -> set[str]:
+    """Return the names of all modules of the vision tower; empty for a text model."""
+    tower = {module for part in find_vision_modules(model) for module in part.modules()}
+    return {name for name, module in model.named_modules() if module in tower}
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
@@ -92,10 +106,13 @@ def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
     drawn from peft's initial distribution with `seed`; the B matrices are 0."""
     from peft import LoraConfig, inject_adapter_in_model
 
+    targets = resolve_target_modules(model, lora)
+    excluded = sorted(name for name in _list_vision_modules(model) if name.rpartition(".")[2] in targets)
     config = LoraConfig(
         r=lora.lora_rank,
         lora_alpha=lora.alpha,
-        target_modules=resolve_target_modules(model, lora),
+        target_modules=targets,
+        exclude_modules=excluded or None,
         task_type="CAUSAL_LM",
     )
     on_meta = next(model.parameters()).is_meta

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from alphaapollo.data.batch import Columns, Rows, compute_offsets
 from alphaapollo.data.shared_prompts import SharedPrefixes
+from alphaapollo.models.image_batch import ImageBatch, PlaceholderLayout, compute_mrope_positions
 from alphaapollo.models.ulysses import SequenceGroup, TokenSelection, find_local_positions
-from alphaapollo.types import Row
+from alphaapollo.types import ImageInput, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
@@ -55,9 +56,10 @@ class MicroBatch:
     """
 
     token_ids: Tensor  # int64 [b, T] or [1, sum T], this rank's part of T; a shared prompt counts once
-    position_ids: Tensor  # int64 [1, T] or [1, sum T], this rank's part
+    position_ids: Tensor  # int64 [1, T] or [1, sum T], this rank's part; with M-RoPE [3, b, T] or [3, 1, sum T]
     is_real_token: Tensor  # bool, shape of token_ids: false for padding and the dummy
     routed_experts: Tensor | None  # integers, token_ids.shape + [L, k]: see data.batch.Rows
+    images: ImageBatch | None  # pictures of this rank's tokens
     packing: Packing | None  # segments, complete on every rank; None: padded
     predicting_tokens: TokenSelection  # the n tokens before the response tokens, whose hidden states predict them
     last_tokens: TokenSelection  # the last tokens of the b rows
@@ -108,9 +110,10 @@ class MicroBatchBuilder:
         experts = None if rows.routed_experts is None else _lay_out_routed_experts(rows.routed_experts, chosen, layout)
         return MicroBatch(
             token_ids=self._to_device(layout.token_ids[:, part]),
-            position_ids=self._to_device(layout.position_ids[None, part]),
+            position_ids=self._to_device(_compute_position_ids(chosen, layout)[..., part]),
             is_real_token=self._to_device(layout.is_real_token[:, part] & (not is_dummy)),
             routed_experts=None if experts is None else self._to_device(experts[:, part]),
+            images=self._select_images(chosen, layout),
             packing=self._make_packing(layout),
             predicting_tokens=predictors,
             last_tokens=self._select_tokens(layout, chosen.token_offsets[1:] - 1),
@@ -137,6 +140,17 @@ class MicroBatchBuilder:
             return TokenSelection(self._to_device(positions), None, len(positions))
         local, indices = find_local_positions(positions, width, self.sequence.rank, self.sequence.size)
         return TokenSelection(self._to_device(local), self._to_device(indices), len(positions))
+
+    def _select_images(self, rows: Rows, layout: _TokenLayout) -> ImageBatch | None:
+        """Select the pictures of which this rank has placeholder tokens."""
+        found = PlaceholderLayout.of_rows(rows, layout.flat_indices)
+        if found is None:
+            return None
+        local, indices = found.positions, np.arange(len(found.positions))
+        if self.sequence is not None:
+            width = layout.token_ids.shape[1]
+            local, indices = find_local_positions(local, width, self.sequence.rank, self.sequence.size)
+        return found.make_image_batch(local, indices, self._to_device)
 
     def _make_packing(self, layout: _TokenLayout) -> Packing | None:
         lengths, prefixes, keys = layout.segment_lengths, layout.prefix_segments, None
@@ -215,6 +229,16 @@ def _compute_shared_prompt_layout(rows: Rows, prefixes: SharedPrefixes) -> tuple
     return lengths, np.concatenate([np.arange(len(first)), family]), positions
 
 
+def _compute_position_ids(rows: Rows, layout: _TokenLayout) -> np.ndarray:
+    """Return position ids [1, T], or [3, b, T] if a picture needs M-RoPE. Those of padding are arbitrary."""
+    positions = compute_mrope_positions(rows)
+    if positions is None:
+        return layout.position_ids[None]
+    placed = np.zeros((3, layout.token_ids.size), dtype=np.int64)
+    placed[:, layout.flat_indices] = positions
+    return placed.reshape(3, *layout.token_ids.shape)
+
+
 def _lay_out_routed_experts(routed_experts: np.ndarray, selected_rows: Rows, layout: _TokenLayout) -> np.ndarray:
     """Place the expert indices of the selected rows like their tokens, with zeros for padding and the dummy row. uint16
     becomes int32, because few torch operations support uint16."""
@@ -226,12 +250,15 @@ def _lay_out_routed_experts(routed_experts: np.ndarray, selected_rows: Rows, lay
 
 
 def make_rows(
-    token_ids: Sequence[np.ndarray], response_starts: Sequence[int], prefixes: SharedPrefixes | None = None
+    token_ids: Sequence[np.ndarray],
+    response_starts: Sequence[int],
+    prefixes: SharedPrefixes | None = None,
+    images: Sequence[tuple[ImageInput, ...]] | None = None,
 ) -> Rows:
     """Build training rows from token ids, for self-checks. Tokens from `response_starts` on are marked as sampled."""
     rows = [
-        Row(ids.tolist(), [0] * start + [1] * (len(ids) - start), [0.0] * len(ids), [len(ids) - 1])
-        for ids, start in zip(token_ids, response_starts, strict=True)
+        Row(ids.tolist(), [0] * start + [1] * (len(ids) - start), [0.0] * len(ids), [len(ids) - 1], images=pictures)
+        for ids, start, pictures in zip(token_ids, response_starts, images or [()] * len(token_ids), strict=True)
     ]
     return Rows.from_rows(rows, prefixes)
 

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from alphaapollo.config.schema import Model
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.load import load_without_weights
+from alphaapollo.models.vision import find_language_model
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -203,7 +204,7 @@ def _is_supported_router(router: nn.Module, sizes: ExpertSizes, config: Pretrain
 def _find_router_classes(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:
     """Find the module classes whose outputs transformers records as router logits."""
     recorded: dict[str, Any] = {}
-    for module in (model, model.base_model):
+    for module in (model, model.base_model, find_language_model(model)):
         recorded |= getattr(module, "_can_record_outputs", None) or {}
     recorders = recorded.get("router_logits", ())
     recorders = recorders if isinstance(recorders, list) else [recorders]

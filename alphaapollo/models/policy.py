@@ -5,7 +5,7 @@ token ids -> decoder layers -> states that predict response tokens [n, H] -> hea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from torch import Tensor
 from alphaapollo.algorithms import sampling
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Model
+from alphaapollo.data.batch import Rows
+from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids
 from alphaapollo.models.attention.backends import uses_alphaapollo_backend
 from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layers
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
@@ -26,6 +28,14 @@ from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_r
 from alphaapollo.models.moe_routing import RouterHooks
 from alphaapollo.models.sharding import FsdpRoot, ModelMesh, reshard, shard_model
 from alphaapollo.models.ulysses import gather_token_values
+from alphaapollo.models.vision import (
+    find_language_model,
+    find_vision_modules,
+    load_example_image,
+    make_image_arguments,
+    replace_placeholder_ids,
+)
+from alphaapollo.types import ImageInput
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -40,6 +50,8 @@ FUSED_HEAD_LIMIT = 1e-2  # relative difference of the fused head; rounding to bf
 class PolicyModel(FsdpRoot):
     """Causal language model with a forward pass that returns log-probs. Its parameter names begin with `model.`."""
 
+    placeholder_bias: Tensor | None  # float32 [V]: excludes placeholder tokens, which are never sampled
+    example_image: ImageInput | None = None  # of a vision-language model, for check_forward_vs_hf
     forward_methods = ("compute_lm_head_input", "compute_logprobs_with_hf_attention", "next_logits")
 
     def __init__(self, model: PreTrainedModel):
@@ -48,6 +60,8 @@ class PolicyModel(FsdpRoot):
         self.model = model
         self.scale, self.softcap = read_logit_scale_and_softcap(model.config)
         self.routers = RouterHooks.wrap_routers(model)  # of a mixture of experts
+        self.placeholder_ids = find_placeholder_ids(model.config)
+        self.register_buffer("placeholder_bias", self._make_placeholder_bias(), persistent=False)
         self.fuses_head = False  # the head's operations on logits are compiled (fuse_head_if_equal)
 
     def forward(
@@ -81,43 +95,73 @@ class PolicyModel(FsdpRoot):
     def compute_lm_head_input(self, micro: MicroBatch) -> LmHeadInput:
         """Compute the hidden states that predict this rank's response tokens, and return them with the output head."""
         output = self.model.get_output_embeddings()
-        head = LmHead(output.weight, output.bias, self.scale, self.softcap)
+        head = LmHead(output.weight, self._add_placeholder_bias(output.bias, output.weight), self.scale, self.softcap)
         routing = self.routers and self.routers.start_recording(micro.is_real_token, micro.routed_experts)
         states = compute_hidden_states(self.model.base_model, micro, micro.predicting_tokens)
         if routing:
             routing.is_recording = False
         return LmHeadInput(states, head)
 
-    def compute_logprobs_with_hf_attention(self, token_ids: Tensor) -> Tensor:
-        """Compute the log-probs of tokens 1 to T - 1 with transformers' own forward pass. [1, T] -> [T - 1]"""
-        attention = self.model.config._attn_implementation
-        self.model.set_attn_implementation("eager")
+    def _make_placeholder_bias(self) -> Tensor | None:
+        """Make the bias [V] that excludes placeholder tokens, which are never sampled. None for a text model."""
+        if not self.placeholder_ids:
+            return None
+        weight = self.model.get_output_embeddings().weight
+        bias = torch.zeros(weight.shape[0], device=weight.device)
+        bias[list(self.placeholder_ids)] = EXCLUDED_LOGIT
+        return bias
+
+    def _add_placeholder_bias(self, bias: Tensor | None, weight: Tensor) -> Tensor | None:
+        """Add the bias that excludes placeholder tokens to the bias of the output head [V], if the model has any."""
+        if self.placeholder_bias is None:
+            return bias
+        excluded = self.placeholder_bias.to(weight.dtype)
+        return excluded if bias is None else bias + excluded
+
+    def compute_logprobs_with_hf_attention(
+        self, token_ids: Tensor, image_tensors: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Compute the log-probs of tokens 1 to T - 1 with transformers' own forward pass. [1, T] -> [T - 1]
+
+        image_tensors: tensors of the pictures in the prompt, see ImageInput.tensors.
+        """
+        arguments: dict[str, Any] = {}
+        if image_tensors:
+            is_image = torch.isin(token_ids, torch.tensor(self.placeholder_ids, device=token_ids.device)).int()
+            arguments = make_image_arguments(self.model.forward, {**image_tensors, "mm_token_type_ids": is_image})
+        language = find_language_model(self.model)
+        attention = language.config._attn_implementation
+        language.set_attn_implementation("eager")
         if self.routers is not None:
             self.routers.current = None
-        logits = self.model(input_ids=token_ids, use_cache=False).logits[0, :-1].float()
-        self.model.set_attn_implementation(attention)
+        logits = self.model(input_ids=token_ids, use_cache=False, **arguments).logits[0, :-1].float()
+        language.set_attn_implementation(attention)
+        if self.placeholder_bias is not None:
+            logits = logits + self.placeholder_bias
         return logits.log_softmax(dim=-1).gather(1, token_ids[0, 1:, None])[:, 0]
 
     def next_logits(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Compute the logits of the next tokens (algorithms.sampling.next_logits). Requires generation_mode."""
         if self.routers is not None:
             self.routers.current = None
-        return sampling.next_logits(self.model, tokens, mask, positions, cache)
+        logits, cache = sampling.next_logits(self.model, tokens, mask, positions, cache)
+        return logits if self.placeholder_bias is None else logits + self.placeholder_bias, cache
 
     @contextmanager
     def generation_mode(self) -> Iterator[None]:
         """Context manager for generation with a KV cache: with transformers' attention and without compilation, because
         each shape occurs once."""
-        attention = self.model.config._attn_implementation
+        language = find_language_model(self.model)
+        attention = language.config._attn_implementation
         if uses_alphaapollo_backend(self.model):
             # SDPA is faster, but does not cap scores.
             capped = getattr(self.model.config.get_text_config(), "attn_logit_softcapping", None)
-            self.model.set_attn_implementation("sdpa" if self.model._supports_sdpa and not capped else "eager")
+            language.set_attn_implementation("sdpa" if self.model._supports_sdpa and not capped else "eager")
         try:
             with torch.compiler.set_stance("force_eager"):
                 yield
         finally:
-            self.model.set_attn_implementation(attention)
+            language.set_attn_implementation(attention)
 
 
 def load_policy(
@@ -131,7 +175,9 @@ def load_policy(
             return PolicyModel(load_causal_lm(model, attention, parameter_dtype)).requires_grad_(False)
         return PolicyModel(load_trainable_lm(model, attention, parameter_dtype, adapter_seed))
 
-    return shard_model(load(dtype), lambda: load(None), mesh, dtype, offload_policy)
+    policy = shard_model(load(dtype), lambda: load(None), mesh, dtype, offload_policy)
+    policy.example_image = load_example_image(model) if find_vision_modules(policy.model) else None
+    return policy
 
 
 def read_logit_scale_and_softcap(config: PretrainedConfig) -> tuple[float, float | None]:
@@ -146,7 +192,8 @@ def read_logit_scale_and_softcap(config: PretrainedConfig) -> tuple[float, float
 
 @torch.no_grad()
 def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
-    """Compare the policy's log-probs of two short sequences with transformers' own forward pass (a collective).
+    """Compare the policy's log-probs of two short sequences, and of one with a picture if the model is a
+    vision-language model, with transformers' own forward pass (a collective).
 
     It detects output heads with unknown logit transforms, unsupported attention, ignored sliding windows, packed
     sequences that influence each other, and layers that do not work with sequence parallelism. Returns the mean
@@ -156,10 +203,17 @@ def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: 
     window = getattr(text, "sliding_window", None) or 0
     lengths = (9 + window * (window <= 1024), 6)  # longer windows would need too much memory
     sequences = [(np.arange(length) * 37 + 11) % text.vocab_size for length in lengths]
-    rows = make_rows(sequences, [1, 1])
-    logprobs, *alone = (policy(builder.build(rows, chosen), 1.0).logprobs for chosen in ([0, 1], [0], [1]))
-    tokens = [torch.from_numpy(sequence)[None].to(builder.device) for sequence in sequences]
-    native = torch.cat([policy.compute_logprobs_with_hf_attention(sequence) for sequence in tokens])
+    sequences = [replace_placeholder_ids(sequence, policy.placeholder_ids) for sequence in sequences]
+    starts, images = [1, 1], list[tuple[ImageInput, ...]]([(), ()])
+    if image := policy.example_image:  # a placeholder in the response would have the log-prob -1e9
+        sequences.append(np.concatenate([sequences[0], image.token_ids, sequences[1]]))
+        starts, images = [1, 1, len(sequences[2]) - 5], [(), (), (image,)]
+    rows = make_rows(sequences, starts, images=images)
+    indices = list(range(len(sequences)))
+    logprobs, *alone = (
+        policy(builder.build(rows, chosen), 1.0).logprobs for chosen in (indices, *([index] for index in indices))
+    )
+    native = torch.cat([_compute_native_logprobs(policy, builder, rows, index) for index in indices])
     name = type(policy.model).__name__
     if not native.isfinite().all():
         raise ValueError(
@@ -181,12 +235,24 @@ def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: 
     return mismatch
 
 
+def _compute_native_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, rows: Rows, row: int) -> Tensor:
+    """Compute the log-probs of the response of a row with at most one picture, with transformers' own forward pass."""
+    token_ids = rows.token_ids[rows.token_offsets[row] : rows.token_offsets[row + 1]].astype(np.int64)
+    tokens = torch.from_numpy(token_ids)[None].to(builder.device)
+    images = rows.images[row] if rows.images else ()
+    tensors = {
+        name: torch.from_numpy(array).to(builder.device) for image in images for name, array in image.tensors.items()
+    }
+    return policy.compute_logprobs_with_hf_attention(tokens, tensors)[rows.response_starts[row] - 1 :]
+
+
 def fuse_head_if_equal(policy: PolicyModel, builder: MicroBatchBuilder) -> list[str]:
     """On a GPU, let torch.compile fuse the head's operations on logits, if log-probs, entropy and gradient of a short
     sequence stay the same up to rounding (a collective). Returns a warning if they do not."""
     if builder.device.type != "cuda":
         return []
-    micro = builder.build(make_rows([np.arange(8) % policy.model.config.get_text_config().vocab_size], [1]), [0])
+    tokens = np.arange(8) % policy.model.config.get_text_config().vocab_size
+    micro = builder.build(make_rows([replace_placeholder_ids(tokens, policy.placeholder_ids)], [1]), [0])
     with torch.no_grad():
         hidden = policy.compute_lm_head_input(micro)
     results = []

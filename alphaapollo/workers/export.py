@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from alphaapollo.config.schema import LoraForm, Model
+from alphaapollo.data.images import find_placeholder_ids
 from alphaapollo.models.checkpoint.snapshot import load_snapshot
 from alphaapollo.models.export import verification
 from alphaapollo.models.export.hf_folder import export_critic, export_model
@@ -19,6 +20,7 @@ from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.scalar_models import ScoreModel, ValueModel
 from alphaapollo.models.sharding import shard_model
+from alphaapollo.models.vision import replace_placeholder_ids
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, initialize_rank, shut_down_rank
 
 WRAPS: dict[ModelKind, Callable[..., ScoreModel | ValueModel | PolicyModel]] = {
@@ -67,7 +69,8 @@ def _write_hf_folder_and_run_probe(
         else:
             export_model(output_folder, loaded, model, dtype, form)
         config = loaded.config.get_text_config()
-        probe = verification.make_probe_tokens(config.vocab_size, config.pad_token_id)
+        tokens = verification.make_probe_tokens(config.vocab_size, config.pad_token_id)
+        probe = replace_placeholder_ids(np.array(tokens), find_placeholder_ids(loaded.config)).tolist()
         builder = MicroBatchBuilder(padded=True, device=torch.device("cpu"))
         micro = builder.build(make_rows([np.array(probe)], [1]), [0])  # the response is all tokens except the first
         values = root(micro, 1.0).logprobs if isinstance(root, PolicyModel) else root(micro)

@@ -31,7 +31,7 @@ from alphaapollo.models.policy import PolicyModel, check_policy, load_policy
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
-from alphaapollo.types import WeightUpdate
+from alphaapollo.types import ImageInput, WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
 from alphaapollo.workers.columns import TokenParts, compute_token_outputs, merge_token_values
 from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
@@ -220,10 +220,13 @@ class PolicyWorker(TrainingWorker):
         super().offload()
 
     @torch.no_grad()
-    def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
-        """Compute log-probs (temperature 1) of all tokens but the first, to verify engines. Then offload the policy."""
+    def compute_probe_log_probs(self, token_ids: list[int], images: tuple[ImageInput, ...] = ()) -> list[float]:
+        """Compute log-probs (temperature 1) of all tokens but the first, to verify engines. Then offload the policy.
+
+        images: pictures whose placeholders are in `token_ids`, in order.
+        """
         self.state.reload()
-        rows = make_rows([np.array(token_ids)], [1])
+        rows = make_rows([np.array(token_ids)], [1], images=[images])
         logprobs = self.policy(self.builder.build(rows, [0]), 1.0).logprobs.tolist()
         reshard(self.policy)
         self.offload()

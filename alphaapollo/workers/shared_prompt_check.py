@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from alphaapollo.data.batch import RankBatch, Rows
+from alphaapollo.data.images import find_placeholder_ids
 from alphaapollo.data.shared_prompts import SharedPrefixes
 from alphaapollo.models.attention.backends import uses_alphaapollo_backend
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.sharding import FsdpRoot, reshard
 from alphaapollo.models.ulysses import describe_stateful_layers
+from alphaapollo.models.vision import replace_placeholder_ids
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
 FINETUNING_KEY = "data.use_prefix_grouper"
@@ -51,7 +53,9 @@ class SharedPromptCheck:
         elif not uses_alphaapollo_backend(model):
             self.unsupported_reason = f"{self.name} has its own attention code"
         else:
-            mismatch = self._measure_mismatch(_make_example_rows(model.config.get_text_config().vocab_size), [0, 1])
+            placeholders = find_placeholder_ids(model.config)
+            examples = _make_example_rows(model.config.get_text_config().vocab_size, placeholders)
+            mismatch = self._measure_mismatch(examples, [0, 1])
             if not mismatch <= self.limit:
                 self.unsupported_reason = self._describe_mismatch(mismatch)
 
@@ -88,8 +92,10 @@ class SharedPromptCheck:
         return float((shared - plain).abs().mean() / deviation)
 
 
-def _make_example_rows(vocabulary_size: int) -> Rows:
-    """Make two token sequences, with prompts of six and five tokens that share the first five tokens."""
+def _make_example_rows(vocabulary_size: int, placeholder_ids: Sequence[int]) -> Rows:
+    """Make two token sequences, with prompts of six and five tokens that share the first five tokens.
+    `placeholder_ids`: tokens that cannot be text."""
     prompt = np.arange(5) * 37 + 11
     texts = [np.append(prompt, [3, 1, 4, 1]) % vocabulary_size, np.append(prompt, [5, 9, 2]) % vocabulary_size]
+    texts = [replace_placeholder_ids(text, placeholder_ids) for text in texts]
     return make_rows(texts, [6, 5], SharedPrefixes(np.zeros(2, dtype=np.int64), np.full(2, 5)))

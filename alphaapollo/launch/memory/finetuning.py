@@ -68,7 +68,9 @@ def _plan_memory(
     config: TuningConfig, model: Model, device: Device, request: MemoryRequest, max_tokens: int, capacity: int
 ) -> MemoryPlan:
     trainer, shape = config.trainer, find_micro_batch_shape(config, request, max_tokens)
-    trained = plan_trained_model(model, config.fsdp_config, device, trainer.num_ranks, shape, request.computes_logits)
+    trained = plan_trained_model(
+        model, config.fsdp_config, device, trainer.num_ranks, shape, shape[1], request.computes_logits
+    )
     fixed = MemoryUsage(runtime=RUNTIME[device])
     if request.needs_reference and not trained.num_lora_parameters and not trained.offload_policy:
         fixed += MemoryUsage(

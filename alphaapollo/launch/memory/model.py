@@ -25,6 +25,7 @@ from alphaapollo.models.activation_memory import (
     ModelSizes,
     TrainingPass,
     count_adapter_parameters,
+    estimate_picture_bytes,
     load_on_meta_device,
     measure_activation_bytes,
     measure_inference_bytes,
@@ -90,6 +91,7 @@ class TrainedModelMemory:
     num_lora_parameters: int = 0  # 0: all parameters are trained
     offload_policy: bool = False  # shards and optimizer state stay in host memory
     ep_size: int = 1  # number of ranks that split the experts of a layer
+    freezes_vision: bool = False
 
     @property
     def gathered_layer_parameters(self) -> int:
@@ -101,14 +103,22 @@ class TrainedModelMemory:
         return expert_parameters - expert_parameters // self.ep_size
 
     @property
+    def frozen_vision_parameters(self) -> int:
+        """Number of parameters of a frozen vision tower, beside trained parameters of the language model."""
+        return self.sizes.vision_parameters if self.freezes_vision and not self.num_lora_parameters else 0
+
+    @property
     def num_trained_parameters(self) -> int:
         """Number of values in this rank's shards of the trained parameters."""
-        return -(-(self.num_lora_parameters or self.sizes.parameters) // self.shards)
+        trained = self.num_lora_parameters or self.sizes.parameters - self.frozen_vision_parameters
+        return -(-trained // self.shards)
 
     @property
     def frozen_base_bytes(self) -> int:
-        """With LoRA: bytes of this rank's shards of the frozen base weights; else 0."""
-        return self.dtype_bytes * -(-self.sizes.parameters // self.shards) if self.num_lora_parameters else 0
+        """Bytes of this rank's shards of frozen weights: with LoRA all base weights, else those of a frozen tower."""
+        if self.num_lora_parameters:
+            return self.dtype_bytes * -(-self.sizes.parameters // self.shards)
+        return FLOAT32 * -(-self.frozen_vision_parameters // self.shards)
 
     def usage_after_step(self) -> MemoryUsage:
         """Return the memory while the model is on the device, after an optimizer step."""
@@ -151,7 +161,7 @@ class TrainedModelMemory:
             head, layer = MemoryUsage(logits=share.head_peak), MemoryUsage(activations=share.layer_peak)
             return {"head": own + head, "layer": own + layer, "step": step}
         if self.unsharded_gradients:
-            unsharded = sizes.parameters - self._count_others(sizes.expert_parameters)
+            unsharded = sizes.parameters - self._count_others(sizes.expert_parameters) - self.frozen_vision_parameters
             own, reduction = own + MemoryUsage(gradients=FLOAT32 * unsharded), 0
         head = MemoryUsage(gathered_layers=width * root, activations=share.saved, logits=share.head_peak)
         layer = MemoryUsage(
@@ -160,7 +170,8 @@ class TrainedModelMemory:
             activations=share.saved + share.layer_peak,
             logits=width * sizes.head_parameters,  # the head's gradient exists until the embedding's is computed
         )
-        gathered = (2 * width + reduction) * root + reduction * root // self.shards
+        trained = root - self.frozen_vision_parameters
+        gathered = width * root + (width + reduction) * trained + reduction * trained // self.shards
         return {
             "head": own + head,
             "layer": own + layer,
@@ -175,6 +186,7 @@ def plan_trained_model(
     device: Device,
     num_ranks: int,
     micro_batch_shape: tuple[int, int],
+    image_tokens_per_row: int,
     computes_logits: bool = True,
     divergence: Divergence | None = None,
 ) -> TrainedModelMemory:
@@ -183,21 +195,27 @@ def plan_trained_model(
     Args:
         model: resolved model section, with its LoRA keys.
         micro_batch_shape: (rows, tokens per row) on one rank.
+        image_tokens_per_row: the most image tokens that a row may have, if the model reads pictures.
         computes_logits: True: log-probs over the vocabulary (policy); False: one number per token (critic).
         divergence: divergence from a frozen model, over the full vocabulary, in the loss; None if there is none.
     """
     on_gpu, adapts = device == "cuda", bool(model.lora_rank)
     rows, length = micro_batch_shape
     checkpointing = model.enable_gradient_checkpointing is True
+    activations: ActivationBytes = _measure_on_meta_model(
+        _make_model_key(model),
+        measure_activation_bytes,
+        TrainingPass(rows, length, checkpointing, device, computes_logits, divergence, adapts, fsdp.ep_size),
+    )
+    trains_vision = not (model.freeze_vision or adapts)
+    image_tokens, width = rows * min(length, image_tokens_per_row), get_dtype_bytes(model.dtype)
+    pictures = estimate_picture_bytes(load_config(model), image_tokens, width, trains_vision, checkpointing)
     return TrainedModelMemory(
         sizes=load_model_sizes(model),
-        activations=_measure_on_meta_model(
-            _make_model_key(model),
-            measure_activation_bytes,
-            TrainingPass(rows, length, checkpointing, device, computes_logits, divergence, adapts, fsdp.ep_size),
-        ),
+        activations=replace(activations, saved=activations.saved + pictures),
+        freezes_vision=model.freeze_vision,
         shards=fsdp.count_shards(num_ranks),
-        dtype_bytes=get_dtype_bytes(model.dtype),
+        dtype_bytes=width,
         ep_size=fsdp.ep_size,
         unsharded_gradients=not fsdp.sync_each_micro_batch,
         offload_optimizer=fsdp.optimizer_offload and on_gpu,

@@ -308,7 +308,14 @@ def _estimate_trained_model_memory(
     prompts of maximum length and responses of a quarter of the maximum length."""
     rows, length = find_micro_batch_shape(config)
     trained = plan_trained_model(
-        model, fsdp, device, config.trainer.num_ranks, (rows, length), computes_logits, divergence
+        model,
+        fsdp,
+        device,
+        config.trainer.num_ranks,
+        (rows, length),
+        config.data.max_prompt_length,
+        computes_logits,
+        divergence,
     )
     trained = replace(
         trained, offload_weights=fsdp.param_offload and device == "cuda", has_one_step_per_update=steps == 1

@@ -34,6 +34,7 @@ from alphaapollo.models.attention.shared_prompts import (
 )
 from alphaapollo.models.micro_batch import Packing
 from alphaapollo.models.ulysses import SequenceGroup, exchange_heads_for_tokens, exchange_tokens_for_heads
+from alphaapollo.models.vision import find_language_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,7 +57,7 @@ def register_attn_implementation(backend: Attention, simulate: Callable[[Attenti
 
 def uses_alphaapollo_backend(model: PreTrainedModel) -> bool:
     """Return whether the model uses a backend of this module instead of the attention in its own modeling code."""
-    return str(model.config._attn_implementation).startswith(NAME)
+    return str(find_language_model(model).config._attn_implementation).startswith(NAME)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,8 @@ def reset_optimizer(optimizer: Optimizer) -> None:
 
 
 def _select_saved_parameters(model: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters that a checkpoint contains: with LoRA only the trained ones, otherwise all."""
+    """Return the parameters that a checkpoint contains: only the trained ones if a part is frozen (with LoRA, or a
+    frozen vision tower), otherwise all."""
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     is_partial = any(trained.values()) and not all(trained.values())
     return {name: tensors[name] for name in sorted(trained) if trained[name]} if is_partial else tensors

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.config.schema import LoraForm, Model
+from alphaapollo.data.images import reads_pictures
 from alphaapollo.data.rendering import make_template_digest
 from alphaapollo.models import lora
 from alphaapollo.models.decoder import find_decoder_layers
@@ -43,6 +44,8 @@ def gather_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tu
                 weight = lora.merge_lora_weight(adapted[name]) if name in adapted else parameters[name].detach()
                 gathered[lora.get_base_parameter_name(name)] = full_tensor(weight.to(dtype))
         for name, tensor in revert_weight_conversion(model, gathered).items():
+            if model.config.model_type == "qwen3_vl_moe" and ".experts." in name:
+                tensor = tensor.transpose(1, 2)  # as in published checkpoints; transformers loads both orientations
             owns_memory = tensor.untyped_storage().nbytes() == tensor.nbytes
             yield name, tensor.contiguous() if owns_memory else tensor.clone()  # safetensors does not accept views
 
@@ -119,16 +122,25 @@ def _convert_write_errors_to_oserror(folder: str) -> Iterator[None]:
 def _write_folder(
     folder: Path, tensors: dict[str, Tensor], config: PretrainedConfig, dtype: torch.dtype, source: Model
 ) -> None:
-    """Write weights and configuration to a Hugging Face folder, and copy modeling code and tokenizer of `source`."""
+    """Write weights and configuration to a Hugging Face folder, and copy modeling code, tokenizer and processor of
+    `source`."""
     from huggingface_hub import save_torch_state_dict
-    from transformers import AutoTokenizer
+    from transformers import AutoProcessor, AutoTokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
     save_torch_state_dict(tensors, folder)
     path = source.tokenizer_path or source.path
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=source.trust_remote_code)
-    tokenizer.save_pretrained(folder)
+    if reads_pictures(config):
+        processor = AutoProcessor.from_pretrained(source.path, trust_remote_code=source.trust_remote_code)
+        tokenizer.chat_template = tokenizer.chat_template or processor.chat_template
+        processor.tokenizer, processor.chat_template = tokenizer, tokenizer.chat_template
+        processor.save_pretrained(folder)
+    else:
+        tokenizer.save_pretrained(folder)
     config.dtype, config.chat_template_digest = dtype, make_template_digest(tokenizer)
+    for name in config.sub_configs:  # of language model and vision tower
+        getattr(config, name).dtype = dtype
     config.save_pretrained(folder)
     for code in Path(source.path).glob("*.py"):  # modeling code that is part of the model folder
         shutil.copy(code, folder)

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 
 from alphaapollo.config.schema import Model
+from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids, reads_pictures
+from alphaapollo.models.load import has_custom_code, load_config
 from alphaapollo.utils.seeds import derive_seed
 
 ModelKind = Literal["policy", "reward model", "critic"]
@@ -40,10 +42,13 @@ def compute_transformers_outputs(folder: Path, kind: ModelKind, token_ids: list[
     """
     import transformers
 
-    auto = getattr(transformers, AUTO_CLASSES[kind])
+    config = load_config(source)
+    vision = reads_pictures(config) and not has_custom_code(source, config)
+    auto = getattr(transformers, "AutoModelForImageTextToText" if vision else AUTO_CLASSES[kind])
     loaded = auto.from_pretrained(folder, dtype=torch.float32, trust_remote_code=source.trust_remote_code).eval()
     logits = loaded(input_ids=torch.tensor([token_ids])).logits[0].float()
     if kind == "policy":
+        logits[:, list(find_placeholder_ids(loaded.config))] = EXCLUDED_LOGIT
         logits = logits[:-1].log_softmax(-1).gather(1, torch.tensor(token_ids[1:]).unsqueeze(1))
     elif kind == "critic":
         logits = logits[:-1]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.models.sharding import local_tensor
 
 
@@ -53,8 +54,8 @@ class TensorOffloader:
 def make_parameter_offloader(model: nn.Module | None, enabled: bool) -> TensorOffloader:
     """Create the offloader of a model's parameters. LoRA adapters stay on the device, for weight syncs. It is
     disabled if the parameters are not on a GPU."""
-    parameters = list(model.parameters()) if model else []
-    parameters = [parameter for parameter in parameters if not parameter.requires_grad] or parameters
+    named = model.named_parameters() if model else ()
+    parameters = [parameter for name, parameter in named if not is_adapter_parameter(name)]
     return TensorOffloader(lambda: parameters, enabled and any(parameter.is_cuda for parameter in parameters))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,16 @@ def test_moments_of_an_update():
         "root": MemoryUsage(**own, gathered_layers=8 * 200 + 200),
         "step": MemoryUsage(**own),
     }
+
+
+def test_a_frozen_vision_tower_has_no_gradients_and_no_moments():
+    """200 of 1000 parameters are frozen: 200 per rank are trained, and the rank's 50 frozen ones only have weights."""
+    sizes = replace(SIZES, vision_parameters=200, root_parameters=300)
+    trained = TrainedModelMemory(sizes, NOTHING, shards=4, dtype_bytes=2, freezes_vision=True)
+    own = {"weights": 4 * 200 + 4 * 50, "optimizer": 8 * 200}
+    assert trained.usage_while_idle() == MemoryUsage(**own)
+    root = trained.usage_during_update()["root"]
+    assert root == MemoryUsage(**own, gradients=4 * 200, gathered_layers=2 * 300 + (2 + 4) * 100 + 4 * 100 // 4)
 
 
 def test_offload_keys_reduce_the_usage():

@@ -11,10 +11,12 @@ from alphaapollo.config.schema import Model
 from alphaapollo.models.activation_memory import (
     LiveByteCounter,
     TrainingPass,
+    estimate_picture_bytes,
     load_on_meta_device,
     measure_activation_bytes,
     read_model_sizes,
 )
+from alphaapollo.models.load import load_config
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 
@@ -99,3 +101,14 @@ def test_live_bytes_count_storages_that_are_alive():
         assert live.now == 8 * 4 * 4
         del y
     assert (live.now, live.peak) == (0, 256)
+
+
+def test_pictures_take_pixels_and_the_activations_of_a_trained_tower():
+    """Qwen2.5-VL: 4 patches per image token, 3 x 2 x 14 x 14 float32 pixels each; 32 blocks of 1280 and 3420."""
+    config = load_config(Model(path=str(PUBLISHED / "qwen2.5-vl-7b")))
+    pixels = 100 * 4 * 3 * 2 * 14 * 14 * 4
+    assert estimate_picture_bytes(config, 100, 2, is_trained=False, has_checkpointing=False) == pixels
+    block = 9 * 1280 + 3 * 3420
+    assert estimate_picture_bytes(config, 100, 2, True, has_checkpointing=False) == pixels + 400 * 32 * block * 2
+    assert estimate_picture_bytes(config, 100, 2, True, has_checkpointing=True) == pixels + 400 * 32 * 1280 * 2
+    assert estimate_picture_bytes(load_config(Model(path=str(PUBLISHED / "qwen2.5-7b"))), 100, 2, True, False) == 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from tests.unit.tiny import VOCABULARY, build_model
+from tests.vision.models import make
 
 
 @pytest.mark.parametrize(
@@ -37,10 +39,8 @@ class Tiny(torch.nn.Module):
         self.head = torch.nn.Linear(4, 10, False)
         if tied:
             self.head.weight = self.embedding.weight
-        text = SimpleNamespace(
-            tie_word_embeddings=tied, num_attention_heads=2, hidden_size=4, num_hidden_layers=3, **more
-        )
-        self.config = SimpleNamespace(get_text_config=lambda: text)
+        text = SimpleNamespace(num_attention_heads=2, hidden_size=4, num_hidden_layers=3, **more)
+        self.config = SimpleNamespace(get_text_config=lambda: text, tie_word_embeddings=tied)
 
     def get_input_embeddings(self) -> torch.nn.Embedding:
         return self.embedding
@@ -77,3 +77,16 @@ def test_frozen_parameters_have_no_weight_gradient() -> None:
     size = FlopsEstimator.from_model(tiny)
     assert size == FlopsEstimator(64, 24, 3, 4)
     assert size.estimate_training_flops(np.array([3, 5])) == (4 * 64 + 2 * 24) * 8 + 6 * 3 * 4 * 34
+
+
+def test_a_vision_tower_does_not_count() -> None:
+    """Two layers of q, k, v and output projection 64 x (128 + 64 + 64 + 128), MLP 3 x 64 x 128; tied head 64 x V."""
+    from alphaapollo.config.schema import Model
+    from alphaapollo.models.activation_memory import load_on_meta_device
+
+    with TemporaryDirectory() as folder:
+        make("qwen3_vl", folder)
+        model = load_on_meta_device(Model(path=folder), torch.float32)
+    vocabulary = model.config.get_text_config().vocab_size
+    size = FlopsEstimator.from_model(model)
+    assert size is not None and size.num_parameters == 2 * (64 * 384 + 3 * 64 * 128) + 64 * vocabulary

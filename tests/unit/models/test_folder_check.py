@@ -11,7 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from alphaapollo.config.schema import Model
 from alphaapollo.data.rendering import load_tokenizer
-from alphaapollo.models.folder_check import INDEX, SINGLE, check_vocabulary_size, check_weight_files
+from alphaapollo.models.folder_check import (
+    INDEX,
+    SINGLE,
+    check_reads_pictures_like_policy,
+    check_vocabulary_size,
+    check_weight_files,
+)
 from tests.unit.tiny import save_model
 
 
@@ -102,3 +108,13 @@ def test_an_invalid_configuration(folder: Path) -> None:
     configure(folder, hidden_size=32, num_hidden_layers=7)
     with pytest.raises(ValueError, match=r"cannot read config\.json \(.*layer_types"):
         check_weight_files(Model(path=str(folder)), "model.path")
+
+
+def test_a_critic_or_teacher_must_read_pictures_like_the_policy(vision_folder, sound: Path):
+    """The Qwen-VL models have the same processor and placeholder tokens; InternVL and the text model do not."""
+    policy, same, other = (Model(path=str(vision_folder(name))) for name in ("qwen3_vl", "qwen2_5_vl", "internvl"))
+    check_reads_pictures_like_policy(same, policy, "critic.model.path")
+    for wrong in (other, Model(path=str(sound))):
+        with pytest.raises(ValueError, match=r"^teacher.model.path=.* does not read pictures like the policy .*\.$"):
+            check_reads_pictures_like_policy(wrong, policy, "teacher.model.path")
+    check_reads_pictures_like_policy(Model(path=str(sound)), Model(path=str(sound)), "critic.model.path")

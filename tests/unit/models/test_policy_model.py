@@ -116,14 +116,14 @@ def test_self_check_detects_an_unknown_logit_transform(model_folder):
 def test_in_bfloat16_a_difference_is_a_warning_and_a_huge_one_an_error(model_folder, monkeypatch: pytest.MonkeyPatch):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded"))
     own = policy.compute_logprobs_with_hf_attention
-    monkeypatch.setattr(policy, "compute_logprobs_with_hf_attention", lambda ids: own(ids) + 0.3)
+    monkeypatch.setattr(policy, "compute_logprobs_with_hf_attention", lambda ids, tensors: own(ids, tensors) + 0.3)
     (warning,) = check_policy(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
     assert "differ from those of transformers by 0.3 nats" in warning
-    monkeypatch.setattr(policy, "compute_logprobs_with_hf_attention", lambda ids: own(ids) + 0.05)
+    monkeypatch.setattr(policy, "compute_logprobs_with_hf_attention", lambda ids, tensors: own(ids, tensors) + 0.05)
     assert check_policy(policy, MicroBatchBuilder(True, CPU), torch.bfloat16) == []
     with pytest.raises(ValueError, match="differ"):
         check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.float32)
-    monkeypatch.setattr(policy, "compute_logprobs_with_hf_attention", lambda ids: own(ids) + 1.1)
+    monkeypatch.setattr(policy, "compute_logprobs_with_hf_attention", lambda ids, tensors: own(ids, tensors) + 1.1)
     with pytest.raises(ValueError, match="differ"):
         check_forward_vs_hf(policy, MicroBatchBuilder(True, CPU), torch.bfloat16)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.tiny import save_model
+from tests.vision.models import make
 
 
 @pytest.fixture(scope="session")
@@ -17,5 +18,19 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
         if name not in made:
             made[name] = save_model(name, tmp_path_factory.mktemp(name))
         return made[name]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Family of a tiny vision-language model -> folder with its config, weights, tokenizer and processor."""
+    made: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(family)
+            make(family, made[family])
+        return made[family]
 
     return folder

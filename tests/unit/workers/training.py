@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 from tests.matrices import join, split
 from tests.unit.tiny import some_rows
+from tests.vision.rows import make_rows_with_pictures
 
 NUM_ROWS = 10
 
@@ -53,6 +55,8 @@ class Case:
     teacher: dict[str, Any] = field(default_factory=dict)
     teacher_folder: str = ""
     no_advantages: bool = False
+    freeze_vision: bool = True
+    pictures: bool = False  # the rows are those of tests/vision/rows.py
 
     def share(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """Index of the rank's part of the rows, and the number of parts."""
@@ -73,6 +77,7 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
             dtype=case.dtype,
             enable_gradient_checkpointing=case.checkpointing,
             lora_rank=case.lora_rank,
+            freeze_vision=case.freeze_vision,
             router_aux_loss_coef=case.aux,
         ),
         case.device,
@@ -95,7 +100,7 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
 
 
 def make_batch(case: Case, num_ranks: int) -> TrainBatch:
-    rows = some_rows(case.num_rows)
+    rows = make_rows_with_pictures(Path(case.folder)) if case.pictures else some_rows(case.num_rows)
     if case.rough:
         rows = [cut_to_one_token(row) if index in (0, 2) else row for index, row in enumerate(rows)]
     if case.replay:

@@ -88,7 +88,14 @@ def test_offloaded_optimizer_state_gives_the_same_steps() -> None:
 
 
 def test_lora_adapters_stay_on_the_device() -> None:
-    model = nn.Sequential(nn.Linear(2, 3).requires_grad_(False), nn.Linear(3, 1))
+    model = nn.ModuleDict({"proj": nn.Linear(2, 3), "lora_A": nn.ModuleDict({"default": nn.Linear(2, 1)})})
+    model = nn.ModuleDict({"layer": model}).requires_grad_(False)
+    model["layer"]["lora_A"].requires_grad_()
     offloader = make_parameter_offloader(model, enabled=True)
-    assert [*map(id, offloader._list_tensors())] == [*map(id, model[0].parameters())]
-    assert len([*make_parameter_offloader(nn.Linear(2, 2), enabled=True)._list_tensors()]) == 2
+    assert [*map(id, offloader._list_tensors())] == [*map(id, model["layer"]["proj"].parameters())]
+
+
+def test_a_trained_model_with_a_frozen_part_is_offloaded_completely() -> None:
+    """A frozen vision tower beside a trained language model."""
+    model = nn.Sequential(nn.Linear(2, 3).requires_grad_(False), nn.Linear(3, 1))
+    assert len([*make_parameter_offloader(model, enabled=True)._list_tensors()]) == 4

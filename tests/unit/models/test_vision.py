@@ -1,0 +1,240 @@
+"""Vision-language models compared with plain transformers: log-probs, gradients, positions and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from alphaapollo.config.schema import Model
+from alphaapollo.data.batch import Rows
+from alphaapollo.data.images import reads_pictures
+from alphaapollo.data.shared_prompts import find_shared_prefixes
+from alphaapollo.models import micro_batch
+from alphaapollo.models.image_batch import compute_mrope_positions
+from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.lora import load_trainable_lm, resolve_target_modules
+from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
+from alphaapollo.models.policy import PolicyModel, check_policy
+from alphaapollo.models.scalar_models import ValueModel
+from alphaapollo.models.vision import find_vision_blocks, find_vision_modules, load_example_image
+from alphaapollo.types import Row
+from tests.vision.models import FAMILIES, VARIANTS
+from tests.vision.rows import (
+    compute_plain_logprobs,
+    load_plain,
+    make_plain_arguments,
+    make_row,
+    make_rows_with_pictures,
+    prepare_pictures,
+)
+
+CPU = torch.device("cpu")
+QWEN = ["qwen3_vl", "qwen2_5_vl", *VARIANTS]
+
+
+def load(folder: Path, attention: Any = "padded", **settings: Any) -> PolicyModel:
+    return PolicyModel(load_causal_lm(Model(path=str(folder), **settings), attention))
+
+
+def build(rows: list[Row], attention: str = "padded") -> MicroBatch:
+    return MicroBatchBuilder(attention == "padded", CPU).build(Rows.from_rows(rows), range(len(rows)))
+
+
+def select_actions(rows: list[Row], values: torch.Tensor) -> torch.Tensor:
+    mask = [flag for row in rows for flag in row.action_mask[row.response_start :]]
+    return values[torch.tensor(mask).bool()]
+
+
+@pytest.mark.parametrize("attention", ["padded", "sdpa"])
+@pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
+def test_logprobs_and_gradients_equal_transformers(vision_folder, family: str, attention: str):
+    """Rows with 0 to 3 pictures beside each other. The tower is trained."""
+    folder = vision_folder(family)
+    rows, plain = make_rows_with_pictures(folder), load_plain(folder)
+    expected = select_actions(rows, torch.cat([compute_plain_logprobs(plain, row, 0.8) for row in rows]))
+    weights = torch.linspace(-1, 1, len(expected))
+    (weights * expected).sum().backward()
+
+    policy = load(folder, attention, enable_gradient_checkpointing=True)
+    logprobs = select_actions(rows, policy(build(rows, attention), 0.8).logprobs)
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
+    (weights * logprobs).sum().backward()
+    gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    for name, parameter in policy.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-3, atol=1e-5)
+    assert all(parameter.grad.any() for part in find_vision_blocks(policy.model) for parameter in part.parameters())
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_positions_equal_get_rope_index(vision_folder, family: str):
+    folder = vision_folder(family)
+    rows, plain = make_rows_with_pictures(folder), load_plain(folder)
+    positions = compute_mrope_positions(Rows.from_rows(rows))
+    assert positions is not None
+    for row, found in zip(
+        rows, np.split(positions, np.cumsum([len(row.token_ids) for row in rows])[:-1], 1), strict=True
+    ):
+        if row.images:
+            arguments = make_plain_arguments(plain, row)
+            del arguments["pixel_values"]
+            torch.testing.assert_close(torch.from_numpy(found), plain.model.get_rope_index(**arguments)[0][:, 0])
+        else:
+            assert (found == np.arange(len(row.token_ids))).all()
+
+
+def test_positions_of_a_picture(vision_folder):
+    """Three text tokens with the start mark, a picture of 2 x 3 placeholders, and text that continues at 4 + 3."""
+    first = prepare_pictures(vision_folder("qwen3_vl"))[0]
+    assert first.grid == (2, 3) and len(first.token_ids) == 6
+    positions = compute_mrope_positions(Rows.from_rows([make_row([first], [70])]))
+    assert positions is not None and positions.tolist() == [
+        [0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7, 8, 9],
+        [0, 1, 2, 3, 3, 3, 4, 4, 4, 6, 7, 8, 9],
+        [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 8, 9],
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layout_gives_the_same_logprobs(vision_folder, family: str, monkeypatch: pytest.MonkeyPatch):
+    """Eight samples of a prompt with two pictures: alone, padded, packed, and with a shared prompt."""
+    folder = vision_folder(family)
+    first, second, _ = prepare_pictures(folder)
+    responses = np.random.default_rng(3).integers(0, 250, (8, 5)).tolist()
+    rows = [make_row([first, second], response[: 2 + index % 4]) for index, response in enumerate(responses)]
+    batch, padded = Rows.from_rows(rows), load(folder)
+    packed, prefixes = load(folder, "sdpa"), find_shared_prefixes(rows, [0] * 8)
+    assert prefixes.lengths.tolist() == [rows[0].response_start] * 8
+    encoded = []
+    for policy in (padded, packed):
+        original = policy.model.model.get_image_features
+        counted = lambda pixel_values, original=original, **more: (  # noqa: E731
+            encoded.append(len(pixel_values)),
+            original(pixel_values, **more),
+        )[1]
+        counted.__signature__ = __import__("inspect").signature(original)  # type: ignore[attr-defined]
+        monkeypatch.setattr(policy.model.model, "get_image_features", counted)
+    with torch.no_grad():
+        alone = torch.cat([padded(MicroBatchBuilder(True, CPU).build(batch, [row]), 1.0).logprobs for row in range(8)])
+        encoded.clear()
+        for policy, is_padded in ((padded, True), (packed, False)):
+            for rows_of_batch in (batch, replace(batch, prefixes=prefixes)):
+                micro = MicroBatchBuilder(is_padded, CPU).build(rows_of_batch, range(8))
+                torch.testing.assert_close(policy(micro, 1.0).logprobs, alone, rtol=0, atol=1e-5)
+    pixels = sum(len(image.tensors["pixel_values"]) for image in (first, second))
+    assert encoded == [pixels] * 4  # each picture once per micro-batch
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_that_share_a_part_of_their_pictures(vision_folder, family: str):
+    """Turns with own prompts (env.context=memory): all begin with the same picture, and two have another one."""
+    folder = vision_folder(family)
+    first, second, third = prepare_pictures(folder)
+    rows = [make_row(images, seed=4) for images in ([first], [first, second], [first, third], [first, second])]
+    prefixes = find_shared_prefixes(rows, [0] * 4)
+    assert 3 + len(first.token_ids) <= min(prefixes.lengths) and any(prefixes.lengths < rows[0].response_start + 4)
+    with torch.no_grad():
+        for attention in ("padded", "sdpa"):
+            policy, builder = load(folder, attention), MicroBatchBuilder(attention == "padded", CPU)
+            alone = policy(builder.build(Rows.from_rows(rows), range(4)), 1.0).logprobs
+            shared = policy(builder.build(Rows.from_rows(rows, prefixes), range(4)), 1.0).logprobs
+            torch.testing.assert_close(shared, alone, rtol=0, atol=1e-5)
+
+
+def test_text_rows_have_the_same_bits_with_and_without_pictures_elsewhere(vision_folder):
+    folder = vision_folder("qwen3_vl")
+    policy, rows = load(folder), [make_row([], [9, 8, 7])]
+    text = build(rows)
+    assert text.images is None and text.position_ids.shape == (1, 6)
+    expected = compute_plain_logprobs(load_plain(folder), rows[0])
+    torch.testing.assert_close(policy(text, 1.0).logprobs, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_placeholders_have_no_probability(vision_folder, family: str):
+    folder = vision_folder(family)
+    rows, policy = make_rows_with_pictures(folder), load(folder)
+    with torch.no_grad():
+        hidden = policy.compute_lm_head_input(build(rows))
+        logp = (hidden.states @ hidden.head.weight.T + hidden.head.bias).log_softmax(-1)
+        stats = policy(build(rows), 1.0, needs_entropy=True)
+        tokens = torch.tensor([[5, 6, 7]])
+        with policy.generation_mode():
+            logits, _ = policy.next_logits(tokens, torch.ones_like(tokens), torch.arange(3)[None], None)
+    others = [token for token in range(logp.shape[1]) if token not in policy.placeholder_ids]
+    assert len(others) < logp.shape[1]
+    torch.testing.assert_close(logp[:, others].exp().sum(-1), torch.ones(len(logp)))
+    assert (logp.exp()[:, list(policy.placeholder_ids)] == 0).all()
+    torch.testing.assert_close(stats.entropy, -(logp[:, others].exp() * logp[:, others]).sum(-1), rtol=1e-4, atol=1e-5)
+    assert (logits[0].softmax(-1)[list(policy.placeholder_ids)] == 0).all()
+    assert "placeholder_bias" not in policy.state_dict()
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
+def test_self_check_compares_a_row_with_a_picture(vision_folder, family: str, monkeypatch: pytest.MonkeyPatch):
+    model = Model(path=str(vision_folder(family)))
+    policy = PolicyModel(load_causal_lm(model, "sdpa"))
+    policy.example_image = load_example_image(model)
+    for parameter in policy.parameters():  # so that log-probs depend on positions
+        parameter.data.mul_(4 if parameter.ndim == 2 else 1)
+    assert check_policy(policy, MicroBatchBuilder(False, CPU), torch.float32) == []
+    monkeypatch.setattr(micro_batch, "compute_mrope_positions", lambda rows: None)
+    if family in QWEN:
+        with pytest.raises(ValueError, match="differ from those of transformers"):
+            check_policy(policy, MicroBatchBuilder(False, CPU), torch.float32)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_frozen_tower_has_no_gradient(vision_folder, family: str):
+    rows = make_rows_with_pictures(vision_folder(family))
+    for lora_rank in (0, 2):
+        model = Model(path=str(vision_folder(family)), lora_rank=lora_rank)
+        policy = PolicyModel(load_trainable_lm(model, "padded", None, seed=0))
+        policy(build(rows), 1.0).logprobs.sum().backward()
+        tower = [parameter for part in find_vision_modules(policy.model) for parameter in part.parameters()]
+        assert tower and not any(parameter.requires_grad for parameter in tower)
+        others = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+        assert others and all(parameter.grad is not None for parameter in others)
+
+
+def test_adapters_are_only_in_the_language_model(vision_folder):
+    """q_proj is a name of layers of InternVL's tower and of its language model."""
+    model = Model(path=str(vision_folder("internvl")), lora_rank=2)
+    adapted = [name for name, _ in load_trainable_lm(model, "padded", None, 0).named_parameters() if ".lora_A." in name]
+    assert len(adapted) == 2 * 7 and all(name.startswith("model.language_model.layers.") for name in adapted)
+    plain = load_causal_lm(model, "padded")
+    assert "fc1" not in resolve_target_modules(plain, model)
+    with pytest.raises(ValueError, match=r"'fc1' is not in the language part of the model. Use some of down_proj, "):
+        resolve_target_modules(plain, Model(lora_rank=2, target_modules=["fc1"]))
+    with pytest.raises(ValueError, match="lora_rank=2 trains adapters of the language part only"):
+        Model(lora_rank=2, freeze_vision=False)
+
+
+def test_critic_computes_values_of_rows_with_pictures(vision_folder):
+    folder = vision_folder("qwen3_vl")
+    rows, plain = make_rows_with_pictures(folder), load_plain(folder)
+    critic = ValueModel(load_trainable_lm(Model(path=str(folder)), "padded", None, 0), seed=1)
+    values = critic(build(rows))
+    start = 0
+    for row in rows:
+        states = plain.model(**make_plain_arguments(plain, row))[0][0, row.response_start - 1 : -1]
+        expected = critic.value_head(states)[:, 0]
+        torch.testing.assert_close(values[start : start + len(expected)], expected, rtol=0, atol=1e-5)
+        start += len(expected)
+
+
+def test_text_models_refuse_pictures(vision_folder, model_folder: Callable[[str], Path]):
+    micro = build([make_row(prepare_pictures(vision_folder("internvl")))])
+    with pytest.raises(ValueError, match="rows have pictures, but Qwen3Model is a text model"):
+        load(model_folder("qwen3"))(micro, 1.0)
+
+
+def test_models_with_bidirectional_image_tokens_are_used_like_text_models():
+    from transformers import Gemma3Config, Qwen3Config, Qwen3VLConfig
+
+    assert not reads_pictures(Gemma3Config()) and not reads_pictures(Qwen3Config()) and reads_pictures(Qwen3VLConfig())
