@@ -25,7 +25,7 @@ from alphaapollo.observability.torch_spans import start_torch_profiler, take_tor
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.utils.watchdog import remove_paths
 from alphaapollo.weight_sync.digest import format_digest
-from alphaapollo.weight_sync.verification import merge_weight_updates
+from alphaapollo.weight_sync.verification import Probe, merge_weight_updates
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
@@ -222,9 +222,9 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         """Free the transfer buffers after the engines have confirmed the weights, and offload the policy."""
         self._set_memory_metrics(await self.ranks.call(lambda worker: release_sent_weights(worker)))
 
-    async def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
-        """Return the policy's log-probs of `token_ids[1:]`, to compare with the engines', and offload the policy."""
-        return (await self.ranks.call(lambda worker: worker.compute_probe_log_probs(token_ids)))[0]
+    async def compute_probe_log_probs(self, probe: Probe) -> list[float]:
+        """Return the policy's log-probs of the probe, to compare with the engines', and offload the policy."""
+        return (await self.ranks.call(lambda worker: worker.compute_probe_log_probs(probe.token_ids, probe.images)))[0]
 
 
 class CriticGroup(RLWorkerGroup["CriticWorker"]):
@@ -265,12 +265,12 @@ async def prepare_weight_sync(worker: RolloutWorker, pauses_requests: bool) -> N
 
 
 async def finish_weight_sync(
-    worker: RolloutWorker, probe_token_ids: list[int], resumes_requests: bool
+    worker: RolloutWorker, probe: Probe, resumes_requests: bool
 ) -> tuple[list[float], dict[str, float]]:
     await worker.engine.wake_cache()
     if resumes_requests:
         await worker.resume()
-    return await worker.engine.log_probs(probe_token_ids), worker.get_memory_metrics()
+    return await worker.engine.log_probs(probe.token_ids, probe.images), worker.get_memory_metrics()
 
 
 class EngineGroup(WorkerGroup["RolloutWorker"]):
@@ -328,9 +328,9 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         receipts = await self.ranks.call(lambda worker: worker.confirm_weights(version, shared_folder))
         return [receipt for receipt in receipts if receipt is not None]
 
-    async def finish_weight_sync(self, probe_token_ids: list[int], resumes_requests: bool) -> list[list[float]]:
+    async def finish_weight_sync(self, probe: Probe, resumes_requests: bool) -> list[list[float]]:
         """Allocate the KV cache after `sleep`, resume requests, and return each engine's log-probs of the probe."""
-        results = await self.ranks.call(lambda worker: finish_weight_sync(worker, probe_token_ids, resumes_requests))
+        results = await self.ranks.call(lambda worker: finish_weight_sync(worker, probe, resumes_requests))
         self._set_memory_metrics(results)
         return [logprobs for logprobs, _ in results]
 

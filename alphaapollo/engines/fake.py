@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from alphaapollo.engines.protocol import Engine
-from alphaapollo.types import Completion, Sampling, StopReason
+from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
 
 AnswerScript = Callable[[list[int], Sampling], list[int]]
 """(context, sampling) -> token ids of the answer, before truncation to max_tokens."""
@@ -29,7 +29,9 @@ class FakeEngine(Engine):
         self._unpaused = asyncio.Event()
         self._unpaused.set()
 
-    async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+    async def generate(
+        self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
+    ) -> Completion:
         await self._unpaused.wait()
         answer = (self.script or self._make_random_answer)(token_ids, sampling)
         kept = answer[: sampling.max_tokens]
@@ -43,7 +45,7 @@ class FakeEngine(Engine):
     async def resume(self) -> None:
         self._unpaused.set()
 
-    async def log_probs(self, token_ids: list[int]) -> list[float]:
+    async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
         return [LOGPROB] * (len(token_ids) - 1)
 
     async def receive_weights(self, folder: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch, nex
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.engines.protocol import Engine, EngineError
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.types import Completion, Sampling, WeightReceipt
+from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.weight_sync.shared_memory import read_safetensors
 
@@ -67,7 +68,9 @@ class HFEngine(Engine):
             raise ValueError(f"transformers cannot load {self.spec.model_path}: {error}") from error
         return model.to(self.spec.device).eval()
 
-    async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+    async def generate(
+        self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
+    ) -> Completion:
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
         request = _WaitingRequest(token_ids, sampling, answer=asyncio.get_running_loop().create_future())
         self._waiting.append(request)
@@ -111,7 +114,7 @@ class HFEngine(Engine):
     def _sample_batch(self, batch: list[_WaitingRequest]) -> None:
         decode_batch(partial(next_logits, self._model), batch, self._model.device, lambda done: done or self._paused)
 
-    async def log_probs(self, token_ids: list[int]) -> list[float]:
+    async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
         return await asyncio.to_thread(self._compute_log_probs, token_ids)
 
     @torch.inference_mode()

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from alphaapollo.types import Completion, Sampling
+from alphaapollo.types import Completion, ImageInput, Picture, Sampling
 
 ChatMessages = Sequence[dict[str, Any]]
 """Messages in the form that the chat template receives: role, content, tool_calls, ..."""
@@ -25,6 +25,7 @@ class HttpApiSettings:
     tool_parser: str = ""  # vLLM's parser of tool calls; empty: answers have no tool calls
     reasoning_parser: str = ""  # vLLM's parser of reasoning; empty: reasoning is part of the text
     template_arguments: Mapping[str, Any] = field(default_factory=dict)  # data.apply_chat_template_kwargs
+    allow_image_urls: bool = False  # data.allow_image_urls
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,15 @@ class RequestedSampling:
 
 
 class HttpRequest(Protocol):
-    """A request of an agent. The engine's HTTP API sets `parse_answer` and calls these methods in this order."""
+    """A request of an agent. The engine's HTTP API sets the attributes and calls the methods in this order."""
 
     parse_answer: ParseAnswer | None
+    images: tuple[ImageInput, ...]  # pictures of the chat, in order
+
+    @property
+    def pictures(self) -> dict[str, Picture]:
+        """Pictures of the session's chats as the client sent them, by digest, for the rollout log."""
+        ...
 
     def find_history(self, messages: ChatMessages, template_variables: str) -> History | None:
         """Return the longest beginning of the chat whose tokens are known; None if there is none.

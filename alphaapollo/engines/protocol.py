@@ -5,10 +5,11 @@ Implementations: vllm/engine.py for production, hf.py as a slow reference, fake.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from alphaapollo.engines.http_api import HttpApiSettings
-from alphaapollo.types import Completion, Sampling, WeightReceipt
+from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 
 
 class EngineError(RuntimeError):
@@ -32,15 +33,17 @@ class Engine:
     async def start(self) -> None:
         """Load the model. Raises ValueError if the model cannot be served, EngineError if the start fails."""
 
-    async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
-        """Sample one completion of 1 to `sampling.max_tokens` tokens.
+    async def generate(
+        self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
+    ) -> Completion:
+        """Sample one completion of 1 to `sampling.max_tokens` tokens. `images`: pictures in the prompt, in order.
 
         The log-probs of the sampled tokens are computed from softmax(logits / temperature), before top-p and top-k. At
         temperature 0 they are computed from softmax(logits).
         """
         raise NotImplementedError
 
-    async def log_probs(self, token_ids: list[int]) -> list[float]:
+    async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
         """Return the log-probs at temperature 1 of `token_ids[1:]`, each given the tokens before it."""
         raise NotImplementedError
 

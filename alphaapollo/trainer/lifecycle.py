@@ -142,7 +142,7 @@ def make_training_run(prepared: PreparedRun, session: TrainingSession, progress:
         plan=plan,
         workers=workers,
         weights=WeightPublisher(
-            workers.policy, workers.engines, inputs.probe_token_ids, tolerance, trainer.async_mode is not None
+            workers.policy, workers.engines, inputs.probe, tolerance, trainer.async_mode is not None
         ),
         prompts=inputs.prompts,
         val_prompts=inputs.val_prompts,

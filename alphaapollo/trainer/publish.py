@@ -19,6 +19,7 @@ from statistics import fmean
 
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.weight_sync.verification import (
+    Probe,
     check_probe_finite,
     check_probe_log_probs,
     check_weight_receipts,
@@ -32,7 +33,7 @@ class WeightPublisher:
 
     policy: PolicyGroup
     engines: EngineGroup
-    probe_token_ids: list[int]
+    probe: Probe
     probe_tolerance: float  # largest accepted mean difference of the probe's log-probs, in nats
     pauses_requests: bool = False  # whether requests may be running; they are paused during a publish
     _last_logprobs: list[float] = field(default_factory=list, init=False)  # probe log-probs at the previous publish
@@ -48,18 +49,19 @@ class WeightPublisher:
             WeightSyncError: the engine's weight digests or its log-probs of the probe differ from the policy's.
             FloatingPointError: the policy's weights are not finite. Nothing is sent.
         """
-        expected = await self.policy.compute_probe_log_probs(self.probe_token_ids)
+        expected = self.probe.select_text(await self.policy.compute_probe_log_probs(self.probe))
         check_probe_finite(expected, version)
         await self.engines.prepare_weight_sync(self.pauses_requests)
         update = await self.policy.send_weights(version)
         receipts = await self.engines.confirm_weights(version, update.folder)
         check_weight_receipts(update, receipts)
         await self.policy.release_sent_weights()
-        actual = await self.engines.finish_weight_sync(self.probe_token_ids, self.pauses_requests)
+        found = await self.engines.finish_weight_sync(self.probe, self.pauses_requests)
         if not receipts:
             return {}
         last, self._last_logprobs = self._last_logprobs, expected
         moved = {"sync/probe_moved": fmean(abs(x - y) for x, y in zip(expected, last, strict=True))} if last else {}
+        actual = [self.probe.select_text(logprobs) for logprobs in found]
         gap = check_probe_log_probs(expected, actual, self.probe_tolerance)
         if not last:
             self.probe_tolerance = tighten_tolerance(self.probe_tolerance, gap)

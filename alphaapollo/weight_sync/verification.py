@@ -2,17 +2,19 @@
 
 There are two checks. The digest covers every parameter, but misses a layer that computes with a stale packed copy (tied
 embeddings on vLLM's CPU engine). The log-prob probe of a few tokens detects such layers, but does not depend on every
-parameter.
+parameter. For a vision-language model, a picture precedes these tokens, so that the probe also detects image features
+that an engine computed with earlier weights.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from alphaapollo.types import WeightReceipt, WeightUpdate
+from alphaapollo.types import ImageInput, WeightReceipt, WeightUpdate
 
 # Tolerances of the mean |log-prob difference|, in nats. float32: at most 1e-5 if all weights are correct, 7e-4 to 9e-3
 # with one stale layer. bfloat16: about 0.02 from rounding alone, depending on the model; above 0.1,
@@ -24,6 +26,20 @@ MAX_PROBE_LOGPROB = 1e4  # limit of |log-prob| in nats; a uniform distribution o
 
 class WeightSyncError(RuntimeError):
     """Error: an engine does not compute with the weights that the trainer sent."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Fixed tokens whose log-probs engines and trainer compute after each weight sync, and the pictures in them."""
+
+    token_ids: list[int]
+    images: tuple[ImageInput, ...] = ()
+
+    def select_text(self, logprobs: Sequence[float]) -> list[float]:
+        """Select from the log-probs of `token_ids[1:]` those of text, because models never predict placeholders."""
+        placeholders = {image.placeholder_id for image in self.images}
+        pairs = zip(self.token_ids[1:], logprobs, strict=True)
+        return [logprob for token, logprob in pairs if token not in placeholders]
 
 
 def merge_weight_updates(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:

@@ -43,6 +43,7 @@ from alphaapollo.trainer.progress import Progress, TrainingGoal  # noqa: E402
 from alphaapollo.trainer.publish import WeightPublisher  # noqa: E402
 from alphaapollo.trainer.step.learn import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightUpdate  # noqa: E402
+from alphaapollo.weight_sync.verification import Probe  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 from scripts.bench.driver import LetterRenderer, score  # noqa: E402
 from scripts.simulation.timed_engine import TimedFakeEngine  # noqa: E402
@@ -59,7 +60,7 @@ class FakeEngineWorker:
         self.runner = EpisodeRunner(
             engine,
             letters.decode,  # type: ignore[arg-type]
-            lambda _: AppendContext(letters.encode_prompt, letters.encode_observation),
+            lambda _: AppendContext(letters.encode_prompt, letters.encode_observation, lambda content: ()),
             EpisodeLimits(1, 600.0),
         )
 
@@ -85,7 +86,7 @@ class FakeEngineWorker:
 class FakePolicy:
     memory_metrics: Mapping[str, float] = {}
 
-    async def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
+    async def compute_probe_log_probs(self, probe: Probe) -> list[float]:
         return [0.0]
 
     async def send_weights(self, version: int) -> WeightUpdate:
@@ -141,7 +142,7 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
             placement=SimpleNamespace(num_gpus=0), sampling=Sampling(LONGEST + 1), greedy_baseline=False
         ),
         workers=workers,
-        weights=WeightPublisher(policy, engines, [1], 1.0, pauses_requests=mode is not None),
+        weights=WeightPublisher(policy, engines, Probe([1, 2]), 1.0, pauses_requests=mode is not None),
         prompts=[Prompt(index, "bench", f"question {index}") for index in range(4096)],
         stream=PromptStream(4096, seed=0, shuffle=True),
         goal=TrainingGoal(args.iterations),

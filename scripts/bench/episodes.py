@@ -32,7 +32,7 @@ from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.engines.protocol import Engine  # noqa: E402
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment  # noqa: E402
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig  # noqa: E402
-from alphaapollo.types import Completion, GroupRequest, Message, Prompt, Sampling, Score, Trajectory  # noqa: E402
+from alphaapollo.types import Completion, GroupRequest, ImageInput, Message, Prompt, Sampling, Score, Trajectory  # noqa: E402
 from examples.quickstart.make_task import make_tokenizer  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model, make_reward  # noqa: E402
 
@@ -97,9 +97,11 @@ class RecordingEngine:
     def __init__(self, engine: Any):
         self.engine, self.requests = engine, list[Request]()
 
-    async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+    async def generate(
+        self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
+    ) -> Completion:
         self.requests.append((token_ids, sampling, request_id))
-        return await self.engine.generate(token_ids, sampling, request_id)
+        return await self.engine.generate(token_ids, sampling, request_id, images)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)

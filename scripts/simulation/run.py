@@ -29,7 +29,7 @@ from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.plan import make_plan
 from alphaapollo.types import Prompt
-from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_FLOAT32
+from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_FLOAT32, Probe
 from scripts.simulation.clock import Clock, Loop, PhaseTimer
 from scripts.simulation.workers import FakePolicy, FakeRollout, Latencies, Network, SimulatedRanks
 
@@ -110,7 +110,7 @@ class Cluster:
             weights=WeightPublisher(
                 policy,
                 rollout,
-                list(range(64)),
+                Probe(list(range(64))),
                 PROBE_TOLERANCE_FLOAT32,
                 config.trainer.async_mode is not None,
             ),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.types import Completion, Sampling
+from alphaapollo.types import Completion, ImageInput, Sampling
 
 
 @dataclass(eq=False)
@@ -22,9 +23,11 @@ class TimedFakeEngine(FakeEngine):
         self._slots = asyncio.Semaphore(self.max_concurrent_requests or sys.maxsize)
         self._naps: set[asyncio.Task[None]] = set()  # sleeps that a pause cancels
 
-    async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+    async def generate(
+        self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
+    ) -> Completion:
         async with self._slots:
-            completion = await super().generate(token_ids, sampling, request_id)
+            completion = await super().generate(token_ids, sampling, request_id, images)
             earlier = await self._sleep_and_track_versions(len(completion.token_ids))
         return replace(completion, weight_version=self._version, earlier_version_token_counts=tuple(earlier))
 

@@ -28,6 +28,7 @@ from alphaapollo.types import (
     Completion,
     EpisodeEnd,
     GroupRequest,
+    ImageInput,
     Row,
     Score,
     StopReason,
@@ -201,7 +202,7 @@ class FakePolicy:
     def offload(self) -> None:
         pass
 
-    def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
+    def compute_probe_log_probs(self, token_ids: list[int], images: Sequence[ImageInput]) -> list[float]:
         return [-1.0] * (len(token_ids) - 1)
 
     def get_memory_metrics(self) -> dict[str, float]:
@@ -277,7 +278,7 @@ class FakeRollout:
             self.paused_since = None
             self.goes_on.set()
 
-    async def log_probs(self, token_ids: list[int]) -> list[float]:
+    async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
         return [-1.0] * (len(token_ids) - 1)
 
     async def confirm_weights(self, version: int, folder: str) -> WeightReceipt:

@@ -16,6 +16,7 @@ from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.types import WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
+from tests.vision.models import save_model
 
 T = TypeVar("T")
 PROBE = list(range(3, 40))
@@ -123,7 +124,7 @@ def start_engine(
     model: Any, folder: Path, lora_rank: int = 0, max_model_len: int = 256, **rollout: Any
 ) -> Iterator[Session]:
     """Start an engine that serves `model`, or adapters of rank `lora_rank` on it, and restore the environment after."""
-    model.save_pretrained(folder / "model")
+    save_model(model, folder / "model")
     spec = EngineSpec(
         index=0,
         model_path=str(folder / "model"),

@@ -18,6 +18,7 @@ from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
+from alphaapollo.engines.vllm.images import ImagePromptBuilder
 from alphaapollo.engines.vllm.settings import build_engine_arguments
 from alphaapollo.weight_sync import buckets, vllm_transfer
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
@@ -193,6 +194,9 @@ class FakeAsyncLLM:
         self.calls.append("forget")
         return True
 
+    async def reset_encoder_cache(self) -> None:
+        self.calls.append("forget pictures")
+
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[int]:
         self.calls.append(method)
         return [0]
@@ -201,11 +205,13 @@ class FakeAsyncLLM:
         return 0
 
 
-async def publish_and_sleep(device: str, **rollout: Any) -> tuple[list[str], VllmEngine]:
+async def publish_and_sleep(device: str, has_vision: bool = False, **rollout: Any) -> tuple[list[str], VllmEngine]:
     """Calls to vLLM during a weight sync with sleep, followed by a release of the cache for the trainer."""
     engine = VllmEngine(EngineSpec(0, "m", False, Rollout(**rollout), device, "bfloat16", 64, "log"))  # type: ignore[arg-type]
     llm: Any = FakeAsyncLLM()
     engine._engine, engine._core_death = llm, asyncio.get_running_loop().create_future()
+    if has_vision:
+        engine._image_prompts = ImagePromptBuilder(None)  # type: ignore[arg-type]
     for _ in range(2):
         await engine.sleep()  # a second one does nothing
     await engine.wake_weights()
@@ -229,6 +235,9 @@ def test_weights_are_reloaded_before_a_write_and_the_cache_last() -> None:
     lent = ["pause", "release kv_cache", "wake kv_cache"]
     calls, engine = asyncio.run(publish_and_sleep("cuda"))
     assert calls == ["sleep 2", "wake weights", *update, "wake kv_cache", *lent] and not engine._stale
+    seen = asyncio.run(publish_and_sleep("cuda", has_vision=True))[0]
+    clear = ["alphaapollo_clear_deepstack_features"]
+    assert seen == ["sleep 2", "wake weights", *clear, *update, "forget pictures", "wake kv_cache", *lent]
     for device, rollout in (("cpu", {}), ("cuda", {"colocate": False}), ("cuda", {"free_cache_engine": False})):
         assert asyncio.run(publish_and_sleep(device, **rollout))[0] == update
 

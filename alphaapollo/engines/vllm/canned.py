@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.config.schema import Model
 from alphaapollo.engines.http_api import HttpApiSettings
+from alphaapollo.types import ImageInput
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -37,6 +38,7 @@ class CannedEngine:
                 max_num_batched_tokens=max_model_len,
                 generation_config="vllm",
                 enforce_eager=True,
+                limit_mm_per_prompt={"video": 0},
             ).create_engine_config()
         except (ValueError, OSError) as error:
             raise ValueError(f"vLLM cannot serve {model.path}: {error}") from error
@@ -52,7 +54,7 @@ class CannedEngine:
         return build_http_app(self, self._stream_outputs, settings)
 
     async def _stream_outputs(
-        self, token_ids: list[int], params: SamplingParams, request_id: str
+        self, token_ids: list[int], params: SamplingParams, request_id: str, images: Sequence[ImageInput] = ()
     ) -> AsyncIterator[RequestOutput]:
         from vllm.logprobs import FlatLogprobs, Logprob
         from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan

@@ -23,15 +23,18 @@ from alphaapollo.engines.vllm.process import (
     start_fork_server,
 )
 from alphaapollo.engines.vllm.settings import build_engine_arguments, build_vllm_environment, get_sockets_folder
-from alphaapollo.types import Completion, Sampling, WeightReceipt
+from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 from alphaapollo.utils.process_tree import list_child_pids
 from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
+    from vllm.inputs.engine import MultiModalInput, TokensInput
     from vllm.lora.request import LoRARequest
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    from alphaapollo.engines.vllm.images import ImagePromptBuilder
 
 T = TypeVar("T")
 
@@ -43,6 +46,7 @@ class VllmEngine(Engine):
         self.spec = spec
         self.version = 0
         self._engine: AsyncLLM | None = None
+        self._image_prompts: ImagePromptBuilder | None = None  # None: a text model
         self._core_death: asyncio.Future[None] | None = None
         self._context: EngineContext | None = None  # multiprocessing context that starts the core on a CPU
         self._prepared = False
@@ -79,6 +83,8 @@ class VllmEngine(Engine):
         await self._await_core(self._running_llm.update_weight_version(str(self.version)))
         if self.spec.device == "cpu" and self.spec.rollout.tensor_model_parallel_size > 1:
             await self._call_workers("alphaapollo_unlink_shared_memory")
+        if self._image_prompts is not None:
+            await self._call_workers("alphaapollo_exclude_placeholders")
 
     def _start_core(self) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -93,6 +99,8 @@ class VllmEngine(Engine):
             config = AsyncEngineArgs(**build_engine_arguments(self.spec)).create_engine_config()
         except (ValueError, OSError) as error:
             raise ValueError(f"vLLM cannot serve {self.spec.model_path}: {error}") from error
+        if is_vision_model := config.model_config.is_multimodal_model:
+            config.model_config.skip_tokenizer_init = False  # vLLM's multimodal processors need a tokenizer
         try:
             self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except (RuntimeError, ValueError, TimeoutError, OSError) as error:
@@ -100,6 +108,11 @@ class VllmEngine(Engine):
             kind = EngineDied if is_killed else EngineError
             message = f"{self.spec.name} did not start. See its log {self.spec.log_path}. vLLM's error: {error}"
             raise kind(message) from error
+        if is_vision_model:
+            from alphaapollo.engines.vllm.images import ImagePromptBuilder  # imports torch
+
+            assert self._engine.renderer.mm_processor is not None
+            self._image_prompts = ImagePromptBuilder(self._engine.renderer.mm_processor)
 
     async def close(self) -> None:
         for process in self._list_core_processes():
@@ -169,38 +182,49 @@ class VllmEngine(Engine):
 
     # Generation.
 
-    async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+    async def generate(
+        self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
+    ) -> Completion:
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
-        output = await self._run_request(token_ids, make_sampling_params(sampling), request_id)
+        params = make_sampling_params(sampling, ignore_eos=True)  # sampling.stop_token_ids has all stop tokens
+        output = await self._run_request(token_ids, params, request_id, images)
         return build_completion(output.outputs[0], output.num_cached_tokens or 0)
 
-    async def log_probs(self, token_ids: list[int]) -> list[float]:
+    async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
         from vllm.sampling_params import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
-        output = await self._run_request(token_ids, params, "log_probs")
+        output = await self._run_request(token_ids, params, "log_probs", images)
         return read_flat_logprobs(output.prompt_logprobs, token_ids[1:])
 
-    async def _run_request(self, token_ids: list[int], params: SamplingParams, request_id: str) -> Any:
+    async def _run_request(
+        self, token_ids: list[int], params: SamplingParams, request_id: str, images: Sequence[ImageInput]
+    ) -> Any:
         from vllm.sampling_params import RequestOutputKind
 
         params.output_kind = RequestOutputKind.FINAL_ONLY
         is_probe = params.prompt_logprobs is not None
-        return [output async for output in self._stream_outputs(token_ids, params, request_id, is_probe)][-1]
+        stream = self._stream_outputs(token_ids, params, request_id, is_probe, images)
+        output = [output async for output in stream][-1]
+        assert output.prompt_token_ids == token_ids, "vLLM changed the prompt"
+        return output
 
     async def _stream_outputs(
-        self, token_ids: list[int], params: SamplingParams, request_id: str, is_probe: bool = False
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        request_id: str,
+        is_probe: bool = False,
+        images: Sequence[ImageInput] = (),
     ) -> AsyncIterator[RequestOutput]:
         """Run a request and yield vLLM's outputs. is_probe: the request computes log-probs of its prompt."""
-        from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
 
         if self._stale and not self._paused and not is_probe:
             raise EngineError(f"{self.spec.name} cannot generate: sleep() freed its weights. Send weights first.")
         params.skip_clone = True
         try:
-            # The salt keeps new requests from using prefixes that were cached with other weights.
-            prompt = tokens_input(token_ids, cache_salt=str(self.version))
+            prompt = self._build_prompt(token_ids, images)
             answers = self._running_llm.generate(prompt, params, request_id, lora_request=self._adapter)
             async for output in answers:
                 if output.finished and not is_probe:
@@ -208,6 +232,15 @@ class VllmEngine(Engine):
                 yield output
         except EngineDeadError as error:
             raise self._make_death_error() from error
+
+    def _build_prompt(self, token_ids: list[int], images: Sequence[ImageInput]) -> TokensInput | MultiModalInput:
+        from vllm.inputs.engine import tokens_input
+
+        salt = str(self.version)  # keeps new requests from using prefixes that were cached with other weights
+        if not images:
+            return tokens_input(token_ids, cache_salt=salt)
+        assert self._image_prompts is not None, "pictures are refused for text models before workers start"
+        return self._image_prompts.build_prompt(token_ids, images, salt)
 
     def _check_routed_experts(self, answers: Sequence[CompletionOutput], num_prompt_tokens: int) -> None:
         """Raise EngineError if a token has no routed experts, with rollout.router_replay."""
@@ -241,6 +274,8 @@ class VllmEngine(Engine):
         parts = await self._call_workers(f"alphaapollo_compute_{what}")
         if not await self._await_core(self._running_llm.reset_prefix_cache()):
             raise EngineError(f"{self.spec.name} cannot reset its prefix cache while requests run. Call pause() first.")
+        if self._image_prompts is not None:
+            await self._await_core(self._running_llm.reset_encoder_cache())  # features computed with old weights
         await self._await_core(self._running_llm.update_weight_version(str(version)))
         self._stale = False
         self.version = version
@@ -320,4 +355,6 @@ class VllmEngine(Engine):
     async def _wake_memory(self, tag: str) -> None:
         if tag in self._asleep:
             await self._await_core(self._running_llm.wake_up([tag]))
+            if tag == "weights" and self._image_prompts is not None:
+                await self._call_workers("alphaapollo_clear_deepstack_features")
             self._asleep.remove(tag)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from alphaapollo.engines.vllm.images import clear_deepstack_features, exclude_placeholders_from_logits
 from alphaapollo.engines.vllm.patches import PACKED_DIGEST, patch_vllm
 from alphaapollo.engines.vllm.process import set_up_engine_process
 from alphaapollo.engines.vllm.settings import SHARED_MEMORY
@@ -38,6 +39,15 @@ class WorkerExtension:
     def alphaapollo_compute_adapter_digest(self) -> int:
         """Return the digest of the LoRA adapter that this rank has loaded."""
         return compute_adapter_digest(self.model_runner.get_model())
+
+    def alphaapollo_exclude_placeholders(self) -> None:
+        """Keep the model from sampling placeholders of pictures. Call once, after the model is loaded."""
+        runner = self.model_runner
+        exclude_placeholders_from_logits(runner.get_model(), runner.model_config.hf_config, runner.device)
+
+    def alphaapollo_clear_deepstack_features(self) -> None:
+        """Clear buffers of image features. Call after the memory of the weights is allocated again."""
+        clear_deepstack_features(self.model_runner.get_model())
 
     def alphaapollo_unlink_shared_memory(self) -> None:
         """Unlink the shared-memory files of vLLM's CPU ranks, which vLLM never removes. Call after all ranks start."""

@@ -9,12 +9,14 @@ vLLM parses requests, renders chats, parses tool calls and streams answers. This
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from copy import copy
 from functools import partial
+from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.engines.http_api import (
     CURRENT_REQUEST,
@@ -25,8 +27,9 @@ from alphaapollo.engines.http_api import (
     SampledAnswer,
 )
 from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.vllm.chat_pictures import ChatPictureReader
 from alphaapollo.engines.vllm.conversion import build_completion, make_sampling_params
-from alphaapollo.types import Sampling
+from alphaapollo.types import ImageInput, Sampling
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -47,7 +50,7 @@ KEPT = (
 """Settings of a request that do not change the distribution that tokens are sampled from."""
 
 StreamOutputs = Callable[..., AsyncIterator[Any]]
-"""`stream(token_ids, params, request_id)`: sample, and yield vLLM's RequestOutputs."""
+"""`stream(token_ids, params, request_id, images=images)`: sample, and yield vLLM's RequestOutputs."""
 
 
 def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings) -> FastAPI:
@@ -91,7 +94,7 @@ def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings
             f"env.tool_parser={settings.tool_parser} or env.agent.reasoning_parser={settings.reasoning_parser} "
             f"does not work with this model: {error}"
         ) from error
-    engine.renderer.render_messages_async = SessionRenderer(engine.renderer, settings.template_arguments).render
+    engine.renderer.render_messages_async = SessionRenderer(engine, settings).render
     online.preprocess_chat = client.keep_parsing_context(online.preprocess_chat)
     app.state.args = SimpleNamespace(log_error_stack=False)  # of vLLM's error handlers
     app.state.openai_serving_models = models
@@ -114,38 +117,50 @@ def _add_protocols(app: FastAPI, client: PolicyClient, models: Any, arguments: d
 
 
 class SessionRenderer:
-    """Renders chats, but keeps the known tokens of their beginnings."""
+    """Renders chats, but keeps the known tokens of their beginnings. Raises ValueError if a vision-language model has
+    no usable image processor."""
 
-    def __init__(self, renderer: Any, template_arguments: Mapping[str, Any]):
+    def __init__(self, engine: Any, settings: HttpApiSettings):
+        renderer, model = engine.renderer, engine.model_config
         self._tokenizer = renderer.tokenizer
+        processor = load_image_processor(model.model, self._tokenizer, model.trust_remote_code)
+        self._pictures = ChatPictureReader(processor, settings.allow_image_urls)
         self._render = renderer.render_messages  # a thread per request would take more time than the rendering
-        self._render_parts = renderer.render_messages_async  # may load images
-        self._turn_ends = Renderer(renderer.tokenizer, template_arguments).eos_token_ids
+        self._render_parts = renderer.render_messages_async  # may load audio
+        self._turn_ends = Renderer(renderer.tokenizer, settings.template_arguments).eos_token_ids
 
     async def render(self, messages: list[Any], params: Any) -> tuple[list[Any], Any]:
         """Return the parsed chat and its prompt, like vLLM's BaseRenderer.render_messages_async."""
         from vllm.inputs import TokensPrompt
 
-        request = CURRENT_REQUEST.get()
+        request, images = CURRENT_REQUEST.get(), list[tuple[ImageInput, ...]]()
+        if request is not None:
+            pictures = await self._pictures.read(messages)
+            messages, images = pictures.messages, pictures.images
         if any(isinstance(message, dict) and isinstance(message.get("content"), list) for message in messages):
             conversation, prompt = await self._render_parts(messages, params)
         else:
             conversation, prompt = self._render(messages, params)
         if request is None or "prompt" not in prompt:  # vLLM's own warm-up; or a renderer that does not return text
             return conversation, prompt
+        request.images = tuple(chain.from_iterable(images))
+        request.pictures.update(pictures.sent)
+        chat = pictures.add_digests(conversation) if request.images else conversation
         variables = json.dumps([params.chat_template, params.chat_template_kwargs], sort_keys=True, default=str)
         token_ids: list[int] = []
-        if (history := request.find_history(conversation, variables)) is not None:
-            token_ids = self._extend(history, conversation, params)
+        if (history := request.find_history(chat, variables)) is not None:
+            token_ids = self._extend(history, chat, images, params)
             if not token_ids:
                 request.discard_history()
-        token_ids = token_ids or self._encode(prompt["prompt"])
+        token_ids = token_ids or self._pictures.expand_placeholders(self._encode(prompt["prompt"]), images)
         request.check_prompt(token_ids)
         return conversation, TokensPrompt(prompt_token_ids=token_ids)
 
-    def _extend(self, history: History, conversation: list[Any], params: Any) -> list[int]:
+    def _extend(
+        self, history: History, conversation: list[Any], images: list[tuple[ImageInput, ...]], params: Any
+    ) -> list[int]:
         """Return the known tokens of a chat and those that follow them: the end of the sampled answer's turn, and the
-        messages after it. Empty if the chat template does not show the answer."""
+        messages after it. Empty if the chat template does not show the answer. images: pictures of each message."""
         start, end = history.answer_start, history.answer_end
         answer = conversation[start:end]
         calls = [call for message in answer for call in message.get("tool_calls") or ()]
@@ -163,7 +178,7 @@ class SessionRenderer:
             return []
         token_ids = self._encode(after)
         turn_end = next((index for index, token in enumerate(token_ids) if token in self._turn_ends), len(token_ids))
-        following = token_ids[turn_end:]
+        following = self._pictures.expand_placeholders(token_ids[turn_end:], images[end:])
         return _join(history.token_ids, following) if following else []
 
     def _encode(self, text: str) -> list[int]:
@@ -229,7 +244,11 @@ class PolicyClient:
         sampling = request.start_sampling(request_id, prompt_ids, wanted)
         params = _make_policy_params(sampling_params, sampling, constrained)
         earlier = request.get_sampled_outputs()
-        outputs = _replay(earlier, request_id) if earlier else self._stream(prompt_ids, params, request_id)
+        outputs = (
+            _replay(earlier, request_id)
+            if earlier
+            else self._stream(prompt_ids, params, request_id, images=request.images)
+        )
         collected: RequestOutput | None = None
         is_delta = earlier is None and params.output_kind == RequestOutputKind.DELTA
         try:

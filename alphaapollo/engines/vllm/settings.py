@@ -71,6 +71,11 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "disable_log_stats": True,
         "worker_extension_cls": EXTENSION,
         "enable_return_routed_experts": spec.rollout.router_replay,
+        # No effect on text models. Pictures arrive prepared (images.py), so vLLM caches and normalizes no pixels.
+        "limit_mm_per_prompt": {"video": 0},
+        "mm_processor_cache_gb": 0,
+        "mm_device_do_normalize": False,
+        "skip_mm_profiling": spec.device == "cpu",
     }
     if spec.transport == "adapter":  # one LoRA adapter on top of the loaded weights
         max_rank = next(size for size in LORA_RANKS if size >= spec.lora_rank)

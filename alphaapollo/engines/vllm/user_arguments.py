@@ -24,7 +24,7 @@ _RESERVED = {  # reason -> arguments of vLLM
     "is set by the project": """
         seed skip_tokenizer_init generation_config logprobs_mode max_logprobs disable_log_stats worker_extension_cls
         weight_transfer_config enable_lora max_loras max_cpu_loras max_lora_rank enable_chunked_prefill
-        distributed_executor_backend
+        distributed_executor_backend limit_mm_per_prompt mm_processor_cache_gb mm_device_do_normalize skip_mm_profiling
     """,
     "is replaced by the number of replicas, {rollout}.num_engines": """
         data_parallel_size data_parallel_rank data_parallel_start_rank data_parallel_size_local data_parallel_address

@@ -232,14 +232,17 @@ async def open_endpoint(
     engine: HttpEngine,
     env: Env,
     template_arguments: Mapping[str, object],
+    allow_image_urls: bool = False,
     around: AroundRequest = answer_request,
 ) -> AsyncIterator[EndpointServer]:
     """Context manager that serves an engine over HTTP. Raises ValueError if a parser does not exist.
 
-    template_arguments: data.apply_chat_template_kwargs.
+    template_arguments: data.apply_chat_template_kwargs. allow_image_urls: data.allow_image_urls.
     """
     agent = env.agent
-    settings = HttpApiSettings(agent.model_names, env.tool_parser, agent.reasoning_parser, template_arguments)
+    settings = HttpApiSettings(
+        agent.model_names, env.tool_parser, agent.reasoning_parser, template_arguments, allow_image_urls
+    )
     server = EndpointServer(SessionGate(await asyncio.to_thread(engine.build_http_app, settings), around))
     try:
         await server.start()

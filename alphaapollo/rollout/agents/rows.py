@@ -14,15 +14,15 @@ from typing import Literal
 
 from alphaapollo.rollout.agents.session import Answer, Request, Session
 from alphaapollo.rollout.context import build_row
-from alphaapollo.types import Message, Row, Turn
+from alphaapollo.types import ImageInput, Message, Row, Turn
 
 TrainedRows = Literal["all", "last", "main"]
 
 
 def build_turns_and_rows(
     session: Session, trained_rows: TrainedRows, untrained_roles: Sequence[str]
-) -> tuple[list[Turn], list[Row], list[list[int]]]:
-    """Return the turns of a session, its rows to train on, and the engine's prompt of each turn.
+) -> tuple[list[Turn], list[Row], list[list[int]], list[tuple[ImageInput, ...]]]:
+    """Return the turns of a session, its rows to train on, and tokens and pictures of the engine's prompt of each turn.
 
     Turns that are not trained on follow the turns of the rows: those of other rows than `trained_rows`, and those of
     `untrained_roles`.
@@ -36,25 +36,28 @@ def build_turns_and_rows(
     turns: list[Turn] = []
     rows: list[Row] = []
     prompts: list[list[int]] = []
+    images: list[tuple[ImageInput, ...]] = []
     trained = set()
     for branch in chosen:
         answers = [one for one in branch if one.request.role not in untrained_roles]
         if answers:
             first_turn = len(turns)
-            before: list[int] = []
+            before, images_before = list[int](), 0
             for answer in answers:
-                turns.append(_make_turn(answer, answer.prompt_ids[len(before) :], answer is session.answers[-1]))
-                before = answer.token_ids
+                context = answer.prompt_ids[len(before) :], answer.images[images_before:]
+                turns.append(_make_turn(answer, *context, answer is session.answers[-1]))
+                before, images_before = answer.token_ids, len(answer.images)
             _set_observations(turns[first_turn:], answers)
             rows.append(build_row(turns[first_turn:], first_turn))
             prompts += [answer.prompt_ids for answer in answers]
+            images += [answer.images for answer in answers]
             trained.update(answers)
     for answer in session.answers:
         if answer not in trained:
-            turns.append(_make_turn(answer, answer.prompt_ids, answer is session.answers[-1]))
+            turns.append(_make_turn(answer, answer.prompt_ids, answer.images, answer is session.answers[-1]))
     for turn in turns:  # the rows contain them
         turn.completion = replace(turn.completion, routed_experts=None)
-    return turns, rows, prompts
+    return turns, rows, prompts, images
 
 
 def find_branches(answers: Sequence[Answer]) -> list[list[Answer]]:
@@ -79,7 +82,7 @@ def find_branches(answers: Sequence[Answer]) -> list[list[Answer]]:
     return branches
 
 
-def _make_turn(answer: Answer, context_ids: list[int], is_last: bool) -> Turn:
+def _make_turn(answer: Answer, context_ids: list[int], images: tuple[ImageInput, ...], is_last: bool) -> Turn:
     request, parent = answer.request, answer.parent
     info = {
         "request": request.id,
@@ -90,7 +93,8 @@ def _make_turn(answer: Answer, context_ids: list[int], is_last: bool) -> Turn:
         "last_answer": is_last,
     }
     shown = {name: value for name, value in info.items() if value}
-    return Turn(context_ids, answer.sampled.completion, answer.sampled.text, reward=answer.reward, info=shown)
+    sampled = answer.sampled
+    return Turn(context_ids, sampled.completion, sampled.text, answer.reward, info=shown, context_images=images)
 
 
 def _set_observations(turns: Sequence[Turn], answers: Sequence[Answer]) -> None:
@@ -102,4 +106,8 @@ def _set_observations(turns: Sequence[Turn], answers: Sequence[Answer]) -> None:
 def list_new_messages(request: Request, parent: Answer | None) -> list[Message]:
     """Return the messages that a request adds to the answer that it continues; its whole chat if there is none."""
     keys = request.keys[len(parent.request.keys) + 1 :] if parent else request.keys
-    return [Message(role=key.role, content=key.text) for key in keys]
+    messages = [Message(role=key.role, content=key.text) for key in keys]
+    for message, key in zip(messages, keys, strict=True):
+        if key.images:
+            message["images"] = [request.pictures[digest] for digest in key.images]
+    return messages

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from alphaapollo.config.schema import Agent, Data, Env, GenerationData
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.base import convert_to_score
+from alphaapollo.rewards.openai_connection import make_openai_message
 from alphaapollo.rollout.agents.endpoint import AroundRequest, EndpointServer, HttpEngine, answer_request, open_endpoint
 from alphaapollo.rollout.agents.programs import ProgramResult, ProgramRunner
 from alphaapollo.rollout.agents.rows import build_turns_and_rows, list_new_messages
@@ -64,8 +65,8 @@ class AgentRunner:
         with SPANS.use_track(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample_index):
             started = time.perf_counter()
             session, end, score = await self.run_session(task)
-            turns, rows, prompts = build_turns_and_rows(session, self.agent.train, self.agent.untrained_roles)
-            check_rows_match_turns(rows, turns, prompts)
+            turns, rows, prompts, images = build_turns_and_rows(session, self.agent.train, self.agent.untrained_roles)
+            check_rows_match_turns(rows, turns, prompts, images)
             if not rows and not score.outcome.failed:
                 score = make_failure_score("env.agent.train and env.agent.untrained_roles leave no answer to train on")
             seconds = time.perf_counter() - started
@@ -95,7 +96,8 @@ class AgentRunner:
     ) -> ProgramResult:
         """Run the program once. Raises TimeoutError at the time limit, and the error of an engine that fails."""
         variables = make_environment_variables(self.endpoint.url, session.token, self.agent.model_names[0])
-        inputs = {**asdict(prompt), "sample": sample_index, "seed": session.derive_seed(0)}
+        content = prompt.content if isinstance(prompt.content, str) else [*map(make_openai_message, prompt.content)]
+        inputs = {**asdict(prompt), "content": content, "sample": sample_index, "seed": session.derive_seed(0)}
         with self.endpoint.gate.open_session(session, time_limit):
             async with time_limit.count_time():
                 with SPANS("program", timeout=time_limit.seconds_left):
@@ -144,7 +146,7 @@ class AgentRunner:
 
     async def _grade(self, prompt: Prompt, session: Session, text: str) -> Score:
         assert self.grade is not None
-        turns, _, _ = build_turns_and_rows(session, "all", ())
+        turns, *_ = build_turns_and_rows(session, "all", ())
         return await self.grade(prompt, text, turns)
 
     def _add_scores(self, graded: Score, own: Score) -> Score:
@@ -167,7 +169,7 @@ async def open_agent_runner(
     not exist.
     """
     programs = ProgramRunner(env.agent)
-    async with open_endpoint(engine, env, data.apply_chat_template_kwargs, around) as endpoint:
+    async with open_endpoint(engine, env, data.apply_chat_template_kwargs, data.allow_image_urls, around) as endpoint:
         try:
             await programs.start()
             limits = SessionLimits(data.max_length, env.agent.max_requests, env.max_tokens_per_turn)

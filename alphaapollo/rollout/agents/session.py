@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from alphaapollo.data.image_messages import PICTURE_PART
 from alphaapollo.engines.http_api import ChatMessages, History, ParseAnswer, RequestedSampling, SampledAnswer
-from alphaapollo.types import Sampling
+from alphaapollo.types import IMAGE_MARK, ImageInput, Picture, Sampling
 
 SHOWN_CHARS = 60  # characters of a message in a description
 
@@ -36,6 +37,7 @@ class MessageKey(NamedTuple):
     role: str
     text: str
     tool_calls: tuple[tuple[str, str], ...] = ()
+    images: tuple[str, ...] = ()  # digests of the pictures at the marks of the text
 
     def __str__(self) -> str:
         calls = "".join(f" {name}({arguments})" for name, arguments in self.tool_calls)
@@ -55,7 +57,7 @@ def make_message_keys(messages: ChatMessages) -> tuple[list[MessageKey], list[in
     for index, message in enumerate(messages):
         role, text = message["role"], _read_text(message.get("content"))
         if role != "assistant":
-            keys.append(MessageKey(role, text))
+            keys.append(MessageKey(role, text, images=_list_digests(message.get("content"))))
             ends.append(index + 1)
             continue
         calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
@@ -72,7 +74,18 @@ def make_message_keys(messages: ChatMessages) -> tuple[list[MessageKey], list[in
 def _read_text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part["text"] if part.get("type") == "text" else _normalize_json(part) for part in content)
+    texts, has_pictures = list[str](), bool(_list_digests(content))
+    for part in content:
+        text = part["text"] if part.get("type") == "text" else _normalize_json(part)
+        texts.append(text.replace(IMAGE_MARK, "") if has_pictures else text)
+        if part.get("type") == PICTURE_PART:
+            texts[-1] = IMAGE_MARK
+    return "".join(texts)
+
+
+def _list_digests(content: Any) -> tuple[str, ...]:
+    is_list = isinstance(content, list)
+    return tuple(part["uuid"] for part in content if part.get("type") == PICTURE_PART) if is_list else ()
 
 
 def _normalize_json(value: Any) -> str:
@@ -96,6 +109,11 @@ class Answer:
     @property
     def prompt_ids(self) -> list[int]:
         return self.request.prompt_ids
+
+    @property
+    def images(self) -> tuple[ImageInput, ...]:
+        """Pictures of the prompt."""
+        return self.request.images
 
     @property
     def token_ids(self) -> list[int]:
@@ -132,6 +150,7 @@ class Session:
     name: str = ""  # of the episode
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))  # the API key of the program
     requests: list[Request] = field(default_factory=list)  # finished requests, in the order of their answers
+    pictures: dict[str, Picture] = field(default_factory=dict)  # of all chats, by digest
     num_started: int = 0  # requests for completions, including failed ones
     overflow: str = ""  # error of the last request if its prompt was too long
     engine_error: Exception | None = None
@@ -226,6 +245,7 @@ class Request:
     id: str = ""
     seed: int = 0  # of the sampling
     prompt_ids: list[int] = field(default_factory=list)
+    images: tuple[ImageInput, ...] = ()  # pictures whose placeholders are in prompt_ids, in order
     keys: list[MessageKey] = field(default_factory=list)
     template_variables: str = ""
     answers: list[Answer] = field(default_factory=list)
@@ -236,6 +256,10 @@ class Request:
     _parent: Answer | None = None
     _earlier: Request | None = None  # identical request whose answer is sent again
     _outputs: Any = None
+
+    @property
+    def pictures(self) -> dict[str, Picture]:
+        return self.session.pictures
 
     def find_history(self, messages: ChatMessages, template_variables: str) -> History | None:
         self.template_variables = template_variables

@@ -16,6 +16,7 @@ from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.builders import make_critic_model_section, make_teacher_model_section
 from alphaapollo.launch.input_checks import (
     check_context_length,
+    check_engine_supports_model,
     check_expert_parallel_size,
     check_moe_keys,
     check_rewards,
@@ -26,11 +27,16 @@ from alphaapollo.launch.input_checks import (
     read_prompts,
 )
 from alphaapollo.launch.try_environment import grade_trial_answers, try_environment
-from alphaapollo.models.folder_check import check_weight_files, list_template_notices
+from alphaapollo.models.folder_check import (
+    check_reads_pictures_like_policy,
+    check_weight_files,
+    list_template_notices,
+)
 from alphaapollo.models.load import check_causal_lm, load_config
 from alphaapollo.models.lora import check_target_modules
 from alphaapollo.rewards.components import TASK
 from alphaapollo.trainer.progress import TrainingGoal
+from alphaapollo.trainer.setup.probe import make_probe
 from alphaapollo.trainer.step.reward_model_scorer import (
     COMPONENT,
     RewardModelTokenizer,
@@ -40,8 +46,8 @@ from alphaapollo.trainer.step.reward_model_scorer import (
 )
 from alphaapollo.trainer.step.training_batch import check_prompts_have_length_budgets
 from alphaapollo.types import Prompt, Score
+from alphaapollo.weight_sync.verification import Probe
 
-PROBE_TOKENS = 64
 TEACHER = "teacher.model.path"
 
 
@@ -52,7 +58,7 @@ class TrainingInputs:
     prompts: list[Prompt]
     val_prompts: list[Prompt]
     goal: TrainingGoal
-    probe_token_ids: list[int]  # start of the first prompt; weight syncs are verified by their log-probs
+    probe: Probe  # weight syncs are verified by its log-probs
     reward_model_tokenizer: RewardModelTokenizer | None
     has_reward_function: bool  # whether a reward function or the environment computes a reward, besides a reward model
     notices: list[str]
@@ -99,12 +105,11 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     )
     notices += _list_data_size_notices(config, goal, len(prompts))
     uses_reward_model = config.reward_model.enable
-    probe = renderer.encode_prompt(prompts[0].content) * PROBE_TOKENS  # a prompt may be a single token
     return TrainingInputs(
         prompts,
         val_prompts,
         goal=goal,
-        probe_token_ids=probe[: min(PROBE_TOKENS, data.max_length - 1)],
+        probe=make_probe(renderer, prompts[0].content, data.max_length - 1),
         reward_model_tokenizer=make_reward_model_tokenizer(config, renderer, everything) if uses_reward_model else None,
         has_reward_function=has_reward_function,
         notices=notices,
@@ -123,9 +128,13 @@ def _check_model_and_engine_settings(config: Config) -> None:
     check_expert_parallel_size(model, role.actor.fsdp_config, num_ranks, f"{actor}.fsdp_config")
     if "critic.model.path" in models:
         check_expert_parallel_size(critic, config.critic.fsdp_config, num_ranks, "critic.fsdp_config")
+    for name in ("critic.model.path", TEACHER):
+        if name in models:
+            check_reads_pictures_like_policy(models[name], model, name)
     check_causal_lm(model)
     for name, trained in models.items():
         check_weight_files(trained, name)
+    check_engine_supports_model(model, rollout, "actor_rollout_ref.rollout")
     check_context_length(model, rollout, config.data)
     check_tensor_parallel_size(model, rollout, "actor_rollout_ref.rollout")
     size, key = role.actor.ulysses_sequence_parallel_size, "ulysses_sequence_parallel_size"
@@ -137,7 +146,7 @@ def _list_models_on_training_ranks(config: Config) -> dict[str, Model]:
     policy = config.actor_rollout_ref.model
     models = {"actor_rollout_ref.model.path": policy}
     if "values" in get_estimator(config.algorithm.adv_estimator).needs:
-        models["critic.model.path"] = policy.model_copy(update={"path": config.critic.model.path})
+        models["critic.model.path"] = make_critic_model_section(policy, config.critic)
     if config.teacher.divergence:
         models[TEACHER] = make_teacher_model_section(policy, config.teacher)
     if config.reward_model.enable:

@@ -188,6 +188,11 @@ def make_reward_model_tokenizer(
     model = make_reward_model_settings(config.reward_model, config.actor_rollout_ref.model)
     loaded = load_config(model)
     find_reward_model_class(loaded, model.path)
+    if policy_renderer.images is not None:
+        raise ValueError(
+            "reward_model.enable=true: reward models do not read pictures, but the policy is a vision-language model. "
+            "Set reward_model.enable=false and use a reward function."
+        )
     renderer = Renderer(load_tokenizer(model.path, model.trust_remote_code))
     text = loaded.get_text_config()
     highest = max(renderer.tokenizer.get_vocab().values())

@@ -10,7 +10,7 @@ from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
-from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, WeightSyncError
+from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, Probe, WeightSyncError
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Engine:
     async def confirm_weights(self, version: int, folder: str) -> WeightReceipt | None:
         return self.receipt
 
-    async def log_probs(self, token_ids: list[int]) -> list[float]:
+    async def log_probs(self, token_ids: list[int], images: Any) -> list[float]:
         return self.held
 
     def get_memory_metrics(self) -> dict[str, float]:
@@ -57,12 +57,12 @@ class Policy:
     def get_memory_metrics(self) -> dict[str, float]:
         return {"rss_gib": 2.0}
 
-    def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
+    def compute_probe_log_probs(self, token_ids: list[int], images: Any) -> list[float]:
         return [-1.0, -2.0]
 
 
 class Moved(Policy):
-    def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
+    def compute_probe_log_probs(self, token_ids: list[int], images: Any) -> list[float]:
         return [-1.2, -1.6]
 
 
@@ -102,7 +102,7 @@ def publisher(engine: Engine) -> WeightPublisher:
     return WeightPublisher(
         PolicyGroup(LocalRanks(Policy())),  # type: ignore[arg-type]
         EngineGroup(LocalRanks(engine), 1),  # type: ignore[arg-type]
-        probe_token_ids=[1, 2, 3],
+        probe=Probe([1, 2, 3]),
         probe_tolerance=1e-4,
     )
 
@@ -225,9 +225,9 @@ def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(re
             calls.append("confirm")
             return await super().confirm_weights(version, folder)
 
-        async def log_probs(self, token_ids: list[int]) -> list[float]:
+        async def log_probs(self, token_ids: list[int], images: Any) -> list[float]:
             calls.append("probe")
-            return await super().log_probs(token_ids)
+            return await super().log_probs(token_ids, images)
 
     engine = Recorder(receipt=receipt)
     asyncio.run(replace(publisher(engine), pauses_requests=True).publish(1))

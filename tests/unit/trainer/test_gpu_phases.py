@@ -28,6 +28,7 @@ from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
+from alphaapollo.weight_sync.verification import Probe
 from tests.unit.trainer.samples import group, trajectory
 
 
@@ -89,7 +90,7 @@ class Trainer:
         self.gpu.work(self.role, "update")
         return {}
 
-    def compute_probe_log_probs(self, token_ids: list[int]) -> list[float]:
+    def compute_probe_log_probs(self, token_ids: list[int], images: Any) -> list[float]:
         self.gpu.work(self.role, "probe")
         self.offload()
         return [-1.0]
@@ -136,7 +137,7 @@ class Engine:
         self.gpu.note("generate", "weights", "cache")
         return group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))
 
-    async def log_probs(self, token_ids: list[int]) -> list[float]:
+    async def log_probs(self, token_ids: list[int], images: Any) -> list[float]:
         self.gpu.note("log_probs", "weights", "cache")
         return [-1.0]
 
@@ -232,7 +233,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
             shares_prompts=True,
             skips_rows_without_advantage=False,
         ),
-        weights=WeightPublisher(workers.policy, workers.engines, [1, 2], 0.1),
+        weights=WeightPublisher(workers.policy, workers.engines, Probe([1, 2]), 0.1),
         prompts=[Prompt(0, "test", "text")],
         val_prompts=[Prompt(0, "test", "text")],
         goal=TrainingGoal(1),

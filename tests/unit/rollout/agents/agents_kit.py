@@ -59,10 +59,10 @@ class Script:
 class Server:
     """Endpoint over a canned engine."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_length: int = MAX_LENGTH) -> None:
         self.script = Script()
         self.clients: list[Any] = []
-        engine = CannedEngine(Model(path=str(folder)), MAX_LENGTH, self.script)
+        engine = CannedEngine(Model(path=str(folder)), max_length, self.script)
         self.tokenizer = engine.renderer.tokenizer
         self.app = engine.build_http_app(HttpApiSettings(["policy"], tool_parser="hermes", reasoning_parser=""))
 
@@ -118,6 +118,6 @@ class Server:
 
 
 def rows_of(session: Session, train="all", untrained_roles=()):
-    turns, rows, prompts = build_turns_and_rows(session, train, untrained_roles)
-    check_rows_match_turns(rows, turns, prompts)
+    turns, rows, *prompts = build_turns_and_rows(session, train, untrained_roles)
+    check_rows_match_turns(rows, turns, *prompts)
     return rows

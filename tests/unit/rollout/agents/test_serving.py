@@ -263,7 +263,7 @@ def test_errors_are_those_of_the_provider(server):
         assert not session.overflow
         with pytest.raises(openai.BadRequestError):
             await chat(client, [user("one")], tools=[{"type": "function", "function": {"parameters": 3}}])
-        with pytest.raises(openai.BadRequestError, match="not a multimodal model"):
+        with pytest.raises(openai.BadRequestError, match="the policy does not read pictures"):
             image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
             await chat(client, [{"role": "user", "content": [image]}])
         with pytest.raises(openai.AuthenticationError, match="Unknown API key"):

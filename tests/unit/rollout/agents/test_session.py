@@ -8,7 +8,7 @@ from alphaapollo.observability.rollout_log import make_trajectory_record
 from alphaapollo.rollout.agents.rows import build_turns_and_rows, find_branches
 from alphaapollo.rollout.agents.session import Request, Session, SessionLimits, make_answer_key, make_message_keys
 from alphaapollo.rollout.context import check_rows_match_turns
-from alphaapollo.types import Completion, EpisodeEnd, Prompt, Sampling, Score, StopReason, Trajectory
+from alphaapollo.types import Completion, EpisodeEnd, ImageInput, Prompt, Sampling, Score, StopReason, Trajectory
 
 END = 9
 
@@ -75,8 +75,8 @@ class Talk:
         return request
 
     def rows(self, *options) -> list[list[int]]:
-        turns, rows, prompts = build_turns_and_rows(self.session, *(options or ("all", ())))
-        check_rows_match_turns(rows, turns, prompts)
+        turns, rows, *prompts = build_turns_and_rows(self.session, *(options or ("all", ())))
+        check_rows_match_turns(rows, turns, *prompts)
         self.turns = turns
         return [
             [token for token, is_action in zip(row.token_ids, row.action_mask, strict=True) if is_action]
@@ -115,7 +115,7 @@ def test_last_answer_is_not_in_the_last_turn():
     talk.ask("a")
     talk.ask("sub-agent", role="checker")
     talk.ask("a", "a11", "b")
-    turns, rows, _ = build_turns_and_rows(talk.session, "all", [])
+    turns, rows, *_ = build_turns_and_rows(talk.session, "all", [])
     turns[1].text = "#### 42"
     one = Trajectory(0, 0, turns, rows, Score(1.0), EpisodeEnd.DONE)
     assert one.last_turn is turns[1] is not turns[-1]
@@ -190,3 +190,30 @@ def test_an_answer_that_is_being_sent_is_not_sent_to_another_request():
 def test_unknown_request_of_a_reward():
     with pytest.raises(ValueError, match="no such request"):
         Talk().session.give_reward("x", 1.0)
+
+
+def test_rows_have_the_pictures_of_their_requests():
+    """A picture in the first message, one in the third, and another branch with a picture of its own."""
+    first, second, other = (ImageInput({}, [5] * count, 5, str(count)) for count in (2, 3, 1))
+    session = Session(Sampling(100), lambda number: number, SessionLimits(200, 10))
+
+    def ask(texts: list[str], images: tuple[ImageInput, ...], answer: str) -> None:
+        request = Request(session, body_digest=str(texts))
+        messages = [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
+        history = request.find_history(messages, "")
+        known = history.token_ids if history else []
+        request.images = images
+        new = [token for image in images[known.count(5) // 2 :] for token in image.token_ids]
+        request.start_sampling(answer, [*known, 1, *new], RequestedSampling(50, False))
+        completion = Completion([7, END], [-1.0, -1.0], StopReason.STOP, 0)
+        request.record_answers([SampledAnswer(completion, "", answer, [])], None)
+        request.finish(True)
+
+    ask(["a"], (first,), "x")
+    ask(["a", "x", "b"], (first, second), "y")
+    ask(["c"], (other,), "z")
+    turns, rows, *prompts = build_turns_and_rows(session, "all", ())
+    check_rows_match_turns(rows, turns, *prompts)
+    assert [turn.context_images for turn in turns] == [(first,), (second,), (other,)]
+    assert [row.images for row in rows] == [(first, second), (other,)]
+    assert rows[0].token_ids == [1, 5, 5, 7, END, 1, 5, 5, 5, 7, END]

@@ -1,0 +1,114 @@
+"""Pictures in requests to vLLM's HTTP API: tokens and tensors come from the model's own image processor."""
+
+import base64
+import io
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm")
+anthropic = pytest.importorskip("anthropic")
+openai = pytest.importorskip("openai")
+
+from alphaapollo.rollout.agents.rows import list_new_messages  # noqa: E402
+from tests.unit.rollout.agents.agents_kit import Server  # noqa: E402
+from tests.vision.models import make  # noqa: E402
+
+
+def draw_picture(seed: int) -> str:
+    """A picture of 48 x 32 pixels in base64."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (32, 48, 3), dtype=np.uint8)).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+FIRST, SECOND = draw_picture(0), draw_picture(1)
+PLACEHOLDERS = 6  # of each
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make("qwen3_vl", folder)
+    return Server(folder, max_length=512)
+
+
+def ask(text, *pictures):
+    urls = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{one}"}} for one in pictures]
+    return {"role": "user", "content": [*urls, {"type": "text", "text": text}]}
+
+
+async def chat(client, *messages):
+    answer = await client.chat.completions.create(model="policy", messages=list(messages))
+    return {"role": "assistant", "content": answer.choices[0].message.content}
+
+
+def test_chat_with_a_picture_in_each_turn_is_one_path(server):
+    """The second request sends the first picture again; its tokens and tensors are those of the first request."""
+
+    async def play(endpoint, session):
+        client = server.connect(endpoint, session)
+        answer = await chat(client, ask("one", FIRST))
+        await chat(client, ask("one", FIRST), answer, ask("two", SECOND))
+
+    session, _ = server.run(play)
+    first, second = session.answers
+    pictures = [base64.b64decode(one) for one in (FIRST, SECOND)]
+    assert list_new_messages(first.request, None) == [{"role": "user", "content": "<image>one", "images": pictures[:1]}]
+    assert list_new_messages(second.request, first)[0]["images"] == pictures[1:]
+    assert second.parent is first and second.prompt_ids[: len(first.token_ids)] == first.token_ids
+    assert len(first.images) == 1 and len(second.images) == 2 and second.images[0] is first.images[0]
+    for answer in (first, second):
+        placeholders = answer.prompt_ids.count(answer.images[0].placeholder_id)
+        assert placeholders == PLACEHOLDERS * len(answer.images)
+
+
+def test_another_picture_starts_a_branch(server):
+    """The texts of both chats are equal."""
+
+    async def play(endpoint, session):
+        client = server.connect(endpoint, session)
+        answer = await chat(client, ask("one", FIRST))
+        await chat(client, ask("one", SECOND), answer, ask("two"))
+
+    session, _ = server.run(play)
+    first, second = session.answers
+    assert second.parent is None and second.images[0].digest != first.images[0].digest
+
+
+def test_all_apis_give_the_same_prompt(server):
+    async def play(endpoint, session):
+        client, other = server.connect(endpoint, session), server.connect_anthropic(endpoint, session)
+        await chat(client, ask("one", FIRST))
+        image = {"type": "input_image", "image_url": f"data:image/png;base64,{FIRST}"}
+        content = [image, {"type": "input_text", "text": "one"}]
+        await client.responses.create(model="policy", input=[{"role": "user", "content": content}])
+        source = {"type": "base64", "media_type": "image/png", "data": FIRST}
+        content = [{"type": "image", "source": source}, {"type": "text", "text": "one"}]
+        await other.messages.create(model="policy", messages=[{"role": "user", "content": content}], max_tokens=8)
+
+    session, _ = server.run(play)
+    prompts = {tuple(answer.prompt_ids) for answer in session.answers}
+    assert len(session.answers) == 3 and len(prompts) == 1
+    assert len({answer.images[0] for answer in session.answers}) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://127.0.0.1:1/picture.png", "Set data.allow_image_urls=true"),
+        ("/etc/hostname", "Send a data: URL"),
+        ("data:image/png;base64,AAAA", "cannot read a picture"),
+    ],
+)
+def test_unusable_pictures_are_refused(server, url, message):
+    async def play(endpoint, session):
+        client = server.connect(endpoint, session)
+        parts = [{"type": "image_url", "image_url": {"url": url}}]
+        with pytest.raises(openai.BadRequestError, match=message):
+            await chat(client, {"role": "user", "content": parts})
+        assert not session.answers
+
+    server.run(play)
