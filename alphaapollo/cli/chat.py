@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import inspect
+import re
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -29,15 +30,20 @@ from alphaapollo.environments.base import (
 )
 from alphaapollo.launch.run_model import load_run_model
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.rewards.openai_connection import make_connection_options
-from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Score, Trajectory
+from alphaapollo.rewards.openai_connection import make_connection_options, make_openai_message
+from alphaapollo.types import IMAGE_MARK, EpisodeEnd, GroupRequest, Message, Picture, Prompt, Score, Trajectory
 from alphaapollo.utils.entry_point import entry_point
 
 if TYPE_CHECKING:
     from alphaapollo.controller.worker_groups import WorkerGroups
 
-USAGE = "Each line is a message; /new starts a new chat, /quit or Ctrl-D exits, Ctrl-C stops an answer."
+USAGE = (
+    "Each line is a message, in which the path of a picture shows the picture; /new starts a new chat, /quit or Ctrl-D "
+    "exits, Ctrl-C stops an answer."
+)
 API_KEY_VARIABLE = "OPENAI_API_KEY"
+PICTURE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+WORD = re.compile(r"""\"[^"]*"|'[^']*'|\S+""")  # or a text in quotes
 AnswerFunction = Callable[[list[Message]], str | None]
 """Function that prints and returns the answer to a list of messages; None = failed, so the last message is dropped."""
 
@@ -82,10 +88,10 @@ def run_chat(answer: AnswerFunction) -> None:
             return
         if text == "/new":
             past = []
-        elif text.startswith("/") and " " not in text:
+        elif text.startswith("/") and " " not in text and "images" not in make_user_message(text):
             print(f"{text} is not a command. {USAGE}")
         elif text:
-            chat = [*past, Message(role="user", content=text)]
+            chat = [*past, make_user_message(text)]
             try:
                 reply = answer(chat)
             except KeyboardInterrupt:
@@ -93,6 +99,25 @@ def run_chat(answer: AnswerFunction) -> None:
                 continue
             if reply is not None:
                 past = [*chat, Message(role="assistant", content=reply)]
+
+
+def make_user_message(line: str) -> Message:
+    """Return the message of a line. Each word that is the path of a picture, with or without quotes, becomes a picture.
+
+    >>> make_user_message("what is this?")
+    {'role': 'user', 'content': 'what is this?'}
+    """
+    pictures: list[Picture] = []
+
+    def replace_path(match: re.Match[str]) -> str:
+        path = Path(match[0].strip("\"'")).expanduser()
+        if path.suffix.lower() not in PICTURE_SUFFIXES or not path.is_file():
+            return match[0]
+        pictures.append(path.read_bytes())
+        return IMAGE_MARK
+
+    text = WORD.sub(replace_path, line)
+    return Message(role="user", content=text, images=pictures) if pictures else Message(role="user", content=text)
 
 
 class EngineChat:
@@ -156,7 +181,8 @@ class EngineChat:
             await workers.close()
 
     async def _answer_chat(self, workers: WorkerGroups, messages: list[Message]) -> str | None:
-        content = messages if self._is_chat_model else messages[-1]["content"]
+        is_chat = self._is_chat_model or bool(messages[-1].get("images"))  # only chats have pictures
+        content = messages if is_chat else messages[-1]["content"]
         trajectory = await self._generate_trajectory(content, workers)
         if trajectory.score.outcome.failed:
             self._terminal.print(f"(failed: {trajectory.score.reason})", style="red", markup=False, soft_wrap=True)
@@ -190,7 +216,9 @@ class EnvironmentPrinter:
         if inspect.isawaitable(result):
             result = await result
         for message in result.observation.messages if result.observation else ():
-            self._terminal.write(f"  [{message['role']}] {message['content'].strip()}")
+            content: Any = message["content"]  # a text, or a list of parts
+            text = content if isinstance(content, str) else "".join(part.get("text") or IMAGE_MARK for part in content)
+            self._terminal.write(f"  [{message['role']}] {text.strip()}")
         if not result.valid:
             self._terminal.print("  (the environment could not parse an action)", style="yellow")
         return result
@@ -219,8 +247,8 @@ def chat_with_server(url: str, model_name: str | None) -> None:
     client: Any = OpenAI(**connection)
 
     def stream_answer(messages: list[Message]) -> str:
-        parts = []
-        for chunk in client.chat.completions.create(model=model, messages=messages, stream=True):
+        parts, sent = [], [make_openai_message(message) for message in messages]
+        for chunk in client.chat.completions.create(model=model, messages=sent, stream=True):
             part = chunk.choices[0].delta.content if chunk.choices else None
             if part:
                 parts.append(part)

@@ -17,7 +17,7 @@ from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus
 from alphaapollo.tools.tool_calls import ToolCallParseError, ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import Message, Outcome, Score
+from alphaapollo.types import IMAGE_MARK, Message, Outcome, Score
 
 ANSWER = "answer"
 UNKNOWN_TOOL = "unknown"  # tool name in the reply to a call of an unknown tool
@@ -26,8 +26,8 @@ UNKNOWN_TOOL = "unknown"  # tool name in the reply to a call of an unknown tool
 class TagActionHandler:
     """Handler for env.action_format=tags, one action per turn. Without tools, the only action is the answer."""
 
-    def __init__(self, tools: ToolBox | None):
-        self._tools = tools
+    def __init__(self, tools: ToolBox | None, sees_images: bool = False):
+        self._tools, self._sees_images = tools, sees_images
         self._tags = [*(tools.names if tools else []), ANSWER]
 
     async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
@@ -47,15 +47,18 @@ class TagActionHandler:
             result = await self._tools.call_text(found.tag, found.content, session)
         except ToolFailedError as error:
             return _make_failed_tool_step(error, found.tag, [])
-        return _make_tool_call_step([_make_tool_response_message(result)], [(found.tag, result)], found.kept_chars)
+        message = _make_tool_response_message(result)
+        if self._sees_images:
+            message = _add_pictures(message, result)
+        return _make_tool_call_step([message], [(found.tag, result)], found.kept_chars)
 
 
 class ChatTemplateActionHandler:
     """Handler for env.action_format=chat_template. It executes the tool calls that `parse_calls` finds in the text of
     a turn, and replies with messages of the role `tool`."""
 
-    def __init__(self, tools: ToolBox, parse_calls: ToolCallParser):
-        self._tools, self._parse_calls = tools, parse_calls
+    def __init__(self, tools: ToolBox, parse_calls: ToolCallParser, sees_images: bool = False):
+        self._tools, self._parse_calls, self._sees_images = tools, parse_calls, sees_images
 
     async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
         try:
@@ -75,7 +78,8 @@ class ChatTemplateActionHandler:
     def _make_tool_message(self, name: str, result: ToolResult) -> Message:
         text = result.text if result.status is ToolStatus.OK else f"{result.status}: {result.text}"
         text = text.encode("utf-8", "replace").decode()  # JSON may encode lone surrogates, which tokenizers reject
-        return Message(role="tool", content=text, name=name if name in self._tools.names else UNKNOWN_TOOL)
+        message = Message(role="tool", content=text, name=name if name in self._tools.names else UNKNOWN_TOOL)
+        return _add_pictures(message, result) if self._sees_images else message
 
 
 ActionHandler = TagActionHandler | ChatTemplateActionHandler
@@ -84,14 +88,22 @@ ActionHandler = TagActionHandler | ChatTemplateActionHandler
 def make_action_handler(services: Services) -> ActionHandler:
     """Create the action handler for env.action_format, with the tools of `services`."""
     if services.config.action_format == "tags":
-        return TagActionHandler(services.tools)
+        return TagActionHandler(services.tools, services.sees_images)
     assert services.tools is not None and services.parse_calls is not None, "checked when a run starts"
-    return ChatTemplateActionHandler(services.tools, services.parse_calls)
+    return ChatTemplateActionHandler(services.tools, services.parse_calls, services.sees_images)
 
 
 def _make_tool_response_message(result: ToolResult) -> Message:
     response = json.dumps({"status": result.status, "text": result.text}, ensure_ascii=False)
     return Message(role="user", content=f"<tool_response>{response}</tool_response>")
+
+
+def _add_pictures(message: Message, result: ToolResult) -> Message:
+    """Add the pictures of a tool's result after the text of its message."""
+    if not result.images:
+        return message
+    text = message["content"].replace(IMAGE_MARK, "")  # each mark shows a picture
+    return Message({**message, "content": text + IMAGE_MARK * len(result.images), "images": [*result.images]})
 
 
 def _make_tool_call_step(

@@ -44,7 +44,12 @@ def wrap_environment_errors(operation: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Messages that the model sees next, e.g. `[{"role": "user", "content": "2+2=?"}]`."""
+    """Messages that the model sees next, e.g. `[{"role": "user", "content": "2+2=?"}]`.
+
+    With pictures: `{"role": "user", "content": "<image> How many?", "images": [PNG]}`, with one `<image>` for each. A
+    picture is an encoded file (bytes), a path, a PIL image, or a uint8 array [height, width, 3]. A content may also be
+    a list of parts: `[{"type": "image", "image": PNG}, {"type": "text", "text": "How many?"}]`.
+    """
 
     messages: list[Message]
 
@@ -99,6 +104,7 @@ class Services:
     config: Env
     tools: ToolBox | None = None  # tools of env.tools and env.mcp_servers, and tools that the environment enables
     parse_calls: ToolCallParser | None = None  # parser of tool calls, with env.action_format=chat_template
+    sees_images: bool = False  # whether the model is a vision-language model
 
     @property
     def settings(self) -> Any:

@@ -52,7 +52,10 @@ class InformalMathEnvironment:
         self._prompt = prompt
         words = make_tag_instruction(self._tools) if self._config.action_format == "tags" else NATIVE
         template = self._config.prompt or f"{{question}}\n\n{words}"
-        return Observation([Message(role="user", content=template.replace("{question}", get_problem(prompt)))])
+        message = Message(role="user", content=template.replace("{question}", get_problem(prompt)))
+        if isinstance(prompt.content, list) and prompt.content[-1].get("images"):
+            message["images"] = prompt.content[-1]["images"]  # their marks are in the problem
+        return Observation([message])
 
     async def step(self, action: str) -> StepResult:
         assert self._prompt is not None, "step before reset"

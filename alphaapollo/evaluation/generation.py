@@ -81,6 +81,7 @@ def prepare_run(config: GenerationConfig, console: Console) -> GenerationPlan:
     check_engine_kwargs(config.rollout, "rollout")
     check_causal_lm(config.model)
     check_weight_files(config.model, "model.path")
+    input_checks.check_engine_supports_model(config.model, config.rollout, "rollout")
     input_checks.check_context_length(config.model, config.rollout, config.data)
     input_checks.check_tensor_parallel_size(config.model, config.rollout, "rollout")
     renderer = input_checks.make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)

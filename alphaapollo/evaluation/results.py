@@ -11,10 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
 from alphaapollo.observability.disk import explain_write_errors, replace_file
+from alphaapollo.observability.pictures import replace_pictures, save_picture
 from alphaapollo.observability.rollout_log import format_trajectory_lines
 from alphaapollo.types import Prompt, TrajectoryGroup
 
@@ -67,7 +69,7 @@ def _parse_result_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -
     except (ValueError, KeyError, TypeError):  # the process or machine died while writing
         return None
     number, prompt = result.problem_id, prompts.get(result.problem_id)
-    if prompt is None or (prompt.content, prompt.ground_truth) != (content, truth):
+    if prompt is None or (replace_pictures(prompt.content), prompt.ground_truth) != (content, truth):
         raise ValueError(
             f"prompt {number} in {path} differs from row {number} of data.path, so these results belong to "
             "other data. Set another trainer.experiment_name, or trainer.resume_mode=disable to start from scratch."
@@ -90,7 +92,7 @@ def open_results_writer(path: Path, finished: FinishedResults) -> Iterator[Calla
 
     def append(group: TrajectoryGroup) -> None:
         with explain_write_errors("the results", path):
-            file.writelines(format_trajectory_lines(0, [group]))
+            file.writelines(format_trajectory_lines(0, [group], partial(save_picture, path.parent)))
             file.flush()
 
     with file:

@@ -9,6 +9,8 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.check import check_config_and_get_notices
@@ -23,6 +25,7 @@ from alphaapollo.launch.resume import check_folder_belongs_to_command
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.json_values import finite_or_none
+from alphaapollo.observability.pictures import replace_pictures, save_picture
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Prompt, Score
 
@@ -59,7 +62,7 @@ def read_problems(files: str | list[str], prompt_key: str, response_key: str) ->
     rows = [responses for path in to_file_list(files) for responses in _read_responses(path, response_key)]
     found: dict[tuple[str, str, str | None], PromptResponses] = {}
     for prompt, responses in zip(prompts, rows, strict=True):
-        key = (prompt.data_source, json.dumps(prompt.content), prompt.ground_truth)
+        key = (prompt.data_source, json.dumps(replace_pictures(prompt.content)), prompt.ground_truth)
         problem = found.setdefault(key, PromptResponses(replace(prompt, id=len(found)), []))
         problem.responses.extend(responses)
     return list(found.values())
@@ -91,7 +94,8 @@ async def grade_and_write_report(config: EvalConfig, problems: Sequence[PromptRe
     folder = config.trainer.folder
     graded = await _grade_responses(config, problems, console)
     lines = (
-        json.dumps(_make_score_record(problems, *one), ensure_ascii=False, allow_nan=False) + "\n" for one in graded
+        json.dumps(_make_score_record(folder, problems, *one), ensure_ascii=False, allow_nan=False) + "\n"
+        for one in graded
     )
     with explain_write_errors("the scores", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,14 +134,16 @@ async def _grade_responses(
         await client.close()
 
 
-def _make_score_record(problems: Sequence[PromptResponses], result: SampleResult, score: Score) -> dict[str, Any]:
-    """Create the line of scores.jsonl for one graded response."""
+def _make_score_record(
+    folder: Path, problems: Sequence[PromptResponses], result: SampleResult, score: Score
+) -> dict[str, Any]:
+    """Create the line of scores.jsonl for one graded response, and save the pictures of its prompt to `folder`."""
     problem = problems[result.problem_id]
     return {
         "prompt_id": result.problem_id,
         "sample": result.sample_index,
         "data_source": result.data_source,
-        "prompt": problem.prompt.content,
+        "prompt": replace_pictures(problem.prompt.content, partial(save_picture, folder)),
         "ground_truth": problem.prompt.ground_truth,
         "response": problem.responses[result.sample_index],
         "answer": result.answer,

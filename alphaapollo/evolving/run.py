@@ -19,6 +19,7 @@ from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig, Model
 from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.placement import detect_machine
+from alphaapollo.data.images import collect_pictures
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer
@@ -94,6 +95,8 @@ def prepare_run(config: EvolvingConfig, console: Console) -> PreparedEvolution:
     environment = find_environment_spec(config.env)
     renderers = check_models_and_load_renderers(config) if serves else {}
     prompts = load_prompts(config.data.path, config.data.prompt_key)
+    if any(collect_pictures(prompt.content) for prompt in prompts):
+        raise ValueError(f"data.path={config.data.path} has prompts with pictures, but roles exchange texts only.")
     for renderer in renderers.values():
         total, limit = len(prompts), config.data.max_prompt_length
         prompts, num_long = apply_length_limit(prompts, renderer, limit, config.data.truncation)

@@ -13,5 +13,7 @@ def finite_or_none(value: float) -> float | None:
 
 
 def to_json_value(value: Any) -> Any:
-    """Convert NumPy arrays and numbers to JSON types, and all other objects to text."""
+    """Convert NumPy arrays and numbers to JSON types, and all other objects to text; of bytes only their number."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -16,15 +16,16 @@ One line, e.g. (shortened):
 `prompt` is the first observation. If it differs from the prompt in the data, `row_prompt` is the prompt in the data,
 else null. A turn's `observation` is the environment's reply to the turn, or null. `weight_version` is the number of
 weight syncs before the last token was sampled. `weight_versions` of a row, which is one token sequence to train on, has
-pairs (weight version, number of tokens sampled with it), in order.
+pairs (weight version, number of tokens sampled with it), in order. Pictures of messages are files (pictures.py).
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ import msgspec
 
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.json_values import finite_or_none, to_json_value
+from alphaapollo.observability.pictures import name_picture, replace_pictures, save_picture
 from alphaapollo.observability.training_log import TrainedRow, write_trained_rows
-from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.types import Picture, Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.redaction import find_secret_variables, redact
 
 QUEUED_STEPS = 8  # largest number of pending writes; the loop waits if there are more
@@ -72,20 +74,23 @@ class RolloutLog:
 
     def _write_file(self, name: str, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         with explain_write_errors("the rollouts", self._folder / name):
-            replace_file(self._folder / name, map(str.encode, format_trajectory_lines(step, groups)))
+            lines = format_trajectory_lines(step, groups, partial(save_picture, self._folder))
+            replace_file(self._folder / name, map(str.encode, lines))
 
     def _write_trained_file(self, name: str, rows: Sequence[TrainedRow]) -> None:
         with explain_write_errors("the rollouts", self._folder / name):
             write_trained_rows(self._folder / name, rows)
 
 
-def format_trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Iterator[str]:
+def format_trajectory_lines(
+    step: int, groups: Sequence[TrajectoryGroup], show_picture: Callable[[Picture], str] = name_picture
+) -> Iterator[str]:
     """Yield one JSON line per trajectory, with secrets redacted. ReMax's greedy episode follows the samples of its
-    group."""
+    group. show_picture: returns the text that represents a picture."""
     known = find_secret_variables()  # tools and servers may return secrets
     for group in groups:
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
-            record = make_trajectory_record(step, group.prompt, trajectory)
+            record = make_trajectory_record(step, group.prompt, trajectory, show_picture)
             # Rows are most of a line. msgspec writes the same numbers (null for NaN), but blocks the loop less.
             rows = msgspec.json.encode(record.pop("rows"), enc_hook=to_json_value).decode()
             line = json.dumps(_replace_nan(record), allow_nan=False, ensure_ascii=False, default=to_json_value)
@@ -94,7 +99,9 @@ def format_trajectory_lines(step: int, groups: Sequence[TrajectoryGroup]) -> Ite
             yield text[:-1] + f', "rows": {rows}}}\n'
 
 
-def make_trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) -> dict[str, Any]:
+def make_trajectory_record(
+    step: int, prompt: Prompt, trajectory: Trajectory, show_picture: Callable[[Picture], str] = name_picture
+) -> dict[str, Any]:
     """Return the record of a trajectory in rollouts/."""
     score, last = trajectory.score, trajectory.last_turn.completion if trajectory.last_turn else None
     first_prompt = prompt.content if trajectory.first_observation is None else trajectory.first_observation
@@ -103,8 +110,8 @@ def make_trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) ->
         "prompt_id": prompt.id,
         "sample": trajectory.sample,
         "data_source": prompt.data_source,
-        "prompt": first_prompt,
-        "row_prompt": None if first_prompt == prompt.content else prompt.content,
+        "prompt": replace_pictures(first_prompt, show_picture),
+        "row_prompt": None if first_prompt == prompt.content else replace_pictures(prompt.content, show_picture),
         "ground_truth": prompt.ground_truth,
         "text": "\n\n".join(turn.text for turn in trajectory.turns),
         "reward": finite_or_none(score.reward),
@@ -116,16 +123,19 @@ def make_trajectory_record(step: int, prompt: Prompt, trajectory: Trajectory) ->
         "weight_version": last.weight_version if last else None,
         "seconds": round(trajectory.seconds, 4),
         "turns": [
-            _make_turn_record(turn, shown) for turn, shown in zip_longest(trajectory.turns, trajectory.prompt_lengths)
+            _make_turn_record(turn, shown, show_picture)
+            for turn, shown in zip_longest(trajectory.turns, trajectory.prompt_lengths)
         ],
         "rows": [_make_row_record(row) for row in trajectory.rows],
     }
 
 
-def _make_turn_record(turn: Turn, num_shown_tokens: int | None) -> dict[str, Any]:
+def _make_turn_record(
+    turn: Turn, num_shown_tokens: int | None, show_picture: Callable[[Picture], str]
+) -> dict[str, Any]:
     return {
         "text": turn.text,
-        "observation": turn.observation,
+        "observation": replace_pictures(turn.observation, show_picture),
         "num_shown_tokens": num_shown_tokens,
         "num_tokens": len(turn.completion.token_ids),
         "num_cached_tokens": turn.completion.num_cached_tokens,

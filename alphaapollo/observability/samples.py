@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from alphaapollo.types import Message, Trajectory, TrajectoryGroup
+from alphaapollo.types import IMAGE_MARK, Message, Trajectory, TrajectoryGroup
 from alphaapollo.utils.redaction import redact
 
 ELLIPSIS = " ... "
@@ -24,8 +24,13 @@ def choose_samples(groups: Sequence[TrajectoryGroup]) -> list[tuple[TrajectoryGr
 
 
 def get_last_message(prompt: Sequence[Message] | str) -> str:
-    """Return the prompt, or the content of its last message if it is a chat."""
-    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    """Return the prompt, or the content of its last message if it is a chat, with a description of its pictures."""
+    if isinstance(prompt, str):
+        return prompt
+    text = prompt[-1]["content"]
+    for picture in prompt[-1].get("images") or ():
+        text = text.replace(IMAGE_MARK, f"[picture {picture}]" if isinstance(picture, str) else "[picture]", 1)
+    return text
 
 
 def replace_control_characters(text: str) -> str:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import os
+from collections.abc import Mapping
 from typing import Any
+
+from alphaapollo.observability.pictures import find_picture_extension, read_picture_bytes
+from alphaapollo.types import IMAGE_MARK
 
 MALFORMED_RESPONSE_ERRORS = (ValueError, TypeError, AttributeError, IndexError)
 """Exceptions raised when a response is not OpenAI-compatible; the client accepts any JSON."""
@@ -24,3 +29,17 @@ def make_connection_options(section: str, base_url: str, api_key_env: str) -> di
             f"{section}.api_key_env: the environment variable {api_key_env} is not set. Set it to your API key."
         )
     return {"base_url": base_url or None, "api_key": key or "none"}
+
+
+def make_openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message in OpenAI's format, with its pictures as parts that contain `data:` URLs."""
+    others = {key: value for key, value in message.items() if key != "images"}
+    if not message.get("images"):
+        return others
+    first, *texts = message["content"].split(IMAGE_MARK)
+    parts: list[dict[str, Any]] = [{"type": "text", "text": first}] * bool(first)
+    for picture, text in zip(message["images"], texts, strict=True):
+        data = read_picture_bytes(picture)
+        url = f"data:image/{find_picture_extension(data)};base64,{base64.b64encode(data).decode()}"
+        parts += [{"type": "image_url", "image_url": {"url": url}}, *[{"type": "text", "text": text}] * bool(text)]
+    return {**others, "content": parts}

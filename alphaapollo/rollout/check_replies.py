@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from alphaapollo.environments.base import EnvironmentFailure, Observation, StepResult
+from alphaapollo.data.image_messages import convert_messages
+from alphaapollo.environments.base import EnvironmentFailure, Observation, StepResult, wrap_environment_errors
 from alphaapollo.rewards.base import MAX_REWARD
 from alphaapollo.types import Message, Score
 
@@ -26,7 +28,7 @@ def check_step_reply(reply: Any) -> StepResult:
         raise EnvironmentFailure("step returned neither done=True nor an observation. Return one of them.")
     if result.observation is not None:
         _check_type(result.observation, Observation, "step: observation", "an Observation")
-        check_messages(result.observation.messages, "step")
+        result = replace(result, observation=Observation(check_messages(result.observation.messages, "step")))
     _check_number(result.reward, "reward")
     if result.score is not None:
         _check_type(result.score, Score, "step: score", "a Score")
@@ -47,13 +49,21 @@ def check_step_reply(reply: Any) -> StepResult:
 
 
 def check_messages(messages: Any, method_name: str) -> list[Message]:
-    """Check and return chat messages returned by an environment. Raises EnvironmentFailure if they are invalid."""
+    """Check chat messages returned by an environment, and convert pictures to the form of Message. Raises
+    EnvironmentFailure if they are invalid."""
     if not isinstance(messages, list) or not messages:
         raise EnvironmentFailure(f"{method_name}: messages must be a non-empty list, not {messages!r:.80}.")
+    has_pictures = False
     for message in messages:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+        fields = message if isinstance(message, dict) else {}
+        is_parts = isinstance(fields.get("content"), list)
+        if not isinstance(fields.get("role"), str) or not (isinstance(fields.get("content"), str) or is_parts):
             raise EnvironmentFailure(f"{method_name}: invalid message {message!s:.80}. role and content must be str.")
-    return messages
+        has_pictures |= is_parts or fields.get("images") is not None
+    if not has_pictures:
+        return messages
+    with wrap_environment_errors(f"{method_name}: pictures"):
+        return convert_messages(messages)
 
 
 def _check_type(value: Any, expected: type, field_name: str, expected_text: str) -> None:

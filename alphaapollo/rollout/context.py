@@ -3,7 +3,7 @@
     append   one growing sequence: prompt + action + observation + action + ...                 -> one Row
     memory   a new prompt each turn, from the first observation and a few remembered steps      -> one Row per turn
 
-A Row (token sequence to train on) has exactly the engine's prompts and sampled tokens.
+A Row (token sequence to train on) has exactly the engine's prompts and sampled tokens, and the pictures of its prompts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from operator import itemgetter
 
 import numpy as np
 
+from alphaapollo.data.images import find_placeholders
 from alphaapollo.environments.base import Environment, wrap_environment_errors
 from alphaapollo.environments.memory import MemoryType, Step, select_steps
 from alphaapollo.rollout.check_replies import check_messages
-from alphaapollo.types import Message, Row, Turn
+from alphaapollo.types import ImageInput, Message, Row, Turn
 
 RenderPrompt = Callable[[list[Message] | str], list[int]]
 RenderObservation = Callable[[list[Message], int | None], list[int]]
+PrepareImages = Callable[[list[Message] | str], tuple[ImageInput, ...]]
 
 
 def build_append_context_rows(turns: Sequence[Turn]) -> list[Row]:
@@ -54,7 +56,8 @@ def build_row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
     versions = [(version, sum(count for _, count in same)) for version, same in runs]
     # The engine never computes the last token. Training does not use the outputs of the experts that it gets here.
     routed_experts = np.concatenate([*experts, experts[-1][-1:]]) if len(experts) == len(turns) else None
-    return Row(token_ids, action_mask, logprobs, ends, first_turn, versions, routed_experts)
+    images = tuple(image for turn in turns for image in turn.context_images)
+    return Row(token_ids, action_mask, logprobs, ends, first_turn, versions, routed_experts, images)
 
 
 class AppendContext:
@@ -63,21 +66,31 @@ class AppendContext:
     build_rows = staticmethod(build_append_context_rows)
     uses_budget = True  # whether the context tokens of the second and later turns count towards the episode's budget
 
-    def __init__(self, render_prompt: RenderPrompt, render_observation: RenderObservation):
+    def __init__(
+        self, render_prompt: RenderPrompt, render_observation: RenderObservation, prepare_images: PrepareImages
+    ):
         self._render_prompt, self._render_observation = render_prompt, render_observation
+        self._prepare_images = prepare_images
         self.prompt_ids: list[int] = []  # the engine's next prompt
+        self.prompt_images: tuple[ImageInput, ...] = ()  # pictures in it
 
     def start_episode(self, first_observation: list[Message] | str) -> None:
-        """Start the episode: set `prompt_ids` to the tokens of the first prompt."""
+        """Start the episode: set `prompt_ids` and `prompt_images` to the first prompt."""
         self.prompt_ids = self._render_prompt(first_observation)
+        with wrap_environment_errors("preparing the pictures"):
+            self.prompt_images = self._prepare_images(first_observation)
 
-    def add_turn_and_get_context(self, action_ids: Sequence[int], step: Step) -> list[int]:
-        """Add an action of the model and the observation that follows. Returns the context of the next turn: here the
-        tokens of the observation, in MemoryContext the complete new prompt."""
+    def add_turn_and_get_context(
+        self, action_ids: Sequence[int], step: Step
+    ) -> tuple[list[int], tuple[ImageInput, ...]]:
+        """Add an action of the model and the observation that follows. Returns tokens and pictures of the next turn's
+        context: here those of the observation, in MemoryContext those of the complete new prompt."""
         with wrap_environment_errors("rendering the observation"):
             observation_ids = self._render_observation(step.observation, action_ids[-1])
+            images = self._prepare_images(step.observation)
         self.prompt_ids = [*self.prompt_ids, *action_ids, *observation_ids]
-        return observation_ids
+        self.prompt_images += images
+        return observation_ids, images
 
 
 class MemoryContext:
@@ -94,32 +107,42 @@ class MemoryContext:
         self,
         environment: Environment,
         render_prompt: RenderPrompt,
+        prepare_images: PrepareImages,
         is_within_limit: Callable[[list[Message]], bool],
         history_length: int,
         memory_type: MemoryType,
     ):
         self._recall = getattr(environment, "recall", self._build_history_messages)
-        self._render_prompt, self._is_within_limit = render_prompt, is_within_limit
+        self._render_prompt, self._prepare_images = render_prompt, prepare_images
+        self._is_within_limit = is_within_limit
         self._history_length, self._memory_type = history_length, memory_type
         self._first: list[Message] = []
         self._steps: list[Step] = []
         self.prompt_ids: list[int] = []
+        self.prompt_images: tuple[ImageInput, ...] = ()
 
     def start_episode(self, first_observation: list[Message] | str) -> None:
         if isinstance(first_observation, str):
             first_observation = [Message(role="user", content=first_observation)]
         self._first = first_observation
-        self.prompt_ids = self._render_prompt(self._first)
+        self._set_prompt(self._first)
 
-    def add_turn_and_get_context(self, action_ids: Sequence[int], step: Step) -> list[int]:
+    def add_turn_and_get_context(
+        self, action_ids: Sequence[int], step: Step
+    ) -> tuple[list[int], tuple[ImageInput, ...]]:
         self._steps.append(step)
         chosen = select_steps(self._steps, self._history_length, self._memory_type)
         messages = self._recall_messages(chosen)
         while len(chosen) > 1 and not self._is_within_limit(messages):
             chosen = chosen[1:]
             messages = self._recall_messages(chosen)
+        self._set_prompt(messages)
+        return self.prompt_ids, self.prompt_images
+
+    def _set_prompt(self, messages: list[Message]) -> None:
         self.prompt_ids = self._render_prompt(messages)
-        return self.prompt_ids
+        with wrap_environment_errors("preparing the pictures"):
+            self.prompt_images = self._prepare_images(messages)
 
     def _recall_messages(self, steps: Sequence[Step]) -> list[Message]:
         with wrap_environment_errors("recall"):
@@ -134,17 +157,35 @@ class MemoryContext:
 Context = AppendContext | MemoryContext
 
 
-def check_rows_match_turns(rows: Sequence[Row], turns: Sequence[Turn], engine_prompts: Sequence[list[int]]) -> None:
-    """Assert that training rows have exactly the tokens that the engine received and sampled. `engine_prompts` has the
-    token ids of the engine's prompt in each turn."""
+def check_rows_match_turns(
+    rows: Sequence[Row],
+    turns: Sequence[Turn],
+    engine_prompts: Sequence[list[int]],
+    engine_images: Sequence[tuple[ImageInput, ...]],
+    placeholder_id: int | None = None,
+) -> None:
+    """Assert that training rows have exactly the tokens and pictures that the engine received and sampled, and one
+    placeholder per image feature.
+
+    Args:
+        engine_prompts: token ids of the engine's prompt in each turn.
+        engine_images: pictures of the engine's prompt in each turn.
+        placeholder_id: placeholder token of a vision-language model, which must never be sampled.
+    """
     for row in rows:
         expected_mask = [0] * len(row.token_ids)
-        row_turns = turns[row.first_turn : row.first_turn + len(row.turn_ends)]
-        for turn, before, end in zip(row_turns, engine_prompts[row.first_turn :], row.turn_ends, strict=False):
+        row_turns = slice(row.first_turn, row.first_turn + len(row.turn_ends))
+        prompts = zip(engine_prompts[row_turns], engine_images[row_turns], strict=True)
+        images: tuple[ImageInput, ...] = ()  # of the last turn
+        for turn, (before, images), end in zip(turns[row_turns], prompts, row.turn_ends, strict=True):
             start = end + 1 - len(turn.completion.token_ids)
             assert row.token_ids[:start] == before, "a row's tokens before an action differ from the engine's prompt"
+            assert row.images[: len(images)] == images, "a row's pictures before an action differ from the engine's"
+            assert placeholder_id not in turn.completion.token_ids, "the model sampled a placeholder of pictures"
             action_ids = turn.completion.token_ids
             assert row.token_ids[start : end + 1] == action_ids, "a row's action differs from the sampled tokens"
             expected_mask[start : end + 1] = [1] * len(action_ids)
+        assert len(row.images) == len(images), "a row has pictures that the engine did not receive"
+        find_placeholders(row.token_ids, row.images)  # asserts their number
         assert list(row.action_mask) == expected_mask, "the action mask does not cover exactly the sampled tokens"
         assert sum(n for _, n in row.weight_versions) == sum(row.action_mask), "a sampled token has no weight version"

@@ -26,6 +26,7 @@ from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.rollout.prompts import PromptTooLong
 from alphaapollo.types import (
     EpisodeEnd,
+    ImageInput,
     Message,
     Outcome,
     Prompt,
@@ -68,6 +69,7 @@ class _EpisodeAttempt:
 
     turns: list[Turn] = field(default_factory=list)
     engine_prompts: list[list[int]] = field(default_factory=list)  # one per turn
+    engine_images: list[tuple[ImageInput, ...]] = field(default_factory=list)  # one per turn
     score: Score | None = None
     first_observation: list[Message] | str | None = None
     build_rows: Callable[[Sequence[Turn]], list[Row]] = build_append_context_rows
@@ -87,6 +89,7 @@ class EpisodeRunner:
     limits: EpisodeLimits
     grade: Callable[[Prompt, str, Sequence[Turn]], Awaitable[Score]] | None = None
     environment_caller: EnvironmentCaller = field(default_factory=EnvironmentCaller)
+    placeholder_id: int | None = None  # token of pictures, of a vision-language model
 
     async def run(self, task: EpisodeTask) -> Trajectory:
         """Run one episode and return its trajectory.
@@ -115,7 +118,9 @@ class EpisodeRunner:
                     end = EpisodeEnd.ENVIRONMENT_FAILED
                     score = make_failure_score(f"{failure} (attempt {number} of {MAX_ATTEMPTS})")
             rows = attempt.build_rows(attempt.turns)
-            check_rows_match_turns(rows, attempt.turns, attempt.engine_prompts)
+            check_rows_match_turns(
+                rows, attempt.turns, attempt.engine_prompts, attempt.engine_images, self.placeholder_id
+            )
             for turn in attempt.turns:  # the rows contain them
                 turn.completion = replace(turn.completion, routed_experts=None)
             seconds = time.perf_counter() - started
@@ -140,16 +145,19 @@ class EpisodeRunner:
     async def _run_turns(
         self, task: EpisodeTask, attempt: _EpisodeAttempt, context: Context, call_step: Callable[[str], Awaitable[Any]]
     ) -> EpisodeEnd:
-        budget, context_ids = task.sampling.max_tokens, context.prompt_ids
+        budget, context_ids, context_images = task.sampling.max_tokens, context.prompt_ids, context.prompt_images
         while True:
             number = len(attempt.turns)
             limit = min(budget, self.limits.max_tokens_per_turn or budget)
             sampling = replace(task.sampling, max_tokens=limit, seed=task.derive_turn_seed(number))
             with SPANS("generate", turn=number, shown=len(context.prompt_ids)):
-                completion = await self.engine.generate(context.prompt_ids, sampling, f"{task.name}.{number}")
-            turn = Turn(context_ids, completion, self.decode(completion.token_ids))
+                request = f"{task.name}.{number}"
+                completion = await self.engine.generate(context.prompt_ids, sampling, request, context.prompt_images)
+            text = self.decode(completion.token_ids)
+            turn = Turn(context_ids, completion, text, context_images=context_images)
             attempt.turns.append(turn)
             attempt.engine_prompts.append(context.prompt_ids)
+            attempt.engine_images.append(context.prompt_images)
 
             result = check_step_reply(await call_step(turn.text))
             turn.reward, turn.valid, turn.info = result.reward, result.valid, result.info
@@ -167,7 +175,7 @@ class EpisodeRunner:
                 return EpisodeEnd.TURN_LIMIT
             assert result.observation is not None
             step = Step(turn.text, result.observation.messages, result.reward)
-            context_ids = context.add_turn_and_get_context(turn.completion.token_ids, step)
+            context_ids, context_images = context.add_turn_and_get_context(turn.completion.token_ids, step)
             budget -= len(context_ids) if context.uses_budget else 0
             if budget <= 0:
                 return EpisodeEnd.TOKEN_LIMIT

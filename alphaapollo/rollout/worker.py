@@ -21,6 +21,7 @@ from pathlib import Path
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
 from alphaapollo.config.schema.base import Device
+from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.factory import make_engine
@@ -106,6 +107,7 @@ class RolloutWorker:
         self._read_calls: ToolCallParser | None = None
         self._rewards = RewardClient(setup.reward, setup.custom_reward)
         self._stop_token_ids: tuple[int, ...] = ()
+        self._sees_images = False
         self._runner: EpisodeRunner | AgentRunner | None = None
         self._agents = AsyncExitStack()  # programs and endpoint, with env.env_name=agent
 
@@ -128,14 +130,16 @@ class RolloutWorker:
                 self._rewards.start(),
             )
             template_arguments = data.apply_chat_template_kwargs
-            renderer = Renderer(tokenizer, template_arguments)
+            images = await asyncio.to_thread(load_image_processor, model.path, tokenizer, model.trust_remote_code)
+            renderer = Renderer(tokenizer, template_arguments, images)
             if env.action_format == "chat_template":
                 assert self._tools is not None, "checked before the start"
-                renderer = tool_renderer = ToolRenderer(tokenizer, self._tools.schemas(), template_arguments)
+                renderer = tool_renderer = ToolRenderer(tokenizer, self._tools.schemas(), template_arguments, images)
                 self._read_calls = await asyncio.to_thread(make_tool_call_parser, env.tool_parser, tool_renderer)
         finally:
             gc.enable()
         self._stop_token_ids = renderer.eos_token_ids
+        self._sees_images = images is not None
         grade = self._rewards.score if self._environment.is_graded(env) else None
         if env.env_name == "agent":
             self._runner = await self._agents.enter_async_context(open_agent_runner(self.engine, env, data, grade))
@@ -146,6 +150,7 @@ class RolloutWorker:
                 make_token_context=make_token_context_factory(env, renderer, data),
                 limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
                 grade=grade,
+                placeholder_id=images.placeholder_id if images else None,
             )
         HEARTBEAT.watch_helper_processes(lambda: self.engine.get_progress_counter(), self._list_engine_processes)
         gc.freeze()  # garbage collection over vLLM's million objects would double the time of an episode
@@ -169,7 +174,8 @@ class RolloutWorker:
 
     def _make_environment(self, turns: Sequence[Turn]) -> Environment:
         score = partial(self._rewards.score, turns=turns)
-        return self._environment.factory(Services(score, self._setup.env, self._tools, self._read_calls))
+        services = Services(score, self._setup.env, self._tools, self._read_calls, self._sees_images)
+        return self._environment.factory(services)
 
     async def pause(self) -> None:
         """Pause generation before the next token (engines/protocol.py), and pause the environments' time limits."""
@@ -219,7 +225,12 @@ def make_token_context_factory(
     """Return a function that builds the token context of an episode. All contexts share a cache of rendered prompts."""
     prompts = PromptRenderer(renderer.encode_prompt, data.max_prompt_length, data.truncation)
     if env.context == "append":
-        return lambda environment: AppendContext(prompts, renderer.encode_observation)
+        return lambda environment: AppendContext(prompts, renderer.encode_observation, renderer.prepare_images)
     return lambda environment: MemoryContext(
-        environment, prompts, prompts.is_within_limit, env.history_length, env.memory_type
+        environment,
+        prompts,
+        renderer.prepare_images,
+        prompts.is_within_limit,
+        env.history_length,
+        env.memory_type,
     )

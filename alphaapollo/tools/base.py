@@ -36,6 +36,7 @@ class ToolResult:
     status: ToolStatus
     score: float | None = None  # the tool's own rating, e.g. the score of local_rag's best hit
     seconds: float = 0.0
+    images: Sequence[Any] = ()  # pictures (environments/base.py), shown after the text if the model reads pictures
 
 
 class ToolFailedError(RuntimeError):

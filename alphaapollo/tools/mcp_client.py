@@ -12,6 +12,7 @@ reconnects; a ToolBox retries such calls once. A stdio server is then restarted 
 from __future__ import annotations
 
 import asyncio
+import base64
 import importlib.util
 import json
 import tempfile
@@ -84,7 +85,9 @@ class McpClient:
             if connection is self._connection:
                 await self.close()
             raise ToolFailedError(reason) from error
-        return ToolResult(format_answer(answer), ToolStatus.ERROR if answer.is_error else ToolStatus.OK)
+        images = [base64.b64decode(part.data) for part in answer.content if part.type == "image"]
+        status = ToolStatus.ERROR if answer.is_error else ToolStatus.OK
+        return ToolResult(format_answer(answer), status, images=images)
 
     async def close(self) -> None:
         """Disconnect from the server, which stops a stdio server."""

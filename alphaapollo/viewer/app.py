@@ -18,12 +18,13 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from alphaapollo.observability.pictures import FOLDER as PICTURES
 from alphaapollo.viewer.curves import group_by_seed, make_metric_traces, make_prompt_traces
 from alphaapollo.viewer.index import RunIndex
 from alphaapollo.viewer.pages import evolution, examples, iteration, runs, trajectory
@@ -40,6 +41,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+PICTURE_NAME = re.compile(r"[0-9a-f]{32}\.([a-z]+)")
 POLL_SECONDS = 0.5
 KEEPALIVE_SECONDS = 15.0
 
@@ -85,6 +87,7 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
         Route("/runs/{run:int}/problems/{problem:int}", page("problem.html", evolution.describe_problem)),
         Route("/runs/{run:int}/{kind}/{step:int}", page("iteration.html", iteration.describe_iteration)),
         Route("/runs/{run:int}/{kind}/{step:int}/{line:int}", page("trajectory.html", trajectory.describe_trajectory)),
+        Route("/runs/{run:int}/pictures/{name}", viewer.get_picture),
         Route("/curves", viewer.get_curves),
         Route("/events", viewer.send_events),
         Route("/plotly.js", get_plotly),
@@ -134,6 +137,18 @@ class Viewer:
         text = error.detail if isinstance(error, HTTPException) else str(error)
         values = {"root": self.index.root, "text": text}
         return self.templates.TemplateResponse(request, "error.html", values, status_code=status)
+
+    def get_picture(self, request: Request) -> Response:
+        """Return a picture of a run's messages (observability/pictures.py)."""
+        name = request.path_params["name"]
+        with closing(self.index.connect()) as database:
+            folder = Query(database, self.index.root, request.path_params, request.query_params).find_run().folder
+        match = PICTURE_NAME.fullmatch(name)  # never a path
+        files = [folder / "rollouts" / PICTURES / name, folder / PICTURES / name] if match else []
+        file = next((file for file in files if file.is_file()), None)
+        if match is None or file is None:
+            raise HTTPException(404, f"There is no picture {name} in {folder}.")
+        return FileResponse(file, media_type=f"image/{match[1]}" if match[1] != "bin" else "application/octet-stream")
 
     def get_curves(self, request: Request) -> Response:
         """Return the plotly traces of a metric of runs (query: metric, run (repeated), smooth, seeds), or those of the

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ PART = re.compile(  # a part that never ends is the rest of the text
     re.S,
 )
 MAX_TOKENS = 20_000  # tokens of a sequence that are shown
+MIN_EQUAL_TOKENS = 8  # tokens of the context that are shown as one, e.g. those of a picture
 NUM_COLORS = 4  # colors on each side of 0
 MIN_SCALES = {"difference": 0.1}  # nats; smaller differences are rounding, and stay pale
 
@@ -141,7 +143,17 @@ def list_tokens(
         tokens.append(token)
     values = [getattr(token, colored_by) for token in tokens]
     colors = choose_colors(values, MIN_SCALES.get(colored_by, 0.0))
-    return [replace(token, color=color) for token, color in zip(tokens, colors, strict=True)]
+    return list(join_equal_tokens([replace(token, color=color) for token, color in zip(tokens, colors, strict=True)]))
+
+
+def join_equal_tokens(tokens: Sequence[Token]) -> Iterator[Token]:
+    """Yield the tokens, with one for each run of equal tokens that are not trained on: `<|image_pad|> x 64`."""
+    for (_, is_trained), group in groupby(tokens, key=lambda token: (token.id, token.is_trained)):
+        run = list(group)
+        if is_trained or len(run) < MIN_EQUAL_TOKENS:
+            yield from run
+        else:
+            yield replace(run[0], text=f"{run[0].text} x {len(run)} ")
 
 
 def choose_colors(values: Sequence[float | None], min_scale: float = 0.0) -> list[int]:

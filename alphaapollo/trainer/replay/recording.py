@@ -3,7 +3,8 @@
 <run>/recorded/step_000003/   written completely before the update; manifest.json has the digest of each file
     recording.json            format, kl_coef, machine and parallelism of the run
     config.yaml               configuration of the run
-    groups.msgpack            trajectory groups
+    groups.msgpack            trajectory groups, without the pixels of pictures
+    images.msgpack            pixels of each distinct picture by its digest; only if there are pictures
     policy/  critic/          as in a checkpoint: weights, optimizer moments, reference if it was reset
     outcome/                  written after the update: outcome.json, columns.npz and a second manifest
 """
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ import numpy as np
 
 from alphaapollo.launch.checkpoint_folder import MANIFEST, find_damage, write_manifest
 from alphaapollo.observability.json_values import to_json_value
-from alphaapollo.types import TrajectoryGroup
+from alphaapollo.types import ImageInput, Trajectory, TrajectoryGroup
 
 FORMAT = 2  # 1: weight versions per token
 FOLDER = "recorded"  # name of the subfolder of a run
-INFO, GROUPS, OUTCOME = "recording.json", "groups.msgpack", "outcome"
+INFO, GROUPS, IMAGES, OUTCOME = "recording.json", "groups.msgpack", "images.msgpack", "outcome"
 ARRAY = 1  # extension code of numpy arrays in msgpack
 
 
@@ -68,7 +69,17 @@ class Recording:
 
 
 def write_inputs(folder: Path, info: RecordingInfo, groups: Sequence[TrajectoryGroup]) -> None:
-    """Write the settings (recording.json) and the rollout groups (groups.msgpack) of a recorded iteration."""
+    """Write the settings (recording.json), rollout groups (groups.msgpack) and pictures (images.msgpack) of a recorded
+    iteration."""
+    images: dict[str, dict[str, np.ndarray]] = {}
+
+    def remove_tensors(image: ImageInput) -> ImageInput:
+        images[image.digest] = image.tensors
+        return replace(image, tensors={})
+
+    groups = _replace_images(groups, remove_tensors)
+    if images:
+        (folder / IMAGES).write_bytes(msgspec.msgpack.encode(images, enc_hook=_encode_for_msgpack))
     try:
         encoded = msgspec.msgpack.encode(groups, enc_hook=_encode_for_msgpack)
     except UnicodeEncodeError:  # a lone surrogate, e.g. from an environment, has no UTF-8 encoding
@@ -105,9 +116,12 @@ def read_recording(folder: Path) -> Recording:
             f"{folder} has recording format {written}, but this version reads format {FORMAT}. Replay it with "
             "the AlphaApollo version that recorded it."
         )
-    groups = msgspec.msgpack.decode(
-        (folder / GROUPS).read_bytes(), type=list[TrajectoryGroup], ext_hook=lambda _, data: _decode_msgpack_array(data)
-    )
+    groups = _decode_msgpack_file(folder / GROUPS, list[TrajectoryGroup])
+    if (folder / IMAGES).is_file():
+        tensors, images = _decode_msgpack_file(folder / IMAGES, dict[str, dict[str, Any]]), dict[str, ImageInput]()
+        groups = _replace_images(
+            groups, lambda image: images.setdefault(image.digest, replace(image, tensors=tensors[image.digest]))
+        )
     result: LearningOutcome | None = None
     if has_outcome:
         values = json.loads((outcome / "outcome.json").read_text())
@@ -115,6 +129,30 @@ def read_recording(folder: Path) -> Recording:
         with np.load(outcome / "columns.npz") as columns:
             result = LearningOutcome(values["figures"], fingerprints, dict(columns), values["error"])
     return Recording(folder, RecordingInfo(**info), groups, result)
+
+
+def _replace_images(
+    groups: Sequence[TrajectoryGroup], change: Callable[[ImageInput], ImageInput]
+) -> list[TrajectoryGroup]:
+    """Return a copy of the groups with other pictures."""
+
+    def replace_in(trajectory: Trajectory) -> Trajectory:
+        turns = [replace(turn, context_images=tuple(map(change, turn.context_images))) for turn in trajectory.turns]
+        rows = [replace(row, images=tuple(map(change, row.images))) for row in trajectory.rows]
+        return replace(trajectory, turns=turns, rows=rows)
+
+    return [
+        replace(
+            group,
+            trajectories=list(map(replace_in, group.trajectories)),
+            baseline=group.baseline and replace_in(group.baseline),
+        )
+        for group in groups
+    ]
+
+
+def _decode_msgpack_file(path: Path, kind: Any) -> Any:
+    return msgspec.msgpack.decode(path.read_bytes(), type=kind, ext_hook=lambda _, data: _decode_msgpack_array(data))
 
 
 def _encode_for_msgpack(value: Any) -> Any:

@@ -55,6 +55,7 @@ def play(*answers: str) -> Trajectory:
         make_token_context=lambda _: AppendContext(
             lambda content: list(content[0]["content"].encode()),
             lambda messages, last: list(messages[0]["content"].encode()),
+            lambda content: (),
         ),
         limits=EpisodeLimits(max_turns=5, environment_seconds=9.0),
     )

@@ -95,6 +95,6 @@ def test_invalid_servers():
     )
     refused(config(command=[]), "MCP server small needs exactly one of command and url")
     two = config("add").model_copy(update={"mcp_servers": {name: McpServer(command=COMMAND) for name in ("a", "b")}})
-    refused(two, "several tools have the same name: add, count, sleep")
+    refused(two, "several tools have the same name: add, draw, count, sleep")
     closed = config().model_copy(update={"mcp_servers": {"small": McpServer(command=COMMAND, environment=["NO_SUCH"])}})
     refused(closed, r"mcp_servers\.small\.environment: the environment variable NO_SUCH is not set")

@@ -115,7 +115,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seeds: list[int] = []
     generate = FakeEngine.generate
 
-    async def noted(self: FakeEngine, token_ids, sampling, request_id):
+    async def noted(self: FakeEngine, token_ids, sampling, request_id, images=()):
         seeds.append(sampling.seed)
         return await generate(self, token_ids, sampling, request_id)
 
@@ -364,7 +364,7 @@ def test_dry_run_and_keys_without_effect(command: Command, capsys: pytest.Captur
 
 
 def test_an_engine_that_does_nothing_ends_it(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def forgotten(self: FakeEngine, token_ids, sampling, request_id):
+    async def forgotten(self: FakeEngine, token_ids, sampling, request_id, images=()):
         await asyncio.sleep(1000)
 
     monkeypatch.setattr(FakeEngine, "generate", forgotten)

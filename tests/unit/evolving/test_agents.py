@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.canned import CannedEngine
 from alphaapollo.evolving import run as evolving_run
 from alphaapollo.models import folder_check
-from alphaapollo.types import Completion, Sampling, StopReason
+from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
 from tests.unit.evolving.scripted import Command
 from tests.unit.rollout.agents.agents_kit import MAX_LENGTH, Script, write_model
 
@@ -43,7 +44,9 @@ def run(task, endpoint):
 class CannedModel(CannedEngine, Engine):
     """Canned engine that also answers the other roles."""
 
-    async def generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+    async def generate(
+        self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
+    ) -> Completion:
         tokenizer: Any = self.renderer.tokenizer
         ids = [*tokenizer.encode(self._answer(tokenizer.decode(token_ids)), add_special_tokens=False), 1]
         return Completion(ids, [0.0] * len(ids), StopReason.STOP, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import re
 import shlex
 import sys
@@ -29,6 +28,8 @@ from examples.agents.make_task import make_agent_tokenizer
 from examples.data_preprocess import common
 from examples.quickstart.make_task import make_model
 from scripts.recipes import NODE, PAGE, RECIPES, ROW, SIZES, load_recipe, page, plan_recipe
+from tests.unit.data.pictures import make_picture
+from tests.vision.models import make as make_vision_model
 
 pytestmark = pytest.mark.timeout(300)
 TASKS = sorted(path.name for path in RECIPES.iterdir() if path.is_dir())
@@ -36,6 +37,7 @@ ALL = [(task, size) for task in TASKS for size in SIZES]
 MATHS = [{"problem": f"{number}+1?", "solution": rf"\boxed{{{number + 1}}}"} for number in range(4)]
 DOUBLE = {"prompt": "def double(x):\n", "test": "def check(f):\n    assert f(2) == 4\n", "entry_point": "double"}
 PASSAGES = {"title": ["Tea", "Milk"], "sentences": [["Tea is ", "brown."], ["Milk is white."]]}
+FIGURE = make_picture(80, 60)
 HUB: dict[str, dict[str, list[dict[str, Any]]]] = {  # rows in the columns of each data set
     "openai/gsm8k": dict.fromkeys(("train", "test"), [{"question": "1+1?", "answer": "<<1+1=2>>2\n#### 2"}] * 4),
     "DigitalLearningGmbH/MATH-lighteval": {"train": MATHS},
@@ -49,6 +51,10 @@ HUB: dict[str, dict[str, list[dict[str, Any]]]] = {  # rows in the columns of ea
     "TIGER-Lab/AceCode-87K": {"train": [{"question": "Double.", "test_cases": ["assert double(2) == 4"]}] * 4},
     "openai/openai_humaneval": {"test": [{**DOUBLE, "canonical_solution": "    return 2 * x\n"}]},
     "google-research-datasets/mbpp": {"test": [{"text": "Double.", "test_list": ["assert double(2) == 4"]}]},
+    "hiyouga/geometry3k": dict.fromkeys(
+        ("train", "test"),
+        [{"problem": "<image>Find x.", "answer": "3", "images": [{"bytes": FIGURE, "path": None}]}] * 4,
+    ),
     "bigcode/humanevalpack": {"test": [{**DOUBLE, "buggy_solution": "    return x\n"}]},
 }
 
@@ -73,8 +79,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recipes")
     make_agent_tokenizer(folder / "model")
     make_model(folder / "model", seed=0)
-    config = folder / "model" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 32768}))
+    make_vision_model("qwen2_5_vl", folder / "vision_model")
+    for config in (folder / "model" / "config.json", folder / "vision_model" / "config.json"):
+        text = re.sub(r'("max_position_embeddings": )\d+', r"\g<1>32768", config.read_text())
+        config.write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(common, "_read_hub", read_hub)
@@ -105,7 +113,8 @@ def test_a_dry_run_accepts_a_recipe(
     if size == "two_nodes":
         monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     main, model = (generate, "model.path") if size == "evaluate" else (train, "actor_rollout_ref.model.path")
-    words = ["--config-dir", str(RECIPES / task), "--config-name", size, f"{model}=model", "trainer.dry_run=True"]
+    path = "vision_model" if task == "geometry" else "model"
+    words = ["--config-dir", str(RECIPES / task), "--config-name", size, f"{model}={path}", "trainer.dry_run=True"]
     code = main(words)
     printed = capsys.readouterr()
     assert code == 0, printed.err

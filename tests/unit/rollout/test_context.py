@@ -26,9 +26,15 @@ def render(content: list[Message] | str) -> list[int]:
     return [int(word) for message in messages for word in message.split()]
 
 
+def prepare_images(content: list[Message] | str) -> tuple[()]:
+    return ()
+
+
 def play(engine, environment, history_length: int = 2, longest: int = 100, max_tokens: int = 20):
     def make_token_context(environment):
-        return MemoryContext(environment, render, lambda chat: len(render(chat)) <= longest, history_length, "simple")
+        return MemoryContext(
+            environment, render, prepare_images, lambda chat: len(render(chat)) <= longest, history_length, "simple"
+        )
 
     runner = EpisodeRunner(engine, Numbers().decode, make_token_context, EpisodeLimits(9, 5.0))
     sampling = Sampling(max_tokens, stop_token_ids=(STOP,))
@@ -80,7 +86,7 @@ def test_a_recall_that_fails_is_an_environment_failure():
 def test_a_prompt_that_grows_too_long_ends_its_episode_masked(truncation):
     def make_token_context(environment):
         prompts = PromptRenderer(render, 5, truncation)
-        return MemoryContext(environment, prompts, prompts.is_within_limit, 2, "simple")
+        return MemoryContext(environment, prompts, prepare_images, prompts.is_within_limit, 2, "simple")
 
     engine, asked = answers([5], [6])
     runner = EpisodeRunner(engine, Numbers().decode, make_token_context, EpisodeLimits(9, 5.0))
@@ -94,7 +100,9 @@ def test_a_prompt_that_grows_too_long_ends_its_episode_masked(truncation):
     assert [row.token_ids for row in trajectory.rows] == [[1, 2, 5], [1, 2, 5, 3, 6]]
 
 
-@pytest.mark.parametrize("recalled", [None, [], ["1 2"], [{"role": "user"}], [{"role": "user", "content": 7}]])
+@pytest.mark.parametrize(
+    "recalled", [None, [], ["1 2"], [{"role": "user"}], [{"role": "user", "content": 7}], [{"content": "1"}]]
+)
 def test_a_recall_of_a_wrong_type_is_an_environment_failure(recalled):
     class Wrong(Environment):
         def recall(self, steps: list[Step]) -> object:
@@ -124,17 +132,17 @@ def test_row_of_two_turns():
 def test_rows_must_equal_the_engine_prompts():
     turns = [turn([1], [2, 3]), turn([4], [5])]
     rows = build_append_context_rows(turns)
-    check_rows_match_turns(rows, turns, [[1], [1, 2, 3, 4]])
+    check_rows_match_turns(rows, turns, [[1], [1, 2, 3, 4]], [(), ()])
     with pytest.raises(AssertionError, match="differ from the engine's prompt"):
-        check_rows_match_turns(rows, turns, [[1], [1, 2, 4]])
+        check_rows_match_turns(rows, turns, [[1], [1, 2, 4]], [(), ()])
     rows[0].action_mask[0] = 1
     with pytest.raises(AssertionError, match="does not cover exactly the sampled"):
-        check_rows_match_turns(rows, turns, [[1], [1, 2, 3, 4]])
+        check_rows_match_turns(rows, turns, [[1], [1, 2, 3, 4]], [(), ()])
     fresh = build_memory_context_rows(turns)
-    check_rows_match_turns(fresh, turns, [[1], [4]])
+    check_rows_match_turns(fresh, turns, [[1], [4]], [(), ()])
     fresh[1].token_ids[-1] = 9
     with pytest.raises(AssertionError, match="differs from the sampled tokens"):
-        check_rows_match_turns(fresh, turns, [[1], [4]])
+        check_rows_match_turns(fresh, turns, [[1], [4]], [(), ()])
 
 
 def test_episode_without_answer_at_the_limit_scores_zero():

@@ -90,7 +90,7 @@ def make_runner(engine, limits: EpisodeLimits, grade=None) -> EpisodeRunner:
     return EpisodeRunner(
         engine,
         renderer.decode,
-        lambda _: AppendContext(renderer.encode_prompt, renderer.encode_observation),
+        lambda _: AppendContext(renderer.encode_prompt, renderer.encode_observation, lambda content: ()),
         limits,
         grade,
     )
@@ -342,7 +342,7 @@ def test_an_environment_without_a_method_does_not_end_the_run(monkeypatch, missi
 
 def test_engine_error_is_not_an_environment_failure():
     class Dead(FakeEngine):
-        async def generate(self, token_ids, sampling, request_id):
+        async def generate(self, token_ids, sampling, request_id, images=()):
             raise EngineError("rollout engine 0: its core process died")
 
     environment = Environment(done(1.0))

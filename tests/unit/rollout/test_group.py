@@ -37,7 +37,7 @@ def play(engine: FakeEngine, request: GroupRequest) -> TrajectoryGroup:
     runner = EpisodeRunner(
         engine,
         letters.decode,
-        lambda _: AppendContext(letters.encode_prompt, letters.encode_observation),
+        lambda _: AppendContext(letters.encode_prompt, letters.encode_observation, lambda content: ()),
         EpisodeLimits(1, 60.0),
     )
     make = get_environment_spec("single_turn").factory
@@ -95,7 +95,7 @@ def test_engine_error_cancels_the_other_episodes():
     cancelled = []
 
     class Failing(FakeEngine):
-        async def generate(self, token_ids, sampling, request_id):
+        async def generate(self, token_ids, sampling, request_id, images=()):
             if request_id == "rollout.5.17.2.0":
                 raise EngineError("dead")
             try:

@@ -22,6 +22,8 @@ from alphaapollo.types import (
 from alphaapollo.utils.time_limit import TimeLimit
 from examples.quickstart.make_task import make_tokenizer
 from tests.unit import virtual_time
+from tests.unit.rollout.test_pictures import SMALL
+from tests.vision.models import make as make_vision_model
 
 CHAT = [Message(role="user", content="2+2=?")]
 PROMPT = Prompt(3, "exact", CHAT, ground_truth="4")
@@ -143,3 +145,14 @@ def test_pause_does_not_count_in_environment_time_limits(model_folder, tmp_path)
         return clock.seconds_left
 
     assert virtual_time.run(play()) == 5.0
+
+
+def test_worker_of_a_vision_language_model_prepares_pictures(tmp_path):
+    make_vision_model("qwen3_vl", tmp_path / "model")
+    content = [Message(role="user", content="<image> How many?", images=[SMALL])]
+    engine = FakeEngine(256, max_tokens=4)
+    worker = make_worker(tmp_path / "model", tmp_path, engine)
+    (group,) = run(worker, GroupRequest(Prompt(3, "exact", content, "4"), 2, Sampling(8), stream_position=0))
+    first, second = (trajectory.rows[0].images for trajectory in group.trajectories)
+    assert first == second and first[0].num_placeholders == 4  # 32 x 32 pixels
+    assert worker._sees_images

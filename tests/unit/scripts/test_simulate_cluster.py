@@ -58,7 +58,7 @@ def test_what_a_fake_engine_answers_is_what_a_real_one_could() -> None:
     longest = max(one.num_tokens for one in group.trajectories)
     assert clock.skipped == pytest.approx(longest / latencies.tokens_per_second + latencies.grading, rel=0.01)
     for one in group.trajectories:
-        check_rows_match_turns(one.rows, one.turns, [turn.context_ids for turn in one.turns])
+        check_rows_match_turns(one.rows, one.turns, [turn.context_ids for turn in one.turns], [()] * len(one.turns))
 
 
 def test_a_small_cluster(tmp_path: Path) -> None:

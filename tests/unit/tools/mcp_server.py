@@ -7,7 +7,7 @@ import os
 import sys
 
 from mcp import MCPError
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Image, MCPServer
 
 server = MCPServer("small", log_level="CRITICAL")
 calls = 0
@@ -17,6 +17,12 @@ calls = 0
 def add(a: int, b: int = 0) -> int:
     """Add two numbers."""
     return a + b
+
+
+@server.tool()
+def draw() -> list[str | Image]:
+    """Draw."""
+    return ["a square", Image(data=b"\x89PNG square", format="png")]
 
 
 @server.tool()

@@ -60,7 +60,7 @@ def url() -> Iterator[str]:
 
 
 async def play_calls(box: ToolBox) -> None:
-    assert box.names == ["add", "count", "die", "die_once", "fail", "reject", "sleep"]
+    assert box.names == ["add", "count", "die", "die_once", "draw", "fail", "reject", "sleep"]
     schema = box.schemas()[0]["function"]
     assert (schema["name"], schema["description"]) == ("add", "Add two numbers.")
     assert schema["parameters"]["properties"]["a"]["type"] == "integer"
@@ -187,3 +187,11 @@ def test_command_and_url_are_exclusive() -> None:
 
 def test_root_cause() -> None:
     assert find_root_cause(ExceptionGroup("a", [ExceptionGroup("b", [OSError("c")]), ValueError("d")])) == "OSError: c"
+
+
+def test_image_blocks_become_pictures() -> None:
+    async def play(box: ToolBox) -> None:
+        result = await box.call("draw", {}, Session())
+        assert (result.text, list(result.images)) == ("a square\n[image]", [b"\x89PNG square"])
+
+    with_server(stdio, play)

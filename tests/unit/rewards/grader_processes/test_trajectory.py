@@ -109,7 +109,7 @@ def play(client: RewardClient, max_turns: int) -> Awaitable[TrajectoryGroup]:
     def make(turns):
         return Game(lambda prompt, text: client.score(prompt, text, turns))
 
-    context = AppendContext(lambda content: [1], lambda messages, last_sampled_token=None: [8])
+    context = AppendContext(lambda content: [1], lambda messages, last_sampled_token=None: [8], lambda content: ())
     limits = EpisodeLimits(max_turns, 30.0)
     runner = EpisodeRunner(FakeEngine(10, script=say), decode, lambda _: context, limits, client.score)
     return run_group(GroupRequest(PROMPT, 1, Sampling(8), stream_position=0), runner, make)

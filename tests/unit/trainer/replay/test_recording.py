@@ -23,7 +23,7 @@ from alphaapollo.trainer.replay.recording import (
     write_outcome,
 )
 from alphaapollo.trainer.replay.table import compare_outcomes, judge_replay, print_and_check_comparison
-from alphaapollo.types import Completion, Row, StopReason, TrajectoryGroup, Turn
+from alphaapollo.types import Completion, ImageInput, Row, StopReason, TrajectoryGroup, Turn
 from tests.unit.trainer.samples import group, trajectory
 
 ABOUT = RecordingInfo(3, 10, 0.1, True, 1, 2, "cpu", {"dtype": "float32"}, {"torch": "2"})
@@ -159,3 +159,21 @@ def test_a_recorded_error_must_occur_again(capsys: pytest.CaptureFixture[str]) -
     assert "recorded: a complete step\nreplayed: the gradient norm is nan" in capsys.readouterr().out
     assert print_and_check_comparison(prepared(None), OUTCOME)
     assert "recorded: the run ended before there was an outcome" in capsys.readouterr().out
+
+
+def test_pictures_are_stored_once_and_read_as_shared_objects(tmp_path: Path) -> None:
+    tensors = {"pixel_values": np.arange(6, dtype=np.float32).reshape(2, 3), "image_grid_thw": np.array([[1, 1, 2]])}
+    image = ImageInput(tensors, [5, 5], 5, "digest", (1, 2))
+    recorded_group = make_group()
+    for one in (*recorded_group.trajectories, recorded_group.baseline):
+        one.turns[0].context_images, one.rows[0].images = (image,), (image,)
+        one.turns[0].observation = [{"role": "user", "content": "<image>", "images": [b"\x89PNG"]}]
+    (read,) = read_recording(recorded(tmp_path / "step_000003", [recorded_group])).groups
+    images = [one.rows[0].images[0] for one in (*read.trajectories, read.baseline)]
+    images += [one.turns[0].context_images[0] for one in (*read.trajectories, read.baseline)]
+    assert len({id(found) for found in images}) == 1
+    assert images[0].digest == "digest" and images[0].grid == (1, 2) and images[0].token_ids == [5, 5]
+    for name, values in tensors.items():
+        assert images[0].tensors[name].dtype == values.dtype and np.array_equal(images[0].tensors[name], values)
+    assert read.trajectories[0].turns[0].observation[0]["images"] == [b"\x89PNG"]
+    assert image.tensors is tensors  # unchanged

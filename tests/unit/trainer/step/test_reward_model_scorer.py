@@ -284,6 +284,8 @@ def test_the_tokenizer_is_made_from_the_two_folders(models: tuple[Path, Path]) -
 
 def test_unusable_reward_models_are_refused(models: tuple[Path, Path], renderer: Renderer, tmp_path: Path) -> None:
     assert "not a reward model" in refusal((models[0], models[0]))
+    vision: Any = Renderer(load_tokenizer(str(models[0])), images=object())  # type: ignore[arg-type]
+    assert "reward models do not read pictures" in refusal(models, vision)
     assert "exceeds the 128 positions of" in refusal(models, reward_model__max_length=129)
     assert "score only chats of one turn. env.max_steps=2 allows more. Set env.max_steps=1" in refusal(
         models, renderer, env__max_steps=2

@@ -1,0 +1,62 @@
+"""Pictures in the viewer: thumbnails, and the route that serves them."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from alphaapollo.observability.pictures import name_picture
+from alphaapollo.observability.rollout_log import RolloutLog
+from alphaapollo.viewer.app import make_app
+from alphaapollo.viewer.index import RunIndex
+from alphaapollo.viewer.samples import Token, join_equal_tokens
+from tests.unit.rollout.test_pictures import SMALL, WIDE
+from tests.unit.viewer.run_kit import make_group, write_evaluation, write_run
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> TestClient:
+    root = tmp_path / "outputs"
+    folder = write_run(root / "first", steps=0)
+    group = make_group(17, ("15", 1.0))
+    group.prompt.content[1] |= {"content": "<image> How many?", "images": [SMALL]}
+    group.trajectories[0].turns[0].observation = [{"role": "tool", "content": "<image>", "images": [WIDE]}]
+    log = RolloutLog(folder / "rollouts")
+    log.write(1, [group])
+    log.close()
+    (root / "secret.png").write_bytes(SMALL)
+    (folder / "rollouts/images/secret.png").write_bytes(SMALL)
+    second = write_evaluation(root / "second")
+    (second / "images").mkdir()
+    (second / name_picture(WIDE)).write_bytes(WIDE)
+    index = RunIndex(root, tmp_path / "index.sqlite")
+    with closing(index.connect()) as database:
+        index.update(database)
+    return TestClient(make_app(index, ["testserver"]))
+
+
+def test_thumbnails_open_the_picture(client: TestClient) -> None:
+    page = client.get("/runs/1/step/1/0").text
+    for picture in (SMALL, WIDE):
+        address = f"/runs/1/pictures/{name_picture(picture).removeprefix('images/')}"
+        assert f'<a class="picture" href="{address}"><img src="{address}" alt="picture 1 of this message"' in page
+        response = client.get(address)
+        assert response.content == picture and response.headers["content-type"] == "image/png"
+        assert "img-src 'self'" in response.headers["content-security-policy"]
+        assert response.headers["x-content-type-options"] == "nosniff"
+    assert client.get(f"/runs/2/pictures/{Path(name_picture(WIDE)).name}").content == WIDE
+
+
+@pytest.mark.parametrize(
+    "name", ["secret.png", "..%2F..%2F..%2Fsecret.png", "%2e%2e%2fimages", "0" * 32 + ".png", "a%00.png"]
+)
+def test_only_pictures_of_the_log_are_served(client: TestClient, name: str) -> None:
+    assert client.get(f"/runs/1/pictures/{name}").status_code == 404
+    assert client.get(f"/runs/7/pictures/{name_picture(SMALL).removeprefix('images/')}").status_code == 404
+
+
+def test_placeholders_of_a_picture_are_one_token() -> None:
+    tokens = [Token("a", 1, False), *[Token("<|image_pad|>", 5, False)] * 64, *[Token("b", 2, True)] * 9]
+    joined = list(join_equal_tokens(tokens))
+    assert [token.text for token in joined] == ["a", "<|image_pad|> x 64 ", *["b"] * 9]
