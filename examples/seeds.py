@@ -42,6 +42,7 @@ EXAMPLES = {
     "planner": Example("planner", 0.9, ("agents", "planner")),
     "code": Example("grpo", 0.9),
     "reasoning_gym": Example("grpo", 0.95),
+    "colours": Example("grpo", 0.9),
 }
 
 

@@ -17,7 +17,7 @@ if [ -e "$out" ]; then
     mv "$out" "$out.$number"
     echo "== the earlier $out was moved to $out.$number"
 fi
-echo "== creating a task, a tokenizer and a 0.43M-parameter model"
+echo "== creating a task, a tokenizer and a tiny model"
 "$python" -m "examples.$example.make_task" --out "$out" --seed "$seed" "${more[@]}"
 echo "== warm-up: SFT on demonstrations that leave one choice open (examples/$example/sft.yaml)"
 "$python" -m alphaapollo.trainer.main_sft --config-dir "examples/$example" --config-name sft \
