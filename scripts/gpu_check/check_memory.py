@@ -71,5 +71,5 @@ def measure(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -> None
 
 def make_plan(kit: Kit, worker: Any, micro_batch_shape: tuple[int, int]) -> TrainedModelMemory:
     fsdp = worker.actor.fsdp_config
-    plan = plan_trained_model(worker.config, fsdp, kit.device, 1, micro_batch_shape)  # type: ignore[arg-type]
+    plan = plan_trained_model(worker.config, fsdp, kit.device, 1, micro_batch_shape, 0)  # type: ignore[arg-type]
     return replace(plan, offload_weights=fsdp.param_offload, has_one_step_per_update=True)

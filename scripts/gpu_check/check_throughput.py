@@ -108,7 +108,7 @@ def plan_peak(kit: Kit, folder: Path, micro_batch_shape: tuple[int, int], checkp
     from alphaapollo.config.schema import Fsdp, Model
 
     model = resolve_model(Model(path=str(folder), enable_gradient_checkpointing=checkpointing), kit.device)  # type: ignore[arg-type]
-    plan = plan_trained_model(model, Fsdp(), kit.device, 1, micro_batch_shape)  # type: ignore[arg-type]
+    plan = plan_trained_model(model, Fsdp(), kit.device, 1, micro_batch_shape, 0)  # type: ignore[arg-type]
     return max(usage.total for usage in plan.usage_during_update().values())
 
 

@@ -8,6 +8,8 @@ place of the model and simulate the ranks one after the other. Every tenth case 
 model, alone and on two processes with separate or shared rows. Finally, a resumed worker must have, bit for bit, the
 weights of one that was not interrupted.
 
+As many cases have pictures (pictures.py): the model is compared with plain transformers, row by row.
+
 The last line is a JSON object; the exit status is 1 if anything failed.
 """
 
@@ -29,6 +31,7 @@ import torch
 
 from tests.invariance import real
 from tests.invariance.case import BASE, Case, Name
+from tests.invariance.pictures import check_pictures
 from tests.invariance.settings import pairs
 from tests.invariance.table import Outcome
 from tests.unit.tiny import free_address, run_ranks, save_model
@@ -37,6 +40,8 @@ PAIRS_PER_CASE = 8
 REAL_EVERY = 10  # cases
 TOLERANCE = 1e-4  # columns are sent to the workers in float32, and a gradient is a difference of large terms
 REAL_TOLERANCE = 2e-4  # the tiny model computes in float32
+PICTURE_TOLERANCE = 1e-5  # nats; gradients relative to the largest entry
+QUICK_PICTURE_CASES = 6
 
 
 @dataclass
@@ -45,6 +50,7 @@ class Report:
     failures: list[str] = field(default_factory=list)
     largest: float = 0.0  # differences with the table, relative to the largest entry of each array
     largest_real: float = 0.0
+    largest_with_pictures: float = 0.0
     comparisons: int = 0
     pairs: set[tuple[str, str]] = field(default_factory=set)
 
@@ -57,6 +63,12 @@ class Report:
         if not difference <= (REAL_TOLERANCE if is_real else TOLERANCE):
             self.failures.append(f"{where}: differs by {difference:.2g}")
 
+    def note_pictures(self, where: str, difference: float) -> None:
+        self.comparisons += 1
+        self.largest_with_pictures = max(self.largest_with_pictures, difference)
+        if not difference <= PICTURE_TOLERANCE:
+            self.failures.append(f"{where}: differs by {difference:.2g}")
+
     def summary(self) -> str:
         return json.dumps(
             {
@@ -64,6 +76,7 @@ class Report:
                 "failures": len(self.failures),
                 "largest_difference": self.largest,
                 "largest_difference_worker": self.largest_real,
+                "largest_difference_with_pictures": self.largest_with_pictures,
                 "comparisons": self.comparisons,
                 "pairs": len(self.pairs),
             }
@@ -91,6 +104,8 @@ def check(seed: int, cases: int, progress: bool = False, quick: bool = False) ->
         if progress and report.cases % 20 == 0:
             print(f"{report.cases} of {cases} cases, {len(report.failures)} failures", flush=True)
     check_worker(of_worker, report, processes=not quick)
+    for where, gap in check_pictures(seed, QUICK_PICTURE_CASES if quick else cases, processes=not quick):
+        report.note_pictures(where, gap)
     return report
 
 

@@ -75,7 +75,8 @@ def test_async_run_resumes_after_kill(ppo: Runner, mode: str) -> None:
     assert lines[2]["async/carried"] == len(saved["unfinished"])
     assert lines[-1]["async/carried"] == 0  # the last iteration starts no group that is not used
     assert 0 < max(line["staleness/max"] for line in lines) <= 2
-    assert max(line["staleness/mixed"] for line in lines) > 0
+    if mode == CARRY:  # with separate, all requests may end before the next weights arrive
+        assert max(line["staleness/mixed"] for line in lines) > 0
     for line in lines:
         assert line["sync/probe_gap"] < 5e-5 and line["actor/grad_norm"] > 0
         assert line["async/trained"] == 4 and line["rollout/trajectories"] == 16
