@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import binascii
 import http.client
-import io
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from alphaapollo.data.images import collect_pictures, make_count_error, open_picture
+from alphaapollo.data.images import collect_pictures, encode_png, make_count_error, open_picture
 from alphaapollo.types import IMAGE_MARK, Message, Picture
 
 IMAGES = "images"  # key of a message, and column of a data row
@@ -61,9 +60,7 @@ class PictureReader:
                 raise ValueError(f"a picture is a {form}. Use a uint8 array [height, width, 3].")
             value = Image.fromarray(value)
         if isinstance(value, Image.Image):
-            file = io.BytesIO()
-            value.save(file, "PNG")
-            return file.getvalue()
+            return encode_png(value)
         if not isinstance(value, str | Path) or not str(value):
             raise ValueError(f"a picture is {value!r:.80}. Use bytes, a path, a data: URL or a dict with one of them.")
         text = str(value)

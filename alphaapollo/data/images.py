@@ -242,8 +242,13 @@ def make_example_picture() -> bytes:
     from PIL import Image
 
     pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    return encode_png(Image.fromarray(pixels))
+
+
+def encode_png(image: Image) -> bytes:
+    """Convert a PIL image to the bytes of a PNG file."""
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
+    image.save(file, "PNG")
     return file.getvalue()
 
 

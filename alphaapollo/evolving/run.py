@@ -96,7 +96,9 @@ def prepare_run(config: EvolvingConfig, console: Console) -> PreparedEvolution:
     renderers = check_models_and_load_renderers(config) if serves else {}
     prompts = load_prompts(config.data.path, config.data.prompt_key)
     if any(collect_pictures(prompt.content) for prompt in prompts):
-        raise ValueError(f"data.path={config.data.path} has prompts with pictures, but roles exchange texts only.")
+        raise ValueError(
+            f"data.path={config.data.path} has prompts with pictures, but roles exchange texts only. Remove these rows."
+        )
     for renderer in renderers.values():
         total, limit = len(prompts), config.data.max_prompt_length
         prompts, num_long = apply_length_limit(prompts, renderer, limit, config.data.truncation)

@@ -72,7 +72,10 @@ class TrainerEngine(Engine):
         self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
     ) -> Completion:
         if images:
-            raise ValueError("the environment returned pictures, but the training ranks sample answers to texts only.")
+            raise ValueError(
+                "data.val_prompts: the environment returned pictures, but the training ranks sample answers to texts "
+                "only. Evaluate with main_generation."
+            )
         completion: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting_requests.append((SamplingRequest(token_ids, sampling), completion))
         while not completion.done():

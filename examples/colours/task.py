@@ -10,11 +10,11 @@ reward shows which answers are right.
 
 from __future__ import annotations
 
-import io
 import random
 
 from PIL import Image, ImageDraw
 
+from alphaapollo.data.images import encode_png
 from alphaapollo.types import IMAGE_MARK, Message
 
 COLOURS = {
@@ -40,9 +40,7 @@ def draw_shape(colour: str, rng: random.Random) -> bytes:
     left, top = rng.randint(0, SIZE - width), rng.randint(0, SIZE - width)
     shade = tuple(level + rng.randint(-30, 30) for level in COLOURS[colour])
     draw((left, top, left + width - 1, top + width - 1), shade)
-    file = io.BytesIO()
-    image.save(file, "png")
-    return file.getvalue()
+    return encode_png(image)
 
 
 def choose_colour(rng: random.Random) -> str:

@@ -10,7 +10,6 @@ the files of the pictures. Rows without pictures or with damaged ones are droppe
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -20,7 +19,8 @@ import pyarrow as pa
 
 from alphaapollo.data.files import DataRow
 from alphaapollo.data.image_messages import PictureReader
-from alphaapollo.data.images import read_picture
+from alphaapollo.data.images import encode_png, read_picture
+from alphaapollo.observability.pictures import read_picture_bytes
 from alphaapollo.types import IMAGE_MARK
 from examples.data_preprocess.columns import Columns, Dropped, chosen_columns, column_arguments, find_problem
 from examples.data_preprocess.common import (
@@ -74,11 +74,9 @@ def read_picture_file(value: object, reader: PictureReader, max_pixels: int) -> 
         found = re.match(r"cannot read .*: (.*?)(\. | \()", str(error))  # without what differs between pictures
         raise Dropped(f"a picture cannot be read: {found[1] if found else 'it is no file and has no bytes'}") from error
     if not max_pixels or image.width * image.height <= max_pixels:
-        return Path(picture).read_bytes() if isinstance(picture, str) else picture
+        return read_picture_bytes(picture)
     scale = math.sqrt(max_pixels / (image.width * image.height))
-    file = io.BytesIO()
-    image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale)))).save(file, "PNG")
-    return file.getvalue()
+    return encode_png(image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale)))))
 
 
 def prepare(

@@ -52,22 +52,6 @@ def forgetful_renderer(make_tokenizer):
 
 
 @pytest.fixture(scope="session")
-def vision_models(tmp_path_factory):
-    """Function that returns the folder of a tiny vision-language model of a family."""
-    from functools import cache
-
-    from tests.vision.models import make
-
-    @cache
-    def make_folder(family):
-        folder = tmp_path_factory.mktemp(family)
-        make(family, folder)
-        return folder
-
-    return make_folder
-
-
-@pytest.fixture(scope="session")
 def small_model_folder(tmp_path_factory):
     """A folder with the config of a text model."""
     from transformers import Qwen3Config

@@ -101,8 +101,8 @@ def test_a_damaged_file_raises_nothing_but_value_error():
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def family(request, vision_models):
-    return request.param, vision_models(request.param)
+def family(request, vision_folder):
+    return request.param, vision_folder(request.param)
 
 
 def load(folder):
@@ -148,21 +148,21 @@ def test_counts_from_headers_are_the_numbers_of_prepared_tokens(family):
             assert count == len(processor.prepare(picture).token_ids)
 
 
-def test_features_of_hand_made_pictures(vision_models):
-    processor, _ = load(vision_models("qwen3_vl"))
+def test_features_of_hand_made_pictures(vision_folder):
+    processor, _ = load(vision_folder("qwen3_vl"))
     image = processor.prepare(make_picture(32, 48))
     assert image.grid == (2, 3) and image.num_placeholders == len(image.token_ids) == 6
     assert image.tensors["pixel_values"].shape == (24, 384)  # patches of 8 x 8 pixels, 3 colors, 2 equal frames
     assert processor.prepare(make_rotated_photo(48, 16)).grid == (3, 1)
-    crops, tokenizer = load(vision_models("internvl"))
+    crops, tokenizer = load(vision_folder("internvl"))
     image = crops.prepare(make_picture(32, 64))
     assert image.tensors["pixel_values"].shape == (3, 3, 32, 32)  # two crops and the complete picture
     assert (image.num_placeholders, len(image.token_ids), image.grid) == (12, 14, None)
     assert tokenizer.decode(image.token_ids) == f"<img>{'<IMG_CONTEXT>' * 12}</img>"
 
 
-def test_the_same_picture_is_prepared_once(vision_models, tmp_path):
-    processor, _ = load(vision_models("qwen3_vl"))
+def test_the_same_picture_is_prepared_once(vision_folder, tmp_path):
+    processor, _ = load(vision_folder("qwen3_vl"))
     picture, other = make_picture(), make_picture(seed=1)
     assert processor.prepare(picture) is processor.prepare(bytes(bytearray(picture)))
     assert processor.prepare(picture).digest != processor.prepare(other).digest
@@ -170,23 +170,23 @@ def test_the_same_picture_is_prepared_once(vision_models, tmp_path):
     assert processor.prepare(str(tmp_path / "a.png")).digest == processor.prepare(picture).digest
 
 
-def test_an_extreme_aspect_ratio_is_rejected_with_its_size(vision_models):
-    processor, _ = load(vision_models("qwen3_vl"))
+def test_an_extreme_aspect_ratio_is_rejected_with_its_size(vision_folder):
+    processor, _ = load(vision_folder("qwen3_vl"))
     for call in (processor.prepare, processor.count_tokens):
         with pytest.raises(ValueError, match=r"processor rejects a picture of \d+ bytes of 1000 x 2 pixels.*ratio"):
             call(encode(Image.new("RGB", (1000, 2))))
 
 
-def test_the_numbers_of_placeholders_and_pictures_must_be_equal(vision_models):
-    processor, _ = load(vision_models("qwen3_vl"))
+def test_the_numbers_of_placeholders_and_pictures_must_be_equal(vision_folder):
+    processor, _ = load(vision_folder("qwen3_vl"))
     with pytest.raises(ValueError, match=r"tokens <\|image_pad\|> \(2\) and pictures \(1\)"):
         processor.expand_placeholders([processor.placeholder_id] * 2, [processor.prepare(make_picture())])
 
 
-def test_lazy_images_are_prepared_when_they_are_used(vision_models):
+def test_lazy_images_are_prepared_when_they_are_used(vision_folder):
     import pickle
 
-    processor, _ = load(vision_models("qwen3_vl"))
+    processor, _ = load(vision_folder("qwen3_vl"))
     images = LazyImages(processor, (make_picture(), make_picture(16, 16)))
     assert [image.num_placeholders for image in images] == [6, 1] and len(images[1:]) == 1
     copy = pickle.loads(pickle.dumps(images))
@@ -207,16 +207,16 @@ def test_a_text_model_has_no_image_processor(small_model_folder):
     assert load_image_processor(str(small_model_folder), object()) is None
 
 
-def test_a_missing_processor_has_a_fix(vision_models, tmp_path):
-    source = vision_models("qwen3_vl")
+def test_a_missing_processor_has_a_fix(vision_folder, tmp_path):
+    source = vision_folder("qwen3_vl")
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((source / name).read_bytes())
     with pytest.raises(ValueError, match=r"vision-language model has no processor.*save_pretrained"):
         load_image_processor(str(tmp_path), load_tokenizer(str(tmp_path)))
 
 
-def test_the_chat_template_may_come_from_the_processor(vision_models):
-    tokenizer = load_tokenizer(str(vision_models("qwen3_vl")))
+def test_the_chat_template_may_come_from_the_processor(vision_folder):
+    tokenizer = load_tokenizer(str(vision_folder("qwen3_vl")))
     template, tokenizer.chat_template = tokenizer.chat_template, None
-    load_image_processor(str(vision_models("qwen3_vl")), tokenizer)
+    load_image_processor(str(vision_folder("qwen3_vl")), tokenizer)
     assert tokenizer.chat_template == template

@@ -22,8 +22,8 @@ LAST = {"role": "assistant", "content": "an <image> tag"}
 
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "internvl"])
-def vision_renderer(request, vision_models):
-    folder = str(vision_models(request.param))
+def vision_renderer(request, vision_folder):
+    folder = str(vision_folder(request.param))
     tokenizer = load_tokenizer(folder)
     return Renderer(tokenizer, images=load_image_processor(folder, tokenizer))
 

@@ -34,20 +34,20 @@ TOOL_TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def make_renderer(vision_models):
+def make_renderer(vision_folder):
     def make(family="qwen3_vl"):
-        tokenizer = load_tokenizer(str(vision_models(family)))
-        return Renderer(tokenizer, images=load_image_processor(str(vision_models(family)), tokenizer))
+        tokenizer = load_tokenizer(str(vision_folder(family)))
+        return Renderer(tokenizer, images=load_image_processor(str(vision_folder(family)), tokenizer))
 
     return make
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_has_the_ids_of_the_models_own_processor(make_renderer, vision_models, family):
+def test_a_prompt_has_the_ids_of_the_models_own_processor(make_renderer, vision_folder, family):
     from transformers import AutoProcessor
 
     renderer, chat = make_renderer(family), [QUESTION, ANSWER, NEXT]
-    processor = AutoProcessor.from_pretrained(vision_models(family))
+    processor = AutoProcessor.from_pretrained(vision_folder(family))
     images = [Image.open(io.BytesIO(picture)) for picture in (PICTURE, OTHER, PICTURE)]
     expected = processor(text=[renderer.render_chat(chat)], images=images, return_tensors="np")["input_ids"][0].tolist()
     assert renderer.encode_prompt(chat) == expected
@@ -70,9 +70,9 @@ def test_a_prompt_continues_with_an_observation(make_renderer):
     assert renderer.prepare_images([NEXT])[1] is renderer.prepare_images([QUESTION])[0]
 
 
-def test_tool_results_may_have_pictures(vision_models):
-    tokenizer = load_tokenizer(str(vision_models("qwen3_vl")))
-    images = load_image_processor(str(vision_models("qwen3_vl")), tokenizer)
+def test_tool_results_may_have_pictures(vision_folder):
+    tokenizer = load_tokenizer(str(vision_folder("qwen3_vl")))
+    images = load_image_processor(str(vision_folder("qwen3_vl")), tokenizer)
     tokenizer.chat_template = TOOL_TEMPLATE
     renderer = ToolRenderer(tokenizer, [SHOW], images=images)
     renderer.check_template_shows_tools(in_append_context=True)

@@ -1,3 +1,5 @@
+"""Folders of tiny models, made once per process."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -5,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.tiny import save_model
-from tests.vision.models import make
-
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Name of a tiny model -> folder with its config, weights and tokenizer."""
+    from tests.unit.tiny import save_model  # imports torch
+
     made: dict[str, Path] = {}
 
     def folder(name: str) -> Path:
@@ -25,6 +26,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 @pytest.fixture(scope="session")
 def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Family of a tiny vision-language model -> folder with its config, weights, tokenizer and processor."""
+    from tests.vision.models import make
+
     made: dict[str, Path] = {}
 
     def folder(family: str) -> Path:
