@@ -18,13 +18,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.golden import advantage_functions, loss_functions, other_functions
+from tests.golden import (
+    advantage_functions,
+    loss_functions,
+    other_functions,
+    policy_losses_2026,
+    self_teacher_functions,
+    teacher_functions,
+    turn_functions,
+)
 from tests.golden.common import Function, UnsupportedError, check_arguments
 
 FUNCTIONS: dict[str, Function] = {
     **advantage_functions.FUNCTIONS,
     **loss_functions.FUNCTIONS,
     **other_functions.FUNCTIONS,
+    **policy_losses_2026.FUNCTIONS,
+    **turn_functions.FUNCTIONS,
+    **teacher_functions.FUNCTIONS,
+    **self_teacher_functions.FUNCTIONS,
 }
 PLAIN_LISTS = {"index", "selected", "kls", "minibatch", "weights"}  # inputs that are not converted to tensors
 GRADIENTS = {"grad_logits": "logits", "grad_chosen": "chosen", "grad_rejected": "rejected"}

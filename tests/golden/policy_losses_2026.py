@@ -1,0 +1,7 @@
+"""Policy losses, advantages and KL of 2026 with the names and parameters of the vectors files."""
+
+from __future__ import annotations
+
+from tests.golden.common import Function
+
+FUNCTIONS: dict[str, Function] = {}
