@@ -63,7 +63,7 @@ def _write_hf_folder_and_run_probe(
         loaded, wrap = load(model, "padded", torch.float32, seed=0), WRAPS[kind]
         root = wrap(loaded)
         shard_model(root, lambda: wrap(load(model, "padded", None, seed=0)), mesh, torch.float32, offload_policy=False)
-        load_snapshot(checkpoint_folder, root, optimizer=None)
+        load_snapshot(checkpoint_folder, root, optimizers=())
         if isinstance(root, ValueModel):
             export_critic(output_folder, root, model, dtype)
         else:

@@ -251,7 +251,7 @@ class PolicyWorker(TrainingWorker):
         parts = [self.state.snapshot(checkpoint_folder)]
         if self.reference is not None and self.has_reset_reference:
             self.reference_parameters.reload()
-            parts.append(take_snapshot(f"{checkpoint_folder}/reference", self.reference, None, {}))
+            parts.append(take_snapshot(f"{checkpoint_folder}/reference", self.reference, (), {}))
         self.writer.start(parts)
 
     def load(self, checkpoint_folder: str) -> None:
@@ -259,7 +259,7 @@ class PolicyWorker(TrainingWorker):
         self.has_reset_reference = self.reference is not None and Path(checkpoint_folder, "reference").is_dir()
         if self.reference is not None and self.has_reset_reference:
             self.reference_parameters.reload()
-            load_snapshot(f"{checkpoint_folder}/reference", self.reference, None)
+            load_snapshot(f"{checkpoint_folder}/reference", self.reference, ())
 
     def _load_teacher(self, model: Model) -> FrozenTeacher:
         self.state.offload()  # while the teacher is loaded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -10,6 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from alphaapollo.config.schema.base import (
     CHANGES_ADAPTERS,
     CHANGES_MODEL,
+    CHANGES_OPTIMIZER,
     CHANGES_ROUNDING,
     NEEDS_GPU,
     ActiveUnless,
@@ -22,6 +24,7 @@ from alphaapollo.config.schema.base import (
     Section,
 )
 
+OptimizerName = Literal["adamw", "muon", "adamw_8bit"]
 LoraForm = Literal["merged", "adapter"]
 """Weights that the trainer exports or syncs: full weights with the adapters merged in, or the adapters alone."""
 WHEN_SHARDED = ActiveUnless("/trainer.num_ranks", 1, reason="there is one training rank")
@@ -103,8 +106,11 @@ class Model(Lora):
 
 
 class Optimizer(Section):
+    name: Annotated[OptimizerName, CHANGES_OPTIMIZER] = "adamw"
+    """adamw; muon = Muon for the matrices of the decoder layers, AdamW for all other parameters; adamw_8bit = AdamW
+    with moments of 8 bits (needs torchao). See docs/optimizers.md."""
     lr: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
-    """Peak learning rate of AdamW; 1e-6 to 1e-3 are usual."""
+    """Peak learning rate; 1e-6 to 1e-3 are usual. Muon's updates are scaled to the size of AdamW's."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """AdamW betas."""
     weight_decay: NonNegativeFloat = 0.01
@@ -117,6 +123,10 @@ class Optimizer(Section):
     """Learning-rate schedule after the warmup."""
     min_lr_ratio: Annotated[Ratio, ActiveWhen("warmup_style", "cosine")] = 0.0
     """Final learning rate of the cosine schedule, as a share of lr."""
+
+    def find_problems(self) -> Iterator[str]:
+        if self.name == "adamw_8bit" and importlib.util.find_spec("torchao") is None:
+            yield "name=adamw_8bit needs torchao. Run `pip install -e '.[torchao]'` in the clone, or set name=adamw."
 
 
 class Fsdp(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from alphaapollo.config.resolve import resolve_controller
@@ -71,6 +71,7 @@ def _plan_memory(
     trained = plan_trained_model(
         model, config.fsdp_config, device, trainer.num_ranks, shape, shape[1], request.computes_logits
     )
+    trained = replace(trained, optimizer=config.optim.name)
     fixed = MemoryUsage(runtime=RUNTIME[device])
     if request.needs_reference and not trained.num_lora_parameters and not trained.offload_policy:
         fixed += MemoryUsage(

@@ -9,6 +9,7 @@ norms) is gathered from the forward pass to the end of the backward pass. Gradie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -20,6 +21,7 @@ from alphaapollo.algorithms.divergence import Divergence
 from alphaapollo.config.resolve import Attention, get_attention_kernel
 from alphaapollo.config.schema import FrozenFsdp, Fsdp, Model
 from alphaapollo.config.schema.base import Device
+from alphaapollo.config.schema.model import OptimizerName
 from alphaapollo.models.activation_memory import (
     ActivationBytes,
     ModelSizes,
@@ -35,6 +37,7 @@ from alphaapollo.models.load import load_config
 
 FLOAT32 = 4
 ADAM = 2 * FLOAT32  # bytes of two moments per parameter
+ADAM_8BIT = 2 * (1 + FLOAT32 / 256)  # two codes, and two scales per block of 256 parameters
 CERTAIN_KINDS = ("weights", "gradients", "optimizer", "frozen_models", "engine_weights", "kv_cache")
 
 
@@ -92,6 +95,7 @@ class TrainedModelMemory:
     offload_policy: bool = False  # shards and optimizer state stay in host memory
     ep_size: int = 1  # number of ranks that split the experts of a layer
     freezes_vision: bool = False
+    optimizer: OptimizerName = "adamw"
 
     @property
     def gathered_layer_parameters(self) -> int:
@@ -120,13 +124,23 @@ class TrainedModelMemory:
             return self.dtype_bytes * -(-self.sizes.parameters // self.shards)
         return FLOAT32 * -(-self.frozen_vision_parameters // self.shards)
 
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of this rank's optimizer state."""
+        trained, sizes = self.num_trained_parameters, self.sizes
+        if self.optimizer == "adamw_8bit":
+            return math.ceil(ADAM_8BIT * trained)
+        in_layers = sizes.parameters - sizes.root_parameters - sizes.expert_parameters
+        matrices = trained if self.num_lora_parameters else in_layers // self.shards
+        return ADAM * trained - FLOAT32 * matrices * (self.optimizer == "muon")  # Muon has one moment
+
     def usage_after_step(self) -> MemoryUsage:
         """Return the memory while the model is on the device, after an optimizer step."""
         if self.offload_policy:
             return MemoryUsage()
         return MemoryUsage(
             weights=self.frozen_base_bytes + FLOAT32 * self.num_trained_parameters,
-            optimizer=ADAM * self.num_trained_parameters,
+            optimizer=self.optimizer_bytes,
         )
 
     def usage_while_idle(self) -> MemoryUsage:
@@ -141,11 +155,11 @@ class TrainedModelMemory:
 
     def offloaded_bytes(self) -> int:
         """Return the bytes of this model that are in host memory while another model uses the device."""
-        return self.frozen_base_bytes + (FLOAT32 + ADAM) * self.num_trained_parameters - self.usage_while_idle().total
+        return self.frozen_base_bytes + self.checkpoint_bytes() - self.usage_while_idle().total
 
     def checkpoint_bytes(self) -> int:
-        """Return the bytes of this rank's part of a checkpoint: float32 weights and Adam moments."""
-        return (FLOAT32 + ADAM) * self.num_trained_parameters
+        """Return the bytes of this rank's part of a checkpoint: float32 weights and the optimizer state."""
+        return FLOAT32 * self.num_trained_parameters + self.optimizer_bytes
 
     def usage_during_update(self) -> dict[str, MemoryUsage]:
         """Return {phase: memory} of an update. Phases `head`, `layer`, `root` (not with LoRA): this part of the model

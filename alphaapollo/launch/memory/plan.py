@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.divergence import REVERSE, Divergence, make_divergence
 from alphaapollo.config.resolve import get_resolved
-from alphaapollo.config.schema import Config, Model, RoleFsdp, Rollout
+from alphaapollo.config.schema import Actor, Config, Critic, Model, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.launch.builders import make_critic_model_section, make_teacher_model_section
 from alphaapollo.launch.memory.model import (
@@ -238,12 +238,12 @@ def _estimate_rank_memory_by_phase(config: Config, device: Device) -> tuple[dict
         make_divergence(config.teacher) if config.teacher.uses_full_vocabulary else REVERSE if full_kl else None
     )
     steps = config.steps_per_iteration
-    policy = _estimate_trained_model_memory(config, device, role.model, role.actor.fsdp_config, steps, divergence)
+    policy = _estimate_trained_model_memory(config, device, role.model, role.actor, steps, divergence)
     trained = {"policy": policy}
     if has_critic(config):
         own, steps = config.critic, config.num_mini_batches * config.critic.ppo_epochs
         trained["critic"] = _estimate_trained_model_memory(
-            config, device, make_critic_model_section(role.model, own), own.fsdp_config, steps, computes_logits=False
+            config, device, make_critic_model_section(role.model, own), own, steps, computes_logits=False
         )
     further = FURTHER_PROCESS * (has_critic(config) + config.reward_model.enable) if device == "cuda" else 0
     fixed = MemoryUsage(runtime=RUNTIME[device] + further)
@@ -298,7 +298,7 @@ def _estimate_trained_model_memory(
     config: Config,
     device: Device,
     model: Model,
-    fsdp: RoleFsdp,
+    role: Actor | Critic,
     steps: int,
     divergence: Divergence | None = None,
     computes_logits: bool = True,
@@ -306,7 +306,7 @@ def _estimate_trained_model_memory(
     """Estimate the memory of the policy or the critic on one rank. steps: optimizer steps per update. With shared
     prompts, this includes the copies of a prompt's keys and values that attention makes for each sample, assuming
     prompts of maximum length and responses of a quarter of the maximum length."""
-    rows, length = find_micro_batch_shape(config)
+    (rows, length), fsdp = find_micro_batch_shape(config), role.fsdp_config
     trained = plan_trained_model(
         model,
         fsdp,
@@ -318,7 +318,10 @@ def _estimate_trained_model_memory(
         divergence,
     )
     trained = replace(
-        trained, offload_weights=fsdp.param_offload and device == "cuda", has_one_step_per_update=steps == 1
+        trained,
+        optimizer=role.optim.name,
+        offload_weights=fsdp.param_offload and device == "cuda",
+        has_one_step_per_update=steps == 1,
     )
     if config.actor_rollout_ref.actor.use_prefix_grouper is False:
         return trained

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -50,14 +51,14 @@ class CheckpointSnapshot:
 
 
 def take_snapshot(
-    folder: str, model: nn.Module, optimizer: Optimizer | None, extra_state: dict[str, Any]
+    folder: str, model: nn.Module, optimizers: Sequence[Optimizer], extra_state: dict[str, Any]
 ) -> CheckpointSnapshot:
-    """Take a snapshot of a model's state for a checkpoint in `folder` (a collective). `optimizer` is None for a frozen
-    model. load_snapshot returns `extra_state`."""
+    """Take a snapshot of a model's state for a checkpoint in `folder` (a collective). load_snapshot returns
+    `extra_state`. `optimizers` is empty for a frozen model."""
     generator_states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         generator_states["cuda"] = torch.cuda.get_rng_state()
-    return CheckpointSnapshot(folder, _collect_tensors(model, optimizer), generator_states, extra_state)
+    return CheckpointSnapshot(folder, _collect_tensors(model, optimizers), generator_states, extra_state)
 
 
 def write_snapshot(snapshot: CheckpointSnapshot, group: dist.ProcessGroup) -> None:
@@ -82,8 +83,8 @@ def write_snapshot(snapshot: CheckpointSnapshot, group: dist.ProcessGroup) -> No
         ) from error
 
 
-def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
-    """Load a checkpoint, written by any number of ranks, into `model` and `optimizer` (a collective).
+def load_snapshot(folder: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    """Load a checkpoint, written by any number of ranks, into `model` and `optimizers` (a collective).
 
     Random number generators are restored only if the number of ranks is unchanged. Resuming is exact only then.
 
@@ -92,7 +93,7 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
     """
     path = Path(folder)
     reshard(model)
-    tensors = _collect_tensors(model, optimizer)
+    tensors = _collect_tensors(model, optimizers)
     try:
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
         read_checkpoint_tensors(tensors, path / "model")
@@ -104,11 +105,11 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
         ) from error
     # Frozen parameters are not saved; read_checkpoint_tensors has checked the rest.
     options, parameters = StateDictOptions(strict=False), tensors["model"]
-    if optimizer is None:
+    if not optimizers:
         set_model_state_dict(model, parameters, options=options)
     else:
         states = tensors["optimizer"]
-        set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=states, options=options)
+        set_state_dict(model, optimizers, model_state_dict=parameters, optim_state_dict=states, options=options)
     if generators:
         random.setstate(generators["python"])
         np.random.set_state(generators["numpy"])
@@ -118,21 +119,15 @@ def load_snapshot(folder: str, model: nn.Module, optimizer: Optimizer | None) ->
     return state
 
 
-def _collect_tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
-    if optimizer is None:
+def _collect_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    if not optimizers:
         return {"model": _select_saved_parameters(model, get_model_state_dict(model))}
-    if not optimizer.state:
-        get_state_dict(model, optimizer)  # creates the state by a step with zero gradients, which must not count
-        reset_optimizer(optimizer)
-    parameters, states = get_state_dict(model, optimizer)
+    if not optimizers[0].state:
+        get_state_dict(model, optimizers)  # creates the state by a step with zero gradients, which must not count
+        for state in (state for optimizer in optimizers for state in optimizer.state.values() if "step" in state):
+            state["step"].zero_()
+    parameters, states = get_state_dict(model, optimizers)
     return {"model": _select_saved_parameters(model, parameters), "optimizer": states}
-
-
-def reset_optimizer(optimizer: Optimizer) -> None:
-    """Set the optimizer state (moments and step counts) to zeros, its values before the first step."""
-    for state in optimizer.state.values():
-        for value in state.values():
-            value.zero_()
 
 
 def _select_saved_parameters(model: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:

@@ -1,33 +1,67 @@
-"""AdamW, its learning rate schedule, and gradient clipping over shards. train_state.py runs the steps."""
+"""Optimizers, their learning rate schedule, and gradient clipping over shards. train_state.py runs the steps."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from alphaapollo.config.schema import Optimizer
 from alphaapollo.models.sharding import local_tensor
+from alphaapollo.models.training.muon import ShardedMuon
 
 
-def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.AdamW:
-    """Create AdamW (arXiv 1711.05101) for the trained parameters. Norms and biases (one dimension) have no decay."""
+def make_optimizers(model: nn.Module, config: Optimizer) -> list[torch.optim.Optimizer]:
+    """Create the optimizers of the trained parameters: AdamW (arXiv 1711.05101) and, with name=muon, Muon for the
+    matrices of the decoder layers. Norms and biases (one dimension) have no weight decay."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [[p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]]
-    optimizer = torch.optim.AdamW([{"params": group} for group in groups if group], lr=config.lr, fused=True)
-    set_hyperparams(optimizer, config)
-    return optimizer
+    layers = getattr(model, "layers", ()) if config.name == "muon" else ()
+    in_layers = {parameter for layer in layers for parameter in layer.parameters() if parameter.ndim == 2}
+    matrices = [parameter for parameter in trained if parameter in in_layers]
+    others = [parameter for parameter in trained if parameter not in in_layers]
+    groups = [[p for p in others if p.ndim >= 2], [p for p in others if p.ndim < 2]]
+    adam_groups: list[dict[str, Any]] = [{"params": group} for group in groups if group]
+    optimizers: list[torch.optim.Optimizer] = []
+    if matrices:
+        optimizers.append(ShardedMuon(matrices, lr=config.lr))
+    if adam_groups and config.name == "adamw_8bit":
+        logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns of kernels for other devices
+        from alphaapollo.models.training.adamw_8bit import make_adamw_8bit  # torchao may not be installed
+
+        optimizers.append(make_adamw_8bit(adam_groups, config.lr, trained[0].is_cuda))
+    elif adam_groups:
+        optimizers.append(torch.optim.AdamW(adam_groups, lr=config.lr, fused=True))
+    set_hyperparams(optimizers, config)
+    return optimizers
 
 
-def set_hyperparams(optimizer: torch.optim.Optimizer, config: Optimizer) -> None:
+def set_hyperparams(optimizers: Iterable[torch.optim.Optimizer], config: Optimizer) -> None:
     """Set weight decay and betas from `config`. Call it again after loading a checkpoint, which restores old values."""
-    for group in optimizer.param_groups:
-        decays = group["params"][0].ndim >= 2
-        group |= {"weight_decay": config.weight_decay if decays else 0.0, "betas": config.betas}
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["weight_decay"] = config.weight_decay if group["params"][0].ndim >= 2 else 0.0
+        if "betas" in group:
+            group["betas"] = config.betas
+
+
+def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], lr: float) -> None:
+    """Set the learning rate of the next step. torchao's optimizers have a tensor for it."""
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def list_plain_tensors(state: Any) -> list[Tensor]:
+    """Return the tensors with the data of an optimizer state on this rank: codes and scales if it is quantized."""
+    shard: Any = local_tensor(state)
+    return [shard.codes, shard.scale] if hasattr(shard, "codes") else [shard]
 
 
 def compute_learning_rate(step: int, config: Optimizer, total_steps: int) -> float:

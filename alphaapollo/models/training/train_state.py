@@ -1,4 +1,4 @@
-"""Training state of a sharded model: the optimizer, the number of steps, and their checkpoints."""
+"""Training state of a sharded model: the optimizers, the number of steps, and their checkpoints."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from alphaapollo.config.schema import Actor, Critic, RoleFsdp, TuningConfig
-from alphaapollo.models.checkpoint.snapshot import CheckpointSnapshot, load_snapshot, reset_optimizer, take_snapshot
+from alphaapollo.models.checkpoint.snapshot import CheckpointSnapshot, load_snapshot, take_snapshot
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.models.training.offload import TensorOffloader, make_parameter_offloader
-from alphaapollo.models.training.optimizer import clip_gradients, compute_learning_rate, make_optimizer, set_hyperparams
+from alphaapollo.models.training.optimizer import (
+    clip_gradients,
+    compute_learning_rate,
+    list_plain_tensors,
+    make_optimizers,
+    set_hyperparams,
+    set_learning_rate,
+)
 
 T = TypeVar("T")
 MAX_SKIPPED_STEPS = 20  # in a row; after that, the weights are probably damaged
@@ -32,7 +39,7 @@ class OptimizerStep:
 
 
 class TrainState:
-    """Optimizer, learning rate schedule and checkpoints of a sharded model.
+    """Optimizers, learning rate schedule and checkpoints of a sharded model.
 
     `offload` moves configured tensors to host memory. `reload` moves parameters back, `step` reloads optimizer state.
 
@@ -49,10 +56,12 @@ class TrainState:
         self.module, self.config, self.total_steps = module, config, total_steps
         self.name, self.optim_key = name, optim_key
         fsdp = config.fsdp_config
-        self.optimizer = make_optimizer(module, config.optim)
+        self.optimizers = make_optimizers(module, config.optim)
         self.parameters = make_parameter_offloader(module, isinstance(fsdp, RoleFsdp) and fsdp.param_offload)
         on_gpu = next(module.parameters()).is_cuda
-        self.moments = TensorOffloader(self._iterate_moments, fsdp.optimizer_offload and on_gpu)
+        self.moments = TensorOffloader(
+            lambda: [moment for _, moment in self._iterate_moments()], fsdp.optimizer_offload and on_gpu
+        )
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
         self.num_steps = 0  # steps made so far
         self.num_skipped = 0  # steps skipped in a row
@@ -89,14 +98,14 @@ class TrainState:
                     f"these settings to the command: data.seed={1000 + self.num_steps} (other batches),{skip} or "
                     f"{self.optim_key}.lr={self.config.optim.lr / 10:g} (smaller steps)."
                 )
-            self.optimizer.zero_grad(set_to_none=True)
+            self.module.zero_grad(set_to_none=True)
             return OptimizerStep(norm, lr, skipped=True)
         self.num_skipped = 0
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self.optimizers, lr)
         self.moments.reload()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.module.zero_grad(set_to_none=True)
         self.num_steps += 1
         return OptimizerStep(norm, lr)
 
@@ -113,8 +122,8 @@ class TrainState:
             )
 
     def reset_optimizer(self) -> None:
-        self.moments.reload()
-        reset_optimizer(self.optimizer)
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
 
     def reload(self) -> None:
         """Move offloaded parameters back to the device. A second call does nothing."""
@@ -131,28 +140,30 @@ class TrainState:
         self._reload_all_tensors()
         self.check_weights_finite()
         counts = {"num_steps": self.num_steps, "num_skipped": self.num_skipped}
-        return take_snapshot(folder, self.module, self.optimizer, counts)
+        return take_snapshot(folder, self.module, self.optimizers, counts)
 
     def load(self, folder: str) -> None:
         """Load weights, optimizer state and counts of a checkpoint. Weight decay and betas remain as configured."""
         self._reload_all_tensors()
-        counts = load_snapshot(folder, self.module, self.optimizer)
+        counts = load_snapshot(folder, self.module, self.optimizers)
         self.num_steps, self.num_skipped = counts["num_steps"], counts.get("num_skipped", 0)
-        set_hyperparams(self.optimizer, self.config.optim)
+        set_hyperparams(self.optimizers, self.config.optim)
 
     def get_trained_tensors(self) -> dict[str, list[Tensor]]:
-        """Return this rank's slices of the trained "weights" and of Adam's moments "exp_avg" and "exp_avg_sq"."""
+        """Return this rank's slices of the trained "weights" and of the optimizer states, e.g. Adam's "exp_avg"."""
         self._reload_all_tensors()
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         slices = {"weights": [local_tensor(parameter.detach()) for parameter in parameters]}
-        for name in ("exp_avg", "exp_avg_sq"):
-            slices[name] = [local_tensor(state[name]) for state in self.optimizer.state.values()]
+        for name, moment in self._iterate_moments():
+            slices.setdefault(name, []).append(moment)
         return slices
 
     def _reload_all_tensors(self) -> None:
         self.parameters.reload()
         self.moments.reload()
 
-    def _iterate_moments(self) -> Iterator[Tensor]:
-        for state in self.optimizer.state.values():
-            yield from (value for value in state.values() if value.ndim > 0)
+    def _iterate_moments(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name of each optimizer state with more than one value, and this rank's slice."""
+        for state in (state for optimizer in self.optimizers for state in optimizer.state.values()):
+            for name, value in state.items():
+                yield from ((name, tensor) for tensor in list_plain_tensors(value) if tensor.ndim > 0)

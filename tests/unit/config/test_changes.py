@@ -12,13 +12,15 @@ from alphaapollo.config.schema import Config, DpoConfig, EvalConfig, GenerationC
 from alphaapollo.config.schema.base import Section, Verdict
 
 LORA = ("lora_rank", "lora_alpha", "target_modules")
-FINETUNING = {f"model.{name}" for name in ("path", "tokenizer_path", "freeze_vision", *LORA)} | {"data.train_files"}
+FINETUNING = {f"model.{name}" for name in ("path", "tokenizer_path", "freeze_vision", *LORA)}
+FINETUNING |= {"data.train_files", "optim.name"}
 PAIRS = FINETUNING | {f"data.{name}_key" for name in ("prompt", "chosen", "rejected")}
 REFUSED: dict[type[Section], set[str]] = {
     Config: {
         *(f"actor_rollout_ref.model.{name}" for name in ("path", "tokenizer_path", "freeze_vision", *LORA)),
         *(f"critic.model.{name}" for name in ("path", *LORA)),
         *("algorithm.adv_estimator", "algorithm.custom_module", "actor_rollout_ref.actor.policy_loss.loss_mode"),
+        *("actor_rollout_ref.actor.optim.name", "critic.optim.name"),
         *("data.train_files", "data.prompt_key", "env.reasoning_gym.tasks"),
         *("env.env_name", "env.custom_module", "env.verifiers.name", "env.agent.path", "env.agent.command"),
     },

@@ -91,7 +91,7 @@ def test_default_of_this_project_is_not_a_difference():
         ("actor_rollout_ref.actor.megatron.param_offload", "renamed to actor_rollout_ref.actor.fsdp_config."),
         ("reward.reward_kwargs.overlong_buffer_cfg.len", "renamed to algorithm.overlong_penalty.cache"),
         ("reward_model.reward_kwargs.max_resp_len", "dropped because it is data.max_response_length"),
-        ("actor_rollout_ref.actor.optim.override_optimizer_config.x", "not supported (the optimizer is AdamW with"),
+        ("actor_rollout_ref.actor.optim.override_optimizer_config.x", "not supported (optimizers have fixed settings"),
         ("ray_kwargs.ray_init.num_cpus", "dropped because the run connects"),
         ("hydra.run.dir", "dropped because configurations are composed"),
         ("model.path", "not supported (the section is actor_rollout_ref.model here"),

@@ -268,7 +268,7 @@ def test_the_base_has_the_dtype_of_forward_and_backward(model_folder):
     for name, parameter in worker.policy.named_parameters():
         assert parameter.dtype == (torch.float32 if is_adapter_parameter(name) else torch.bfloat16)
         assert parameter.requires_grad == is_adapter_parameter(name)
-    states = worker.state.optimizer.state
+    states = worker.state.optimizers[0].state
     batch = make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
     before = worker.compute_log_probs()

@@ -31,7 +31,7 @@ def held(worker: PolicyWorker) -> int:
     """Bytes of parameters, reference and moments on the device."""
     models = [model for model in (worker.policy, worker.reference) if model is not None]
     tensors = [parameter for model in models for parameter in model.parameters()]
-    tensors += list(worker.state._iterate_moments())
+    tensors += [moment for _, moment in worker.state._iterate_moments()]
     return sum(local_tensor(tensor.detach()).untyped_storage().nbytes() for tensor in tensors)
 
 

@@ -100,7 +100,7 @@ def test_a_checkpoint_before_the_first_step_has_no_step(make, tmp_path):
         worker.load_batch(batch.rank_batches[0])
         if saves:
             worker.save(str(tmp_path))
-            assert all(state["step"] == 0 for state in worker.state.optimizer.state.values())
+            assert all(state["step"] == 0 for state in worker.state.optimizers[0].state.values())
         worker.update(make_columns(case, batch, 0))
         moved.append(parameters(worker))
     for name, value in moved[0].items():

@@ -181,7 +181,7 @@ def test_a_resumed_worker_uses_its_own_optimizer_settings(model_folder, tmp_path
     changed = replace(case, optim={"weight_decay": 0.3, "betas": (0.8, 0.95)})
     resumed = make_worker(changed, 0, 1, free_address())
     resumed.load(str(tmp_path / "saved"))
-    groups = resumed.state.optimizer.param_groups
+    groups = resumed.state.optimizers[0].param_groups
     assert [(group["weight_decay"], tuple(group["betas"])) for group in groups] == [
         (0.3, (0.8, 0.95)),
         (0.0, (0.8, 0.95)),

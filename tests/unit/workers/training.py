@@ -175,7 +175,7 @@ def record_gradients(worker: Any) -> list[dict[str, np.ndarray]]:
         module = worker.state.module
         trained = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
         recorded.append({name: full_tensor(gradient).cpu().numpy() for name, gradient in trained.items()})
-        worker.state.optimizer.zero_grad()
+        worker.state.module.zero_grad()
         return OptimizerStep(0.0, 0.0)
 
     worker.state.step = step

@@ -58,7 +58,7 @@ def trained():
 @pytest.fixture
 def saved(trained, tmp_path: Path) -> Path:
     model, optimizer = trained
-    write_snapshot(take_snapshot(str(tmp_path / "saved"), model, optimizer, {"step": 3}), dist.group.WORLD)
+    write_snapshot(take_snapshot(str(tmp_path / "saved"), model, [optimizer], {"step": 3}), dist.group.WORLD)
     return tmp_path / "saved"
 
 
@@ -78,7 +78,7 @@ def test_checkpoint_restores_the_saved_state(trained, saved: Path) -> None:
     optimizer.step()
     np.random.rand(7)
     assert state(trained) != before
-    assert load_snapshot(str(saved), model, optimizer) == {"world_size": 1, "step": 3}
+    assert load_snapshot(str(saved), model, [optimizer]) == {"world_size": 1, "step": 3}
     assert state(trained) == before and optimizer.param_groups[0]["betas"] == (0.9, 0.999)
     assert (np.random.get_state()[1] == drawn).all()
 
@@ -90,7 +90,7 @@ def test_a_malicious_pickle_is_an_error_and_does_not_run(trained, saved: Path, t
     else:
         (saved / file).write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
     with pytest.raises(ValueError, match="cannot be read"):
-        load_snapshot(str(saved), *trained)
+        load_snapshot(str(saved), trained[0], [trained[1]])
     assert not (tmp_path / "sprung").exists()
 
 
@@ -127,13 +127,13 @@ def test_a_malicious_optimizer_value(trained, saved: Path, tmp_path: Path) -> No
     stored.write_bytes(data + trap.getvalue())
     (saved / "model" / ".metadata").write_bytes(pickle.dumps(described))
     with pytest.raises(ValueError, match="cannot be read"):
-        load_snapshot(str(saved), *trained)
+        load_snapshot(str(saved), trained[0], [trained[1]])
     assert not (tmp_path / "sprung").exists()
 
 
 def test_a_truncated_file_is_an_error(trained, saved: Path) -> None:
     (saved / "rank_0.pt").write_bytes((saved / "rank_0.pt").read_bytes()[:100])
     with pytest.raises(ValueError, match=f"the checkpoint {saved} cannot be read"):
-        load_snapshot(str(saved), *trained)
+        load_snapshot(str(saved), trained[0], [trained[1]])
     with pytest.raises(OSError):
         read_rng_states(saved / "rank_7.pt")

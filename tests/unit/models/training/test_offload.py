@@ -7,7 +7,7 @@ from torch import nn
 
 from alphaapollo.config.schema import Optimizer
 from alphaapollo.models.training.offload import TensorOffloader, make_parameter_offloader
-from alphaapollo.models.training.optimizer import make_optimizer
+from alphaapollo.models.training.optimizer import make_optimizers
 
 
 def bytes_of(tensors: list[torch.Tensor]) -> int:
@@ -72,7 +72,7 @@ def test_offloaded_optimizer_state_gives_the_same_steps() -> None:
     def train(offloads: bool) -> torch.Tensor:
         torch.manual_seed(0)
         model = nn.Linear(4, 3)
-        optimizer = make_optimizer(model, Optimizer(lr=0.1))
+        (optimizer,) = make_optimizers(model, Optimizer(lr=0.1))
         moments = TensorOffloader(
             lambda: [value for state in optimizer.state.values() for value in state.values() if value.ndim], offloads
         )

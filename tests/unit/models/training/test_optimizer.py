@@ -8,7 +8,12 @@ import torch.distributed as dist
 from torch import nn
 
 from alphaapollo.config.schema import Optimizer
-from alphaapollo.models.training.optimizer import clip_gradients, compute_learning_rate, make_optimizer, set_hyperparams
+from alphaapollo.models.training.optimizer import (
+    clip_gradients,
+    compute_learning_rate,
+    make_optimizers,
+    set_hyperparams,
+)
 from tests.unit.tiny import free_address
 
 
@@ -33,7 +38,7 @@ def test_warm_up_as_a_share_of_all_steps():
 
 def test_norms_and_biases_do_not_decay():
     model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
-    groups = make_optimizer(model, Optimizer(weight_decay=0.1)).param_groups
+    groups = make_optimizers(model, Optimizer(weight_decay=0.1))[0].param_groups
     assert [(group["weight_decay"], len(group["params"])) for group in groups] == [(0.1, 1), (0.0, 3)]
 
 
@@ -65,7 +70,7 @@ def test_non_finite_gradients_are_not_changed(one_rank: None):
 
 def test_settings_of_the_configuration_replace_those_of_a_checkpoint():
     model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
-    optimizer = make_optimizer(model, Optimizer(weight_decay=0.1))
-    set_hyperparams(optimizer, Optimizer(weight_decay=0.3, betas=(0.8, 0.95)))
+    (optimizer,) = make_optimizers(model, Optimizer(weight_decay=0.1))
+    set_hyperparams([optimizer], Optimizer(weight_decay=0.3, betas=(0.8, 0.95)))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
     assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.95)}
