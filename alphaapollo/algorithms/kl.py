@@ -52,9 +52,13 @@ def unbiased_kl(logp: Tensor, behavior_logp: Tensor, ref_logp: Tensor, mask: Ten
     """Estimate KL(pi||ref) at each sampled token as (pi / mu) k3, in nats (arXiv 2512.02556, Eq. 7). All [B, L].
 
     behavior_logp: log-probs of the policy mu that sampled the tokens. The ratio pi / mu also has a gradient, so that
-    expectations over tokens of mu are KL(pi||ref) and its gradient.
+    expectations over tokens of mu are KL(pi||ref) and its gradient. The gradient (pi / mu) d is computed directly:
+    differentiating the product subtracts terms of size e^-d.
     """
-    return log_ratio(logp, behavior_logp, mask).exp() * kl_penalty(logp, ref_logp, "k3")
+    constant = logp.detach()
+    ratio = log_ratio(constant, behavior_logp, mask).exp()
+    gradient = apply_mask(ratio * (constant - ref_logp), mask)
+    return ratio * kl_penalty(constant, ref_logp, "k3") + gradient * (logp - constant)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ divergences over the top-K tokens, and `eps` and `ratio_sg`, which reproduce oth
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Literal
 

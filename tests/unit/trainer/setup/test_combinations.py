@@ -169,7 +169,12 @@ SHAPING = {
 
 @pytest.mark.parametrize("key", SHAPING)
 def test_estimators_that_refuse_reward_shaping(key: str):
-    for name, why in (("gdpo", "it sums the named rewards"), ("grpo_passk_analytic", "rewards of 0 or 1")):
+    reasons = {
+        "gdpo": "it sums the named rewards",
+        "grpo_passk_analytic": "rewards of 0 or 1",
+        "maxrl": "mean reward, which must be a success rate",
+    }
+    for name, why in reasons.items():
         text = problem(name, **{key: SHAPING[key]})
         assert text.startswith(f"algorithm.adv_estimator={name} does not support changes of the reward: ")
         assert why in text and f". Set {key}=" in text
@@ -216,6 +221,40 @@ def test_bypass_has_no_effect_without_a_ratio():
     assert notices("grpo", "reinforce", **bypass) == [
         f"algorithm.rollout_correction.bypass=true has no effect: {LOSS}=reinforce has no ratio."
     ]
+
+
+ANCHORED = ["dppo_kl", "dppo_tv", "vespo"]
+
+
+@pytest.mark.parametrize("loss", ANCHORED)
+def test_losses_with_the_engine_as_anchor_refuse_a_second_correction(loss: str):
+    assert problem("dr_grpo", loss, **{f"{CORRECTION}.method": "tis"}) == (
+        f"{CORRECTION}.method=tis corrects twice: the ratio of {LOSS}={loss} already includes it. "
+        f"Set {CORRECTION}.method=null."
+    )
+    assert notices("dr_grpo", loss, **{f"{CORRECTION}.bypass": True}) == [
+        f"{CORRECTION}.bypass=true has no effect: {LOSS}={loss} always uses the engine's log-probs."
+    ]
+    assert notices("dr_grpo", loss, **{f"{CORRECTION}.off_policy_mask_threshold": 0.1}) == []
+
+
+def test_losses_that_use_the_engine_as_anchor():
+    assert [name for name in policy_loss_names() if get_policy_loss(name).anchor == "rollout"] == ANCHORED
+
+
+@pytest.mark.parametrize("mode", ["carry", "separate"])
+def test_stale_samples_need_a_correction_or_a_loss_that_includes_one(mode: str):
+    stale = {"trainer.async_mode": mode, "trainer.max_staleness": 1}
+    assert problem("grpo", **stale) == (
+        f"trainer.max_staleness=1 trains on tokens of older weights without a correction. Set {CORRECTION}.method=tis."
+    )
+    assert problem("grpo", **stale, **{f"{CORRECTION}.bypass": True}).endswith(
+        f"{CORRECTION}.method=tis, bypass=false."
+    )
+    assert notices("grpo", **stale, **{f"{CORRECTION}.method": "tis"}) == []
+    assert notices("grpo", trainer__async_mode=mode, trainer__max_staleness=0) == []
+    for loss in ANCHORED:
+        assert notices("dr_grpo", loss, **stale) == []
 
 
 def test_aggregation_modes_have_no_effect_on_sequence_losses():
@@ -300,6 +339,20 @@ def test_kl_requires_a_reference(needed: dict[str, Any], values: dict[str, Any],
     assert (given.needs_reference, given.needs_ref_log_probs) == (reference, columns)
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, False),
+        ({f"{CORRECTION}.bypass": True}, True),
+        ({LOSS: "dppo_tv"}, True),
+        ({LOSS: "vespo"}, True),
+    ],
+)
+def test_old_log_probs_of_a_plan(needed: dict[str, Any], values: dict[str, Any], expected: bool):
+    plan = make_plan(config(needed | {"algorithm.adv_estimator": "grpo"} | values), MACHINE)
+    assert plan.uses_rollout_logprobs == expected
+
+
 def test_a_plan_has_the_notices_of_its_checks(needed: dict[str, Any]):
     grpo = needed | {"algorithm.adv_estimator": "grpo"}
     assert make_plan(config(grpo | {"algorithm.lam": 0.9}), MACHINE).notices == [
@@ -356,7 +409,9 @@ def test_rows_of_a_trajectory_share_a_micro_batch():
         assert line.startswith(f"{LOSS}={loss} has one ratio per trajectory")
         assert "at most 350 tokens" in line
     level = {f"{CORRECTION}.method": "mask", f"{CORRECTION}.level": "sequence"}
-    assert notices("grpo", **memory, **level)[0].startswith(f"{CORRECTION}.level has one ratio per trajectory")
+    assert notices("grpo", **memory, **level)[0].startswith(f"{CORRECTION} has one ratio per trajectory")
+    mask = {f"{CORRECTION}.off_policy_mask_threshold": 0.1}
+    assert notices("grpo", **memory, **mask)[0].startswith(f"{CORRECTION} has one ratio per trajectory")
     assert notices("grpo", "ppo", **memory) == []
     assert "turns are compared only if their full prompts" in notices("gigpo", **memory)[0]
 
