@@ -9,47 +9,13 @@ import pytest
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
-from alphaapollo.config.build import build_config
-from alphaapollo.config.schema import Config, Env, GenerationConfig
+from alphaapollo.config.schema import Env, GenerationConfig
 from alphaapollo.controller.placement import Machine
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.input_checks import collect_environment_notices
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.trainer.setup.plan import make_plan
-
-ACTOR = "actor_rollout_ref.actor"
-LOSS = f"{ACTOR}.policy_loss.loss_mode"
-CORRECTION = "algorithm.rollout_correction"
-
-
-def config(values: dict[str, Any]) -> Config:
-    """Dotted keys -> the configuration; 4 samples a prompt, one optimizer step per iteration."""
-    nested: dict[str, Any] = {}
-    for key, value in ({"env.rollout.n": 4} | values).items():
-        *path, last = key.split(".")
-        section = nested
-        for part in path:
-            section = section.setdefault(part, {})
-        section[last] = value
-    return build_config(Config, nested)
-
-
-def notices(estimator: str, loss: str = "ppo", **values: Any) -> list[str]:
-    keys = {name.replace("__", "."): value for name, value in values.items()}
-    keys = {key if "." in key else f"algorithm.{key}": value for key, value in keys.items()}
-    return check_setting_combinations(config(keys), get_estimator(estimator), get_policy_loss(loss))
-
-
-def problem(estimator: str, loss: str = "ppo", **values: Any) -> str:
-    with pytest.raises(ValueError) as caught:
-        notices(estimator, loss, **values)
-    (text,) = str(caught.value).splitlines()
-    assert text.endswith(".")
-    return text
-
-
-def actor(**values: Any) -> dict[str, Any]:
-    return {f"{ACTOR}.{name}": value for name, value in values.items()}
+from tests.unit.trainer.setup.combining import ACTOR, CORRECTION, LOSS, actor, config, notices, problem
 
 
 @pytest.mark.parametrize("loss", policy_loss_names())
@@ -122,14 +88,6 @@ def test_estimators_without_groups_accept_a_group_of_one(name: str):
     assert notices(name, env__rollout__n=1, **taught) == []
 
 
-@pytest.mark.parametrize(("method", "level", "warns"), [("mask", "geometric", True), ("tis", "sequence", False)])
-def test_a_mask_of_whole_trajectories_over_several_versions_is_a_warning(method: str, level: str, warns: bool):
-    correction = {f"{CORRECTION}.method": method, f"{CORRECTION}.level": level}
-    stale = {"trainer.async_mode": "carry", "trainer.max_staleness": 1}
-    found = [line for line in notices("grpo", **correction, **stale) if "removes mostly long trajectories" in line]
-    assert len(found) == warns
-
-
 def test_passk_k_is_at_most_the_group_size():
     assert problem("grpo_passk_analytic", passk_k=5) == (
         "algorithm.passk_k=5 must not exceed the group size, env.rollout.n=4. Raise env.rollout.n or lower "
@@ -200,61 +158,6 @@ def test_reward_model_of_estimators_that_refuse_shaping():
     assert text == (
         "reward_model.weight=2.0 has no effect: algorithm.adv_estimator=gdpo reads reward components without weights."
     )
-
-
-@pytest.mark.parametrize("loss", [name for name in policy_loss_names() if get_policy_loss(name).level == "sequence"])
-def test_sequence_losses_refuse_token_correction(loss: str):
-    correction = "algorithm.rollout_correction"
-    assert problem("grpo", loss, **{f"{correction}.method": "tis"}) == (
-        f"{LOSS}={loss} takes one advantage per row, but {correction}.level=token weights tokens. "
-        f"Set {correction}.level=sequence or geometric."
-    )
-    for level in ("sequence", "geometric"):
-        bounds = {f"{correction}.level": level, f"{correction}.high": 1.05}
-        assert notices("grpo", loss, **{f"{correction}.method": "tis"}, **bounds) == []
-    assert notices("grpo", "ppo", **{f"{correction}.method": "tis"}) == []
-
-
-def test_bypass_has_no_effect_without_a_ratio():
-    bypass = {"algorithm.rollout_correction.bypass": True}
-    assert notices("grpo", "ppo", **bypass) == []
-    assert notices("grpo", "reinforce", **bypass) == [
-        f"algorithm.rollout_correction.bypass=true has no effect: {LOSS}=reinforce has no ratio."
-    ]
-
-
-ANCHORED = ["dppo_kl", "dppo_tv", "vespo"]
-
-
-@pytest.mark.parametrize("loss", ANCHORED)
-def test_losses_with_the_engine_as_anchor_refuse_a_second_correction(loss: str):
-    assert problem("dr_grpo", loss, **{f"{CORRECTION}.method": "tis"}) == (
-        f"{CORRECTION}.method=tis corrects twice: the ratio of {LOSS}={loss} already includes it. "
-        f"Set {CORRECTION}.method=null."
-    )
-    assert notices("dr_grpo", loss, **{f"{CORRECTION}.bypass": True}) == [
-        f"{CORRECTION}.bypass=true has no effect: {LOSS}={loss} always uses the engine's log-probs."
-    ]
-    assert notices("dr_grpo", loss, **{f"{CORRECTION}.off_policy_mask_threshold": 0.1}) == []
-
-
-def test_losses_that_use_the_engine_as_anchor():
-    assert [name for name in policy_loss_names() if get_policy_loss(name).anchor == "rollout"] == ANCHORED
-
-
-@pytest.mark.parametrize("mode", ["carry", "separate"])
-def test_stale_samples_need_a_correction_or_a_loss_that_includes_one(mode: str):
-    stale = {"trainer.async_mode": mode, "trainer.max_staleness": 1}
-    assert problem("grpo", **stale) == (
-        f"trainer.max_staleness=1 trains on tokens of older weights without a correction. Set {CORRECTION}.method=tis."
-    )
-    assert problem("grpo", **stale, **{f"{CORRECTION}.bypass": True}).endswith(
-        f"{CORRECTION}.method=tis, bypass=false."
-    )
-    assert notices("grpo", **stale, **{f"{CORRECTION}.method": "tis"}) == []
-    assert notices("grpo", trainer__async_mode=mode, trainer__max_staleness=0) == []
-    for loss in ANCHORED:
-        assert notices("dr_grpo", loss, **stale) == []
 
 
 def test_aggregation_modes_have_no_effect_on_sequence_losses():
@@ -337,20 +240,6 @@ MACHINE = Machine(num_cores=2, num_gpus=0)
 def test_kl_requires_a_reference(needed: dict[str, Any], values: dict[str, Any], reference: bool, columns: bool):
     given = config(needed | values)
     assert (given.needs_reference, given.needs_ref_log_probs) == (reference, columns)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({}, False),
-        ({f"{CORRECTION}.bypass": True}, True),
-        ({LOSS: "dppo_tv"}, True),
-        ({LOSS: "vespo"}, True),
-    ],
-)
-def test_old_log_probs_of_a_plan(needed: dict[str, Any], values: dict[str, Any], expected: bool):
-    plan = make_plan(config(needed | {"algorithm.adv_estimator": "grpo"} | values), MACHINE)
-    assert plan.uses_rollout_logprobs == expected
 
 
 def test_a_plan_has_the_notices_of_its_checks(needed: dict[str, Any]):
