@@ -7,6 +7,8 @@ rollout_correction.bypass the old log-probs come from the engine, so PPO's ratio
     method=mask, level=token       rho of each token, 0 outside [low, high]: IcePop (arXiv 2510.18855) with [0.5, 5]
     method=mask, level=sequence    product of rho over the row, 0 outside [low, high]: masked importance sampling
     method=mask, level=geometric   geometric mean of rho over the row, 0 outside [low, high]
+
+off_policy_sequence_mask drops the policy term of negative samples from which the trained policy has moved away.
 """
 
 from __future__ import annotations
@@ -50,6 +52,20 @@ def rollout_correction_weights(
     return apply_mask(weights, mask)
 
 
+def off_policy_sequence_mask(
+    logp: Tensor, rollout_logp: Tensor, advantages: Tensor, mask: Tensor, threshold: float
+) -> Tensor:
+    """Return 1 on tokens to train on, 0 on dropped tokens and outside the mask (arXiv 2512.02556, Eq. 9). [B, L] each.
+
+    A token is dropped if its advantage is negative, and the mean of log(mu/pi) over the row's tokens exceeds the
+    threshold, in nats. pi: trained policy. mu: rollout engine.
+    """
+    divergence = row_mean(rollout_logp - logp.detach(), mask)
+    dropped = (advantages < 0) & (divergence > threshold).unsqueeze(1)
+    return apply_mask((~dropped).to(logp.dtype), mask)
+
+
 def needs_full_sequences(correction: RolloutCorrection) -> bool:
     """Return whether a token's weight depends on its whole trajectory, which must then be in one micro-batch."""
-    return correction.method is not None and correction.level != "token"
+    has_sequence_weight = correction.method is not None and correction.level != "token"
+    return has_sequence_weight or correction.off_policy_mask_threshold is not None

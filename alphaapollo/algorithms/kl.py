@@ -9,7 +9,8 @@ Estimators use log-probs of sampled tokens; expectations are over samples of the
     k3 = low_var_kl     e^-d + d - 1      KL(pi||ref)   grad KL(ref||pi)
     X+                  X                 as X          grad KL(pi||ref): the gradient of k2
 
-For a KL in the loss use k2 or k3+. `full` needs both distributions; models/lm_head.py computes it.
+For a KL in the loss use k2 or k3+. If an older policy or another engine sampled the tokens, only unbiased_kl has the
+value and the gradient of KL(pi||ref). `full` needs both distributions; models/lm_head.py computes it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import MAX_LOG_RATIO, apply_mask
+from alphaapollo.algorithms.masked import MAX_LOG_RATIO, apply_mask, log_ratio
 from alphaapollo.config.schema import KLControl
 
 ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
@@ -32,19 +33,32 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
     kind: key of ESTIMATORS. With a trailing +, the result has the value of that estimator and the gradient of k2. k3
     clamps the log-ratio from below at -MAX_LOG_RATIO, so that exp stays finite.
     """
-    log_ratio = logp - ref_logp
-    k2 = 0.5 * log_ratio**2
+    d = logp - ref_logp
+    k2 = 0.5 * d**2
     match ESTIMATORS[kind.removesuffix("+")]:
         case "k1":
-            value = log_ratio
+            value = d
         case "abs":
-            value = log_ratio.abs()
+            value = d.abs()
         case "k2":
             value = k2
         case _:
-            clamped = log_ratio.clamp(min=-MAX_LOG_RATIO)
+            clamped = d.clamp(min=-MAX_LOG_RATIO)
             value = torch.expm1(-clamped) + clamped
     return k2 - k2.detach() + value.detach() if kind.endswith("+") else value
+
+
+def unbiased_kl(logp: Tensor, behavior_logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
+    """Estimate KL(pi||ref) at each sampled token as (pi / mu) k3, in nats (arXiv 2512.02556, Eq. 7). All [B, L].
+
+    behavior_logp: log-probs of the policy mu that sampled the tokens. The ratio pi / mu also has a gradient, so that
+    expectations over tokens of mu are KL(pi||ref) and its gradient. The gradient (pi / mu) d is computed directly:
+    differentiating the product subtracts terms of size e^-d.
+    """
+    constant = logp.detach()
+    ratio = log_ratio(constant, behavior_logp, mask).exp()
+    gradient = apply_mask(ratio * (constant - ref_logp), mask)
+    return ratio * kl_penalty(constant, ref_logp, "k3") + gradient * (logp - constant)
 
 
 @dataclass(frozen=True, slots=True)

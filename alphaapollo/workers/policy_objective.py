@@ -5,7 +5,7 @@ of all losses, and of their gradients, does not depend on micro-batches, ranks o
 
     sum_i w_i sum_t m_it (rho_it * policy loss + kl_coef * KL + teacher.coef * D - entropy_coef * entropy)
 
-m: action mask. rho: importance-sampling weight (algorithm.rollout_correction), or 1. D: divergence from the teacher.
+m: action mask. rho: weight or mask of algorithm.rollout_correction, or 1. D: divergence from the teacher.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses
-from alphaapollo.algorithms.correction import rollout_correction_weights
+from alphaapollo.algorithms.correction import off_policy_sequence_mask, rollout_correction_weights
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
-from alphaapollo.algorithms.kl import kl_penalty
+from alphaapollo.algorithms.kl import kl_penalty, unbiased_kl
 from alphaapollo.algorithms.masked import apply_mask, log_ratio, row_mean
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
 from alphaapollo.config.schema import NO_TEACHER, Actor, RolloutCorrection, Teacher
@@ -77,20 +77,10 @@ def compute_policy_objective(
     """
     mask, weights = matrices.mask, matrices.loss_weights
     output = policy_loss(matrices, actor)
-    losses, metrics = output.loss, {}
-    if correction.method:
-        assert matrices.rollout_logp is not None
-        rho = rollout_correction_weights(  # [b, L]; sequence and geometric level: equal for all tokens of a trajectory
-            matrices.old_logp,
-            matrices.rollout_logp,
-            mask,
-            method=correction.method,
-            level=correction.level,
-            low=correction.low,
-            high=correction.high,
-        )
-        losses = losses * (rho if policy_loss.level == "token" else row_mean(rho, mask))
-        metrics = {"correction_weight": rho.sum(), "correction_dropped": apply_mask((rho == 0).double(), mask).sum()}
+    factor, metrics = _compute_policy_loss_factor(matrices, correction)
+    losses = output.loss
+    if factor is not None:
+        losses = losses * (factor if policy_loss.level == "token" else row_mean(factor, mask))
     if policy_loss.level == "token":
         loss, prefix = aggregate_token_losses(losses, mask, weights), ""
     else:
@@ -109,9 +99,7 @@ def compute_policy_objective(
         assert matrices.entropy is not None
         loss = loss - actor.entropy_coeff * aggregate_token_losses(matrices.entropy, mask, weights)
     if actor.use_kl_loss:
-        ref_logp = None if actor.uses_full_kl else matrices.ref_logp
-        kl = matrices.divergence if ref_logp is None else kl_penalty(matrices.logp, ref_logp, actor.kl_loss_type)
-        assert kl is not None
+        kl = _estimate_reference_kl(matrices, actor)
         loss = loss + actor.kl_loss_coef * aggregate_token_losses(kl, mask, weights)
         metrics["ref_kl"] = apply_mask(kl, mask).sum()
     if teacher.uses_full_vocabulary:
@@ -119,6 +107,49 @@ def compute_policy_objective(
         loss = loss + teacher.coef * aggregate_token_losses(matrices.divergence, mask, weights)
     metrics["loss"] = loss
     return loss, metrics
+
+
+def _compute_policy_loss_factor(
+    matrices: ObjectiveInputs, correction: RolloutCorrection
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Compute the constant factor rho [b, L] of the policy loss, None = 1, and its metrics.
+
+    With a sequence-level loss, rho is equal for all tokens of a trajectory.
+    """
+    if correction.method is None and correction.off_policy_mask_threshold is None:
+        return None, {}
+    mask, rollout_logp = matrices.mask, matrices.rollout_logp
+    assert rollout_logp is not None
+    factor, metrics = mask, {}
+    if correction.method:
+        factor = rollout_correction_weights(
+            matrices.old_logp,
+            rollout_logp,
+            mask,
+            method=correction.method,
+            level=correction.level,
+            low=correction.low,
+            high=correction.high,
+        )
+        dropped = apply_mask((factor == 0).double(), mask).sum()
+        metrics = {"correction_weight": factor.sum(), "correction_dropped": dropped}
+    if (threshold := correction.off_policy_mask_threshold) is not None:
+        kept = off_policy_sequence_mask(matrices.logp, rollout_logp, matrices.advantages, mask, threshold)
+        factor = factor * kept
+        metrics["off_policy_masked"] = mask.sum() - kept.sum()
+    return factor, metrics
+
+
+def _estimate_reference_kl(matrices: ObjectiveInputs, actor: Actor) -> Tensor:
+    """Compute or estimate KL(pi||ref) at each sampled token. [b, L]"""
+    if actor.uses_full_kl:
+        assert matrices.divergence is not None
+        return matrices.divergence
+    assert matrices.ref_logp is not None
+    if actor.kl_loss_type == "unbiased":  # the engine sampled the tokens, whatever the old log-probs are
+        assert matrices.rollout_logp is not None
+        return unbiased_kl(matrices.logp, matrices.rollout_logp, matrices.ref_logp, matrices.mask)
+    return kl_penalty(matrices.logp, matrices.ref_logp, actor.kl_loss_type)
 
 
 def normalize_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:

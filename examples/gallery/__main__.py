@@ -89,14 +89,15 @@ trajectories in four optimizer steps, with {seeds} seeds. There are two exceptio
   one optimizer step per iteration and run for 2.5 times as many iterations.
 
 The learning rate was not tuned for each recipe, so the comparison shows that each recipe learns, not which one is best.
-`FIT` in examples/gallery/runs.py lists the changes that recipes need for this task:
+`FIT` in examples/gallery/runs.py lists the settings that replace those of a recipe for this task:
 
-* all recipes: groups of 8; ppo, trpo_dual, remax and reinforce_plus_plus: 256 prompts with one sample each
-* trpo_dual: a KL target of 1 nat, because answers are short
-* magistral: no rewards for format and language
-* prorl: a reset every 16 iterations instead of one that depends on validation
-* gdpo: the reward names of this task
-* tis, icepop, mis: an engine with lower precision; length_budget: another advantage estimator (see below)
+* ppo, trpo_dual, remax and reinforce_plus_plus train on 256 prompts with one sample each. All other recipes use groups
+  of 8.
+* trpo_dual has a KL target of 1 nat, because answers are short.
+* magistral has no rewards for format and language.
+* prorl resets the reference every 16 iterations, independent of validation.
+* gdpo uses the rewards that this task has, `accuracy` and `format`.
+* tis, icepop and mis use an engine with lower precision; length_budget uses another advantage estimator (see below).
 
 The table shows the accuracy on 256 held-out questions, sampled at temperature 1, as mean and 95 % interval over
 seeds. The interval uses Student's t-distribution, so with three very different seeds it can include values below 0 or
@@ -104,6 +105,7 @@ above 1. The column `seeds above their start` counts seeds whose accuracy increa
 the 95 % margin of error of a difference between two accuracies on 256 questions each. Seconds are training time on
 two cores that also ran other work. To reproduce the table:
 
+<!-- not run: trains for hours -->
     python -m examples.gallery && python -m examples.gallery --report docs/algorithms
 
 ![all](curves/all.svg)

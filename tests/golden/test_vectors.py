@@ -24,11 +24,12 @@ def test_item(number: int, dtype: str):
 
 
 def test_all_functions_of_the_vectors_format_are_supported():
-    names = """aggregate cispo clip_cov clip_cov_candidates dpo dr_grpo dynamic_sampling_keep entropy_loss gae gdpo gmpo
-    gpg grpo grpo_total gspo_sequence gspo_token kl_adaptive kl_cov kl_dual_descent kl_fixed kl_full kl_in_reward
-    kl_loss kl_ppo2017 magistral mismatch_weights opo overlong_filter passk_analytic passk_leave_one_out
-    place_outcome_reward policy_gradient ppo_clip reinforce_pp reinforce_pp_baseline remax rloo sapo sequence_ppo
-    soft_overlong_punishment value_loss"""
+    names = """aggregate cispo clip_cov clip_cov_candidates deepseek_v32 dpo dppo dppo_topk dppo_topk_divergence dr_grpo
+    dynamic_sampling_keep entropy_loss gae gdpo gmpo gpg grpo grpo_total gspo_sequence gspo_token kl_adaptive
+    kl_cov kl_dual_descent kl_fixed kl_full kl_in_reward kl_loss kl_ppo2017 magistral maxrl maxrl_bandit
+    mismatch_weights off_policy_sequence_mask opo overlong_filter passk_analytic passk_leave_one_out
+    place_outcome_reward policy_gradient ppo_clip reinforce_pp reinforce_pp_baseline remax rloo sapo
+    sequence_ppo soft_overlong_punishment unbiased_kl unbiased_kl_bandit value_loss vespo"""
     assert sorted(names.split()) == sorted(FUNCTIONS)
 
 

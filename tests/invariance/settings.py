@@ -22,7 +22,7 @@ MODES = [
     "seq-mean-token-sum-norm",
     "group-mean-token-mean",
 ]
-KL_IN_LOSS = ["k1", "abs", "k2", "k3", "k3+", "full"]
+KL_IN_LOSS = ["k1", "abs", "k2", "k3", "k3+", "full", "unbiased"]
 
 
 def pairs() -> list[tuple[str, str]]:
@@ -105,6 +105,10 @@ def _teacher(
 
 
 def _correction(generator: np.random.Generator, loss: PolicyLoss) -> dict[str, Any]:
+    threshold = {"off_policy_mask_threshold": 0.1} if generator.random() < 0.3 else {}
+    if loss.anchor == "rollout":
+        return threshold
     levels = ["sequence", "geometric"] if loss.level == "sequence" else ["token", "sequence", "geometric"]
     method = ["tis", "mask"][int(generator.integers(2))]
-    return {"method": method, "level": levels[int(generator.integers(len(levels)))], "low": 0.3, "high": 3.0}
+    bounds = {"level": levels[int(generator.integers(len(levels)))], "low": 0.3, "high": 3.0}
+    return {"method": method, **bounds, **threshold}

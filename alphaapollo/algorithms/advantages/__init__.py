@@ -7,6 +7,7 @@ from alphaapollo.algorithms.advantages import (  # noqa: F401
     gpg,
     grpo,
     magistral,
+    maxrl,
     none,
     opo,
     passk,

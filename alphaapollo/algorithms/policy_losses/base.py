@@ -21,6 +21,7 @@ from alphaapollo.config.schema import Actor
 from alphaapollo.utils.registry import Registry
 
 Level = Literal["token", "sequence"]
+Anchor = Literal["old", "rollout"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class PolicyLossInputs:
     """
 
     logp: Tensor  # [B, L] log-probs of the trained policy
-    old_logp: Tensor  # [B, L] log-probs of the policy before the first step on the batch: denominator of the ratio
+    old_logp: Tensor  # [B, L] log-probs of the policy before the first step on the batch: denominator of the ratio.
+    # With rollout_correction.bypass or PolicyLoss.anchor="rollout", those of the rollout engine.
     advantages: Tensor  # [B, L]
     mask: Tensor  # [B, L] 1 on action tokens
     rollout_logp: Tensor | None = None  # [B, L] log-probs of the rollout engine
@@ -73,6 +75,9 @@ class PolicyLoss:
     on_policy: bool = False  # has no importance ratio, so it is valid for only one optimizer step per iteration
     reads: tuple[str, ...] | None = None  # fields of Actor that `fn` reads, nested ones with dots; None = unknown
     needs_full_sequence: bool = False  # token loss depends on other tokens of the sequence; implied by level=sequence
+    anchor: Anchor = "old"
+    """rollout: a run passes the rollout engine's log-probs as inputs.old_logp, so that the ratio includes staleness and
+    the log-prob mismatch. Then no log-probs are recomputed, and rollout_correction.method is rejected."""
     select_tokens: TokenSelector | None = None  # selects tokens of a mini-batch for inputs.selected_tokens
 
     @property

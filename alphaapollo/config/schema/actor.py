@@ -11,7 +11,7 @@ from alphaapollo.config.schema.base import CHANGES_ALGORITHM, CHANGES_ROUNDING, 
 from alphaapollo.config.schema.model import FrozenFsdp, Optimizer, RoleFsdp
 
 KLEstimator = Literal["kl", "abs", "mse", "low_var_kl", "k1", "k2", "k3"]
-KLKind = Literal[KLEstimator, "full", "kl+", "abs+", "mse+", "low_var_kl+", "k1+", "k2+", "k3+"]
+KLKind = Literal[KLEstimator, "full", "unbiased", "kl+", "abs+", "mse+", "low_var_kl+", "k1+", "k2+", "k3+"]
 AggregationMode = Literal[
     "token-mean",
     "token-sum",
@@ -39,6 +39,10 @@ class PolicyLossOptions(Section):
     """kl_cov: share of tokens with a KL penalty: those with the largest covariance between log-prob and advantage."""
     ppo_kl_coef: NonNegativeFloat = 1.0
     """kl_cov: coefficient of the KL penalty."""
+    vespo_positive: tuple[PositiveFloat, NonNegativeFloat] = (2.0, 3.0)
+    """vespo: (k, lambda) of the weight W^k exp(lambda (1 - W)) for positive and zero advantages."""
+    vespo_negative: tuple[PositiveFloat, NonNegativeFloat] = (3.0, 2.0)
+    """vespo: (k, lambda) of the weight for negative advantages."""
 
 
 class Actor(Section):
@@ -59,13 +63,14 @@ class Actor(Section):
         PositiveFloat | None,
         ActiveWhen("uses_clip_ratio", reason="clip_ratio_low and clip_ratio_high are both set"),
     ] = None
-    """Clip range on both sides; null = the default of the loss (ppo 0.2)."""
+    """Clip range on both sides; null = the default of the loss (ppo 0.2). dppo_tv and dppo_kl: largest divergence."""
     clip_ratio_low: PositiveFloat | None = None
     """Lower clip range; null = clip_ratio."""
     clip_ratio_high: PositiveFloat | None = None
     """Upper clip range (0.28 for DAPO's clip-higher); null = clip_ratio."""
     clip_ratio_c: Annotated[float, Field(gt=1.0)] | None = None
-    """Dual clip: upper bound of the ratio for negative advantages (usually 3.0); null = off."""
+    """Dual clip: upper bound of the ratio for negative advantages (usually 3.0). dppo_tv and dppo_kl: upper bound of
+    the importance weight of any token. null = off."""
     tau_pos: PositiveFloat = 1.0
     """sapo: temperature of the soft gate for positive advantages."""
     tau_neg: PositiveFloat = 1.05
@@ -85,7 +90,8 @@ class Actor(Section):
     """Coefficient of the KL loss."""
     kl_loss_type: Annotated[KLKind, ActiveWhen("use_kl_loss")] = "low_var_kl"
     """KL estimator on sampled tokens, or full = over the whole vocabulary. low_var_kl (k3, as in GRPO) has the gradient
-    of KL(ref||policy). k2, and any estimator with a trailing +, have the gradient of KL(policy||ref)."""
+    of KL(ref||policy). k2, and any estimator with a trailing +, have the gradient of KL(policy||ref). unbiased = k3
+    weighted by the ratio to the engine's probability (DeepSeek-V3.2), correct also for samples of older weights."""
     use_invalid_action_penalty: bool = False
     """Subtract a penalty from the reward of each turn that the environment cannot parse, at the turn's last token."""
     invalid_action_penalty_coef: Annotated[

@@ -61,6 +61,9 @@ class RolloutCorrection(Section):
     """Upper bound of rho; null = no upper bound."""
     bypass: bool = False
     """Use the engine's log-probs as the old log-probs, so that the ratio of the loss includes the correction."""
+    off_policy_mask_threshold: PositiveFloat | None = None
+    """DeepSeek-V3.2 (arXiv 2512.02556, Eq. 9): no policy loss on tokens with a negative advantage in trajectories whose
+    mean log(pi_engine / pi) per token exceeds this, in nats; null = off."""
 
     def find_problems(self) -> Iterator[str]:
         if not self.method:

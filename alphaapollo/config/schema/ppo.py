@@ -24,7 +24,6 @@ from alphaapollo.config.schema.teacher import Teacher
 from alphaapollo.config.schema.trainer import Trainer
 
 MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout"))
-CORRECTION = "algorithm.rollout_correction"
 MAX_TRAJECTORIES = 10_000_000  # per iteration: the driver holds all of them in memory
 
 
@@ -150,16 +149,13 @@ class Config(Section):
             yield f"trainer.controller=local has one engine, got {ROLLOUT}.num_engines={engines}. Set it to 1."
 
     def _find_async_problems(self) -> Iterator[str]:
-        trainer, rollout, correction = self.trainer, self.actor_rollout_ref.rollout, self.algorithm.rollout_correction
+        trainer, rollout = self.trainer, self.actor_rollout_ref.rollout
         if trainer.async_mode and self.actor_rollout_ref.ref.log_probs_ahead is True:
             key = "actor_rollout_ref.ref.log_probs_ahead"
             yield f"{key}=true needs synchronous training, got trainer.async_mode={trainer.async_mode}. Set auto."
         if not trainer.async_mode or not trainer.max_staleness:
             return
         stale = f"trainer.max_staleness={trainer.max_staleness}"
-        if not correction.method:
-            fix = f"Set {CORRECTION}.method=tis" + (", bypass=false." if correction.bypass else ".")
-            yield f"{stale} trains on tokens of older weights without a correction. {fix}"
         if rollout.lora == "adapter":
             yield f"{ROLLOUT}.lora=adapter needs trainer.max_staleness=0, got {stale}. Set {ROLLOUT}.lora=merged."
         if rollout.router_replay:

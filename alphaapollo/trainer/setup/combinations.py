@@ -23,7 +23,12 @@ def check_setting_combinations(config: Config, estimator: Estimator, policy_loss
 
     Raises ValueError for combinations that cannot work (all are listed), or if the estimator rejects its settings.
     """
-    if errors := [*_list_estimator_errors(config, estimator), *_list_token_loss_errors(config, estimator, policy_loss)]:
+    errors = [
+        *_list_estimator_errors(config, estimator),
+        *_list_token_loss_errors(config, estimator, policy_loss),
+        *_list_correction_errors(config, policy_loss),
+    ]
+    if errors:
         raise ConfigError(errors)
     if estimator.check is not None:
         estimator.check(config.algorithm, config.group_size)
@@ -82,6 +87,18 @@ def _list_token_loss_errors(config: Config, estimator: Estimator, policy_loss: P
         yield f"{loss}, but {CORRECTION}.level=token weights tokens. Set {CORRECTION}.level=sequence or geometric."
 
 
+def _list_correction_errors(config: Config, policy_loss: PolicyLoss) -> Iterator[str]:
+    """Yield an error if samples of another policy have no importance-sampling correction, or two of them."""
+    correction, trainer, stale = config.algorithm.rollout_correction, config.trainer, "trainer.max_staleness"
+    if policy_loss.anchor == "rollout":
+        if correction.method:
+            ratio = f"the ratio of {LOSS}={policy_loss.name} already includes it"
+            yield f"{CORRECTION}.method={correction.method} corrects twice: {ratio}. Set {CORRECTION}.method=null."
+    elif trainer.async_mode and trainer.max_staleness and not correction.method:
+        fix = f"Set {CORRECTION}.method=tis" + (", bypass=false." if correction.bypass else ".")
+        yield f"{stale}={trainer.max_staleness} trains on tokens of older weights without a correction. {fix}"
+
+
 def _list_keys_unread_by_estimator(config: Config, estimator: Estimator) -> Iterator[tuple[str, str]]:
     """Yield (config key, reason) for each key that another estimator reads, but this one does not."""
     key = f"{ESTIMATOR}={estimator.name}"
@@ -100,6 +117,8 @@ def _list_keys_unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterat
     key, actor = f"{LOSS}={policy_loss.name}", config.actor_rollout_ref.actor
     if policy_loss.on_policy and not config.algorithm.use_kl_in_reward:
         yield f"{CORRECTION}.bypass", f"{key} has no ratio"
+    if policy_loss.anchor == "rollout":
+        yield f"{CORRECTION}.bypass", f"{key} always uses the engine's log-probs"
     if policy_loss.reads is not None:
         known = {name for other in policy_loss_names() for name in get_policy_loss(other).reads or ()}
         unread = sorted(known.difference(policy_loss.reads))
@@ -117,12 +136,8 @@ def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss:
         key = "trainer.max_staleness"
         yield f"{derived}, but {key}={trainer.max_staleness} uses older samples. Set {key}=0."
     correction = config.algorithm.rollout_correction
-    if (
-        needs_full_sequences(correction)
-        and correction.method == "mask"
-        and trainer.async_mode
-        and trainer.max_staleness
-    ):
+    is_sequence_mask = correction.method == "mask" and correction.level != "token"
+    if is_sequence_mask and trainer.async_mode and trainer.max_staleness:
         yield (
             f"{CORRECTION}.method=mask with level={correction.level} removes mostly long trajectories, as they span "
             f"several weight versions. Set {CORRECTION}.method=tis, or trainer.max_staleness=0."
@@ -145,7 +160,7 @@ def _list_warnings_on_separate_turns(config: Config, estimator: Estimator, polic
     if config.env.context != "memory":
         return
     if policy_loss.needs_full_trajectories or needs_full_sequences(config.algorithm.rollout_correction):
-        key = f"{LOSS}={policy_loss.name}" if policy_loss.needs_full_trajectories else f"{CORRECTION}.level"
+        key = f"{LOSS}={policy_loss.name}" if policy_loss.needs_full_trajectories else CORRECTION
         longest = config.env.max_steps * config.data.max_prompt_length + config.data.max_response_length
         yield (
             f"{key} has one ratio per trajectory: with env.context=memory all its rows share a micro-batch, also "

@@ -36,6 +36,7 @@ class Plan:
     rollout: Rollout  # rollout section, with dtype and number of engines resolved
     max_tokens: int  # token budget of a micro-batch, over the ranks that share its rows
     needs_old_logprobs: bool  # the driver needs old log-probs before the update
+    uses_rollout_logprobs: bool  # the old log-probs are those of the rollout engine; the trainer computes none
     greedy_baseline: bool  # generate one additional greedy rollout per prompt
     shares_prompts: bool  # prompts are computed once for all their samples, if the models pass a self-check
     skips_rows_without_advantage: bool  # rows with zero advantage have no gradient; the policy update skips them
@@ -95,6 +96,7 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         needs_old_logprobs=algorithm.use_kl_in_reward
         or policy_loss.select_tokens is not None
         or config.teacher.uses_sampled_tokens,
+        uses_rollout_logprobs=algorithm.rollout_correction.bypass or policy_loss.anchor == "rollout",
         greedy_baseline="greedy_rewards" in estimator.needs,
         shares_prompts=_decide_prompt_sharing(config, notices),
         skips_rows_without_advantage=can_skip_rows_without_advantage(config, policy_loss),

@@ -68,8 +68,8 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
             is_trained = credit.has_gradient if skips_rows else np.ones_like(credit.has_gradient)
             steps = filter_mini_batches(batch.layout, is_trained, plan.max_tokens, plan.padded)
             measures_entropy = step % config.actor_rollout_ref.actor.entropy_freq == 0
-            # With bypass, the old log-probs are the engine's; without trained rows, there are none.
-            measures_mismatch = bool(is_trained.any()) and not config.algorithm.rollout_correction.bypass
+            # Without trained rows, the trainer computes no old log-probs either.
+            measures_mismatch = bool(is_trained.any()) and not plan.uses_rollout_logprobs
             updated, mismatch_sums, old_logprobs = await workers.policy.update(
                 credit.columns, steps, skip_bad_step, measures_entropy, measures_mismatch
             )
@@ -110,7 +110,7 @@ async def compute_logprobs_and_values(run: LearnerState, groups: list[Trajectory
     if critic:
         await critic.load_batch(layout.rank_batches)
     # If the driver does not need the old log-probs, the update computes them in its first forward pass.
-    if config.algorithm.rollout_correction.bypass:
+    if run.plan.uses_rollout_logprobs:
         old: list[np.ndarray] | None = [rank.rows.rollout_logprobs for rank in layout.rank_batches]
     else:
         old = await policy.compute_log_probs() if run.plan.needs_old_logprobs else None

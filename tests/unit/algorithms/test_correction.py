@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.correction import rollout_correction_weights
+from alphaapollo.algorithms.correction import off_policy_sequence_mask, rollout_correction_weights
 
 # Ratios by token: row 0 has 0.5, 4 and an observation; row 1 has 2; row 2 is empty.
 TRAIN = torch.tensor([[0.5, 4.0, 7.0], [2.0, 1.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64).log()
@@ -37,6 +37,18 @@ def test_weights_are_constants():
 def test_all_masked_batch():
     nothing = torch.zeros(3, 3)
     assert not rollout_correction_weights(TRAIN, ROLLOUT, nothing).any()
+    assert not off_policy_sequence_mask(TRAIN, ROLLOUT, -torch.ones(3, 3), nothing, 0.1).any()
+
+
+def test_off_policy_mask_by_hand():
+    """Means of log(mu/pi) over the two action tokens: 0.5, 0.5 with a positive advantage, 0.25, and -0.5."""
+    logp = -torch.tensor([[0.2, 0.8, 9.0], [0.2, 0.8, 9.0], [0.0, 0.5, 9.0], [-0.5, -0.5, 9.0]]).requires_grad_()
+    mask = torch.tensor([[1.0, 1.0, 0.0]] * 4)
+    signs = torch.tensor([[-1.0], [1.0], [-1.0], [-1.0]]).expand(4, 3)
+    for threshold, kept in ((0.4, [0, 1, 1, 1]), (0.5, [1, 1, 1, 1]), (0.1, [0, 1, 0, 1])):
+        weights = off_policy_sequence_mask(logp, torch.zeros(4, 3), signs, mask, threshold)
+        assert weights.tolist() == [[one, one, 0] for one in kept]
+        assert not weights.requires_grad
 
 
 def test_a_product_over_a_long_row_stays_finite():

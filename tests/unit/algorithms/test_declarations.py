@@ -128,7 +128,7 @@ def loss_batch() -> PolicyLossInputs:
 
 OTHER_ACTOR: dict[str, Any] = {
     "clip_ratio": 5.0,
-    "clip_ratio_low": 0.1,
+    "clip_ratio_low": 0.6,
     "clip_ratio_high": 5.0,
     "clip_ratio_c": 1.1,
     "tau_pos": 3.0,
@@ -140,6 +140,8 @@ OTHER_ACTOR: dict[str, Any] = {
     "policy_loss.clip_cov_ub": 0.0,
     "policy_loss.kl_cov_ratio": 0.9,
     "policy_loss.ppo_kl_coef": 7.0,
+    "policy_loss.vespo_positive": (1.0, 1.0),
+    "policy_loss.vespo_negative": (1.0, 1.0),
 }
 
 

@@ -1,6 +1,6 @@
 """Errors of widespread implementations that this project avoids: one test for each finding, with numbers.
 
-D1 .. D20 are the rows of the table "what others do differently" in docs/algorithms/README.md.
+D1 .. D24 are the rows of the table "what others do differently" in docs/algorithms/README.md.
 """
 
 import math
@@ -16,7 +16,7 @@ from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggreg
 from alphaapollo.algorithms.correction import rollout_correction_weights
 from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, has_variance
-from alphaapollo.algorithms.kl import kl_penalty, next_kl_coef, subtract_kl
+from alphaapollo.algorithms.kl import kl_penalty, next_kl_coef, subtract_kl, unbiased_kl
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.algorithms.reward_shaping import add_outcome_reward
@@ -240,3 +240,28 @@ def test_d20_returns_skip_masked_tokens():
     ids = torch.tensor([0])
     inputs = AdvantageInputs(torch.tensor([[0.0, 0.0, 1.0]]), mask, torch.ones(1), ids, ids)
     assert get_estimator("reinforce_plus_plus")(inputs, Algorithm()).returns.tolist() == [[1.0, 0.0, 1.0]]
+
+
+@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl", "vespo"])
+def test_d21_the_anchor_is_the_engine(name: str):
+    assert get_policy_loss(name).anchor == "rollout"  # test_learn.py: then the old log-probs are the engine's
+
+
+def test_d22_maxrl_of_one_sample_and_of_negative_rewards():
+    assert advantages("maxrl", one_token_batch([1.0], [0])).tolist() == [[0.0]]
+    with pytest.raises(ValueError, match="needs rewards of at least 0"):
+        advantages("maxrl", one_token_batch([0.0, -1.0], [0, 0]))
+
+
+def test_d23_the_unbiased_kl_has_the_ratio_of_the_token_and_no_clamp():
+    logp = torch.tensor([[-5.9, -1.0]], dtype=torch.float64, requires_grad=True)
+    engine, ref = torch.tensor([[-5.9, -3.0]]).double(), torch.tensor([[0.0, -2.0]]).double()
+    kl = unbiased_kl(logp, engine, ref, torch.ones(1, 2))
+    kl.sum().backward()
+    assert kl[0].tolist() == pytest.approx([math.exp(5.9) - 6.9, math.exp(2.0) * math.exp(-1.0)])
+    assert logp.grad[0].tolist() == pytest.approx([-5.9, math.exp(2.0)])
+
+
+def test_d24_vespo_of_a_row_whose_first_token_is_masked():
+    batch = token_inputs([[9.0, math.log(2.0)]], [[0.0, -1.0]], [[0, 1]])
+    assert get_policy_loss("vespo")(batch, Actor()).metrics["vespo_weight"].item() == pytest.approx(8 * math.exp(-2.0))

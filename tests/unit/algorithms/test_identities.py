@@ -91,7 +91,7 @@ def test_gspo_is_gspo_token_for_constant_advantages(seed: int, clip: float):
         torch.testing.assert_close(got, expected)
 
 
-ON_POLICY = ["ppo", "cispo", "sapo", "gspo", "gspo_token", "gmpo"]
+ON_POLICY = ["ppo", "cispo", "sapo", "gspo", "gspo_token", "gmpo", "dppo_tv", "dppo_kl", "vespo"]
 
 
 @many
@@ -101,6 +101,32 @@ def test_losses_share_one_gradient_on_policy(seed: int, name: str):
     _, expected = loss_and_gradient("reinforce", batch)
     _, gradient = loss_and_gradient(name, batch)
     torch.testing.assert_close(gradient, expected)
+
+
+@many
+@given(seed=seeds, name=st.sampled_from(["dppo_tv", "dppo_kl"]))
+def test_dppo_without_bounds_is_an_importance_weighted_policy_gradient(seed: int, name: str):
+    batch = random_batch(seed, drift=0.5, constant=False)
+    value, gradient = loss_and_gradient(name, batch, Actor(clip_ratio=1e9))
+    ratio = (batch.logp - batch.old_logp).exp()
+    lengths = batch.mask.sum(1)
+    weights = row_weights(lengths, torch.arange(len(lengths)), "seq-mean-token-mean", 1)
+    expected = aggregate_token_losses(-ratio * batch.advantages, batch.mask, weights)
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, batch.logp)[0])
+
+
+@many
+@given(seed=seeds, size=st.integers(2, 9))
+def test_maxrl_is_dr_grpo_divided_by_the_group_mean(seed: int, size: int):
+    generator = torch.Generator().manual_seed(seed)
+    scores = (torch.rand(3 * size, generator=generator) < 0.4).double()
+    groups = torch.arange(3 * size) % 3
+    inputs = AdvantageInputs(scores.unsqueeze(1), torch.ones(3 * size, 1), scores, groups, torch.arange(3 * size))
+    means = torch.stack([scores[groups == group].mean() for group in range(3)])[groups]
+    maxrl, dr_grpo = (get_estimator(name)(inputs, Algorithm()).advantages[:, 0] for name in ("maxrl", "dr_grpo"))
+    torch.testing.assert_close(maxrl * means, dr_grpo)
+    assert not maxrl[means == 0].any()
 
 
 @many

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.kl import ESTIMATORS, kl_penalty, next_kl_coef
+from alphaapollo.algorithms.kl import ESTIMATORS, kl_penalty, next_kl_coef, unbiased_kl
 from alphaapollo.config.schema import KLControl
 from tests.unit.plain import kl_full
 
@@ -65,6 +65,45 @@ def test_expectations_by_exact_enumeration():
     torch.testing.assert_close(gradient(expected["k2"]), gradient(kl))
     torch.testing.assert_close(gradient(expected["k3"]), gradient(reverse))
     torch.testing.assert_close(gradient(expected["k3+"]), gradient(kl))
+
+
+def test_unbiased_kl_by_hand():
+    """Ratio 2 and d = 0.5: the value is 2 k3, and the gradient 2 d."""
+    logp = torch.tensor([[-1.0, 9.0]], dtype=torch.float64, requires_grad=True)
+    behavior, ref = torch.tensor([[-1.0 - math.log(2.0), -1.0]]), torch.tensor([[-1.5, -1.0]])
+    kl = unbiased_kl(logp, behavior.double(), ref.double(), torch.tensor([[1, 0]]))
+    kl[0, 0].backward()
+    assert kl[0, 0].item() == pytest.approx(2.0 * (math.exp(-0.5) - 0.5))
+    assert logp.grad[0].tolist() == pytest.approx([1.0, 0.0])
+
+
+def test_unbiased_kl_of_samples_of_another_policy():
+    """Value and gradient are those of KL(pi||ref) for tokens of any policy, here of one that differs from the old one.
+    On policy, they are the value of k3 and the gradient of k2."""
+    generator = torch.Generator().manual_seed(2)
+    logits, engine, ref = torch.randn(3, 6, generator=generator, dtype=torch.float64).unbind(0)
+    logits.requires_grad_()
+    logp, engine, ref_logp = logits.log_softmax(0), engine.log_softmax(0), ref.log_softmax(0)
+    exact = kl_full(logits, ref)
+    expected = (engine.exp() * unbiased_kl(logp, engine, ref_logp, torch.ones(6))).sum()
+    torch.testing.assert_close(expected, exact)
+    gradients = [torch.autograd.grad(one, logits, retain_graph=True)[0] for one in (expected, exact)]
+    torch.testing.assert_close(*gradients)
+    tokens = logp.detach().requires_grad_()
+    on_policy = unbiased_kl(tokens, tokens.detach(), ref_logp, torch.ones(6))
+    torch.testing.assert_close(on_policy, kl_penalty(tokens, ref_logp, "k3"))
+    pair = [torch.autograd.grad(one.sum(), tokens)[0] for one in (on_policy, kl_penalty(tokens, ref_logp, "k2"))]
+    torch.testing.assert_close(*pair)
+
+
+@pytest.mark.parametrize("logp", [-15.0, -19.0, -25.0])
+def test_the_gradient_of_unbiased_kl_is_small_and_exact_in_float32(logp: float):
+    """The policy has almost abandoned a token of the reference. k3's gradient is up to -exp(20) there."""
+    d = logp + 1.0
+    logp = torch.tensor([[logp]], requires_grad=True)
+    engine, ref = torch.tensor([[-1.0]]), torch.tensor([[-1.0]])
+    unbiased_kl(logp, engine, ref, torch.ones(1, 1)).backward()
+    assert logp.grad.item() == pytest.approx(d * math.exp(max(d, -20.0)))
 
 
 def test_every_name_has_a_formula():

@@ -42,14 +42,6 @@ def test_what_works(needed: list[str], overrides: tuple[str, ...], gpus: int, co
 @pytest.mark.parametrize(
     ("overrides", "gpus", "cores", "says"),
     [
-        ((CARRY,), 0, 8, "without a correction. Set algorithm.rollout_correction.method=tis"),
-        ((SEPARATE,), 0, 8, "trainer.max_staleness=1 trains on tokens of older weights"),
-        (
-            (CARRY, "algorithm.rollout_correction.bypass=true"),
-            0,
-            8,
-            "Set algorithm.rollout_correction.method=tis, bypass=false",
-        ),
         (
             (SEPARATE, CORRECTED),
             0,

@@ -55,6 +55,11 @@ def test_same_gradients_in_any_layout(model_folder, actor: dict):
 
 LOSSES = {name: Case("", {"policy_loss": {"loss_mode": name}}) for name in policy_loss_names()} | {
     "corrected by token": Case("", correction={"method": "tis", "level": "token"}),
+    "deepseek_v32": Case(
+        "",
+        {"use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss_type": "unbiased"},
+        correction={"off_policy_mask_threshold": 0.1},
+    ),
     "corrected by row": Case(
         "",
         {"policy_loss": {"loss_mode": "sequence_ppo"}},

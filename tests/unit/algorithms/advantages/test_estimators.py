@@ -62,6 +62,7 @@ def estimate(name: str, scores: list[float], config: Algorithm | None = None, **
         ("grpo", {"norm_adv_by_std_in_grpo": False}, [1, 3, 5, 5], [-1, 1, 0, 0]),
         ("dr_grpo", {}, [1, 3, 5, 6], [-1, 1, -0.5, 0.5]),
         ("rloo", {}, [1, 3, 5, 5], [-2, 2, 0, 0]),
+        ("maxrl", {}, [1, 3, 5, 5], [-0.5, 0.5, 0, 0]),
         # lengths 2, 3: b = (2*1 + 3*3)/5 = 2.2; lengths 1, 1: b = 5.5
         ("opo", {}, [1, 3, 5, 6], [-1.2, 0.8, -0.5, 0.5]),
         ("gpg", {}, [1, 3, 5, 5], [-2, 2, 0, 0]),  # alpha = 4 / (4 - 2)

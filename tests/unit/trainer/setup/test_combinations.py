@@ -9,47 +9,13 @@ import pytest
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
-from alphaapollo.config.build import build_config
-from alphaapollo.config.schema import Config, Env, GenerationConfig
+from alphaapollo.config.schema import Env, GenerationConfig
 from alphaapollo.controller.placement import Machine
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.input_checks import collect_environment_notices
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.trainer.setup.plan import make_plan
-
-ACTOR = "actor_rollout_ref.actor"
-LOSS = f"{ACTOR}.policy_loss.loss_mode"
-CORRECTION = "algorithm.rollout_correction"
-
-
-def config(values: dict[str, Any]) -> Config:
-    """Dotted keys -> the configuration; 4 samples a prompt, one optimizer step per iteration."""
-    nested: dict[str, Any] = {}
-    for key, value in ({"env.rollout.n": 4} | values).items():
-        *path, last = key.split(".")
-        section = nested
-        for part in path:
-            section = section.setdefault(part, {})
-        section[last] = value
-    return build_config(Config, nested)
-
-
-def notices(estimator: str, loss: str = "ppo", **values: Any) -> list[str]:
-    keys = {name.replace("__", "."): value for name, value in values.items()}
-    keys = {key if "." in key else f"algorithm.{key}": value for key, value in keys.items()}
-    return check_setting_combinations(config(keys), get_estimator(estimator), get_policy_loss(loss))
-
-
-def problem(estimator: str, loss: str = "ppo", **values: Any) -> str:
-    with pytest.raises(ValueError) as caught:
-        notices(estimator, loss, **values)
-    (text,) = str(caught.value).splitlines()
-    assert text.endswith(".")
-    return text
-
-
-def actor(**values: Any) -> dict[str, Any]:
-    return {f"{ACTOR}.{name}": value for name, value in values.items()}
+from tests.unit.trainer.setup.combining import ACTOR, CORRECTION, LOSS, actor, config, notices, problem
 
 
 @pytest.mark.parametrize("loss", policy_loss_names())
@@ -122,14 +88,6 @@ def test_estimators_without_groups_accept_a_group_of_one(name: str):
     assert notices(name, env__rollout__n=1, **taught) == []
 
 
-@pytest.mark.parametrize(("method", "level", "warns"), [("mask", "geometric", True), ("tis", "sequence", False)])
-def test_a_mask_of_whole_trajectories_over_several_versions_is_a_warning(method: str, level: str, warns: bool):
-    correction = {f"{CORRECTION}.method": method, f"{CORRECTION}.level": level}
-    stale = {"trainer.async_mode": "carry", "trainer.max_staleness": 1}
-    found = [line for line in notices("grpo", **correction, **stale) if "removes mostly long trajectories" in line]
-    assert len(found) == warns
-
-
 def test_passk_k_is_at_most_the_group_size():
     assert problem("grpo_passk_analytic", passk_k=5) == (
         "algorithm.passk_k=5 must not exceed the group size, env.rollout.n=4. Raise env.rollout.n or lower "
@@ -169,7 +127,12 @@ SHAPING = {
 
 @pytest.mark.parametrize("key", SHAPING)
 def test_estimators_that_refuse_reward_shaping(key: str):
-    for name, why in (("gdpo", "it sums the named rewards"), ("grpo_passk_analytic", "rewards of 0 or 1")):
+    reasons = {
+        "gdpo": "it sums the named rewards",
+        "grpo_passk_analytic": "rewards of 0 or 1",
+        "maxrl": "mean reward, which must be a success rate",
+    }
+    for name, why in reasons.items():
         text = problem(name, **{key: SHAPING[key]})
         assert text.startswith(f"algorithm.adv_estimator={name} does not support changes of the reward: ")
         assert why in text and f". Set {key}=" in text
@@ -195,27 +158,6 @@ def test_reward_model_of_estimators_that_refuse_shaping():
     assert text == (
         "reward_model.weight=2.0 has no effect: algorithm.adv_estimator=gdpo reads reward components without weights."
     )
-
-
-@pytest.mark.parametrize("loss", [name for name in policy_loss_names() if get_policy_loss(name).level == "sequence"])
-def test_sequence_losses_refuse_token_correction(loss: str):
-    correction = "algorithm.rollout_correction"
-    assert problem("grpo", loss, **{f"{correction}.method": "tis"}) == (
-        f"{LOSS}={loss} takes one advantage per row, but {correction}.level=token weights tokens. "
-        f"Set {correction}.level=sequence or geometric."
-    )
-    for level in ("sequence", "geometric"):
-        bounds = {f"{correction}.level": level, f"{correction}.high": 1.05}
-        assert notices("grpo", loss, **{f"{correction}.method": "tis"}, **bounds) == []
-    assert notices("grpo", "ppo", **{f"{correction}.method": "tis"}) == []
-
-
-def test_bypass_has_no_effect_without_a_ratio():
-    bypass = {"algorithm.rollout_correction.bypass": True}
-    assert notices("grpo", "ppo", **bypass) == []
-    assert notices("grpo", "reinforce", **bypass) == [
-        f"algorithm.rollout_correction.bypass=true has no effect: {LOSS}=reinforce has no ratio."
-    ]
 
 
 def test_aggregation_modes_have_no_effect_on_sequence_losses():
@@ -356,7 +298,9 @@ def test_rows_of_a_trajectory_share_a_micro_batch():
         assert line.startswith(f"{LOSS}={loss} has one ratio per trajectory")
         assert "at most 350 tokens" in line
     level = {f"{CORRECTION}.method": "mask", f"{CORRECTION}.level": "sequence"}
-    assert notices("grpo", **memory, **level)[0].startswith(f"{CORRECTION}.level has one ratio per trajectory")
+    assert notices("grpo", **memory, **level)[0].startswith(f"{CORRECTION} has one ratio per trajectory")
+    mask = {f"{CORRECTION}.off_policy_mask_threshold": 0.1}
+    assert notices("grpo", **memory, **mask)[0].startswith(f"{CORRECTION} has one ratio per trajectory")
     assert notices("grpo", "ppo", **memory) == []
     assert "turns are compared only if their full prompts" in notices("gigpo", **memory)[0]
 

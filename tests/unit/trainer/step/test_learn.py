@@ -80,6 +80,7 @@ def learner(workers: Workers, **trainer: Any) -> Any:
             max_tokens=16_384,
             estimator=get_estimator("gae"),
             needs_old_logprobs=True,
+            uses_rollout_logprobs=False,
             skips_rows_without_advantage=True,
         ),
         column_dtype="float32",
@@ -130,6 +131,25 @@ def test_non_finite_columns_end_the_run_or_skip_the_iteration(
     ):
         asyncio.run(learn(run, 5, [GROUP], Timer()))
     assert workers.updates == 0
+
+
+def test_rollout_log_probs_as_old_ones_need_no_forward_pass() -> None:
+    class NoForwardPass(Workers):
+        async def compute_log_probs(self) -> list[np.ndarray]:
+            raise AssertionError("the old log-probs are those of the engine")
+
+        async def update(self, columns: Any, *arguments: Any) -> Any:
+            self.columns = columns
+            return await super().update(columns, *arguments)
+
+    workers = NoForwardPass()
+    workers.compute_ref_log_probs = workers.compute_values = super(NoForwardPass, workers).compute_log_probs  # type: ignore[method-assign]
+    run = learner(workers)
+    run.plan.uses_rollout_logprobs = True
+    asyncio.run(learn(run, 3, [GROUP], Timer()))
+    (rank,), (columns,) = workers.batches, workers.columns
+    np.testing.assert_array_equal(columns.old_logprobs, rank.rows.rollout_logprobs)
+    assert not workers.measures_mismatch
 
 
 @pytest.mark.parametrize("is_known_before", [True, False])

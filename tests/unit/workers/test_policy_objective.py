@@ -1,0 +1,66 @@
+"""DeepSeek-V3.2's parts in the loss of a micro-batch: the off-policy mask and the unbiased KL."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.config.schema import Actor, RolloutCorrection
+from alphaapollo.workers.policy_objective import ObjectiveInputs, compute_policy_objective
+
+ENGINE = torch.full((3, 2), -1.0, dtype=torch.float64)
+MASK = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+RATIOS = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.95, 9.0]], dtype=torch.float64)  # to the engine
+SIGNS = torch.tensor([[-1.0], [1.0], [-1.0]], dtype=torch.float64)
+
+
+def objective(loss: str, threshold: float | None, old_logp: torch.Tensor = ENGINE, **actor: Any):
+    """Loss, gradient and metrics. The weight of each token and row is 1; the reference is the engine's policy."""
+    logp = (ENGINE + RATIOS.log()).requires_grad_()
+    matrices = ObjectiveInputs(
+        logp=logp,
+        old_logp=old_logp,
+        advantages=SIGNS.expand(3, 2) * MASK,
+        mask=MASK,
+        rollout_logp=ENGINE,
+        ref_logp=ENGINE,
+        loss_weights=torch.ones(3, dtype=torch.float64),
+        sequence_weights=torch.ones(3, dtype=torch.float64),
+    )
+    settings = Actor(policy_loss={"loss_mode": loss}, **actor)
+    correction = RolloutCorrection(off_policy_mask_threshold=threshold)
+    total, metrics = compute_policy_objective(matrices, settings, get_policy_loss(loss), correction)
+    total.backward()
+    return total.item(), logp.grad.tolist(), {name: float(one.detach()) for name, one in metrics.items()}
+
+
+def test_the_mask_drops_the_policy_loss_of_negative_trajectories_that_moved_away():
+    """log(mu/pi) is 0.69 in the first two rows and 0.05 in the third one. PPO clips the first row's ratio at 0.8."""
+    total, gradient, metrics = objective("ppo", 0.1)
+    assert total == pytest.approx(0.0 - 2 * 0.5 + 0.95)
+    assert gradient == [[0.0, 0.0], pytest.approx([-0.5, -0.5]), pytest.approx([0.95, 0.0])]
+    assert (metrics["off_policy_masked"], metrics["tokens"]) == (2.0, 5.0)
+    assert objective("ppo", None)[0] == pytest.approx(2 * 0.8 - 2 * 0.5 + 0.95)
+    assert objective("ppo", 0.7)[2]["off_policy_masked"] == 0.0
+    assert "off_policy_masked" not in objective("ppo", None)[2]
+
+
+def test_the_mask_of_a_loss_with_one_value_per_sequence():
+    assert objective("gspo", 0.1, clip_ratio=0.9)[0] == pytest.approx(0.0 - 0.5 + 0.95)
+
+
+@pytest.mark.parametrize("old_logp", [ENGINE, ENGINE - 3.0])
+def test_the_unbiased_kl_has_the_ratio_to_the_engine_and_no_mask(old_logp: torch.Tensor):
+    """d = log(ratio), so that the gradient is ratio * log(ratio). The old log-probs do not matter."""
+    kl = {"use_kl_loss": True, "kl_loss_coef": 2.0, "kl_loss_type": "unbiased"}
+    pairs = [objective("ppo", 0.1, old_logp, **settings) for settings in (kl, {})]
+    token = [ratio * (1 / ratio + math.log(ratio) - 1) for ratio in (0.5, 0.95)]
+    assert pairs[0][0] - pairs[1][0] == pytest.approx(2.0 * (4 * token[0] + token[1]))
+    assert pairs[0][2]["ref_kl"] == pytest.approx(4 * token[0] + token[1])
+    slopes = torch.tensor(pairs[0][1]) - torch.tensor(pairs[1][1])
+    expected = 2.0 * RATIOS * RATIOS.log() * MASK
+    torch.testing.assert_close(slopes.double(), expected, rtol=1e-6, atol=1e-6)
