@@ -197,9 +197,11 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)
     observation: list[Message] | None = None  # messages of the environment; None after the last turn
     context_images: tuple[ImageInput, ...] = ()  # pictures whose placeholders are in context_ids, in order
+    answer_number: int = 0  # agents: position among the answers of the session, where turns are in the order of rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = (self.text, self.reward, self.valid, self.info, self.observation, self.context_images)
+        given = (self.text, self.reward, self.valid, self.info, self.observation)
+        fields = (*given, self.context_images, self.answer_number)
         return Turn, (array("i", self.context_ids), self.completion, *fields)
 
 

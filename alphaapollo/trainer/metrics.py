@@ -94,7 +94,8 @@ def _compute_length_metrics(table: _TrajectoryTable) -> dict[str, float]:
         lengths = table.lengths[table.is_scored & chosen]
         if len(lengths):
             metrics[f"response_length/{name}"] = float(lengths.mean())
-    prompts = [len(one.turns[0].context_ids) for one in table.trajectories if one.turns]
+    first_turns = [min(one.turns, key=lambda turn: turn.answer_number) for one in table.trajectories if one.turns]
+    prompts = [len(turn.context_ids) for turn in first_turns]
     if prompts:
         metrics |= {"prompt_length/mean": float(np.mean(prompts)), "prompt_length/max": float(max(prompts))}
     return metrics

@@ -28,7 +28,7 @@ def test_all_functions_of_the_vectors_format_are_supported():
     gpg grpo grpo_total gspo_sequence gspo_token kl_adaptive kl_cov kl_dual_descent kl_fixed kl_full kl_in_reward
     kl_loss kl_ppo2017 magistral mismatch_weights opo overlong_filter passk_analytic passk_leave_one_out
     place_outcome_reward policy_gradient ppo_clip reinforce_pp reinforce_pp_baseline remax rloo sapo sequence_ppo
-    soft_overlong_punishment value_loss"""
+    soft_overlong_punishment turn_bandit turn_gae turn_group_advantage value_loss"""
     assert sorted(names.split()) == sorted(FUNCTIONS)
 
 

@@ -124,7 +124,8 @@ def build_batch(
     offsets = layout.response_offsets[np.searchsorted(owners.numpy(), np.arange(len(trajectories) + 1))]
     num_actions = torch.from_numpy(np.add.reduceat(mask, offsets[:-1], dtype=np.float64))
     rewards = _place_turn_rewards(trajectories, layout.response_offsets, get_invalid_action_penalty(actor))
-    add_outcome_reward(rewards, shape_outcome_rewards(pairs, algorithm, max_length).numpy(), mask, offsets)
+    outcomes = shape_outcome_rewards(pairs, algorithm, max_length).numpy() + _sum_untrained_rewards(trajectories)
+    add_outcome_reward(rewards, outcomes, mask, offsets)
     steps = [owners[rows].unique() for rows in layout.mini_batch_rows]
     weights = _compute_loss_weights(trajectories, num_actions, steps, group_of, config)
     if method := algorithm.filtration.method:
@@ -244,6 +245,13 @@ def _place_turn_rewards(
             if amount := compute_turn_reward(turn, invalid_action_penalty):
                 rewards[start + end - row.response_start] += amount
     return rewards
+
+
+def _sum_untrained_rewards(trajectories: Sequence[Trajectory]) -> np.ndarray:
+    """Sum the rewards of the turns of each trajectory that are in no row, as some turns of agents. Returns [N]."""
+    trained = [sum(len(row.turn_ends) for row in one.rows) for one in trajectories]
+    untrained = [one.turns[count:] for one, count in zip(trajectories, trained, strict=True)]
+    return np.array([math.fsum(turn.reward for turn in turns) for turns in untrained])
 
 
 def _compute_greedy_rewards(
