@@ -269,7 +269,7 @@ class Trajectory:
 
     @property
     def last_turn(self) -> Turn | None:
-        """Turn with the last answer; None without turns. An agent's turns after it are other branches."""
+        """Turn with the last answer; None without turns. An agent's turns after it are not trained on."""
         last = self.turns[-1] if self.turns else None
         return next((turn for turn in self.turns if "last_answer" in turn.info), last)
 

@@ -30,8 +30,8 @@ NEEDS = ("values", "greedy_rewards", "components", "turns", "mini_batches")
 
 @dataclass(frozen=True)
 class Turns:
-    """The M turns of the trajectories in a batch, each with at least one action token. Turns of one trajectory are
-    consecutive and in the order in which they were sampled."""
+    """The M turns of the trajectories in a batch. Turns of one trajectory are consecutive, and in the order in which
+    the model sampled them."""
 
     turn_of_token: Tensor  # [B, L] int64, 0 .. M-1 on action tokens; -1 on other tokens
     trajectory_ids: Tensor  # [M] int64
@@ -45,12 +45,12 @@ class Turns:
         return sums.index_add_(0, self.turn_of_token[inside], move_rewards_to_actions(token_rewards, inside)[inside])
 
     def take_first_values(self, values: Tensor) -> Tensor:
-        """Return the value at the first action token of each turn. [B, L] -> [M]."""
+        """Return the value at the first action token of each turn; 0 for a turn without tokens. [B, L] -> [M]."""
         inside = self.turn_of_token >= 0
         positions = torch.arange(inside.numel()).view_as(inside)[inside]
-        first = positions.new_empty(len(self.trajectory_ids))
-        first.scatter_reduce_(0, self.turn_of_token[inside], positions, "amin", include_self=False)
-        return values.flatten()[first]
+        first = torch.full_like(self.trajectory_ids, inside.numel())
+        first.scatter_reduce_(0, self.turn_of_token[inside], positions, "amin")
+        return torch.nn.functional.pad(values.flatten(), (0, 1))[first]
 
     def join(self, values: Tensor) -> tuple[Tensor, JoinedTrajectories]:
         """Arrange values of turns in one row per trajectory, 0 after its last turn. [M] -> [N, K], and the mapping."""

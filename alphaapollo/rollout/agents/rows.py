@@ -1,7 +1,7 @@
 """Turns and rows to train on of a session (session.py).
 
 A path of the session's forest is one token sequence. The longest path from a root is one row. Each remaining branch is
-a row of its own, in which the tokens that it shares with an earlier row are context. So each sampled token is trained
+a row of its own, in which the tokens that it shares with another row are context. So each sampled token is trained
 on once, after exactly the tokens that the engine received.
 """
 
