@@ -169,13 +169,16 @@ def turn_bandit(
     flat = chosen.flatten()
     groups = Groups.from_ids(torch.arange(len(chosen)).repeat_interleave(group_size))
     advantages = compute_turn_advantages(samples[0][flat], samples[1][flat], groups, method, gamma, singleton)
-    weights = probability[chosen].prod(dim=1).repeat_interleave(group_size) / group_size
-    expected = torch.einsum("n,nk,nka->ka", weights, advantages, samples[2][flat])
+    weights = probability[chosen].prod(dim=1)
+    per_sample = torch.einsum("nk,nka->nka", advantages, samples[2][flat])
+    gradients = per_sample.view(*chosen.shape, *logits.shape).mean(dim=1)
+    expected = torch.einsum("g,gka->ka", weights, gradients)
     return {
         "value": probability @ returns,
         "exact_grad": exact,
         "expected_grad": expected,
         "bias": expected - exact,
+        "variance": weights @ (gradients - expected).square().sum(dim=(1, 2)),  # summed over the logits
     }
 
 

@@ -124,8 +124,7 @@ def build_batch(
     offsets = layout.response_offsets[np.searchsorted(owners.numpy(), np.arange(len(trajectories) + 1))]
     num_actions = torch.from_numpy(np.add.reduceat(mask, offsets[:-1], dtype=np.float64))
     rewards = _place_turn_rewards(trajectories, layout.response_offsets, get_invalid_action_penalty(actor))
-    outcomes = shape_outcome_rewards(pairs, algorithm, max_length).numpy() + _sum_untrained_rewards(trajectories)
-    add_outcome_reward(rewards, outcomes, mask, offsets)
+    add_outcome_reward(rewards, shape_outcome_rewards(pairs, algorithm, max_length).numpy(), mask, offsets)
     steps = [owners[rows].unique() for rows in layout.mini_batch_rows]
     weights = _compute_loss_weights(trajectories, num_actions, steps, group_of, config)
     if method := algorithm.filtration.method:
@@ -237,21 +236,20 @@ def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algo
 def _place_turn_rewards(
     trajectories: Sequence[Trajectory], response_offsets: np.ndarray, invalid_action_penalty: float
 ) -> np.ndarray:
-    """Return token rewards [n]: each turn's step reward and invalid-action penalty, on its last action token."""
+    """Return token rewards [n]: each turn's step reward and invalid-action penalty, on its last action token.
+
+    The rewards of an agent's turns that are not trained on, which follow the others, are on its last action token.
+    """
     rewards = np.zeros(response_offsets[-1])
     owned = [(trajectory, row) for trajectory in trajectories for row in trajectory.rows]
     for start, (trajectory, row) in zip(response_offsets[:-1].tolist(), owned, strict=True):
         for turn, end in zip(trajectory.turns[row.first_turn :], row.turn_ends, strict=False):
             if amount := compute_turn_reward(turn, invalid_action_penalty):
                 rewards[start + end - row.response_start] += amount
+        if row is trajectory.rows[-1]:
+            untrained = trajectory.turns[row.first_turn + len(row.turn_ends) :]
+            rewards[start + row.turn_ends[-1] - row.response_start] += math.fsum(turn.reward for turn in untrained)
     return rewards
-
-
-def _sum_untrained_rewards(trajectories: Sequence[Trajectory]) -> np.ndarray:
-    """Sum the rewards of the turns of each trajectory that are in no row, as some turns of agents. Returns [N]."""
-    trained = [sum(len(row.turn_ends) for row in one.rows) for one in trajectories]
-    untrained = [one.turns[count:] for one, count in zip(trajectories, trained, strict=True)]
-    return np.array([math.fsum(turn.reward for turn in turns) for turns in untrained])
 
 
 def _compute_greedy_rewards(

@@ -149,3 +149,21 @@ def test_rewards_before_and_between_turns_belong_to_a_turn():
     assert batch.turns.sum_rewards(rewards).tolist() == [7.0, 56.0]
     late = replace(batch.turns, turn_of_token=torch.tensor([[-1, 0, -1, 1, -1, -1]]))
     assert late.sum_rewards(rewards).tolist() == [7.0, 56.0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([[1.0, 0.0]] * 4, {"trajectory": 1.962, "return_all": 0.940, "return_alive": 1.120}),
+        ([[0.0, 1.0]] * 3 + [[1.0, 0.0]], {"trajectory": 0.118, "return_all": 0.212, "return_alive": 0.170}),
+        ([[0.0, 1.0]] * 3 + [[1.0, 1.0]], {"trajectory": 0.0, "return_all": 0.199, "return_alive": 0.070}),
+    ],
+)
+def test_variance_of_the_gradient(rewards: list[list[float]], expected: dict[str, float]):
+    """The numbers of docs/algorithms/turns.md: four turns, two actions, of which the second ends the episode; groups of
+    six. The gradient is summed over the group."""
+    stop = torch.tensor([[0, 1]] * 3 + [[1, 1]])
+    for method, variance in expected.items():
+        result = turn_bandit(torch.zeros(4, 2).double(), torch.tensor(rewards).double(), stop, 6, method)
+        assert result["bias"].abs().max() < 1e-12
+        assert 6 * result["variance"].item() == pytest.approx(variance, abs=5e-4)
