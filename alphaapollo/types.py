@@ -197,7 +197,7 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)
     observation: list[Message] | None = None  # messages of the environment; None after the last turn
     context_images: tuple[ImageInput, ...] = ()  # pictures whose placeholders are in context_ids, in order
-    answer_number: int = 0  # agents: position among the answers of the session, where turns are in the order of rows
+    answer_number: int = 0  # agents: position among the session's answers; the turns are in the order of rows
 
     def __reduce__(self) -> tuple[Any, ...]:
         given = (self.text, self.reward, self.valid, self.info, self.observation)

@@ -117,7 +117,9 @@ class AgentRunner:
 
     async def _score(self, prompt: Prompt, session: Session, result: ProgramResult) -> tuple[EpisodeEnd, Score]:
         """Return how the episode ended, and its score."""
-        answers = session.answers
+        answers, failed = session.answers, EpisodeEnd.ENVIRONMENT_FAILED
+        if session.refused_reward:
+            return failed, make_failure_score(f"a reward was refused: {session.refused_reward}")
         if session.overflow and result.error and not answers:
             return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.overflow)
         if session.overflow and result.error:  # like other episodes that reach a token limit without an answer
@@ -125,13 +127,10 @@ class AgentRunner:
             return EpisodeEnd.TOKEN_LIMIT, replace(
                 graded, reason=f"no answer before the token limit: {session.overflow}"
             )
-        failed = EpisodeEnd.ENVIRONMENT_FAILED
         if result.error:
             return failed, make_failure_score(f"the program failed: {result.error}")
         if not answers:
             return failed, make_failure_score("the program made no request to the policy")
-        if session.refused_reward:
-            return failed, make_failure_score(f"a reward was refused: {session.refused_reward}")
         try:
             score = _read_result(session, result.value)
         except (TypeError, ValueError) as error:

@@ -286,8 +286,7 @@ def choose_loss_tokens(
 
 
 def assign_turn_numbers(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Tensor) -> Turns:
-    """Number the trained turns of a batch in the order in which they were sampled, and find turns that start from the
-    same state.
+    """Number the trained turns of a batch in the order of sampling, and find turns that start from the same state.
 
     Args:
         trajectories: N trajectories with one or more token sequences each, B sequences in total.
@@ -301,10 +300,10 @@ def assign_turn_numbers(trajectories: Sequence[Trajectory], group_ids: Tensor, m
     ids: list[int] = []
     number = 0
     for owner, trajectory in enumerate(trajectories):
-        trained: list[tuple[Turn, int, int, int]] = []  # turn, sequence, first and last position
+        trained: list[tuple[Turn, int, int, int]] = []  # turn, sequence, first position, end
         for row in trajectory.rows:
-            begin, turns = 0, trajectory.turns[row.first_turn :]
-            for turn, position in zip(turns, row.turn_ends, strict=False):
+            begin, turns = 0, trajectory.turns[row.first_turn : row.first_turn + len(row.turn_ends)]
+            for turn, position in zip(turns, row.turn_ends, strict=True):
                 end = position + 1 - row.response_start
                 trained.append((turn, number, begin, end))
                 begin = end
