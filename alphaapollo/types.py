@@ -197,9 +197,11 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)
     observation: list[Message] | None = None  # messages of the environment; None after the last turn
     context_images: tuple[ImageInput, ...] = ()  # pictures whose placeholders are in context_ids, in order
+    answer_number: int = 0  # agents: position among the session's answers; the turns are in the order of rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = (self.text, self.reward, self.valid, self.info, self.observation, self.context_images)
+        given = (self.text, self.reward, self.valid, self.info, self.observation)
+        fields = (*given, self.context_images, self.answer_number)
         return Turn, (array("i", self.context_ids), self.completion, *fields)
 
 
@@ -267,7 +269,7 @@ class Trajectory:
 
     @property
     def last_turn(self) -> Turn | None:
-        """Turn with the last answer; None without turns. An agent's turns after it are other branches."""
+        """Turn with the last answer; None without turns. An agent's turns after it are not trained on."""
         last = self.turns[-1] if self.turns else None
         return next((turn for turn in self.turns if "last_answer" in turn.info), last)
 

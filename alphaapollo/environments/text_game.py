@@ -38,6 +38,7 @@ class MoveResult:
     text: str  # message to the model
     won: bool = False
     valid: bool = True
+    reward: float = 0.0  # of this move, in addition to the score of the game
 
 
 class TextGame(ABC):
@@ -77,6 +78,7 @@ class TextGame(ABC):
         return StepResult(
             observation=None if done else Observation([Message(role="user", content=move.text)]),
             done=done,
+            reward=move.reward,
             valid=move.valid,
             score=Score(float(move.won), {"accuracy": float(move.won)}) if done else None,
             kept_chars=found.kept_chars if move.valid else None,

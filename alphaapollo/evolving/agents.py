@@ -67,7 +67,7 @@ def make_transcript(prompt: list[Message], session: Session, end: EpisodeEnd, sc
             message for new, text in chat for message in (*new, Message(role="assistant", content=text))
         ]
         transcript.num_prompt_messages = len(chat[0][0])
-        rewards = sum(answer.reward for answer in session.answers)
+        rewards = sum(answer.reward or 0.0 for answer in session.answers)
         transcript.score = replace(score, reward=score.reward + rewards)
     if score.outcome is Outcome.ENVIRONMENT_FAILED or (session.overflow and end is EpisodeEnd.TOKEN_LIMIT):
         transcript.failure = score.reason

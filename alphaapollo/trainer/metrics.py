@@ -94,7 +94,8 @@ def _compute_length_metrics(table: _TrajectoryTable) -> dict[str, float]:
         lengths = table.lengths[table.is_scored & chosen]
         if len(lengths):
             metrics[f"response_length/{name}"] = float(lengths.mean())
-    prompts = [len(one.turns[0].context_ids) for one in table.trajectories if one.turns]
+    first_turns = [min(one.turns, key=lambda turn: turn.answer_number) for one in table.trajectories if one.turns]
+    prompts = [len(turn.context_ids) for turn in first_turns]
     if prompts:
         metrics |= {"prompt_length/mean": float(np.mean(prompts)), "prompt_length/max": float(max(prompts))}
     return metrics
@@ -174,7 +175,11 @@ def _compute_reward_metrics(table: _TrajectoryTable, reward_prefix: str, accurac
         f"{reward_prefix}/max": float(rewards.max()),
         f"{accuracy_prefix}/accuracy": float(table.accuracies[table.is_scored].mean()),
     }
-    scores = [one.score for one, is_scored in zip(table.trajectories, table.is_scored, strict=True) if is_scored]
+    scored = [one for one, is_scored in zip(table.trajectories, table.is_scored, strict=True) if is_scored]
+    of_turns = [sum(turn.reward for turn in one.turns) for one in scored]
+    if any(of_turns):
+        metrics[f"{accuracy_prefix}/turns"] = float(np.mean(of_turns))
+    scores = [one.score for one in scored]
     for component in sorted(set().union(*(score.components for score in scores))):
         values = [score.component(component) for score in scores]
         metrics[f"{accuracy_prefix}/component/{component}"] = float(np.nanmean(values))

@@ -137,7 +137,7 @@ Notes on the results:
   float32. With the bfloat16 engine, the mismatch was 6e-5 nats per token (k3), and 99 % of the ratios were between
   .975 and 1.026. The bounds therefore had little effect, and tis and icepop gave the same result for seed 0.
 
-gigpo needs episodes with several turns. The curves of gigpo are on the page of [the grid
+gigpo, turn_ppo and turn_group need episodes with several turns. Their curves are on the page of [the grid
 world](../../examples/grid_world/README.md).
 """
 

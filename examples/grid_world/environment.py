@@ -43,6 +43,8 @@ class GridWorldSettings(Section):
     """Share of cells that are walls."""
     view: Literal["map", "coordinates"] = "map"
     """Observation: a drawing of the grid, or coordinates of agent, goal and adjacent walls in words."""
+    step_reward: float = 0.0
+    """Reward of a move that shortens the way to the goal by one step; a move away from it costs as much."""
 
 
 @register_environment("grid_world", tools=None, settings=GridWorldSettings)
@@ -63,6 +65,7 @@ class GridWorldEnvironment(TextGame):
             if goals:
                 self.goal = rng.choice(goals)
                 self.shortest_path = paths[self.goal]
+                self.distances = {cell: len(path) for cell, path in find_shortest_paths(self.free, self.goal).items()}
                 return
         raise AssertionError("no goal is reachable in a grid without walls; please report this bug")
 
@@ -77,8 +80,9 @@ class GridWorldEnvironment(TextGame):
         target = _find_neighbour(self.position, named.pop())
         if target not in self.free:
             return MoveResult(f"there is a wall\n{self.view()}")
+        nearer = self.distances[self.position] - self.distances[target]
         self.position = target
-        return MoveResult(self.view(), won=target == self.goal)
+        return MoveResult(self.view(), won=target == self.goal, reward=self.settings.step_reward * nearer)
 
     def state(self) -> str:
         return f"{self.position[0]},{self.position[1]}"

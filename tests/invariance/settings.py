@@ -86,6 +86,8 @@ def draw_config(
     if not algorithm.get("use_kl_in_reward") and chance(0.4) and not alone:
         actor |= {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": one_of(KL_IN_LOSS)}
     teacher = _teacher(generator, estimator, loss, may_be_whole=actor.get("kl_loss_type") != "full")
+    if "turn_baseline" in (estimator.reads or ()):
+        algorithm["turn_baseline"] = one_of(["return_all", "return_alive"])
     size = actor["ppo_mini_batch_size"]
     batch = size if size < 1000 else 32  # divisible by the mini-batches
     sections = {"actor_rollout_ref": {"actor": actor}, "algorithm": algorithm, "teacher": teacher}

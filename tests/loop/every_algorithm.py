@@ -31,7 +31,7 @@ from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.utils.watchdog import new_run_id
 from examples.quickstart.make_task import make_model, make_tokenizer
 
-ALONE = ("gae", "remax", "reinforce_plus_plus", "none")
+ALONE = ("gae", "turn_gae", "remax", "reinforce_plus_plus", "none")
 REWARD = '''
 def compute_score(prompt, completion):
     """Reward an odd number of digits, about half of an untrained model's completions."""

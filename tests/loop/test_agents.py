@@ -32,18 +32,18 @@ def digits(text):
 
 def run(task, endpoint):
     client = OpenAI(max_retries=0)
-    messages, reward = task["content"], 0
+    messages, rewards = task["content"], []
     for turn in range(3):
         answer = client.chat.completions.create(model=endpoint.model, messages=messages, max_tokens=6, temperature=0.3)
         text = answer.choices[0].message.content
-        reward += digits(text)
+        rewards.append(digits(text) / 10)
         WAIT
         messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "1"}]
     checked = client.responses.create(
         model=endpoint.model, input="2", max_output_tokens=4, extra_headers={"x-role": "checker"}
     )
     endpoint.reward(checked.id, 0.5)
-    return {"reward": reward / 10, "accuracy": float(reward > 2)}
+    return {"reward": 0.0, "accuracy": float(sum(rewards) > 0.2), "turn_rewards": [*rewards, 0.0]}
 """
 SIZES = ("data.val_files=", "data.max_response_length=64", "env.rollout.n=4", "custom_reward_function.path=")
 
@@ -83,8 +83,9 @@ def count_turns(row: dict) -> int:
 
 
 def test_exact_tokens_and_bitwise_resume(ppo: Runner, tmp_path: Path) -> None:
-    """Killed in the middle of sessions; no program of the user survives."""
+    """Killed in the middle of sessions; no program of the user survives. Each turn has its own reward and advantage."""
     settings = (*agent_of(tmp_path, "time.sleep(0.1)"), "trainer.controller=local", "trainer.save_freq=1")
+    settings += ("algorithm.adv_estimator=turn_group",)
     settings += ("trainer.total_training_steps=3",)
     done = ppo.run(*settings, name="whole")
     last = done.metrics[-1]
@@ -96,6 +97,8 @@ def test_exact_tokens_and_bitwise_resume(ppo: Runner, tmp_path: Path) -> None:
     assert "requests set temperature=0.3" in done.output
     for record in done.rollouts(3):
         assert [count_turns(row) for row in record["rows"]] == [3, 1]
+        digits = [sum(letter.isdigit() for letter in turn["text"]) for turn in record["turns"]]
+        assert [turn["reward"] for turn in record["turns"]] == [*(count / 10 for count in digits[:3]), 0.5]
         assert sum(sum(row["mask"]) for row in record["rows"]) == sum(turn["num_tokens"] for turn in record["turns"])
 
     program = ppo.start(*settings, name="killed")

@@ -14,6 +14,7 @@ from alphaapollo.algorithms.advantages import (  # noqa: F401
     reinforce_pp,
     remax,
     rloo,
+    turns,
 )
 from alphaapollo.algorithms.advantages.base import AdvantageInputs as AdvantageInputs
 from alphaapollo.algorithms.advantages.base import Advantages as Advantages

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.masked import whiten
+from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
+from alphaapollo.algorithms.masked import move_rewards_to_actions, whiten
 from alphaapollo.algorithms.result_checks import check_float_tensor, check_result_type, require
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.utils.registry import Registry
@@ -29,17 +30,32 @@ NEEDS = ("values", "greedy_rewards", "components", "turns", "mini_batches")
 
 @dataclass(frozen=True)
 class Turns:
-    """The M turns of the trajectories in a batch; turns of one trajectory are consecutive and in order."""
+    """The M turns of the trajectories in a batch. Turns of one trajectory are consecutive, and in the order in which
+    the model sampled them."""
 
     turn_of_token: Tensor  # [B, L] int64, 0 .. M-1 on action tokens; -1 on other tokens
     trajectory_ids: Tensor  # [M] int64
     anchor_ids: Tensor  # [M] int64, equal for turns of one group that start from the same environment state
 
     def sum_rewards(self, token_rewards: Tensor) -> Tensor:
-        """Sum the token rewards of each turn. [B, L] -> [M]."""
+        """Sum the token rewards of each turn. A reward after a turn, e.g. on an observation, is part of it.
+        [B, L] -> [M]."""
         inside = self.turn_of_token >= 0
         sums = token_rewards.new_zeros(len(self.trajectory_ids))
-        return sums.index_add_(0, self.turn_of_token[inside], token_rewards[inside])
+        return sums.index_add_(0, self.turn_of_token[inside], move_rewards_to_actions(token_rewards, inside)[inside])
+
+    def take_first_values(self, values: Tensor) -> Tensor:
+        """Return the value at the first action token of each turn; 0 for a turn without tokens. [B, L] -> [M]."""
+        inside = self.turn_of_token >= 0
+        positions = torch.arange(inside.numel()).view_as(inside)[inside]
+        first = torch.full_like(self.trajectory_ids, inside.numel())
+        first.scatter_reduce_(0, self.turn_of_token[inside], positions, "amin")
+        return torch.nn.functional.pad(values.flatten(), (0, 1))[first]
+
+    def join(self, values: Tensor) -> tuple[Tensor, JoinedTrajectories]:
+        """Arrange values of turns in one row per trajectory, 0 after its last turn. [M] -> [N, K], and the mapping."""
+        joined = JoinedTrajectories.from_mask(torch.ones_like(values)[:, None], self.trajectory_ids)
+        return joined.join(values[:, None]), joined
 
     def expand_to_tokens(self, values: Tensor) -> Tensor:
         """Copy the value of each turn to its action tokens; 0 elsewhere. [M] -> [B, L]."""
@@ -102,6 +118,7 @@ class Estimator:
     """Whether to whiten the advantages over all action tokens of the batch, in a second pass. Not with trajectories."""
     group: bool = False  # compares the samples of a prompt, and needs a group size of at least 2
     per_token: bool = False  # tokens of one trajectory can have different advantages
+    compares_states: bool = False  # compares turns that start from the same environment state
     on_policy: bool = False  # is valid for only one optimizer step per iteration
     reads: tuple[str, ...] | None = None  # fields of Algorithm that `fn` reads; None = unknown
     no_shaping_reason: str = ""  # reason why rewards cannot include a KL or penalty; empty = they can

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, from_scores, register_estimator
 from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, normalize_in_groups
-from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.masked import reward_to_go
 from alphaapollo.config.schema import Algorithm
 
@@ -18,6 +14,7 @@ from alphaapollo.config.schema import Algorithm
     needs=("turns",),
     group=True,
     per_token=True,
+    compares_states=True,
     reads=("gamma", "gigpo_step_weight", "norm_adv_by_std_in_grpo"),
 )
 def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
@@ -28,15 +25,10 @@ def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """
     assert inputs.turns is not None
     turns = inputs.turns
-    returns = discounted_returns(turns.sum_rewards(inputs.token_rewards), turns.trajectory_ids, config.gamma)
+    rewards, joined = turns.join(turns.sum_rewards(inputs.token_rewards))
+    returns = joined.split(reward_to_go(rewards, joined.mask, config.gamma))[:, 0]  # Eq. 5
     normalize = center_in_groups if config.norm_adv_by_std_in_grpo is False else normalize_in_groups
     turn_advantages = normalize(returns, Groups.from_ids(turns.anchor_ids))
     episode_advantages = from_scores(inputs, normalize).advantages
-    advantages = episode_advantages + config.gigpo_step_weight * turns.expand_to_tokens(turn_advantages) * inputs.mask
-    return Advantages(advantages, turns.expand_to_tokens(returns) * inputs.mask)
-
-
-def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, gamma: float) -> Tensor:
-    """Compute each turn's discounted return R_t = r_t + gamma R_{t+1} (arXiv 2505.10978, Eq. 5). [M turns] -> [M]."""
-    joined = JoinedTrajectories.from_mask(torch.ones_like(rewards)[:, None], trajectory_ids)
-    return joined.split(reward_to_go(joined.join(rewards[:, None]), joined.mask, gamma))[:, 0]
+    advantages = episode_advantages + config.gigpo_step_weight * turns.expand_to_tokens(turn_advantages)
+    return Advantages(advantages, turns.expand_to_tokens(returns))

@@ -117,11 +117,11 @@ class Algorithm(Section):
     adv_estimator: Annotated[str, CHANGES_ALGORITHM] = "gae"
     """Advantage estimator, by its registered name (docs/algorithms). algorithm=NAME sets a complete recipe."""
     gamma: Ratio = 1.0
-    """Discount factor."""
+    """Discount factor, per token; gigpo, turn_gae, turn_group: per turn."""
     lam: Ratio = 1.0
-    """Lambda of GAE."""
+    """Lambda of GAE; gae: per token, turn_gae: per turn."""
     whiten_advantages: bool = True
-    """gae: whiten advantages over the action tokens of the batch."""
+    """gae, turn_gae: whiten advantages over the action tokens of the batch."""
     norm_adv_by_std_in_grpo: bool | None = None
     """grpo, gigpo, gpg, grpo_passk: divide by the standard deviation; null = as in the paper: true for grpo and gigpo,
     false for gpg and grpo_passk. grpo with false is Dr. GRPO's advantage."""
@@ -133,6 +133,9 @@ class Algorithm(Section):
     """gdpo: count a component only if another component reaches a threshold, e.g. {length: [accuracy, 1.0]}."""
     gigpo_step_weight: NonNegativeFloat = 1.0
     """gigpo: weight of the per-turn advantages (the paper's omega)."""
+    turn_baseline: Literal["return_all", "return_alive"] = "return_all"
+    """turn_group: subtract the mean return of all other samples (0 once a sample has ended), or of those that reach the
+    turn."""
     passk_k: PositiveInt = 4
     """grpo_passk_analytic: the k of pass@k; at most the group size."""
     use_kl_in_reward: bool = False

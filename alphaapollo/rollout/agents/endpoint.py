@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from alphaapollo.config.schema import Env
 from alphaapollo.engines.http_api import CURRENT_REQUEST, HttpApiSettings
 from alphaapollo.engines.protocol import EngineError
+from alphaapollo.rewards.base import convert_to_float
 from alphaapollo.rollout.agents.session import Request, Session
 from alphaapollo.types import Sampling
 from alphaapollo.utils.time_limit import TimeLimit
@@ -153,7 +153,7 @@ class SessionGate:
             body_digest=hashlib.blake2b(scope["path"].encode() + body).hexdigest(),
             role=headers.get("x-role", ""),
             is_retry=headers.get("x-stainless-retry-count", "0") != "0",
-            reward=_read_reward(headers["x-reward"], "header x-reward") if "x-reward" in headers else None,
+            reward=_read_reward(session, headers),
         )
         is_finished = False
 
@@ -298,20 +298,23 @@ async def _send_json(send: Callable[..., Any], status: int, content: dict[str, A
 def _give_reward(session: Session, body: bytes) -> None:
     try:
         fields = json.loads(body)
-        session.give_reward(str(fields["request_id"]), _read_reward(fields["reward"], "reward"))
+        session.give_reward(str(fields["request_id"]), convert_to_float(float(fields["reward"]), "reward"))
     except (KeyError, TypeError, ValueError) as error:
         fix = 'Send {"request_id": the id of an answer, "reward": a number}.'
-        raise HttpError(400, "invalid_request_error", f"{error} {fix}") from error
+        raise _refuse_reward(session, f"{error} {fix}") from error
 
 
-def _read_reward(value: Any, name: str) -> float:
+def _read_reward(session: Session, headers: dict[str, str]) -> float | None:
     try:
-        reward = float(value)
-    except (TypeError, ValueError):
-        reward = math.nan
-    if not math.isfinite(reward):
-        raise HttpError(400, "invalid_request_error", f"{name}={value!r} is not a finite number.")
-    return reward
+        return convert_to_float(float(headers["x-reward"]), "header x-reward") if "x-reward" in headers else None
+    except ValueError as error:
+        raise _refuse_reward(session, str(error)) from error
+
+
+def _refuse_reward(session: Session, message: str) -> HttpError:
+    """Return the error for the client. The episode has no valid reward, also if the program ignores the error."""
+    session.refused_reward = message
+    return HttpError(400, "invalid_request_error", message)
 
 
 def _note_overridden_sampling(session: Session, body: bytes) -> None:

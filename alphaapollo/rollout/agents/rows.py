@@ -1,15 +1,16 @@
 """Turns and rows to train on of a session (session.py).
 
 A path of the session's forest is one token sequence. The longest path from a root is one row. Each remaining branch is
-a row of its own, in which the tokens that it shares with an earlier row are context. So each sampled token is trained
+a row of its own, in which the tokens that it shares with another row are context. So each sampled token is trained
 on once, after exactly the tokens that the engine received.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from alphaapollo.rollout.agents.session import Answer, Request, Session
@@ -25,36 +26,35 @@ def build_turns_and_rows(
     """Return the turns of a session, its rows to train on, and tokens and pictures of the engine's prompt of each turn.
 
     Turns that are not trained on follow the turns of the rows: those of other rows than `trained_rows`, and those of
-    `untrained_roles`.
+    `untrained_roles`. The rows are in the order of their last answers, so that the last row ends with the last one.
     """
     branches = find_branches(session.answers)
-    chosen = branches
     if trained_rows == "main":
-        chosen = branches[:1]
+        branches = branches[:1]
     elif trained_rows == "last":
-        chosen = [branch for branch in branches if session.answers[-1] in branch]
+        branches = [branch for branch in branches if session.answers[-1] in branch]
+    chosen = [[one for one in branch if one.request.role not in untrained_roles] for branch in branches]
     turns: list[Turn] = []
     rows: list[Row] = []
     prompts: list[list[int]] = []
     images: list[tuple[ImageInput, ...]] = []
-    trained = set()
-    for branch in chosen:
-        answers = [one for one in branch if one.request.role not in untrained_roles]
-        if answers:
-            first_turn = len(turns)
-            before, images_before = list[int](), 0
-            for answer in answers:
-                context = answer.prompt_ids[len(before) :], answer.images[images_before:]
-                turns.append(_make_turn(answer, *context, answer is session.answers[-1]))
-                before, images_before = answer.token_ids, len(answer.images)
-            _set_observations(turns[first_turn:], answers)
-            rows.append(build_row(turns[first_turn:], first_turn))
-            prompts += [answer.prompt_ids for answer in answers]
-            images += [answer.images for answer in answers]
-            trained.update(answers)
-    for answer in session.answers:
-        if answer not in trained:
-            turns.append(_make_turn(answer, answer.prompt_ids, answer.images, answer is session.answers[-1]))
+    numbers = {answer: number for number, answer in enumerate(session.answers)}
+    make_turn = partial(_make_turn, numbers)
+    for answers in sorted(filter(None, chosen), key=lambda answers: numbers[answers[-1]]):
+        first_turn = len(turns)
+        before, images_before = list[int](), 0
+        for answer in answers:
+            context = answer.prompt_ids[len(before) :], answer.images[images_before:]
+            turns.append(make_turn(answer, *context))
+            before, images_before = answer.token_ids, len(answer.images)
+        _set_observations(turns[first_turn:], answers)
+        rows.append(build_row(turns[first_turn:], first_turn))
+        prompts += [answer.prompt_ids for answer in answers]
+        images += [answer.images for answer in answers]
+    trained = {turn.answer_number for turn in turns}
+    for answer, number in numbers.items():
+        if number not in trained:
+            turns.append(make_turn(answer, answer.prompt_ids, answer.images))
     for turn in turns:  # the rows contain them
         turn.completion = replace(turn.completion, routed_experts=None)
     return turns, rows, prompts, images
@@ -82,19 +82,24 @@ def find_branches(answers: Sequence[Answer]) -> list[list[Answer]]:
     return branches
 
 
-def _make_turn(answer: Answer, context_ids: list[int], images: tuple[ImageInput, ...], is_last: bool) -> Turn:
-    request, parent = answer.request, answer.parent
+def _make_turn(
+    numbers: Mapping[Answer, int], answer: Answer, context_ids: list[int], images: tuple[ImageInput, ...]
+) -> Turn:
+    """numbers: position of each answer in the session."""
+    request, parent, number = answer.request, answer.parent, numbers[answer]
     info = {
         "request": request.id,
         "role": request.role,
         "difference": request.difference,
         "reused_tokens": len(parent.token_ids) if parent else 0,
         "constrained": request.is_constrained,
-        "last_answer": is_last,
+        "last_answer": number == len(numbers) - 1,
     }
     shown = {name: value for name, value in info.items() if value}
-    sampled = answer.sampled
-    return Turn(context_ids, sampled.completion, sampled.text, answer.reward, info=shown, context_images=images)
+    reward, sampled = answer.reward or 0.0, answer.sampled
+    turn = Turn(context_ids, sampled.completion, sampled.text, reward, info=shown, context_images=images)
+    turn.answer_number = number
+    return turn
 
 
 def _set_observations(turns: Sequence[Turn], answers: Sequence[Answer]) -> None:

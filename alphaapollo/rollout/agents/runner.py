@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from alphaapollo.config.schema import Agent, Data, Env, GenerationData
 from alphaapollo.observability.spans import SPANS
@@ -116,7 +117,9 @@ class AgentRunner:
 
     async def _score(self, prompt: Prompt, session: Session, result: ProgramResult) -> tuple[EpisodeEnd, Score]:
         """Return how the episode ended, and its score."""
-        answers = session.answers
+        answers, failed = session.answers, EpisodeEnd.ENVIRONMENT_FAILED
+        if session.refused_reward:
+            return failed, make_failure_score(f"a reward was refused: {session.refused_reward}")
         if session.overflow and result.error and not answers:
             return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.overflow)
         if session.overflow and result.error:  # like other episodes that reach a token limit without an answer
@@ -124,21 +127,18 @@ class AgentRunner:
             return EpisodeEnd.TOKEN_LIMIT, replace(
                 graded, reason=f"no answer before the token limit: {session.overflow}"
             )
-        failed = EpisodeEnd.ENVIRONMENT_FAILED
         if result.error:
             return failed, make_failure_score(f"the program failed: {result.error}")
         if not answers:
             return failed, make_failure_score("the program made no request to the policy")
-        score: Score | None = None
-        if result.value is not None:
-            try:
-                score = convert_to_score(result.value)
-            except (TypeError, ValueError) as error:
-                return failed, make_failure_score(f"the program's result is no reward: {error}")
+        try:
+            score = _read_result(session, result.value)
+        except (TypeError, ValueError) as error:
+            return failed, make_failure_score(f"the program's result is no reward: {error}")
         if self.grade is not None:
             graded = await self._grade(prompt, session, answers[-1].sampled.text)
             score = graded if score is None or graded.outcome.failed else self._add_scores(graded, score)
-        if score is None and not any(answer.reward for answer in answers):
+        if score is None and all(answer.reward is None for answer in answers):
             fix = "Return a number or a dict of numbers, or set env.agent.grade=true."
             return failed, make_failure_score(f"the program returned no reward. {fix}")
         is_truncated = answers[-1].sampled.completion.stop_reason is StopReason.LENGTH
@@ -176,6 +176,14 @@ async def open_agent_runner(
             yield AgentRunner(env.agent, endpoint, programs, limits, grade)
         finally:
             await programs.close()  # before the endpoint, which their requests use
+
+
+def _read_result(session: Session, result: Any) -> Score | None:
+    """Return the score in a program's result, if it has one, and give its `turn_rewards` to the session's answers."""
+    if isinstance(result, dict) and "turn_rewards" in result:
+        session.give_turn_rewards(result["turn_rewards"])
+        result = {name: value for name, value in result.items() if name != "turn_rewards"} or None
+    return None if result is None else convert_to_score(result)
 
 
 def _warn_of_overridden_sampling(session: Session) -> None:

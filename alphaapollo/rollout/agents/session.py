@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from alphaapollo.data.image_messages import PICTURE_PART
 from alphaapollo.engines.http_api import ChatMessages, History, ParseAnswer, RequestedSampling, SampledAnswer
+from alphaapollo.rewards.base import convert_to_float
 from alphaapollo.types import IMAGE_MARK, ImageInput, Picture, Sampling
 
 SHOWN_CHARS = 60  # characters of a message in a description
@@ -104,7 +105,10 @@ class Answer:
     request: Request
     sampled: SampledAnswer
     parent: Answer | None  # the answer that the prompt continues
-    reward: float = 0.0  # reward for this answer alone
+    reward: float | None = None  # sum of the rewards for this answer alone; None: none was given
+
+    def add_reward(self, reward: float) -> None:
+        self.reward = reward + (self.reward or 0.0)
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -155,6 +159,7 @@ class Session:
     overflow: str = ""  # error of the last request if its prompt was too long
     engine_error: Exception | None = None
     engine_failed: asyncio.Event = field(default_factory=asyncio.Event)
+    refused_reward: str = ""  # error of a reward that the program gave
     overridden: dict[str, Any] = field(default_factory=dict)  # sampling settings of clients that are not used
     _answers: dict[tuple[str, tuple[MessageKey, ...]], Answer] = field(default_factory=dict)  # by chat and answer
     _samplings: Counter[str] = field(default_factory=Counter)  # prompt digest -> how often it was sampled
@@ -171,7 +176,20 @@ class Session:
             known = ", ".join(request.id for request in self.requests[-3:])
             raise ValueError(f"request_id={request_id}: this session has no such request. The last ones are: {known}.")
         for answer in found[0].answers:
-            answer.reward += reward
+            answer.add_reward(reward)
+
+    def give_turn_rewards(self, rewards: object) -> None:
+        """Add one reward for each answer, in order. Raises TypeError for a value that is no list of numbers, ValueError
+        for another number of rewards or a number that is not finite."""
+        if not isinstance(rewards, list):
+            raise TypeError(f"turn_rewards is a {type(rewards).__name__}. Return a list of numbers.")
+        if len(rewards) != len(self.answers):
+            raise ValueError(
+                f"turn_rewards has {len(rewards)} numbers for {len(self.answers)} answers. Return one for each answer."
+            )
+        numbers = [convert_to_float(reward, f"turn_rewards[{index}]") for index, reward in enumerate(rewards)]
+        for answer, number in zip(self.answers, numbers, strict=True):
+            answer.add_reward(number)
 
     def find_answer(self, keys: list[MessageKey], template_variables: str) -> tuple[Answer | None, int]:
         """Return the last answer in a chat that this session sampled, and the number of keys up to and with it."""
@@ -267,8 +285,12 @@ class Request:
         found, count = self.session.find_answer(self.keys, template_variables)
         if any(key.role == "assistant" for key in self.keys[count:-1]):
             self.difference = self.session.describe_difference(self.keys, template_variables)
-        if self.reward is not None and (found or self.session.answers):
-            (found or self.session.answers[-1]).reward += self.reward
+        if self.reward is not None:
+            rewarded = found or next(reversed(self.session.answers), None)
+            if rewarded is None:
+                self.session.refused_reward = "header x-reward: the session has no earlier answer."
+            else:
+                rewarded.add_reward(self.reward)
             self.reward = None
         if found is None:
             return None

@@ -166,7 +166,7 @@ def _list_warnings_on_separate_turns(config: Config, estimator: Estimator, polic
             f"{key} has one ratio per trajectory: with env.context=memory all its rows share a micro-batch, also "
             f"beyond {ACTOR}.ppo_max_token_len_per_gpu (at most {longest} tokens)."
         )
-    if "turns" in estimator.needs:
+    if estimator.compares_states:
         yield (
             f"{ESTIMATOR}={estimator.name} with env.context=memory: unless the environment identifies its state "
             "(StepResult.info['state']), turns are compared only if their full prompts are equal."

@@ -286,7 +286,7 @@ def choose_loss_tokens(
 
 
 def assign_turn_numbers(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Tensor) -> Turns:
-    """Number the turns of a batch for step-level estimators (GiGPO), and find turns that start from the same state.
+    """Number the trained turns of a batch in the order of sampling, and find turns that start from the same state.
 
     Args:
         trajectories: N trajectories with one or more token sequences each, B sequences in total.
@@ -300,17 +300,18 @@ def assign_turn_numbers(trajectories: Sequence[Trajectory], group_ids: Tensor, m
     ids: list[int] = []
     number = 0
     for owner, trajectory in enumerate(trajectories):
-        first = len(owners)
-        for turn in trajectory.turns:
-            owners.append(owner)
-            ids.append(anchors.setdefault((groups[number], _get_anchor_state(turn)), len(anchors)))
+        trained: list[tuple[Turn, int, int, int]] = []  # turn, sequence, first position, end
         for row in trajectory.rows:
-            begin = 0
-            for offset, end in enumerate(row.turn_ends):
-                end += 1 - row.response_start
-                index[number, begin:end] = first + row.first_turn + offset
+            begin, turns = 0, trajectory.turns[row.first_turn : row.first_turn + len(row.turn_ends)]
+            for turn, position in zip(turns, row.turn_ends, strict=True):
+                end = position + 1 - row.response_start
+                trained.append((turn, number, begin, end))
                 begin = end
             number += 1
+        for turn, sequence, begin, end in sorted(trained, key=lambda one: one[0].answer_number):
+            index[sequence, begin:end] = len(owners)
+            owners.append(owner)
+            ids.append(anchors.setdefault((groups[sequence], _get_anchor_state(turn)), len(anchors)))
     return Turns(index.where(mask.bool(), torch.tensor(-1)), torch.tensor(owners), torch.tensor(ids))
 
 

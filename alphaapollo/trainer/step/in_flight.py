@@ -201,11 +201,10 @@ def compute_staleness_metrics(groups: Sequence[TrajectoryGroup], trained_version
     runs = [run for one in trajectories for row in one.rows for run in row.weight_versions]
     if not runs:
         return {}
-    # the versions of a trajectory's tokens never decrease
-    ends = [(one.rows[0].weight_versions[0], one.rows[-1].weight_versions[-1]) for one in trajectories]
+    versions = [{version for row in one.rows for version, _ in row.weight_versions} for one in trajectories]
     mean = sum(version * count for version, count in runs) / sum(count for _, count in runs)
     return {
         "staleness/mean": trained_version - mean,
         "staleness/max": float(trained_version - min(runs)[0]),
-        "staleness/mixed": sum(first[0] != last[0] for first, last in ends) / len(ends),
+        "staleness/mixed": sum(len(found) > 1 for found in versions) / len(versions),
     }

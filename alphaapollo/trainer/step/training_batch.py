@@ -236,13 +236,19 @@ def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algo
 def _place_turn_rewards(
     trajectories: Sequence[Trajectory], response_offsets: np.ndarray, invalid_action_penalty: float
 ) -> np.ndarray:
-    """Return token rewards [n]: each turn's step reward and invalid-action penalty, on its last action token."""
+    """Return token rewards [n]: each turn's step reward and invalid-action penalty, on its last action token.
+
+    The rewards of an agent's turns that are not trained on, which follow the others, are on its last action token.
+    """
     rewards = np.zeros(response_offsets[-1])
     owned = [(trajectory, row) for trajectory in trajectories for row in trajectory.rows]
     for start, (trajectory, row) in zip(response_offsets[:-1].tolist(), owned, strict=True):
         for turn, end in zip(trajectory.turns[row.first_turn :], row.turn_ends, strict=False):
             if amount := compute_turn_reward(turn, invalid_action_penalty):
                 rewards[start + end - row.response_start] += amount
+        if row is trajectory.rows[-1]:
+            untrained = trajectory.turns[row.first_turn + len(row.turn_ends) :]
+            rewards[start + row.turn_ends[-1] - row.response_start] += math.fsum(turn.reward for turn in untrained)
     return rewards
 
 

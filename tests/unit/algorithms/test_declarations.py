@@ -27,6 +27,7 @@ OTHER: dict[str, Any] = {  # another value of each field, one that shows in the 
     "whiten_advantages": False,
     "norm_adv_by_std_in_grpo": False,
     "gigpo_step_weight": 3.0,
+    "turn_baseline": "return_alive",
     "gdpo_rewards": ["accuracy"],
     "gdpo_weights": [1.0, 3.0],
     "gdpo_conditions": {"speed": ("accuracy", 1.0)},
@@ -51,7 +52,7 @@ class Recording:
 
 def group_batch() -> AdvantageInputs:
     """Groups of three, three and one trajectory, of one to three tokens; one reward on a middle token. The first
-    trajectory has two turns, the others one."""
+    two trajectories have two turns, the others one."""
     scores = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
     mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]] * 2 + [[1, 1, 1]], dtype=torch.float64)
     token_rewards = torch.zeros(7, 3, dtype=torch.float64)
@@ -68,9 +69,9 @@ def group_batch() -> AdvantageInputs:
         components={"accuracy": scores, "speed": torch.tensor([0.1, 0.9, 0.4, 0.2, 0.8, 0.3, 0.5]).double()},
         mini_batches=torch.tensor([0, 0, 0, 1, 1, 1, 1]),
         turns=Turns(
-            turn_of_token=torch.tensor([[0, 0, 1], [2, 2, -1], [3, -1, -1], [4] * 3, [5, 5, -1], [6, -1, -1], [7] * 3]),
-            trajectory_ids=torch.tensor([0, 0, 1, 2, 3, 4, 5, 6]),
-            anchor_ids=torch.tensor([0, 1, 0, 0, 2, 2, 2, 3]),
+            turn_of_token=torch.tensor([[0, 0, 1], [2, 3, -1], [4, -1, -1], [5] * 3, [6, 6, -1], [7, -1, -1], [8] * 3]),
+            trajectory_ids=torch.tensor([0, 0, 1, 1, 2, 3, 4, 5, 6]),
+            anchor_ids=torch.tensor([0, 1, 0, 4, 0, 2, 2, 2, 3]),
         ),
     )
 

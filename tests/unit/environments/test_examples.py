@@ -40,11 +40,30 @@ def test_configs_are_valid(name: str):
     assert sft.trainer.project_name == config(name).trainer.project_name == name
 
 
-def test_both_configs_use_the_same_grid_world():
-    group, critic = config("grid_world"), config("grid_world", "ppo")
-    assert critic.algorithm.adv_estimator == "gae" and critic.env.context == "memory"
-    assert critic.env.settings == group.env.settings and critic.env.max_steps == group.env.max_steps
-    assert (critic.data.train_batch_size, critic.env.rollout.n) == (32 * 16, 1) and group.env.rollout.n == 16
+def test_all_configs_use_the_same_grid_world():
+    group = config("grid_world")
+    for name in ("ppo", "turn_ppo", "turn_group"):
+        other = config("grid_world", name)
+        assert other.algorithm.adv_estimator == {"ppo": "gae", "turn_ppo": "turn_gae"}.get(name, name)
+        assert other.env.settings == group.env.settings and other.env.max_steps == group.env.max_steps
+        assert other.trajectories_per_batch == group.trajectories_per_batch == 32 * 16
+        assert (other.env.context, other.env.rollout.n) == ("memory", 16 if name == "turn_group" else 1)
+
+
+def test_rewards_of_single_moves_in_the_grid_world():
+    """Each step nearer to the goal earns the reward; the score is the same with and without it."""
+    env = config("grid_world").env
+    world = make(env.model_copy(update={"settings": {**env.settings, "step_reward": 0.25}}))
+    asyncio.run(world.reset(Prompt(0, "text", "")))
+    total, start = 0.0, world.distances[world.position]
+    for move in ("up", "down", "left", "right"):
+        before = world.distances[world.position]
+        result = asyncio.run(world.step(f"<answer>{move}</answer>"))
+        assert result.reward == 0.25 * (before - world.distances[world.position])
+        total += result.reward
+        if result.done:
+            break
+    assert total == 0.25 * (start - world.distances[world.position])
 
 
 def test_guessing_game_teacher_matches_the_environment():

@@ -44,6 +44,22 @@ def test_lengths_and_their_quantiles() -> None:
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
+def test_rewards_of_turns() -> None:
+    """Failed trajectories are ignored. Without rewards of turns, there is no such metric."""
+    samples = [trajectory(0, 1.0, 1), trajectory(1, 0.0, 1), trajectory(2, math.nan, 1, Outcome.GRADER_FAILED)]
+    assert "reward/turns" not in measured(group(*samples))
+    samples[0].turns[0].reward, samples[2].turns[0].reward = 0.5, 8.0
+    metrics = measured(group(*samples))
+    assert (metrics["reward/turns"], metrics["critic/score/mean"]) == (0.25, 0.75)
+
+
+def test_the_prompt_length_of_agents_is_that_of_the_first_answer() -> None:
+    one = trajectory(0, 1.0, 1)
+    one.turns[0].answer_number = 1  # of a branch, whose row ends before the others
+    one.turns.append(replace(one.turns[0], context_ids=[7] * 5, answer_number=0))
+    assert measured(group(one))["prompt_length/mean"] == 5.0
+
+
 def test_group_shares() -> None:
     lost = trajectory(1, math.nan, 1, Outcome.GRADER_FAILED)
     groups = [

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Turns, get_estimator
-from alphaapollo.algorithms.advantages.gigpo import discounted_returns
 from alphaapollo.config.schema import Algorithm
 
 IDS = torch.tensor([0, 0, 1, 1, 1, 2])
@@ -44,13 +43,6 @@ def per_turn(batch: AdvantageInputs, matrix: torch.Tensor) -> list[float]:
     values = [matrix[batch.turns.turn_of_token == turn].unique() for turn in range(6)]
     assert all(len(value) == 1 for value in values)
     return [value.item() for value in values]
-
-
-def test_discounted_returns():
-    rewards = torch.tensor([0.0, 1.0, -0.5, 0.0, 0.0, 0.0], dtype=torch.float64)
-    assert discounted_returns(rewards, IDS, 0.5).tolist() == [0.5, 1.0, -0.5, 0.0, 0.0, 0.0]
-    assert discounted_returns(rewards, IDS, 1.0).tolist() == [1.0, 1.0, -0.5, 0.0, 0.0, 0.0]
-    assert discounted_returns(torch.ones(3), torch.tensor([4, 4, 4]), 0.5).tolist() == [1.75, 1.5, 1.0]
 
 
 @pytest.mark.parametrize("batch", [append_rows(), memory_rows()])

@@ -88,6 +88,27 @@ async def run(task, endpoint):
     assert one.first_observation == [{"role": "user", "content": "one"}]
 
 
+TWO_TURNS = """
+def run(task, endpoint):
+    ask(endpoint)
+    ask(endpoint, "two")
+    return RESULT
+"""
+
+
+@pytest.mark.parametrize(
+    ("result", "score", "rewards"),
+    [
+        ('{"reward": 1.0, "right": 0.5, "turn_rewards": [0.25, -1]}', Score(1.0, {"right": 0.5}), [0.25, -1.0]),
+        ('{"turn_rewards": [0, 0]}', Score(0.0), [0.0, 0.0]),
+    ],
+)
+def test_rewards_of_turns(server, tmp_path, result, score, rewards):
+    (one,) = run(server, tmp_path, TWO_TURNS.replace("RESULT", result))
+    assert one.score == score and [turn.reward for turn in one.turns] == rewards
+    assert one.reward == score.reward + sum(rewards)
+
+
 def test_reward_of_a_command(server, tmp_path):
     (one,) = run(server, tmp_path, command=f"test -f $ALPHAAPOLLO_TASK && {ASKS_CURL} && echo && echo 0.5")
     assert (one.score.reward, one.end, len(one.rows)) == (0.5, EpisodeEnd.DONE, 1)
@@ -115,6 +136,13 @@ def test_graded_text_and_reward_of_the_program(server, tmp_path):
         ("def run(task, endpoint):\n    ask(endpoint)\n", "the program returned no reward"),
         ("def run(task, endpoint):\n    ask(endpoint)\n    return 'yes'\n", "no reward: the reward is a str"),
         ("def run(task, endpoint):\n    ask(endpoint)\n    return float('nan')\n", "no reward: the reward is nan"),
+        (TWO_TURNS.replace("RESULT", '{"turn_rewards": [1.0]}'), "turn_rewards has 1 numbers for 2 answers"),
+        (TWO_TURNS.replace("RESULT", '{"turn_rewards": [1.0, float("inf")]}'), "turn_rewards[1] is inf"),
+        (
+            "def run(task, endpoint):\n    try:\n        endpoint.reward(ask(endpoint).id, float('nan'))\n"
+            "    except ValueError:\n        return 1.0\n",
+            "a reward was refused: reward is nan",
+        ),
         ("def run(task, endpoint):\n    return 1.0\n", "made no request to the policy"),
         ("def run(task, endpoint):\n    ask(endpoint)\n    os.kill(os.getpid(), 9)\n", "killed by SIGKILL"),
         ("def run(task, endpoint):\n    ask(endpoint)\n    os._exit(3)\n", "ended without a result"),

@@ -191,7 +191,7 @@ def test_roles_and_rewards(server):
         await chat(client, again, extra_headers={"x-reward": "2"})
 
     session, _ = server.run(play)
-    assert [answer.reward for answer in session.answers] == [0.5, 2.0, 0.0]
+    assert [answer.reward for answer in session.answers] == [0.5, 2.0, None]
     assert [len(row.turn_ends) for row in rows_of(session, untrained_roles=["planner"])] == [2]
 
 

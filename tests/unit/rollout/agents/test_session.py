@@ -93,7 +93,7 @@ def test_a_chat_that_grows_is_one_row():
     assert talk.turns[0].observation == [{"role": "user", "content": "q"}]
 
 
-def test_longest_path_is_the_first_row():
+def test_the_longest_path_is_one_row_and_rows_are_in_the_order_of_their_last_answers():
     talk = Talk()
     talk.ask("p")
     talk.ask("p", "a11", "short")
@@ -105,7 +105,8 @@ def test_longest_path_is_the_first_row():
         ["id14"],
         ["id11"],
     ]
-    assert talk.rows() == [[11, END, 13, END, 14, END], [15, END], [12, END]]
+    assert talk.rows() == [[12, END], [11, END, 13, END, 14, END], [15, END]]
+    assert [turn.answer_number for turn in talk.turns] == [1, 0, 2, 3, 4]
     assert talk.rows("main", ()) == [[11, END, 13, END, 14, END]] and talk.rows("last", ()) == [[15, END]]
     assert len(talk.turns) == 5
 
@@ -115,7 +116,7 @@ def test_last_answer_is_not_in_the_last_turn():
     talk.ask("a")
     talk.ask("sub-agent", role="checker")
     talk.ask("a", "a11", "b")
-    turns, rows, *_ = build_turns_and_rows(talk.session, "all", [])
+    turns, rows, *_ = build_turns_and_rows(talk.session, "all", ["checker"])
     turns[1].text = "#### 42"
     one = Trajectory(0, 0, turns, rows, Score(1.0), EpisodeEnd.DONE)
     assert one.last_turn is turns[1] is not turns[-1]
@@ -185,6 +186,39 @@ def test_an_answer_that_is_being_sent_is_not_sent_to_another_request():
     talk.ask("p").is_delivered = None
     talk.ask("p")
     assert len(talk.session.requests) == 2
+
+
+def test_rewards_of_turns():
+    talk = Talk()
+    talk.ask("p")
+    talk.ask("lost", delivered=False)
+    talk.ask("p", "a11", "q").answers[0].add_reward(1.0)
+    talk.session.give_turn_rewards([0.0, 0.5])
+    assert [answer.reward for answer in talk.session.answers] == [0.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"),
+    [
+        (0.5, "turn_rewards is a float"),
+        ([0.5], "turn_rewards has 1 numbers for 2 answers"),
+        ([0.5, None], "turn_rewards\\[1\\] is a NoneType"),
+        ([float("nan"), 0.5], "turn_rewards\\[0\\] is nan"),
+    ],
+)
+def test_wrong_rewards_of_turns(rewards, reason):
+    talk = Talk()
+    talk.ask("p")
+    talk.ask("p", "a11", "q")
+    with pytest.raises((TypeError, ValueError), match=reason):
+        talk.session.give_turn_rewards(rewards)
+    assert [answer.reward for answer in talk.session.answers] == [None, None]
+
+
+def test_a_reward_before_the_first_answer_is_refused():
+    session = Talk().session
+    Request(session, body_digest="", reward=0.5).find_history([{"role": "user", "content": "p"}], "")
+    assert session.refused_reward == "header x-reward: the session has no earlier answer."
 
 
 def test_unknown_request_of_a_reward():

@@ -1,8 +1,22 @@
+import math
+
+import pytest
 import torch
 
-from alphaapollo.rollout.context import build_append_context_rows, build_memory_context_rows
+from alphaapollo.rollout.context import build_append_context_rows, build_memory_context_rows, build_row
 from alphaapollo.trainer.step.credit import assign_turn_numbers
-from alphaapollo.types import Completion, EpisodeEnd, Prompt, Score, StopReason, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.trainer.step.training_batch import sum_rewards_per_trajectory
+from alphaapollo.types import (
+    Completion,
+    EpisodeEnd,
+    Outcome,
+    Prompt,
+    Score,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
 from tests.unit.trainer.samples import build, credit_of, matrix_of
 
 
@@ -32,6 +46,56 @@ def test_memory_rows_with_anchors_from_the_environment():
     numbered = assign_turn_numbers(played, torch.tensor([0, 0, 1, 1]), mask)
     assert numbered.turn_of_token.tolist() == [[0, 0], [1, -1], [2, 2], [3, -1]]
     assert numbered.anchor_ids.tolist() == [0, 0, 1, 1]
+
+
+def agent_trajectory(reward: float, *rewards: float) -> Trajectory:
+    """The answers 0 and 2 are one row, answer 1 of a sub-agent is another one, and answer 3 is not trained on."""
+    turns = [turn([7], 1), turn([7], 2), turn([8], 1), turn([9], 1)]
+    for one, number in zip(turns, (1, 0, 2, 3), strict=True):
+        one.answer_number, one.reward = number, rewards[number]
+    rows = [build_row(turns[:1]), build_row(turns[1:3], first_turn=1)]
+    return Trajectory(0, 0, turns, rows, Score(reward), EpisodeEnd.DONE)
+
+
+def test_turns_of_agents_are_in_the_order_of_their_answers():
+    mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 1]])
+    turns = assign_turn_numbers([agent_trajectory(1.0, 0, 0, 0, 0)], torch.tensor([0, 0]), mask)
+    assert turns.turn_of_token.tolist() == [[1, -1, -1, -1], [0, 0, -1, 2]]
+    assert turns.trajectory_ids.tolist() == [0, 0, 0]
+
+
+def test_later_rewards_of_agents_count_for_earlier_answers():
+    """The reward of the untrained answer 3 and the score come after answer 2."""
+    one, other = agent_trajectory(1.0, 0.1, 0.2, 0.3, 0.5), agent_trajectory(0.0, 0.0, 0.0, 0.0, 0.0)
+    batch = build([TrajectoryGroup(Prompt(0, "text", "text"), [one, other])])
+    assert sum_rewards_per_trajectory(batch.token_rewards, batch.trajectory_offsets).tolist() == [2.1, 0.0]
+    assert one.reward == pytest.approx(2.1)
+    matrix = matrix_of(batch, credit_of(batch, "turn_group"))
+    assert matrix[:2].tolist() == [
+        pytest.approx([2.0, 0.0, 0.0, 0.0]),
+        pytest.approx([2.1, 2.1, 0.0, 1.8]),
+    ]
+
+
+@pytest.mark.parametrize("rows", [build_append_context_rows, build_memory_context_rows])
+def test_step_rewards_of_an_environment_reach_their_turns(rows):
+    """The final score is a reward of the last turn."""
+    turns = [turn([7], 2), turn([8], 1)]
+    turns[0].reward, turns[1].reward = 0.25, -0.5
+    won, lost = trajectory(*turns, rows=rows, reward=1.0), trajectory(turn([7], 1), rows=rows)
+    batch = build([TrajectoryGroup(Prompt(0, "text", "text"), [won, lost])])
+    advantages = credit_of(batch, "turn_group")
+    values = matrix_of(batch, advantages)[matrix_of(batch, advantages) != 0]
+    assert values.tolist() == pytest.approx([0.75, 0.75, 0.5, -0.75])
+
+
+def test_a_failed_trajectory_is_no_baseline():
+    prompt = Prompt(0, "text", "text")
+    failed = trajectory(turn([7], 1), reward=math.nan)
+    failed.score = Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED)
+    won, lost = trajectory(turn([7], 1), reward=1.0), trajectory(turn([7], 1))
+    batch = build([TrajectoryGroup(prompt, [won, failed, lost])])
+    assert matrix_of(batch, credit_of(batch, "turn_group")).flatten().tolist() == [1.0, -1.0]
 
 
 def test_from_trajectories_to_columns():

@@ -1,0 +1,87 @@
+"""Credit per turn: GAE whose time step is a turn, and group baselines of each turn."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from alphaapollo.algorithms.advantages.base import (
+    AdvantageInputs,
+    Advantages,
+    Trajectories,
+    Turns,
+    register_estimator,
+)
+from alphaapollo.algorithms.advantages.gae import gae
+from alphaapollo.algorithms.advantages.rloo import rloo
+from alphaapollo.algorithms.group_statistics import Groups
+from alphaapollo.algorithms.masked import reward_to_go
+from alphaapollo.config.schema import Algorithm
+
+
+def turn_gae(token_rewards: Tensor, values: Tensor, turns: Turns, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Compute GAE (arXiv 1506.02438, Eq. 16) with one time step per turn. Returns (advantages, returns), all [B, L].
+
+    R_k is the sum of the rewards of turn k, V_k the value at its first action token, and V = 0 after the last turn. All
+    action tokens of a turn get its advantage A_k and its return A_k + V_k; other tokens get 0.
+    """
+    rewards, joined = turns.join(turns.sum_rewards(token_rewards))
+    first_values, _ = turns.join(turns.take_first_values(values))
+    results = gae(rewards, first_values, joined.mask, gamma, lam)
+    advantages, returns = (turns.expand_to_tokens(joined.split(result)[:, 0]) for result in results)
+    return advantages, returns
+
+
+def turn_group(
+    returns: Tensor, mask: Tensor, groups: Groups, baseline: Literal["return_all", "return_alive"]
+) -> Tensor:
+    """Subtract from the return of each turn k the mean return from turn k of the other trajectories in the group.
+
+    return_all: the return of a trajectory that ended before turn k is 0. return_alive: only trajectories that reach
+    turn k count; a turn that no other trajectory reaches keeps its return. Both are unbiased, because the baseline of a
+    turn does not depend on the trajectory's own actions. All advantages are 0 in a group of one.
+
+    Args:
+        returns: [N, K] rewards-to-go of N trajectories with at most K turns.
+        mask: [N, K], 1 on the turns of a trajectory.
+        groups: groups the N trajectories by prompt.
+
+    Returns advantages [N, K], 0 outside the mask.
+    """
+    is_turn = mask.bool()
+    compared = is_turn if baseline == "return_alive" else torch.ones_like(is_turn)
+    group_of = groups.group_index[:, None].expand_as(mask)[compared]
+    turn_of = torch.arange(mask.shape[1]).expand_as(mask)[compared]
+    cells = Groups.from_ids(group_of * mask.shape[1] + turn_of)  # returns of one turn index in one group
+    is_alone = (cells.sizes == 1)[cells.group_index] & (groups.sizes > 1)[group_of]
+    advantages = torch.zeros_like(returns)
+    advantages[compared] = torch.where(is_alone, returns[compared], rloo(returns[compared], cells))
+    return advantages * mask
+
+
+@register_estimator(
+    "turn_gae",
+    scope="groups",
+    whitens=lambda config: config.whiten_advantages,
+    needs=("values", "turns"),
+    per_token=True,
+    reads=("gamma", "lam", "whiten_advantages"),
+)
+def _turn_gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    assert inputs.values is not None and inputs.turns is not None
+    return Advantages(*turn_gae(inputs.token_rewards, inputs.values, inputs.turns, config.gamma, config.lam))
+
+
+@register_estimator(
+    "turn_group", scope="groups", needs=("turns",), group=True, per_token=True, reads=("gamma", "turn_baseline")
+)
+def _turn_group(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    assert inputs.turns is not None
+    rewards, joined = inputs.turns.join(inputs.turns.sum_rewards(inputs.token_rewards))
+    returns = reward_to_go(rewards, joined.mask, config.gamma)
+    groups = Trajectories.from_inputs(inputs).groups
+    advantages = turn_group(returns, joined.mask, groups, config.turn_baseline)
+    expanded = [inputs.turns.expand_to_tokens(joined.split(values)[:, 0]) for values in (advantages, returns)]
+    return Advantages(*expanded)
