@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scripts.grader_audit import compare_score_with_label, read_labelled_answers
 
 from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.types import Outcome, Score
-from scripts.grader_audit import compare_score_with_label, read_labelled_answers
 
 ROOT = Path(__file__).resolve().parents[3]
 SOLUTIONS = ROOT / "../shared/data/gsm8k_model_solutions.jsonl"
