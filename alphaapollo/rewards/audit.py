@@ -203,13 +203,13 @@ def _print_statistics(found: dict[str, Any], scores: Sequence[Score]) -> None:
     )
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 if done, 1 if the input is invalid or every row failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", metavar="DATA", help="jsonl or parquet file of labelled answers or pairs")
     parser.add_argument("--json", action="store_true", help="print the statistics as JSON on the last line")
     parser.add_argument("--data_source", default="", help="grade all answers as rows of this data source")
-    args, keys = parser.parse_known_args()
+    args, keys = parser.parse_known_args(argv)
     try:
         config = load_config(AuditConfig, "eval", keys)
         answers = read_labelled_answers(args.data, args.data_source)

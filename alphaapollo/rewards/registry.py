@@ -102,7 +102,7 @@ def check_judges(prompts: Iterable[Prompt], reward: Reward, is_custom: bool) -> 
     for prompt in prompts:
         for part, judge in assign_judges(prompt, reward, is_custom).items():
             where = f"data_source {prompt.data_source!r} is" if part == TASK else f"the component {part} is"
-            if not reward.judge.model:
+            if not reward.judge.model and reward.judge.backend == "server":
                 raise ValueError(
                     f"{where} graded by a judge, but reward.judge.model is empty. Set it to the judge's model name, "
                     "and set reward.judge.base_url if the judge is not on OpenAI's server."
@@ -115,7 +115,7 @@ def check_judges(prompts: Iterable[Prompt], reward: Reward, is_custom: bool) -> 
                     "reward_model.ground_truth to this row."
                 )
             needed.add(judge)
-    if needed:
+    if needed and reward.judge.backend == "server":
         make_connection_options("reward.judge", reward.judge.base_url, reward.judge.api_key_env)
     return needed
 

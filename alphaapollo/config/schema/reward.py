@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -10,6 +10,7 @@ from alphaapollo.config.schema.base import CHANGES_REWARDS, CODE, ActiveWhen, Fi
 from alphaapollo.config.schema.model import FrozenFsdp
 
 WHEN_REWARD_MODEL = ActiveWhen("enable")
+WHEN_SERVER = ActiveWhen("backend", "server")
 
 
 class CustomRewardFunction(Section):
@@ -29,12 +30,14 @@ RubricTemplate = Annotated[str, Field(pattern=r"(?s)\{answer\}.*\{criteria\}"), 
 
 
 class Judge(Section):
-    model: Annotated[str, CHANGES_REWARDS] = ""
+    backend: Annotated[Literal["server", "policy"], CHANGES_REWARDS] = "server"
+    """server = an OpenAI-compatible server; policy = the run's own model and engines (docs/rewards.md)."""
+    model: Annotated[str, WHEN_SERVER, CHANGES_REWARDS] = ""
     """Model that scores rows with a data_source `judge`, `rubric` or `pairwise` (also `judge/NAME`, ...), and the
     components of the same names in reward.components."""
-    base_url: str = ""
+    base_url: Annotated[str, WHEN_SERVER] = ""
     """URL of an OpenAI-compatible server, e.g. http://localhost:8000/v1 (docs/rewards.md); empty = OpenAI."""
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: Annotated[str, WHEN_SERVER] = "OPENAI_API_KEY"
     """Environment variable with the API key; if unset, no key is sent."""
     prompt: AnswerTemplate = (
         f"Judge an answer to a question.\n\n{_MATERIAL}\n\n{_NOT_OBEYED} Is it right, measured by the reference if one "
@@ -52,8 +55,8 @@ class Judge(Section):
     """Sampling temperature of the judge."""
     max_tokens: PositiveInt = 1024
     """Maximum tokens of the judge's reply, including reasoning."""
-    timeout: PositiveFloat = 60.0
-    """Seconds per request. A judgement, with all its retries, fails after three times as long."""
+    timeout: Annotated[PositiveFloat, WHEN_SERVER] = 60.0
+    """Seconds per request. With all its retries, a request fails after three times as long."""
     max_connections: PositiveInt = 32
     """Maximum number of judgements at a time, per rollout worker."""
     cache_size: NonNegativeInt = 65536

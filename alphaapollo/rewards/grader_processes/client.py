@@ -21,7 +21,7 @@ from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.grader_processes.process import START_TIMEOUT, GraderError, GraderProcess, ProcessDiedError
 from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_request
-from alphaapollo.rewards.judges.client import JudgeClient
+from alphaapollo.rewards.judges.client import CompleteMessage, JudgeClient, JudgeServer
 from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.rewards.registry import assign_judges
 from alphaapollo.types import JudgeUsage, Prompt, Score, Turn
@@ -41,6 +41,7 @@ class RewardClient:
 
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
         self._reward, self._custom = reward, custom
+        self.policy: CompleteMessage | None = None  # the model of reward.judge.backend=policy, set by a rollout worker
         self._takes_turns = False  # whether a function takes a trajectory; known once a process has started
         self._slots = asyncio.Semaphore(reward.num_workers)
         self._slow_slots = asyncio.Semaphore(MAX_SLOW)
@@ -48,6 +49,7 @@ class RewardClient:
         self._idle: list[GraderProcess] = []
         self._tasks: set[asyncio.Task[Score]] = set()
         self._judge: JudgeClient | None = None  # created for the first completion that needs it
+        self._server: JudgeServer | None = None
         self._is_closed = False
 
     async def start(self) -> None:
@@ -81,9 +83,22 @@ class RewardClient:
         names = assign_judges(prompt, self._reward, bool(self._custom.path))
         if not names:
             return {}
-        client = self._judge = self._judge or JudgeClient(self._reward.judge)
+        client = self._judge = self._judge or JudgeClient(self._reward.judge, self._open_judge_model())
         calls = [JUDGES[judge](client, self._reward, prompt, text) for judge in names.values()]
         return dict(zip(names, await asyncio.gather(*calls), strict=True))
+
+    def _open_judge_model(self) -> CompleteMessage:
+        if self._reward.judge.backend == "server":
+            self._server = JudgeServer(self._reward.judge)
+            return self._server.complete
+        if self.policy is None:
+            raise ValueError("reward.judge.backend=policy needs an engine, which this command lacks. Set it to server.")
+        return self.policy
+
+    def clear_judge_cache(self) -> None:
+        """Forget the verdicts of reward.judge.backend=policy, after its weights have changed."""
+        if self._judge and self.policy:
+            self._judge.clear_cache()
 
     async def _grade_completion(
         self, prompt: Prompt, text: str, turns: Sequence[Turn], judged: dict[str, Score]
@@ -109,6 +124,8 @@ class RewardClient:
             process.kill()
         if self._judge:
             await self._judge.close()
+        if self._server:
+            await self._server.close()
         await asyncio.gather(*self._tasks, *(process.end_and_describe_exit() for process in self._processes))
 
     async def _start_process(self) -> GraderProcess:

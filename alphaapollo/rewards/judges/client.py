@@ -15,7 +15,7 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from alphaapollo.config.schema import Judge
@@ -23,21 +23,21 @@ from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.openai_connection import MALFORMED_RESPONSE_ERRORS, make_connection_options
 from alphaapollo.types import JudgeUsage
 from alphaapollo.utils.redaction import redact
-from alphaapollo.utils.time_limit import TimeLimit
 
 MAX_RETRIES = 4  # retries of one request
 MAX_REPLIES = 2  # replies to read, of which the first has no verdict
-DEADLINE = 3  # time limit of a judgement, as a multiple of reward.judge.timeout
+DEADLINE = 3  # time limit of a request with all its retries, as a multiple of reward.judge.timeout
 THOUGHTS = re.compile(r"^.*</think>", re.DOTALL)
 ValueT = TypeVar("ValueT")
+CompleteMessage = Callable[[str], Awaitable[str | None]]
 
 
 class JudgeError(ValueError):
     """Error for a judgement that failed after all retries."""
 
 
-class JudgeClient:
-    """Client of the model `reward.judge.model`. Belongs to one event loop.
+class JudgeServer:
+    """Model behind an OpenAI-compatible server.
 
     Raises ValueError if no model is set, the openai package is missing, or no API key is set for OpenAI's own server.
     """
@@ -50,6 +50,42 @@ class JudgeClient:
 
         self._judge = judge
         self._client = openai.AsyncOpenAI(**connection, timeout=judge.timeout, max_retries=MAX_RETRIES)
+
+    async def complete(self, content: str) -> str | None:
+        """Return the reply to a user message. Raises JudgeError after all retries, or if the reply is malformed."""
+        import openai
+
+        judge, deadline = self._judge, DEADLINE * self._judge.timeout
+        try:
+            with SPANS("judge", timeout=deadline):
+                async with asyncio.timeout(deadline):
+                    reply = await self._client.chat.completions.create(
+                        model=judge.model,
+                        messages=[{"role": "user", "content": content}],
+                        temperature=judge.temperature,
+                        max_tokens=judge.max_tokens,
+                    )
+                    return reply.choices[0].message.content
+        except TimeoutError as error:
+            raise JudgeError(f"the judge gave no answer within {deadline:g} s") from error
+        except openai.APIError as error:
+            raise JudgeError(redact(f"the judge gave no answer: {type(error).__name__}: {error}")) from error
+        except MALFORMED_RESPONSE_ERRORS as error:
+            reason = f"the judge's server is not OpenAI-compatible: {type(error).__name__}: {error}"
+            raise JudgeError(redact(reason)) from error
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class JudgeClient:
+    """Client of a judge model, with a limit of concurrent judgements and a cache. Belongs to one event loop.
+
+    complete: returns the model's reply to a user message, or raises JudgeError.
+    """
+
+    def __init__(self, judge: Judge, complete: CompleteMessage):
+        self._judge, self._complete = judge, complete
         self._connections = asyncio.Semaphore(judge.max_connections)
         self._cache: OrderedDict[str, Any] = OrderedDict()  # request key -> value; the least recently used first
         self._running: dict[str, asyncio.Task[Any]] = {}  # request key -> judgement in flight
@@ -61,6 +97,7 @@ class JudgeClient:
         `read_verdict` raises ValueError if it finds none. Equal messages get the same verdict, unless
         reward.judge.cache_size is 0. Failures are not cached. Raises JudgeError if the judgement fails.
         """
+        content = content.encode(errors="replace").decode()  # completions may contain lone surrogates
         start, key = time.perf_counter(), self._make_key(content)
         is_cached = key in self._cache or key in self._running
         if key in self._cache:
@@ -72,13 +109,16 @@ class JudgeClient:
             value = await _wait_for_shared(self._running[key])
         return value, JudgeUsage(1, int(is_cached), time.perf_counter() - start)
 
+    def clear_cache(self) -> None:
+        """Forget all verdicts, because the judge model has changed."""
+        self._cache.clear()
+
     async def close(self) -> None:
-        """End the judgements in flight, which raise JudgeError, and close the connections."""
+        """End the judgements in flight, which raise JudgeError."""
         running = [*self._running.values()]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await self._client.close()
 
     def _make_key(self, content: str) -> str:
         """Return a digest of the complete request. Without a cache, it is unique."""
@@ -87,14 +127,9 @@ class JudgeClient:
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     async def _judge_and_cache(self, key: str, content: str, read_verdict: Callable[[str], ValueT]) -> ValueT:
-        deadline = DEADLINE * self._judge.timeout
         try:
             async with self._connections:
-                with SPANS("judge", timeout=deadline):
-                    async with TimeLimit(deadline).count_time():
-                        value = await self._read_reply(content, read_verdict)
-        except TimeoutError as error:
-            raise JudgeError(f"the judge gave no verdict within {deadline:g} s") from error
+                value = await self._read_reply(content, read_verdict)
         finally:
             del self._running[key]
         self._cache[key] = value
@@ -110,25 +145,6 @@ class JudgeClient:
             except ValueError as error:
                 problem = str(error)
         raise JudgeError(f"{problem} (in {MAX_REPLIES} replies)")
-
-    async def _complete(self, content: str) -> str | None:
-        """Return the model's reply. Raises JudgeError after all retries, or if the server is not OpenAI-compatible."""
-        import openai
-
-        judge = self._judge
-        try:
-            reply = await self._client.chat.completions.create(
-                model=judge.model,
-                messages=[{"role": "user", "content": content}],
-                temperature=judge.temperature,
-                max_tokens=judge.max_tokens,
-            )
-            return reply.choices[0].message.content
-        except openai.APIError as error:
-            raise JudgeError(redact(f"the judge gave no answer: {type(error).__name__}: {error}")) from error
-        except MALFORMED_RESPONSE_ERRORS as error:
-            reason = f"the judge's server is not OpenAI-compatible: {type(error).__name__}: {error}"
-            raise JudgeError(redact(reason)) from error
 
 
 async def _wait_for_shared(task: asyncio.Task[ValueT]) -> ValueT:

@@ -7,14 +7,13 @@ import pytest
 
 from tests.mock_judge import MockJudge, Reply
 
-pytest.importorskip("openai", reason="the judge's client is an optional package")
-
 Start = Callable[..., MockJudge]
 
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Start a mock judge. Replies are given in turn, and the last one is repeated; or a function chooses them."""
+    pytest.importorskip("openai", reason="the judge's client is an optional package")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with ExitStack() as stack:
 

@@ -10,7 +10,7 @@ import pytest
 
 from alphaapollo.config.schema import Judge
 from alphaapollo.rewards.judges import client as judge_client
-from alphaapollo.rewards.judges.client import JudgeClient, JudgeError
+from alphaapollo.rewards.judges.client import JudgeClient, JudgeError, JudgeServer
 from alphaapollo.rewards.judges.graders import read_score
 from alphaapollo.types import JudgeUsage
 from tests.mock_judge import MockJudge
@@ -23,11 +23,14 @@ def use(server: MockJudge, call: Callable[[JudgeClient], Awaitable[Any]], **sett
     """Call a function with a client of the server, then close the client."""
 
     async def main() -> Any:
-        client = JudgeClient(Judge(model="m", base_url=server.url, **settings))
+        judge = Judge(model="m", base_url=server.url, **settings)
+        model = JudgeServer(judge)
+        client = JudgeClient(judge, model.complete)
         try:
             return await call(client)
         finally:
             await client.close()
+            await model.close()
 
     return asyncio.run(main())
 
@@ -111,6 +114,7 @@ def test_an_incompatible_server_is_a_failure(start: Start, body: bytes) -> None:
 
 
 def test_an_unreachable_server_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openai")
     monkeypatch.setattr(judge_client, "MAX_RETRIES", 0)
     server = MockJudge(lambda content: "")
     server.url = "http://127.0.0.1:9/v1"
@@ -139,7 +143,7 @@ def test_failures_are_shared_but_not_cached(start: Start) -> None:
 
 def test_a_judgement_has_a_total_time_limit(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_client, "DEADLINE", 1)  # as long as one request: the retries exceed it
-    with pytest.raises(JudgeError, match="the judge gave no verdict within 0.2 s"):
+    with pytest.raises(JudgeError, match=r"the judge gave no answer within 0\.2 s"):
         ask(start("SCORE: 1", latency=30.0), timeout=0.2)
 
 
@@ -169,8 +173,9 @@ def test_closing_ends_judgements_with_a_reason(start: Start) -> None:
 
 
 def test_missing_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openai")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ValueError, match=r"reward\.judge\.model is empty"):
-        JudgeClient(Judge())
+        JudgeServer(Judge())
     with pytest.raises(ValueError, match="environment variable OPENAI_API_KEY"):
-        JudgeClient(Judge(model="m"))
+        JudgeServer(Judge(model="m"))

@@ -37,7 +37,8 @@ def grade(
     async def main() -> Score:
         judge = Judge(model="m", base_url=server.url)
         client = RewardClient(Reward(timeout=20.0, judge=judge, **reward), CustomRewardFunction(path=custom))
-        await client.start()
+        if "components" in reward:  # otherwise no process is needed
+            await client.start()
         try:
             return await client.score(prompt, text)
         finally:
