@@ -83,6 +83,8 @@ class RewardClient:
         names = assign_judges(prompt, self._reward, bool(self._custom.path))
         if not names:
             return {}
+        if self._is_closed:
+            raise ValueError("the graders are closed")
         client = self._judge = self._judge or JudgeClient(self._reward.judge, self._open_judge_model())
         calls = [JUDGES[judge](client, self._reward, prompt, text) for judge in names.values()]
         return dict(zip(names, await asyncio.gather(*calls), strict=True))

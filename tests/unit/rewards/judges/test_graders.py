@@ -141,14 +141,22 @@ def test_placeholders_in_an_answer_stay() -> None:
     assert fill_template("Q {question} A {answer} {other}", fields) == "Q {answer}? A {question} {other}"
 
 
-def test_templates_must_show_the_answer() -> None:
-    for section in (
-        lambda: Judge(prompt="{question}"),
-        lambda: Judge(pairwise_prompt="{answer_a}"),
-        lambda: Rubric(prompt="{answer}"),
-    ):
-        with pytest.raises(ValidationError, match="should match pattern"):
-            section()
+@pytest.mark.parametrize(
+    ("section", "values", "name"),
+    [
+        (Judge, {"prompt": "{question}"}, "answer"),
+        (Judge, {"pairwise_prompt": "{answer_a}"}, "answer_b"),
+        (Rubric, {"prompt": "{answer}"}, "criteria"),
+    ],
+)
+def test_templates_must_show_the_answer(section: type[Judge], values: dict[str, str], name: str) -> None:
+    with pytest.raises(ValidationError, match=rf"the judge would not see {{{name}}}, which the template lacks"):
+        section(**values)
+
+
+def test_names_of_criteria_differ_from_those_of_rows() -> None:
+    with pytest.raises(ValidationError, match="the name 1 may be that of a row's own criterion"):
+        Rubric(criteria={"1": Criterion(text="It is right.")})
 
 
 def test_judge_scores_a_row(start: Start) -> None:
