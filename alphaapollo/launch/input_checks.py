@@ -340,6 +340,7 @@ def check_rewards(
         notices, tried = asyncio.run(try_reward_function(prompts[0], reward, custom))
     unused = {
         f"reward.judge.model={reward.judge.model}": bool(reward.judge.model) and not judges,
+        "reward.judge.backend=policy": reward.judge.backend == "policy" and not judges,
         "reward.rubric.criteria": bool(reward.rubric.criteria) and "rubric" not in judges,
     }
     because = "custom_reward_function.path grades all rows" if custom.path else "no data_source needs it"

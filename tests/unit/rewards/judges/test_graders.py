@@ -215,6 +215,11 @@ def test_a_judge_that_fails_is_a_failure_and_never_0(start: Start, settings: dic
     assert "the judge gave no answer: BadRequestError" in score.reason
 
 
+def test_the_policy_judges_only_where_an_engine_runs() -> None:
+    score = asyncio.run(RewardClient(Reward(judge=Judge(backend="policy")), CustomRewardFunction()).score(PROMPT, "4"))
+    assert score.outcome is Outcome.GRADER_FAILED and "reward.judge.backend=policy needs an engine" in score.reason
+
+
 def test_inputs_of_judges_are_checked_before_the_start() -> None:
     judge = Judge(model="m", base_url="http://localhost/v1")
     no_model = Reward(components={"rubric": 1.0}, rubric=RUBRIC)
