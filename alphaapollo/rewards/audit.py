@@ -58,7 +58,7 @@ def _convert_ground_truth_to_text(truth: Any) -> Any:
     return None if truth is None else str(truth)
 
 
-class LabelledAnswer(BaseModel):
+class LabelledAnswer(BaseModel, extra="allow"):
     """Answer of a model with its label: whether, or how far, it is right. The ground truth of a pair is the other
     answer."""
 
@@ -66,12 +66,13 @@ class LabelledAnswer(BaseModel):
     prompt: str | list[dict[str, Any]] = ""
     response: str
     ground_truth: Annotated[str | None, BeforeValidator(_convert_ground_truth_to_text)] = None
-    rubric: list[dict[str, Any]] | None = None
     label: Annotated[Ratio, Field(validation_alias=AliasChoices("label", "is_correct"))]
 
     def make_prompt(self, index: int) -> Prompt:
         content: Any = self.prompt
-        return Prompt(index, self.data_source, content, self.ground_truth, {"rubric": self.rubric})
+        columns = dict(self.model_extra or {})
+        extra_info = (columns.pop("extra_info", None) or {}) | columns
+        return Prompt(index, self.data_source, content, self.ground_truth, extra_info)
 
 
 def read_labelled_answers(path: str, data_source: str = "") -> list[LabelledAnswer]:
