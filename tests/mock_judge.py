@@ -16,11 +16,12 @@ Reply = str | int | bytes | None
 class MockJudge:
     """ASGI application. `reply`: from the text of the user message to the reply. `latency`: seconds per request.
 
-    With `barrier`, no request is answered before `barrier` requests have arrived; the test then needs no timing.
+    With `barrier`, no request is answered before `barrier` requests have arrived; the test then needs no timing. The
+    message `slow` is answered after 0.3 s.
     """
 
-    def __init__(self, reply: Callable[[str], Reply], latency: float = 0.0, barrier: int = 0):
-        self.reply, self.latency, self.barrier = reply, latency, barrier
+    def __init__(self, reply: Callable[[str], Reply], latency: float = 0.0, barrier: int = 0, slow: str = ""):
+        self.reply, self.latency, self.barrier, self.slow = reply, latency, barrier, slow
         self.requests: list[dict[str, Any]] = []
         self.num_in_flight = self.max_in_flight = 0
         self.url = ""
@@ -33,11 +34,12 @@ class MockJudge:
         self.requests.append(request)
         self.num_in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.num_in_flight)
-        await asyncio.sleep(self.latency)
+        content = request["messages"][-1]["content"]
+        await asyncio.sleep(0.3 if content == self.slow else self.latency)
         while len(self.requests) < self.barrier:
             await asyncio.sleep(0.002)
         self.num_in_flight -= 1
-        reply = self.reply(request["messages"][-1]["content"])
+        reply = self.reply(content)
         headers = {"retry-after-ms": "5"}
         if isinstance(reply, bytes):
             response: Response = Response(reply, headers={"content-type": "application/json"})

@@ -21,7 +21,7 @@ from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.grader_processes.process import START_TIMEOUT, GraderError, GraderProcess, ProcessDiedError
 from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_request
-from alphaapollo.rewards.judges.client import CompleteMessage, JudgeClient, JudgeServer
+from alphaapollo.rewards.judges.client import CompleteMessage, JudgeClient, JudgeServer, wait_for_all
 from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.rewards.registry import assign_judges
 from alphaapollo.types import JudgeUsage, Prompt, Score, Turn
@@ -87,7 +87,7 @@ class RewardClient:
             raise ValueError("the graders are closed")
         client = self._judge = self._judge or JudgeClient(self._reward.judge, self._open_judge_model())
         calls = [JUDGES[judge](client, self._reward, prompt, text) for judge in names.values()]
-        return dict(zip(names, await asyncio.gather(*calls), strict=True))
+        return dict(zip(names, await wait_for_all(calls), strict=True))
 
     def _open_judge_model(self) -> CompleteMessage:
         if self._reward.judge.backend == "server":

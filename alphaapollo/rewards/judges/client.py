@@ -15,7 +15,7 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from alphaapollo.config.schema import Judge
@@ -86,7 +86,9 @@ class JudgeClient:
 
     def __init__(self, judge: Judge, complete: CompleteMessage):
         self._judge, self._complete = judge, complete
-        self._connections = asyncio.Semaphore(judge.max_connections)
+        self._free_connections: asyncio.LifoQueue[int] = asyncio.LifoQueue()  # numbers, which name lanes in a trace
+        for number in reversed(range(judge.max_connections)):
+            self._free_connections.put_nowait(number)
         self._cache: OrderedDict[str, Any] = OrderedDict()  # request key -> value; the least recently used first
         self._running: dict[str, asyncio.Task[Any]] = {}  # request key -> judgement in flight
         self._numbers = itertools.count()
@@ -128,8 +130,12 @@ class JudgeClient:
 
     async def _judge_and_cache(self, key: str, content: str, read_verdict: Callable[[str], ValueT]) -> ValueT:
         try:
-            async with self._connections:
-                value = await self._read_reply(content, read_verdict)
+            number = await self._free_connections.get()
+            try:
+                with SPANS.use_track(lane=f"judge {number}"):
+                    value = await self._read_reply(content, read_verdict)
+            finally:
+                self._free_connections.put_nowait(number)
         finally:
             del self._running[key]
         self._cache[key] = value
@@ -145,6 +151,16 @@ class JudgeClient:
             except ValueError as error:
                 problem = str(error)
         raise JudgeError(f"{problem} (in {MAX_REPLIES} replies)")
+
+
+async def wait_for_all(judgements: Iterable[Awaitable[ValueT]]) -> list[ValueT]:
+    """Wait for all judgements and return their results. If one fails, raise its error after the others have ended, so
+    that no request is in flight any more, e.g. at the engine of a policy that judges itself."""
+    results = await asyncio.gather(*judgements, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
 async def _wait_for_shared(task: asyncio.Task[ValueT]) -> ValueT:

@@ -5,7 +5,6 @@ A judgement that fails raises ValueError with the reason, and never gives a scor
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
@@ -14,7 +13,7 @@ from functools import partial
 
 from alphaapollo.config.schema import Criterion, Reward, Rubric
 from alphaapollo.rewards.base import get_question
-from alphaapollo.rewards.judges.client import THOUGHTS, JudgeClient
+from alphaapollo.rewards.judges.client import THOUGHTS, JudgeClient, wait_for_all
 from alphaapollo.types import Prompt, Score
 
 SCORE = re.compile(r"^\W*SCORE\W*[:=]\W*?(-?\d+(?:\.\d+)?|-?\.\d+)\W*$", re.IGNORECASE | re.MULTILINE)
@@ -57,9 +56,8 @@ async def compare_with_reference(client: JudgeClient, reward: Reward, prompt: Pr
         fill_template(reward.judge.pairwise_prompt, fields | {"answer_a": one, "answer_b": other})
         for one, other in (answers, answers[::-1])
     ]
-    (shown_first, usage), (other_first, other_usage) = await asyncio.gather(
-        *(client.ask(content, read_winner) for content in contents)
-    )
+    verdicts = await wait_for_all(client.ask(content, read_winner) for content in contents)
+    (shown_first, usage), (other_first, other_usage) = verdicts
     is_consistent = shown_first == 1 - other_first
     components = {"pairwise/consistent": float(is_consistent)}
     return Score(shown_first if is_consistent else 0.5, components, judge_usage=usage + other_usage)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -17,13 +18,13 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with ExitStack() as stack:
 
-        def start_judge(*replies: Reply | Callable[[str], Reply], latency: float = 0.0, barrier: int = 0) -> MockJudge:
+        def start_judge(*replies: Reply | Callable[[str], Reply], **settings: Any) -> MockJudge:
             waiting = [*replies]
 
             def reply(content: str) -> Reply:
                 chosen = waiting.pop(0) if len(waiting) > 1 else waiting[0]
                 return chosen(content) if callable(chosen) else chosen
 
-            return stack.enter_context(MockJudge(reply, latency, barrier).serve())
+            return stack.enter_context(MockJudge(reply, **settings).serve())
 
         yield start_judge

@@ -10,7 +10,7 @@ import pytest
 
 from alphaapollo.config.schema import Judge
 from alphaapollo.rewards.judges import client as judge_client
-from alphaapollo.rewards.judges.client import JudgeClient, JudgeError, JudgeServer
+from alphaapollo.rewards.judges.client import JudgeClient, JudgeError, JudgeServer, wait_for_all
 from alphaapollo.rewards.judges.graders import read_score
 from alphaapollo.types import JudgeUsage
 from tests.mock_judge import MockJudge
@@ -145,6 +145,17 @@ def test_a_judgement_has_a_total_time_limit(start: Start, monkeypatch: pytest.Mo
     monkeypatch.setattr(judge_client, "DEADLINE", 1)  # as long as one request: the retries exceed it
     with pytest.raises(JudgeError, match=r"the judge gave no answer within 0\.2 s"):
         ask(start("SCORE: 1", latency=30.0), timeout=0.2)
+
+
+def test_no_judgement_is_in_flight_after_the_failure_of_another(start: Start) -> None:
+    server = start(lambda content: 400 if content == "a" else "SCORE: 1", slow="b")
+
+    async def call(client: JudgeClient) -> None:
+        with pytest.raises(JudgeError, match="BadRequestError"):
+            await wait_for_all(client.ask(content, read_score) for content in "ab")
+        assert (await client.ask("b", read_score))[1].cached == 1
+
+    use(server, call)
 
 
 def test_a_cancelled_caller_does_not_cancel_the_judgement_of_others(start: Start) -> None:
