@@ -147,6 +147,18 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
+class JudgeUsage:
+    """Judgements by a language model that a score needed."""
+
+    judgements: int = 0
+    cached: int = 0  # of these, from the cache, or shared with the same judgement in flight
+    seconds: float = 0.0  # sum of the times until the verdicts, including the wait for a connection
+
+    def __add__(self, other: JudgeUsage) -> JudgeUsage:
+        return JudgeUsage(self.judgements + other.judgements, self.cached + other.cached, self.seconds + other.seconds)
+
+
+@dataclass(frozen=True)
 class Score:
     """Result of a reward function. `reason` explains a failure or a wrong format."""
 
@@ -154,6 +166,7 @@ class Score:
     components: dict[str, float] = field(default_factory=dict)  # named parts of the reward, for metrics and filters
     outcome: Outcome = Outcome.SCORED
     reason: str = ""
+    judge_usage: JudgeUsage = field(default=JudgeUsage(), compare=False)
 
     @property
     def accuracy(self) -> float:

@@ -30,7 +30,7 @@ from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Prompt, Score
 
 RESPONSES = ("responses", "response")  # columns tried if data.response_key is empty
-IN_FLIGHT = 64  # maximum number of responses queued per grader process
+IN_FLIGHT = 64  # maximum number of responses queued per grader process, besides those that judges may have
 GradedResponse = tuple[SampleResult, Score]
 
 
@@ -111,7 +111,7 @@ async def _grade_responses(
     """Grade all responses in separate processes. The results are in the order of problems and responses."""
     custom, reward = config.custom_reward_function, config.reward
     client = RewardClient(reward, custom)
-    slots = asyncio.Semaphore(IN_FLIGHT * reward.num_workers)
+    slots = asyncio.Semaphore(IN_FLIGHT * reward.num_workers + reward.judge.max_connections)
     num_graded, count = 0, sum(len(problem.responses) for problem in problems)
 
     async def grade(prompt: Prompt, sample_index: int, response: str) -> GradedResponse:

@@ -44,7 +44,7 @@ from alphaapollo.launch.try_template import render_with_time_limit, try_template
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
-from alphaapollo.rewards.registry import check_prompts_are_gradable, is_graded_by_judge
+from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
 from alphaapollo.rollout.tool_call_parser import check_tool_call_parser
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.user_module import load_user_module
@@ -332,14 +332,21 @@ def check_rewards(
     elif not needs_grading:
         check_reward_function(reward, custom)
     if needs_grading and not custom.path:
-        check_prompts_are_gradable(prompts, reward)
+        check_prompts_are_gradable(prompts)
+    judges = check_judges(prompts, reward, bool(custom.path)) if needs_grading else set()
     notices: list[str] = []
     tried: list[Score] = []
     if is_custom and needs_grading:
         notices, tried = asyncio.run(try_reward_function(prompts[0], reward, custom))
-    if reward.judge.model and (custom.path or not any(is_graded_by_judge(prompt.data_source) for prompt in prompts)):
-        because = (
-            "custom_reward_function.path grades all rows" if custom.path else "no data_source is judge or judge/NAME"
-        )
-        notices.append(f"reward.judge.model={reward.judge.model} has no effect: {because}.")
+    unused = {
+        f"reward.judge.model={reward.judge.model}": bool(reward.judge.model) and not judges,
+        "reward.judge.backend=policy": reward.judge.backend == "policy" and not judges,
+        "reward.rubric.criteria": bool(reward.rubric.criteria) and "rubric" not in judges,
+    }
+    because = "custom_reward_function.path grades all rows" if custom.path else "no data_source needs it"
+    notices += [
+        f"{key} has no effect: {because}, and reward.components names no judge (docs/rewards.md)."
+        for key, is_unused in unused.items()
+        if is_unused
+    ]
     return notices, tried

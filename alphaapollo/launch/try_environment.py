@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import Never
+from typing import Any, Never
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
 from alphaapollo.environments.base import EnvironmentFailure, Services, get_environment_spec, wrap_environment_errors
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.rollout.agents.trial import try_agent
 from alphaapollo.rollout.check_replies import check_reset_reply
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
@@ -83,8 +84,13 @@ async def try_reward_function(
 
 
 async def grade_trial_answers(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> dict[str, Score]:
-    """Grade TRIAL_ANSWERS to a prompt in a grader process. Returns {answer: score}."""
-    client = RewardClient(reward.model_copy(update={"num_workers": 1}), custom)
+    """Grade TRIAL_ANSWERS to a prompt in a grader process. Returns {answer: score}. The components of a policy that
+    judges itself are left out, because no engine runs yet."""
+    tried: dict[str, Any] = {"num_workers": 1}
+    if reward.judge.backend == "policy":
+        tried["components"] = {name: weight for name, weight in reward.components.items() if name not in JUDGES}
+        tried["required"] = [name for name in reward.required if name not in JUDGES]
+    client = RewardClient(reward.model_copy(update=tried), custom)
     try:
         await client.start()
         answers = [answer.replace("TRUTH", prompt.ground_truth or "") for answer in TRIAL_ANSWERS]

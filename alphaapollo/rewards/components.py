@@ -2,7 +2,7 @@
 
     reward = w_task * task + sum over k of w_k * component_k
 
-`task` is the reward of the built-in grader or of the user's function. A component is a function
+`task` is the reward of the built-in grader or of the user's function. A component is a judge (judges/), or a function
 `(prompt, completion) -> float`, usually with values in [0, 1], that runs only in grader processes. Users register their
 own components with the decorator `reward_component` in the file reward.custom_module.
 """
@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from alphaapollo.rewards.base import explain_signature_mismatch, make_failed_score
+from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.registry import Registry
 
@@ -40,8 +42,8 @@ def reward_component(function: ComponentT) -> ComponentT:
     name = function.__name__
     if reason := explain_signature_mismatch(function, "prompt", "completion"):
         raise ValueError(f"reward component {name} cannot be called ({reason}). Let it take (prompt, completion).")
-    if name == TASK:
-        raise ValueError(f"A reward component cannot be named {name}, the name of the task reward. Rename it.")
+    if name in (TASK, *JUDGES):
+        raise ValueError(f"A reward component cannot be named {name}, the name of a built-in reward. Rename it.")
     COMPONENTS.register(name)(lambda: function)
     return function
 
@@ -49,7 +51,7 @@ def reward_component(function: ComponentT) -> ComponentT:
 def check_component_names(names: Iterable[str], required: Iterable[str]) -> None:
     """Raise ValueError if a component in `names` does not exist, or a `required` one is not in `names`."""
     names = {TASK, *names}
-    for name in sorted(names - {TASK}):
+    for name in sorted(names - {TASK, *JUDGES}):
         COMPONENTS.get(name)
     if absent := [name for name in required if name not in names]:
         raise ValueError(
@@ -58,8 +60,9 @@ def check_component_names(names: Iterable[str], required: Iterable[str]) -> None
 
 
 def load_components(names: Iterable[str]) -> dict[str, Component]:
-    """Import the functions of reward components. Returns {name: function}, without `task`, which has no function."""
-    return {name: COMPONENTS.get(name)() for name in names if name != TASK}
+    """Import the functions of reward components. Returns {name: function}, without `task` and judges, which have no
+    function."""
+    return {name: COMPONENTS.get(name)() for name in names if name not in (TASK, *JUDGES)}
 
 
 def add_component_rewards(
@@ -84,4 +87,4 @@ def add_component_rewards(
     if any(values[name] <= 0 for name in required):
         total = 0.0
     parts = {"accuracy": task_score.accuracy} | task_score.components | values
-    return Score(total, parts, task_score.outcome, task_score.reason)
+    return replace(task_score, reward=total, components=parts)

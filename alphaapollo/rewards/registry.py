@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from alphaapollo.config.schema import Judge, Reward
+from alphaapollo.config.schema import Reward
 from alphaapollo.rewards.base import RewardFunction
+from alphaapollo.rewards.components import TASK
+from alphaapollo.rewards.judges.graders import JUDGES, list_criteria
+from alphaapollo.rewards.openai_connection import make_connection_options
 from alphaapollo.types import Prompt
 
 
@@ -17,16 +20,20 @@ class BuiltInGrader:
     """Built-in reward function and the data sources that it grades. Only grader processes import its module."""
 
     name: str
-    function: str  # "module:function" under alphaapollo.rewards
+    function: str  # "module:function" under alphaapollo.rewards; empty: a judge, which needs no process
     data_source_patterns: str  # patterns of data sources, lower case; the first matching grader is used
-    is_judge: bool = False  # `function` creates the reward function from reward.judge; ground truths are optional
+
+    @property
+    def is_judge(self) -> bool:
+        """Whether a judge model grades the rows. It can do so without a ground truth."""
+        return self.name in JUDGES
 
 
 GRADERS = (
     BuiltInGrader("gsm8k", "gsm8k:grade", "*gsm8k* *svamp*"),
     BuiltInGrader("exact", "exact_match:grade", "exact exact/*"),
     BuiltInGrader("reasoning_gym", "reasoning_gym:grade", "reasoning_gym reasoning_gym/*"),
-    BuiltInGrader("judge", "judge:make_judge_function", "judge judge/*", is_judge=True),
+    *(BuiltInGrader(name, "", f"{name} {name}/*") for name in JUDGES),
     BuiltInGrader("search_f1", "search:grade_f1", "search_f1 search_f1/*"),
     BuiltInGrader(
         "search", "search:grade", "search search/* nq nq/* *nq_open* *trivia*qa* *popqa* *hotpot* *musique* *squad*"
@@ -66,13 +73,10 @@ def get_grader(data_source: str) -> BuiltInGrader:
     )
 
 
-def load_grader(data_source: str, judge: Judge) -> RewardFunction:
-    """Import the built-in reward function of a data source. `judge`: settings for data sources that a judge grades.
-    Raises ValueError if no grader matches the data source, or the judge's settings are incomplete."""
-    grader = get_grader(data_source)
-    function = pkgutil.resolve_name(f"alphaapollo.rewards.{grader.function}")
-    grade: RewardFunction = function(judge) if grader.is_judge else function
-    return grade
+def load_grader(data_source: str) -> RewardFunction:
+    """Import the built-in reward function of a data source. Raises ValueError if no grader matches."""
+    function: RewardFunction = pkgutil.resolve_name(f"alphaapollo.rewards.{get_grader(data_source).function}")
+    return function
 
 
 def is_gradable(prompt: Prompt) -> bool:
@@ -81,17 +85,45 @@ def is_gradable(prompt: Prompt) -> bool:
     return grader is not None and (grader.is_judge or prompt.ground_truth is not None)
 
 
-def is_graded_by_judge(data_source: str) -> bool:
-    """Return whether the built-in grader of the data source asks a judge model."""
-    grader = find_grader(data_source)
-    return grader is not None and grader.is_judge
+def assign_judges(prompt: Prompt, reward: Reward, is_custom: bool) -> dict[str, str]:
+    """Return the judges that score the completions of a prompt: {name of a component, or `task`: judge}.
+
+    is_custom: whether a function of the user computes the task reward.
+    """
+    grader = None if is_custom else find_grader(prompt.data_source)
+    task = {TASK: grader.name} if grader is not None and grader.is_judge else {}
+    return task | {name: name for name in reward.components if name in JUDGES}
 
 
-def check_prompts_are_gradable(prompts: Iterable[Prompt], reward: Reward) -> None:
+def check_judges(prompts: Iterable[Prompt], reward: Reward, is_custom: bool) -> set[str]:
+    """Return the names of the judges that the prompts need; see assign_judges for the arguments. Raises ValueError if
+    reward.judge is incomplete, or a prompt has no criteria for a rubric or no answer to compare completions with."""
+    needed = set[str]()
+    for prompt in prompts:
+        for part, judge in assign_judges(prompt, reward, is_custom).items():
+            where = f"data_source {prompt.data_source!r} is" if part == TASK else f"the component {part} is"
+            if not reward.judge.model and reward.judge.backend == "server":
+                raise ValueError(
+                    f"{where} graded by a judge, but reward.judge.model is empty. Set it to the judge's model name, "
+                    "and set reward.judge.base_url if the judge is not on OpenAI's server."
+                )
+            if judge == "rubric":
+                list_criteria(reward.rubric, prompt)
+            if judge == "pairwise" and prompt.ground_truth is None:
+                raise ValueError(
+                    f"{where} graded by comparison with the ground truth, but row {prompt.id} has none. Add the field "
+                    "reward_model.ground_truth to this row."
+                )
+            needed.add(judge)
+    if needed and reward.judge.backend == "server":
+        make_connection_options("reward.judge", reward.judge.base_url, reward.judge.api_key_env)
+    return needed
+
+
+def check_prompts_are_gradable(prompts: Iterable[Prompt]) -> None:
     """Check at startup that the built-in graders can grade every prompt.
 
-    Raises ValueError if a data source has no grader, a prompt has no ground truth, or a data source needs the judge and
-    reward.judge.model is empty or reward.timeout is too short.
+    Raises ValueError if a data source has no grader, or a prompt has no ground truth and needs one.
     """
     prompts = list(prompts)
     graders = {source: get_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}
@@ -100,15 +132,4 @@ def check_prompts_are_gradable(prompts: Iterable[Prompt], reward: Reward) -> Non
         raise ValueError(
             f"{len(lacking)} of {len(prompts)} prompts have no ground truth; the first of them is row {lacking[0]}. "
             "Add the field reward_model.ground_truth to these rows, or set custom_reward_function.path and .name."
-        )
-    judged = [source for source, grader in graders.items() if grader.is_judge]
-    if judged and not reward.judge.model:
-        raise ValueError(
-            f"data_source {judged[0]!r} is graded by a judge, but reward.judge.model is empty. Set it to the judge's "
-            "model name, and set reward.judge.base_url if the judge is not on OpenAI's server."
-        )
-    if judged and reward.timeout <= reward.judge.timeout:
-        raise ValueError(
-            f"reward.timeout={reward.timeout:g} must exceed reward.judge.timeout={reward.judge.timeout:g}, the "
-            "time limit of one request to the judge. Raise reward.timeout so that there is time for retries."
         )

@@ -36,6 +36,7 @@ from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
+from alphaapollo.rollout.policy_judge import make_policy_judge
 from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.tool_calls import ToolCallParser
@@ -139,6 +140,8 @@ class RolloutWorker:
         finally:
             gc.enable()
         self._stop_token_ids = renderer.eos_token_ids
+        if (judge := self._setup.reward.judge).backend == "policy":
+            self._rewards.policy = make_policy_judge(self.engine, renderer, judge)
         self._sees_images = images is not None
         grade = self._rewards.score if self._environment.is_graded(env) else None
         if env.env_name == "agent":
@@ -199,6 +202,7 @@ class RolloutWorker:
             await self.engine.receive_weights(str(source))
             if self._reader:
                 shutil.rmtree(source)
+        self._rewards.clear_judge_cache()
         return await self.engine.confirm_weights(version)
 
     def get_memory_metrics(self) -> dict[str, float]:

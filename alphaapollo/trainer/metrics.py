@@ -12,7 +12,7 @@ from torch import Tensor
 
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.evaluation.metrics import CORRECT_ACCURACY
-from alphaapollo.types import EpisodeEnd, Outcome, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.types import EpisodeEnd, JudgeUsage, Outcome, Trajectory, TrajectoryGroup, Turn
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 
@@ -74,6 +74,7 @@ def compute_rollout_metrics(
         | _compute_length_metrics(table)
         | _compute_tool_metrics(turns)
         | _compute_agent_metrics(trajectories)
+        | _compute_judge_metrics(trajectories)
         | _compute_group_metrics(generated, trained, table)
         | _compute_reward_metrics(table, "critic/score", "reward")
         | _compute_metrics_by_source(generated)
@@ -140,6 +141,18 @@ def _compute_agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, floa
             name = f"reward/{turn.info['role']}"
             totals[name] = totals.get(name, 0.0) + turn.reward
     return {f"agent/{name}": value / len(trajectories) for name, value in totals.items()}
+
+
+def _compute_judge_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Compute the number of judgements, the share of them from the cache, and their mean time until the verdict."""
+    total = sum((one.score.judge_usage for one in trajectories), JudgeUsage())
+    if not total.judgements:
+        return {}
+    return {
+        "judge/judgements": float(total.judgements),
+        "judge/cache_hit_rate": total.cached / total.judgements,
+        "judge/seconds": total.seconds / total.judgements,
+    }
 
 
 def _compute_group_metrics(

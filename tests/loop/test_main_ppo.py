@@ -27,6 +27,7 @@ from tests.loop.conftest import (
     wait_until_nothing_is_left,
 )
 from tests.loop.replays import equal_lines, recording, replay
+from tests.mock_judge import MockJudge
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
@@ -185,16 +186,34 @@ def test_ppo_with_critic_and_warmup(ppo: Runner) -> None:
     assert coefficients[0] == coefficients[1] != coefficients[2]
 
 
-def test_rloo_with_two_epochs_and_full_kl(ppo: Runner) -> None:
-    done = ppo.run(
-        LOCAL,
-        "algorithm.adv_estimator=rloo",
-        "actor_rollout_ref.actor.ppo_epochs=2",
-        "actor_rollout_ref.actor.use_kl_loss=True",
-        "actor_rollout_ref.actor.kl_loss_type=full",
-    )
-    assert done.metrics[-1]["actor/grad_norm"] > 0
-    assert done.metrics[-1]["actor/ref_kl"] > 0
+def judge_digits(content: str) -> str:
+    """Reply of a judge about the criterion `digits`."""
+    answer = content.partition("<answer>")[2].partition("</answer>")[0]
+    return f'It is so: {{"digits": {int(any(map(str.isdigit, answer)))}}}'
+
+
+def test_rloo_with_two_epochs_full_kl_and_a_rubric(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with MockJudge(judge_digits).serve() as judge:
+        done = ppo.run(
+            LOCAL,
+            "algorithm.adv_estimator=rloo",
+            "actor_rollout_ref.actor.ppo_epochs=2",
+            "actor_rollout_ref.actor.use_kl_loss=True",
+            "actor_rollout_ref.actor.kl_loss_type=full",
+            "reward.judge.model=mock",
+            f"reward.judge.base_url={judge.url}",
+            "reward.rubric.criteria={digits: {text: The answer has digits}}",
+            "reward.components={rubric: 0.5}",
+        )
+    last = done.metrics[-1]
+    assert last["actor/grad_norm"] > 0 and last["actor/ref_kl"] > 0
+    assert last["judge/judgements"] == last["rollout/trajectories"] == 16 and last["outcome/failed"] == 0
+    assert 0 <= last["judge/cache_hit_rate"] < 1 and last["judge/seconds"] > 0
+    for record in done.rollouts(2):
+        parts, text = record["components"], record["turns"][-1]["text"]
+        assert parts["rubric"] == parts["rubric/digits"] == any(map(str.isdigit, text))
+        assert record["reward"] == pytest.approx(parts["task"] + 0.5 * parts["rubric"])
 
 
 def test_dapo_filter_refills_the_batch(ppo: Runner) -> None:

@@ -24,7 +24,7 @@ from alphaapollo.config.schema.export import ExportConfig
 from alphaapollo.config.schema.generation import GenerationConfig, GenerationData, GenerationTrainer
 from alphaapollo.config.schema.model import FrozenFsdp, Fsdp, Lora, LoraForm, Model, Optimizer, RoleFsdp
 from alphaapollo.config.schema.ppo import ActorRolloutRef, Config
-from alphaapollo.config.schema.reward import CustomRewardFunction, Judge, Reward, RewardModel
+from alphaapollo.config.schema.reward import Criterion, CustomRewardFunction, Judge, Reward, RewardModel, Rubric
 from alphaapollo.config.schema.rm import RewardData, RmConfig
 from alphaapollo.config.schema.rollout import EngineKwargs, Rollout, ValSampling
 from alphaapollo.config.schema.sft import SftConfig, SftData

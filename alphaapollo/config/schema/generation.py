@@ -83,7 +83,10 @@ class GenerationConfig(Section):
             ResumeRule("applied"),
         ),
         **dict.fromkeys(("reward.timeout", "reward.num_workers"), ResumeRule("applied")),
-        **{f"reward.judge.{name}": ResumeRule("applied") for name in ("base_url", "api_key_env", "timeout")},
+        **{
+            f"reward.judge.{name}": ResumeRule("applied")
+            for name in ("base_url", "api_key_env", "timeout", "max_connections", "cache_size")
+        },
         **{f"rollout.{name}": SAMPLE_IDENTITY for name in ("name", "temperature", "top_p", "top_k", "dtype")},
         **dict.fromkeys(("rollout.engine_kwargs.vllm", "trainer.seed"), SAMPLE_IDENTITY),
     }

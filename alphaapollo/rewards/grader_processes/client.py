@@ -1,23 +1,30 @@
 """Client of the grader processes. It isolates a run from reward functions that hang or crash.
 
-    score(prompt, text) -> free slot -> idle process -> Score; a failure is retried once
+    score(prompt, text) -> judges, if any -> free slot -> idle process -> Score; a failure is retried once
 
 When grading a completion exceeds the time limit or its process dies, only this completion fails. The next completion is
 graded by a new process. There are reward.num_workers slots. A completion that is slow to grade gives up its slot, so
-that it does not delay other completions.
+that it does not delay other completions. Judges run in this process, because they call no code of users.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.base import make_failed_score
+from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.grader_processes.process import START_TIMEOUT, GraderError, GraderProcess, ProcessDiedError
 from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_request
-from alphaapollo.types import Prompt, Score, Turn
+from alphaapollo.rewards.judges.client import CompleteMessage, JudgeClient, JudgeServer, wait_for_all
+from alphaapollo.rewards.judges.graders import JUDGES
+from alphaapollo.rewards.registry import assign_judges
+from alphaapollo.types import JudgeUsage, Prompt, Score, Turn
 from alphaapollo.utils.time_limit import exclude_from_time_limit
 
 MAX_ATTEMPTS = 2  # attempts per completion
@@ -34,16 +41,21 @@ class RewardClient:
 
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
         self._reward, self._custom = reward, custom
+        self.policy: CompleteMessage | None = None  # the model of reward.judge.backend=policy, set by a rollout worker
         self._takes_turns = False  # whether a function takes a trajectory; known once a process has started
         self._slots = asyncio.Semaphore(reward.num_workers)
         self._slow_slots = asyncio.Semaphore(MAX_SLOW)
         self._processes: set[GraderProcess] = set()
         self._idle: list[GraderProcess] = []
         self._tasks: set[asyncio.Task[Score]] = set()
+        self._judge: JudgeClient | None = None  # created for the first completion that needs it
+        self._server: JudgeServer | None = None
         self._is_closed = False
 
     async def start(self) -> None:
         """Start the first grader process. Raises ValueError if it does not start or cannot load a reward function."""
+        if self._reward.judge.model and importlib.util.find_spec("openai"):
+            importlib.import_module("openai")  # takes a second, during which the event loop is blocked
         try:
             process = await self._start_process()
         except ProcessDiedError:  # possibly killed from outside: retry once
@@ -57,7 +69,44 @@ class RewardClient:
         `turns`: turns of the episode, for reward functions that take a trajectory. Empty: the text is the only turn.
         """
         try:
-            request = encode_request(prompt, text, turns if self._takes_turns else ())
+            with exclude_from_time_limit():
+                judged = await self._ask_judges(prompt, text)
+        except ValueError as error:
+            return make_failed_score(str(error))
+        if TASK in judged and not (self._reward.components or self._reward.required):
+            return judged[TASK]
+        score = await self._grade_completion(prompt, text, turns, judged)
+        return replace(score, judge_usage=sum((one.judge_usage for one in judged.values()), JudgeUsage()))
+
+    async def _ask_judges(self, prompt: Prompt, text: str) -> dict[str, Score]:
+        """Return the scores of judges: {name of a component, or `task`: score}. Raises ValueError if one fails."""
+        names = assign_judges(prompt, self._reward, bool(self._custom.path))
+        if not names:
+            return {}
+        if self._is_closed:
+            raise ValueError("the graders are closed")
+        client = self._judge = self._judge or JudgeClient(self._reward.judge, self._open_judge_model())
+        calls = [JUDGES[judge](client, self._reward, prompt, text) for judge in names.values()]
+        return dict(zip(names, await wait_for_all(calls), strict=True))
+
+    def _open_judge_model(self) -> CompleteMessage:
+        if self._reward.judge.backend == "server":
+            self._server = JudgeServer(self._reward.judge)
+            return self._server.complete
+        if self.policy is None:
+            raise ValueError("reward.judge.backend=policy needs an engine, which this command lacks. Set it to server.")
+        return self.policy
+
+    def clear_judge_cache(self) -> None:
+        """Forget the verdicts of reward.judge.backend=policy, after its weights have changed."""
+        if self._judge and self.policy:
+            self._judge.clear_cache()
+
+    async def _grade_completion(
+        self, prompt: Prompt, text: str, turns: Sequence[Turn], judged: dict[str, Score]
+    ) -> Score:
+        try:
+            request = encode_request(prompt, text, turns if self._takes_turns else (), judged)
         except (TypeError, ValueError) as error:
             return make_failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")
         for _ in range(MAX_ATTEMPTS):
@@ -75,6 +124,10 @@ class RewardClient:
         self._is_closed = True
         for process in self._processes:
             process.kill()
+        if self._judge:
+            await self._judge.close()
+        if self._server:
+            await self._server.close()
         await asyncio.gather(*self._tasks, *(process.end_and_describe_exit() for process in self._processes))
 
     async def _start_process(self) -> GraderProcess:

@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,7 +21,7 @@ from alphaapollo.rewards.base import (
     make_failed_score,
     takes_trajectory,
 )
-from alphaapollo.rewards.components import add_component_rewards, check_component_names, load_components
+from alphaapollo.rewards.components import TASK, add_component_rewards, check_component_names, load_components
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.grader_processes.protocol import IMPORTING, decode_request, encode_reply
 from alphaapollo.rewards.registry import load_grader
@@ -64,27 +65,32 @@ class GraderWorker:
         self._components = {name: adapt_to_episode(component) for name, component in components.items()}
         return any(map(takes_trajectory, [*functions, *components.values()]))
 
-    def _grade_episode(self, prompt: Prompt, episode: Episode) -> Score:
+    def _grade_episode(self, prompt: Prompt, episode: Episode, judged: dict[str, Score]) -> Score:
         weights, required = self._reward.components, self._reward.required
         try:
-            task = convert_to_score((self._custom_function or self._get_grader(prompt.data_source))(prompt, episode))
+            task = judged.pop(TASK, None) or convert_to_score(self._get_function(prompt.data_source)(prompt, episode))
             if not (weights or required):
                 return task
-            values = {
+            values = {name: score.reward for name, score in judged.items()} | {
                 name: convert_to_float(component(prompt, episode), f"component {name!r}")
                 for name, component in self._components.items()
             }
+            for score in judged.values():  # the criteria of a rubric, but not its accuracy
+                parts = {name: part for name, part in score.components.items() if name != "accuracy"}
+                task = replace(task, components=task.components | parts)
             return add_component_rewards(task, values, weights, required)
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
             path = self._custom.path or self._reward.custom_module
             reason = format_error(error, Path(path).expanduser().resolve() if path else None)
             return make_failed_score(f"the reward function failed: {reason}")
 
-    def _get_grader(self, data_source: str) -> EpisodeFunction:
+    def _get_function(self, data_source: str) -> EpisodeFunction:
+        if self._custom_function:
+            return self._custom_function
         if data_source not in self._graders:
             self._write_line(IMPORTING)
             try:
-                grader = load_grader(data_source, self._reward.judge)
+                grader = load_grader(data_source)
             finally:
                 self._write_line(b"\n")
             self._graders[data_source] = adapt_to_episode(grader)

@@ -185,11 +185,12 @@ def _try_reward_function(config: Config, prompts: Sequence[Prompt]) -> tuple[boo
 async def check_reward_components_exist(config: Config, prompt: Prompt, scores: Sequence[Score]) -> None:
     """Raise ValueError if a config key names a reward component that the reward function does not return.
 
-    Components of a user's environment are not known before the run, so they are not checked.
+    Components of a user's environment, or of a policy that judges itself, are not known before the run, so they are
+    not checked.
     scores: scores of trial answers to the prompt; if empty, this function computes some.
     """
     named = dict(_list_reward_components_in_config(config))
-    if not named or config.env.custom_module:
+    if not named or config.env.custom_module or config.reward.judge.backend == "policy":
         return
     if not scores:
         scores = [*(await grade_trial_answers(prompt, config.reward, config.custom_reward_function)).values()]

@@ -147,7 +147,7 @@ def add_reward_model_score(
         parts = {name: part for name, part in parts.items() if name not in (TASK, "accuracy")}
     else:
         parts = {"accuracy": score.accuracy, TASK: score.reward} | parts
-    return Score(reward, parts | {COMPONENT: model_score}, score.outcome, score.reason)
+    return replace(score, reward=reward, components=parts | {COMPONENT: model_score})
 
 
 def uses_reward_function(config: Config, environment_uses_grader: bool, prompts: Iterable[Prompt]) -> bool:

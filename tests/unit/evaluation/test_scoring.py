@@ -199,7 +199,7 @@ def test_keys_without_effect_are_warnings(tmp_path: Path, capsys: pytest.Capture
     assert run(tmp_path, path, "reward.judge.model=some/model", "custom_reward_function.name=mine") == 0
     printed = capsys.readouterr().out
     assert "note custom_reward_function.name=mine has no effect: custom_reward_function.path is empty." in printed
-    assert "note reward.judge.model=some/model has no effect: no data_source is judge or judge/NAME." in printed
+    assert "note reward.judge.model=some/model has no effect: no data_source needs it, and reward.components" in printed
 
 
 def test_another_commands_folder_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema import Judge
 from alphaapollo.evolving import run as evolving_run
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.registry import load_grader
@@ -32,7 +31,7 @@ class InProcessGrader:
         pass
 
     async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
-        return convert_to_score(load_grader(prompt.data_source, Judge())(prompt, text))
+        return convert_to_score(load_grader(prompt.data_source)(prompt, text))
 
     async def close(self) -> None:
         pass

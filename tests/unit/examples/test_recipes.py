@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema.reward import Judge
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Services
@@ -130,7 +129,7 @@ def test_the_search_recipe_finds_and_grades_an_answer(
     prompt = load_prompts("data/search/train.parquet", "prompt")[0]
 
     async def grade(prompt: Prompt, text: str) -> Score:
-        return load_grader(prompt.data_source, Judge())(prompt, text)
+        return load_grader(prompt.data_source)(prompt, text)
 
     async def play() -> None:
         environment = get_environment_spec(env.env_name).factory(Services(grade, env, make_toolbox(env)))

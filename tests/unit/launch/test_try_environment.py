@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
+from alphaapollo.config.schema import CustomRewardFunction, Env, Judge, Reward
 from alphaapollo.environments import base
 from alphaapollo.environments.base import Observation
 from alphaapollo.launch.try_environment import try_environment_resets, try_reward_function
@@ -154,6 +154,15 @@ def test_a_component_is_tried(tmp_path):
     row = Prompt(3, "openai/gsm8k", "?", ground_truth="7")
     with pytest.raises(ValueError, match=r"component\.py: a component fails on 5 of 5 .* no attribute 'words'"):
         asyncio.run(try_reward_function(row, reward, CustomRewardFunction()))
+
+
+def test_a_policy_that_judges_itself_is_not_tried(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text("def compute_score(prompt, completion):\n    return 1.0\n")
+    weights = {"rubric": 0.5, "format": 0.1}
+    reward = Reward(components=weights, required=["rubric"], judge=Judge(backend="policy"))
+    notices, scores = asyncio.run(try_reward_function(ROW, reward, CustomRewardFunction(path=str(path))))
+    assert not notices and all(score.components.keys() == {"accuracy", "task", "format"} for score in scores)
 
 
 def test_an_unknown_placeholder_is_reported():

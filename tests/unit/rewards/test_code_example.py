@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import Config, Reward, SftConfig
+from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.rewards.code.grader import grade
 from alphaapollo.rewards.registry import check_prompts_are_gradable, get_grader
 from alphaapollo.types import Outcome, Prompt
@@ -56,7 +56,7 @@ def test_the_rows_are_graded_by_the_code_grader():
     assert get_grader(rows[0]["data_source"]).name == "code"
     assert all(held_out(row["prompt"][0]["content"]) for row in rows)
     truths = [row["reward_model"]["ground_truth"] for row in rows]
-    check_prompts_are_gradable([Prompt(id, "code/lists", "?", truth) for id, truth in enumerate(truths)], Reward())
+    check_prompts_are_gradable([Prompt(id, "code/lists", "?", truth) for id, truth in enumerate(truths)])
 
 
 def test_the_configurations_work():

@@ -12,6 +12,7 @@ from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.components import COMPONENTS, add_component_rewards, check_component_names
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.grader_processes.client import check_reward_function
+from alphaapollo.rewards.judges.graders import JUDGES, compute_rubric_score
 from alphaapollo.rewards.registry import GRADERS
 from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score
 
@@ -34,7 +35,7 @@ def examples(language: str) -> list[str]:
 
 def test_the_tables_are_complete():
     assert [row[0].strip("| `") for row in rows("outcome")] == [str(outcome) for outcome in Outcome]
-    assert [row[0].strip("| `") for row in rows("component")] == COMPONENTS.names()
+    assert [row[0].strip("| `") for row in rows("component")] == [*COMPONENTS.names(), *JUDGES]
     table = [(row[0].strip("| `"), tuple(row[1].replace("`", "").split(", "))) for row in rows("function")]
     assert table == [(grader.name, tuple(grader.data_source_patterns.split())) for grader in GRADERS]
 
@@ -73,8 +74,14 @@ def test_the_configurations_work():
         check_component_names(config.reward.components, config.reward.required)
 
 
+def test_the_rubric_has_the_scores_of_the_page():
+    criteria = build_config(Config, yaml.safe_load(examples("yaml")[0])).reward.rubric.criteria
+    assert compute_rubric_score({"right": 1, "sourced": 1, "rude": 0}, criteria) == 1
+    assert compute_rubric_score({"right": 0, "sourced": 1, "rude": 1}, criteria) == -0.25
+
+
 def test_magistral_table():
-    reward = build_config(Config, yaml.safe_load(examples("yaml")[0])).reward
+    reward = build_config(Config, yaml.safe_load(examples("yaml")[1])).reward
     for _, task, form, language, total in rows("text"):
         parts = {"format": float(form), "language": float(language)}
         score = add_component_rewards(Score(float(task)), parts, reward.components, reward.required)

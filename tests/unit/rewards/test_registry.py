@@ -1,6 +1,5 @@
 import pytest
 
-from alphaapollo.config.schema import Reward
 from alphaapollo.rewards.registry import check_prompts_are_gradable, get_grader
 from alphaapollo.types import Prompt
 
@@ -23,6 +22,8 @@ from alphaapollo.types import Prompt
         ("openai/openai_humaneval", "code"),
         ("codeparrot/apps", "code"),
         ("judge/essays", "judge"),
+        ("rubric", "rubric"),
+        ("pairwise/math", "pairwise"),
     ],
 )
 def test_data_sources_find_their_grader(data_source, grader):
@@ -40,8 +41,8 @@ def test_every_prompt_needs_a_grader_and_a_ground_truth():
     prompts = [
         Prompt(id=i, data_source="gsm8k", content="?", ground_truth=truth) for i, truth in enumerate(["1", None])
     ]
-    check_prompts_are_gradable(prompts[:1], Reward())
+    check_prompts_are_gradable(prompts[:1])
     with pytest.raises(ValueError, match=r"1 of 2 prompts have no ground truth; the first of them is row 1"):
-        check_prompts_are_gradable(prompts, Reward())
+        check_prompts_are_gradable(prompts)
     with pytest.raises(ValueError, match="no reward function for data_source 'poems'"):
-        check_prompts_are_gradable([Prompt(id=0, data_source="poems", content="?", ground_truth="1")], Reward())
+        check_prompts_are_gradable([Prompt(id=0, data_source="poems", content="?", ground_truth="1")])

@@ -1,11 +1,12 @@
 """The worker with a real tokenizer, real graders and the fake engine."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 import alphaapollo.rollout.worker as rollout_worker
-from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
+from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Judge, Model, Reward, Rollout
 from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
@@ -37,18 +38,50 @@ def model_folder(tmp_path_factory):
     return folder
 
 
-def make_worker(model_folder, tmp_path, engine=None, **data) -> RolloutWorker:
+def make_worker(model_folder, tmp_path, engine=None, reward=None, **data) -> RolloutWorker:
     setup = RolloutWorkerConfig(
         model=Model(path=str(model_folder)),
         rollout=Rollout(name="fake"),
         env=Env(),
         data=Data(**{"max_prompt_length": 64, "max_response_length": 16} | data),
-        reward=Reward(),
+        reward=reward or Reward(),
         custom_reward=CustomRewardFunction(),
         device="cpu",
         run_dir=str(tmp_path),
     )
     return RolloutWorker(setup, engine=engine)
+
+
+def test_the_policy_judges_itself_with_its_current_weights(model_folder, tmp_path):
+    tokenizer = load_tokenizer(str(model_folder))
+    judged = []
+
+    def script(token_ids: list[int], sampling: Sampling) -> list[int]:
+        text = tokenizer.decode(token_ids)
+        if "Judge an answer" in text:
+            judged.append((text, sampling))
+        answer = "SCORE: 0.75" if "Judge an answer" in text else "4"
+        return [*tokenizer.encode(answer, add_special_tokens=False), *sampling.stop_token_ids]
+
+    reward = Reward(judge=Judge(backend="policy", max_tokens=20))
+    worker = make_worker(model_folder, tmp_path, FakeEngine(272, script=script), reward)
+    request = GroupRequest(replace(PROMPT, data_source="judge"), 2, Sampling(16, seed=1), stream_position=0)
+
+    async def play() -> list[TrajectoryGroup]:
+        await worker.start()
+        try:
+            groups = [await worker.generate(request)]
+            await worker.confirm_weights(1, "")  # the weights have changed, so the verdicts are requested again
+            return [*groups, await worker.generate(request)]
+        finally:
+            await worker.close()
+
+    for group in asyncio.run(play()):
+        assert [one.score for one in group.trajectories] == [Score(0.75, {"accuracy": 1.0})] * 2
+        assert sum(one.score.judge_usage.cached for one in group.trajectories) == 1
+    assert len(judged) == 2 and judged[0] == judged[1]
+    text, sampling = judged[0]
+    assert "<answer>\n4\n</answer>" in text and sampling.max_tokens == 20 and sampling.temperature == 0
 
 
 def run(worker: RolloutWorker, *requests: GroupRequest) -> list[TrajectoryGroup]:

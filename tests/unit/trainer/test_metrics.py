@@ -11,7 +11,7 @@ import pytest
 
 from alphaapollo.config.schema import Actor
 from alphaapollo.trainer.metrics import compute_batch_metrics, compute_rollout_metrics, compute_speed_metrics
-from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.types import EpisodeEnd, JudgeUsage, Outcome, Prompt, Trajectory, TrajectoryGroup, Turn
 from tests.unit.trainer.samples import build, credit_of, group, played, trajectory
 
 
@@ -86,6 +86,15 @@ def test_group_shares() -> None:
 def test_a_group_of_one_has_no_variance_to_compare() -> None:
     metrics = measured(group(trajectory(0, 0.0, 1)), group(trajectory(0, 1.0, 1)))
     assert metrics["groups/zero_variance"] == 0.0 and metrics["groups/all_right"] == metrics["groups/all_wrong"] == 0.5
+
+
+def test_judgements_of_all_trajectories() -> None:
+    samples = [trajectory(number, 1.0, 1) for number in range(3)]
+    for sample, usage in zip(samples, [JudgeUsage(2, 1, 0.5), JudgeUsage(2, 0, 1.5), JudgeUsage()], strict=True):
+        sample.score = replace(sample.score, judge_usage=usage)
+    found = {name: value for name, value in measured(group(*samples)).items() if name.startswith("judge/")}
+    assert found == {"judge/judgements": 4, "judge/cache_hit_rate": 0.25, "judge/seconds": 0.5}
+    assert not any(name.startswith("judge/") for name in measured(group(samples[2])))
 
 
 def test_several_data_sources_have_metrics_of_their_own() -> None:

@@ -152,8 +152,8 @@ def test_turns_that_are_not_json_fail_only_if_a_trajectory_is_taken(tmp_path):
 def test_request_round_trip():
     turns = [turn("4", observation=TOOL, reward=0.25, valid=False, info={"n": np.int64(3)}), turn("\ud800")]
     wanted = [EpisodeTurn("4", TOOL, 0.25, False, {"n": 3}), EpisodeTurn("\ud800")]
-    assert decode_request(pickle.loads(encode_request(PROMPT, "6", turns))) == (PROMPT, Episode("6", wanted))
-    assert decode_request(pickle.loads(encode_request(PROMPT, "6"))) == (PROMPT, Episode("6", [EpisodeTurn("6")]))
+    assert decode_request(pickle.loads(encode_request(PROMPT, "6", turns))) == (PROMPT, Episode("6", wanted), {})
+    assert decode_request(pickle.loads(encode_request(PROMPT, "6"))) == (PROMPT, Episode("6", [EpisodeTurn("6")]), {})
 
 
 def test_name_of_the_second_parameter_decides():

@@ -1,0 +1,236 @@
+"""Measure how often graders and judges agree with labelled answers, in the same processes as in a run.
+
+    python -m alphaapollo.rewards.audit DATA [KEY=VALUE ...] [--data_source rubric] [--json]
+
+DATA is a jsonl or parquet file. Its rows have `data_source`, `response`, `label` (or `is_correct`: true, false, or a
+number from 0 to 1) and, if the grader needs them, `prompt`, `ground_truth` and `rubric`. Rows with `prompt`, `chosen`
+and `rejected` are pairs, which the pairwise judge compares. KEY=VALUE sets keys of `reward` and
+`custom_reward_function`. A failure is a row without a verdict; failures are counted separately, with their reasons.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
+from rich.progress import Progress
+
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import CustomRewardFunction, Reward
+from alphaapollo.config.schema.base import Ratio, Section
+from alphaapollo.observability.json_values import finite_or_none
+from alphaapollo.observability.terminal import Terminal
+from alphaapollo.rewards.answer_extraction import find_marked_answer
+from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
+from alphaapollo.types import Prompt, Score
+
+MAX_SHOWN = 160  # printed characters of an answer
+NUM_BINS = 5  # of the calibration table
+CONSISTENT = "pairwise/consistent"  # component of the pairwise judge
+
+console = Terminal(stderr=True)
+
+
+class AuditConfig(Section):
+    """Keys that the audit accepts."""
+
+    reward: Reward = Reward()
+    custom_reward_function: CustomRewardFunction = CustomRewardFunction()
+
+
+def _convert_ground_truth_to_text(truth: Any) -> Any:
+    if isinstance(truth, list | dict):
+        return json.dumps(truth, ensure_ascii=False)
+    return None if truth is None else str(truth)
+
+
+class LabelledAnswer(BaseModel, extra="allow"):
+    """Answer of a model with its label: whether, or how far, it is right. The ground truth of a pair is the other
+    answer."""
+
+    data_source: str
+    prompt: str | list[dict[str, Any]] = ""
+    response: str
+    ground_truth: Annotated[str | None, BeforeValidator(_convert_ground_truth_to_text)] = None
+    label: Annotated[Ratio, Field(validation_alias=AliasChoices("label", "is_correct"))]
+
+    def make_prompt(self, index: int) -> Prompt:
+        content: Any = self.prompt
+        columns = dict(self.model_extra or {})
+        extra_info = (columns.pop("extra_info", None) or {}) | columns
+        return Prompt(index, self.data_source, content, self.ground_truth, extra_info)
+
+
+def read_labelled_answers(path: str, data_source: str = "") -> list[LabelledAnswer]:
+    """Read labelled answers or pairs from a jsonl or parquet file. A non-empty `data_source` replaces that of every
+    row. Raises ValueError if the file cannot be read, or a row is malformed."""
+    try:
+        if path.endswith(".parquet"):
+            rows = pq.read_table(path).to_pylist()
+        else:
+            rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line.strip()]
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ValueError(f"{path} is not a readable jsonl or parquet file ({error}).") from error
+    if not rows:
+        raise ValueError(f"{path} has no rows.")
+    for row in rows:
+        if isinstance(row, dict) and "chosen" in row and "response" not in row:
+            pair = {"response": row["chosen"], "ground_truth": row.get("rejected"), "label": 1}
+            row |= {"data_source": "pairwise"} | pair
+        elif isinstance(row, dict) and data_source:
+            row["data_source"] = data_source
+    try:
+        return TypeAdapter(list[LabelledAnswer]).validate_python(rows)
+    except ValidationError as error:
+        errors = error.errors()
+        number, *column = errors[0]["loc"]
+        location = ", ".join([f"row {number}", *map(str, column)])
+        raise ValueError(f"{path}: {len(errors)} invalid values, first in {location}: {errors[0]['msg']}.") from error
+
+
+async def grade(answers: Sequence[LabelledAnswer], prompts: Sequence[Prompt], config: AuditConfig) -> list[Score]:
+    """Grade all answers, in grader processes or by the judge."""
+    client = RewardClient(config.reward, config.custom_reward_function)
+    await client.start()
+    try:
+        with Progress(console=console, transient=True) as progress:
+            bar = progress.add_task("grading", total=len(answers))
+
+            async def grade_one(prompt: Prompt, response: str) -> Score:
+                score = await client.score(prompt, response)
+                progress.advance(bar)
+                return score
+
+            pairs = zip(prompts, answers, strict=True)
+            return await asyncio.gather(*(grade_one(prompt, answer.response) for prompt, answer in pairs))
+    finally:
+        await client.close()
+
+
+def compute_statistics(scores: Sequence[Score], labels: Sequence[float]) -> dict[str, Any]:
+    """Compare scores with labels, both from 0 to 1. An answer counts as right above 0.5. Failed scores are left out.
+
+    agreement, interval: share of equal verdicts, with its 95 % Wilson interval. kappa: Cohen's (p_o - p_e) / (1 - p_e),
+    where p_e is the agreement of independent verdicts that are as often right; None if all labels are equal.
+    calibration: [from score, to score, number of answers, mean score, mean label] of each bin with answers.
+    components: {name: [mean, Pearson correlation with the label]}; the correlation is None if either is constant.
+    """
+    graded = [(score, label) for score, label in zip(scores, labels, strict=True) if not score.outcome.failed]
+    called = np.array([score.accuracy > 0.5 for score, _ in graded], bool)
+    is_right = np.array([label > 0.5 for _, label in graded], bool)
+    counts = {
+        "rows": len(scores),
+        "failures": len(scores) - len(graded),
+        "false_positives": int((called & ~is_right).sum()),
+        "false_negatives": int((is_right & ~called).sum()),
+    }
+    if not graded:
+        return counts
+    num_equal, count = int((called == is_right).sum()), len(graded)
+    observed, share, share_called = num_equal / count, float(is_right.mean()), float(called.mean())
+    by_chance = share * share_called + (1 - share) * (1 - share_called)
+    table = pd.DataFrame([score.components | {"reward": score.reward, "label": label} for score, label in graded])
+    bins = (table["reward"] * NUM_BINS).astype(int).clip(0, NUM_BINS - 1)
+    names, correlations = table.columns.difference(["accuracy", "label"]), table.astype(float).corr()["label"]
+    return counts | {
+        "agreement": observed,
+        "interval": compute_wilson_interval(num_equal, count),
+        "kappa": None if share in (0, 1) else (observed - by_chance) / (1 - by_chance),
+        "calibration": [
+            [number / NUM_BINS, (number + 1) / NUM_BINS, len(own), own["reward"].mean(), own["label"].mean()]
+            for number, (_, own) in zip(sorted(set(bins)), table.groupby(bins), strict=True)
+        ],
+        "components": {name: [float(table[name].mean()), finite_or_none(correlations[name])] for name in names},
+    }
+
+
+def compute_wilson_interval(successes: int, count: int) -> list[float]:
+    """Compute the 95 % Wilson score interval of a share."""
+    z, share = 1.959964, successes / count
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return [centre - half, centre + half]
+
+
+def _print_disagreement(row: int, answer: LabelledAnswer, score: Score) -> None:
+    """Print an answer that failed, or on which verdict and label differ."""
+    is_right = answer.label > 0.5
+    if not score.outcome.failed and is_right == (score.accuracy > 0.5):
+        return
+    kind = "failure" if score.outcome.failed else f"false {'negative' if is_right else 'positive'}"
+    marked = find_marked_answer(answer.response)
+    shown = _keep_last_characters(answer.response if marked is None else marked)
+    reason = f": {score.reason}" if score.reason else ""
+    line = f"row {row}, {kind}{reason}\n  truth  {_keep_last_characters(answer.ground_truth or '')}\n  answer {shown}"
+    print(line.encode("utf-8", "backslashreplace").decode())  # answers may contain lone surrogates
+
+
+def _keep_last_characters(text: str) -> str:
+    """Join the lines of a text into one, and return its last MAX_SHOWN characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_SHOWN else "..." + line[-MAX_SHOWN:]
+
+
+def _print_statistics(found: dict[str, Any], scores: Sequence[Score]) -> None:
+    for reason, count in Counter(score.reason for score in scores if score.outcome.failed).most_common():
+        print(f"{count} failures: {reason}")
+    if "agreement" in found:
+        columns = ["score from", "to", "answers", "mean score", "mean label"]
+        print(pd.DataFrame(found["calibration"], columns=columns).round(3).to_string(index=False))
+        columns = ["mean", "correlation with the label"]
+        print(pd.DataFrame.from_dict(found["components"], "index", float, columns).round(3).to_string())
+        if CONSISTENT in found["components"]:
+            print(f"decided by the order of the answers: {1 - found['components'][CONSISTENT][0]:.1%} of the pairs")
+        low, high = found["interval"]
+        kappa = "" if found["kappa"] is None else f", kappa {found['kappa']:.3f}"
+        print(f"agreement {found['agreement']:.2%} (95 % interval {low:.2%} to {high:.2%}){kappa}")
+    print(
+        f"{found['rows']} rows, {found['false_positives']} false positives, {found['false_negatives']} false "
+        f"negatives, {found['failures']} failures, {found['rows_per_s']:.0f} rows/s"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0 if done, 1 if the input is invalid or every row failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", metavar="DATA", help="jsonl or parquet file of labelled answers or pairs")
+    parser.add_argument("--json", action="store_true", help="print the statistics as JSON on the last line")
+    parser.add_argument("--data_source", default="", help="grade all answers as rows of this data source")
+    args, keys = parser.parse_known_args(argv)
+    try:
+        config = load_config(AuditConfig, "eval", keys)
+        answers = read_labelled_answers(args.data, args.data_source)
+        prompts = [answer.make_prompt(index) for index, answer in enumerate(answers)]
+        if not config.custom_reward_function.path:
+            check_prompts_are_gradable(prompts)
+        check_judges(prompts, config.reward, bool(config.custom_reward_function.path))
+        start = time.perf_counter()
+        scores = asyncio.run(grade(answers, prompts, config))
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    for row, (answer, score) in enumerate(zip(answers, scores, strict=True)):
+        _print_disagreement(row, answer, score)
+    found = compute_statistics(scores, [answer.label for answer in answers])
+    found["rows_per_s"] = round(len(answers) / (time.perf_counter() - start), 1)
+    _print_statistics(found, scores)
+    if args.json:
+        print(json.dumps(found))
+    return int("agreement" not in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

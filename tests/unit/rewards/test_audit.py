@@ -1,0 +1,190 @@
+"""The audit command and its parts."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from alphaapollo.rewards.audit import compute_statistics, compute_wilson_interval, main, read_labelled_answers
+from alphaapollo.rewards.base import make_failed_score
+from alphaapollo.types import Score
+from tests.mock_judge import MockJudge
+
+ROOT = Path(__file__).resolve().parents[3]
+SOLUTIONS = ROOT / "../shared/data/gsm8k_model_solutions.jsonl"
+
+pytestmark = pytest.mark.timeout(90)
+
+ROWS = [
+    {"data_source": "gsm8k", "response": "#### 4", "ground_truth": "4", "is_correct": True},
+    {"data_source": "gsm8k", "response": "#### 5", "ground_truth": "4", "is_correct": False},
+    {"data_source": "gsm8k", "response": "#### 4", "ground_truth": "4", "is_correct": False},
+    {"data_source": "gsm8k", "response": "no idea \ud83d", "ground_truth": "4", "is_correct": True},
+    {"data_source": "gsm8k", "response": "#### 4", "ground_truth": "none", "is_correct": True},
+    {"data_source": "math", "response": r"\\boxed{0.5}", "ground_truth": 0.5, "is_correct": 1},
+]
+COUNTS = {"rows": 6, "failures": 1, "false_positives": 1, "false_negatives": 1, "agreement": 0.6}
+
+
+def write(path, rows):
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def call(*args):
+    """Call the command in this process. Returns the exit status or the error."""
+    try:
+        return main([*map(str, args)])
+    except SystemExit as end:
+        return end.code
+
+
+def run(*args):
+    command = [sys.executable, "-m", "alphaapollo.rewards.audit", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_last_line_has_the_counts_and_disagreements_are_listed(tmp_path):
+    done = run(write(tmp_path / "rows.jsonl", ROWS), "--json")
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    counts = json.loads(last)
+    assert counts["rows_per_s"] > 0 and {name: counts[name] for name in COUNTS} == COUNTS
+    text = "\n".join(lines)
+    assert "row 2, false positive\n  truth  4\n  answer 4" in text
+    assert "row 3, false negative: no number in the answer\n  truth  4\n  answer no idea \\ud83d" in text
+    assert "row 4, failure: the reward function failed: ValueError: the ground truth 'none' has no number" in text
+    assert "row 0" not in text and lines[-1].startswith("6 rows, 1 false positives, 1 false negatives, 1 failures, ")
+    assert lines[-2] == "agreement 60.00% (95 % interval 23.07% to 88.24%), kappa 0.167"
+
+
+def test_parquet_without_json_and_another_data_source(tmp_path, capsys):
+    rows = [{**row, "data_source": None, "ground_truth": str(row["ground_truth"])} for row in ROWS[:2]]
+    for row in rows:
+        row["is_correct"] = bool(row["is_correct"])
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    assert call(tmp_path / "rows.parquet", "--data_source", "math") == 0
+    assert "agreement 100.00%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"data_source": "gsm8k"}, "2 invalid values, first in row 0, response: Field required"),
+        ({**ROWS[0], "is_correct": "perhaps"}, "row 0, is_correct: Input should be a valid number"),
+        ({**ROWS[0], "is_correct": 2}, "row 0, is_correct: Input should be less than or equal to 1"),
+        ({"chosen": None}, "row 0, response: Input should be a valid string"),
+        ({**ROWS[0], "response": ["4"]}, "row 0, response: Input should be a valid string"),
+        ([1], "row 0: Input should be a valid dictionary"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, row, what):
+    with pytest.raises(ValueError, match=what):
+        read_labelled_answers(str(write(tmp_path / "rows.jsonl", [row])))
+
+
+@pytest.mark.parametrize(("text", "what"), [("", "has no rows"), ("{", "not a readable"), (None, "not a readable")])
+def test_unreadable_files_are_one_line(tmp_path, text, what):
+    path = tmp_path / "rows.jsonl"
+    if text is not None:
+        path.write_text(text)
+    error = call(path)
+    assert error.startswith("error: ") and what in error
+
+
+@pytest.mark.parametrize(
+    ("row", "args", "what"),
+    [
+        ({**ROWS[0], "ground_truth": None}, [], "1 of 1 prompts have no ground truth"),
+        ({**ROWS[0], "data_source": "poems"}, [], "no reward function for data_source 'poems'"),
+        (ROWS[0], ["reward.timeou=3"], "reward.timeou (got 3): unknown key"),
+        (ROWS[0], ["--data_source", "rubric"], "data_source 'rubric' is graded by a judge, but reward.judge.model"),
+        ({"prompt": "?", "chosen": "a", "rejected": "b"}, [], "data_source 'pairwise' is graded by a judge"),
+    ],
+)
+def test_invalid_settings_are_one_line(tmp_path, row, args, what):
+    error = call(write(tmp_path / "rows.jsonl", [row]), *args)
+    assert error.startswith("error: ") and what in error
+
+
+def test_agreement_is_computed_without_failures():
+    scores = [Score(1.0), Score(0.9), Score(0.3, {"accuracy": 0.0, "a": 1.0}), Score(0.0), make_failed_score("it hung")]
+    found = compute_statistics(scores, [1.0, 0.0, 1.0, 0.2, 1.0])
+    # verdicts 1 1 0 0 against labels 1 0 1 0: p_o = 2 / 4, p_e = 1/2 * 1/2 + 1/2 * 1/2
+    assert (found["rows"], found["failures"], found["agreement"], found["kappa"]) == (5, 1, 0.5, 0.0)
+    assert (found["false_positives"], found["false_negatives"]) == (1, 1)
+    assert found["calibration"] == [[0.0, 0.2, 1, 0.0, 0.2], [0.2, 0.4, 1, 0.3, 1.0], [0.8, 1.0, 2, 0.95, 0.5]]
+    assert found["components"]["a"] == [1.0, None]
+
+
+def test_kappa_and_correlation():
+    scores = [Score(value, {"half": value / 2}) for value in (1.0, 1.0, 1.0, 0.0)]
+    found = compute_statistics(scores, [1.0, 1.0, 0.0, 0.0])
+    # p_o = 3/4, p_e = 3/4 * 1/2 + 1/4 * 1/2 = 1/2; correlation (3/2 - 1) / sqrt(...) = 1 / sqrt(3)
+    assert found["kappa"] == 0.5
+    assert found["components"]["reward"] == pytest.approx([0.75, 3**-0.5])
+    assert found["components"]["half"] == pytest.approx([0.375, 3**-0.5])
+    assert compute_statistics(scores[:2], [1.0, 1.0])["kappa"] is None  # all labels are equal
+    assert "agreement" not in compute_statistics([make_failed_score("it hung")], [1.0])
+
+
+def test_wilson_interval():
+    # z = 1.96, 8 of 10: centre (.8 + z^2/20) / (1 + z^2/10) = .71674, half width .22659
+    assert compute_wilson_interval(8, 10) == pytest.approx([0.49016, 0.94332], abs=1e-5)
+    assert compute_wilson_interval(0, 4)[0] == pytest.approx(0.0)
+
+
+def test_a_rubric_and_pairs_are_audited_against_a_server(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("openai")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+    def reply(content):
+        if "<answer_a>" in content:  # prefers "good"; decides between equal answers by position
+            first, second = content.split("<answer_b>")
+            return f"WINNER: {'A' if 'good' in first or 'good' not in second else 'B'}"
+        return "?" if "hang" in content else json.dumps({"kind": int("good" in content), "1": 0})
+
+    row = {"prompt": "Q?", "rubric": [{"text": "t", "weight": 1}]}
+    rows = [{**row, "response": "good", "label": 1}, {**row, "response": "bad", "label": 0.3}]
+    rows += [{**row, "response": "bad", "label": True}, {**row, "response": "hang", "label": 1}]
+    pairs = [{"prompt": "Q?", "chosen": one, "rejected": two} for one, two in (("good", "bad"), ("bad", "worse"))]
+    with MockJudge(reply).serve() as judge:
+        settings = ["reward.judge.model=m", f"reward.judge.base_url={judge.url}", "--json"]
+        rubric = ["--data_source", "rubric", "reward.rubric.criteria={kind: {text: It is kind, weight: 3}}"]
+        assert call(write(tmp_path / "rows.jsonl", rows), *settings, *rubric) == 0
+        shown = capsys.readouterr().out
+        assert call(write(tmp_path / "pairs.jsonl", pairs), *settings) == 0
+        shown_for_pairs = capsys.readouterr().out
+    found = json.loads(shown.splitlines()[-1])
+    assert (found["rows"], found["failures"], found["false_negatives"]) == (4, 1, 1)
+    assert found["calibration"] == [[0.0, 0.2, 2, 0.0, 0.65], [0.6, 0.8, 1, 0.75, 1.0]]
+    assert list(found["components"]) == ["reward", "rubric/kind"]
+    assert "1 failures: the judge's answer does not end with a JSON object: '?' (in 2 replies)" in shown
+    found = json.loads(shown_for_pairs.splitlines()[-1])
+    assert (found["agreement"], found["kappa"]) == (0.5, None)
+    assert "decided by the order of the answers: 50.0% of the pairs" in shown_for_pairs
+
+
+def test_if_every_row_fails_the_exit_status_is_1(tmp_path, capsys):
+    assert call(write(tmp_path / "rows.jsonl", [ROWS[4]])) == 1
+    assert "1 rows, 0 false positives, 0 false negatives, 1 failures" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not SOLUTIONS.exists(), reason="the labelled GSM8K solutions are not at hand")
+@pytest.mark.parametrize("data_source", ["gsm8k", "math"])
+def test_both_graders_agree_with_all_labelled_solutions(tmp_path, data_source):
+    rows = []
+    for line in SOLUTIONS.read_text(encoding="utf-8").splitlines():
+        problem = json.loads(line)
+        truth = problem["ground_truth"].rpartition("A:")[2].strip()
+        for solution in (value for value in problem.values() if isinstance(value, dict)):
+            row = {"response": solution["solution"], "ground_truth": truth, "is_correct": solution["is_correct"]}
+            rows.append({"data_source": data_source, **row})
+    done = run(write(tmp_path / "rows.jsonl", rows), "--json")
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert (counts["rows"], counts["agreement"], counts["failures"]) == (5276, 1.0, 0)
