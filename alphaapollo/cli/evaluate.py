@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import secrets
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from alphaapollo.config.errors import report_error
 from alphaapollo.engines.vllm.server import build_server_command, build_server_environment
 from alphaapollo.launch.run_model import load_run_model
 from alphaapollo.rollout.suites import FOLDER, ModelServer, Suite, check_suites, run_suite
-from alphaapollo.utils.entry_point import entry_point
+from alphaapollo.utils.entry_point import MainFunction, entry_point
 from alphaapollo.utils.network import find_free_port
 
 
@@ -23,9 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     2 if the run, a key, a suite or the model cannot be used."""
     words = sys.argv[1:] if argv is None else argv
     if not any(word.partition("=")[0] == "--suite" for word in words):
-        from alphaapollo.trainer import main_eval
-
-        return main_eval.main(words)
+        score_responses: MainFunction = importlib.import_module("alphaapollo.trainer.main_eval").main
+        return score_responses(words)
     options = _parse_arguments(words)
     try:
         suites = [Suite(text, options.python, options.timeout) for text in options.suite]
@@ -49,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             for suite in suites:
                 print(f"{suite.text} (results: {folder / suite.name})", flush=True)
                 result = asyncio.run(run_suite(suite, server, folder / suite.name))
-                print(f"  failed: {result.error}" if result.error else "\n".join(map(str, result.scores)), flush=True)
+                for one in result.scores:
+                    print(f"  {one.task} {one.metric} {one.value:.4f} (standard error {one.stderr}, {one.rows} rows)")
+                if result.error:
+                    print(f"  failed: {result.error}", flush=True)
                 failed |= bool(result.error)
     except OSError as error:
         return report_error(error, 1)

@@ -3,7 +3,7 @@
 A suite runs in a process with a time limit. Its folder, <run>/suites/<model>/<task>, has
 
     result.json     its scores, or why it failed (SuiteResult)
-    output.txt      what its command printed
+    log.txt         what its command printed
     files/          what its command wrote: results, samples, logs
 """
 
@@ -30,7 +30,7 @@ import psutil
 
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 
-FOLDER, RESULT, OUTPUT, FILES = "suites", "result.json", "output.txt", "files"
+FOLDER, RESULT, LOG, FILES = "suites", "result.json", "log.txt", "files"
 ERROR_LINE = re.compile(r"\b\w*(Error|ERROR|Exception)\b")
 REASON_CHARS = 500
 
@@ -197,7 +197,7 @@ async def run_suite(suite: Suite, server: ModelServer, folder: Path) -> SuiteRes
     try:
         code = await _run_command(suite, server, files)
         if code:
-            raise ValueError(f"exit code {code}: {_find_error_line(folder / OUTPUT)}")
+            raise ValueError(f"exit code {code}: {_find_error_line(folder / LOG)}")
         scores = list(suite.kind.read_scores(files))
         if not scores or not all(math.isfinite(score.value) for score in scores):
             raise ValueError(f"not all scores are finite numbers: {scores}")
@@ -208,7 +208,7 @@ async def run_suite(suite: Suite, server: ModelServer, folder: Path) -> SuiteRes
     except (OSError, ValueError) as failure:
         error = str(failure)
     if error:
-        scores, error = [], f"{error[:REASON_CHARS]} (see {folder / OUTPUT})"
+        scores, error = [], f"{error[:REASON_CHARS]} (see {folder / LOG})"
     result = SuiteResult(suite.text, suite.name, folder.parent.name, scores, error)
     with explain_write_errors("the results of an evaluation suite", folder):
         replace_file(folder / RESULT, [json.dumps(asdict(result), indent=1).encode() + b"\n"])
@@ -217,7 +217,7 @@ async def run_suite(suite: Suite, server: ModelServer, folder: Path) -> SuiteRes
 
 async def _run_command(suite: Suite, server: ModelServer, files: Path) -> int:
     """Run the command of a suite, and return its exit code. Raises TimeoutError."""
-    with (files.parent / OUTPUT).open("wb") as output:
+    with (files.parent / LOG).open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *(suite.interpreter, "-m", *suite.kind.make_command(server, suite.task, files), *suite.options),
             env=make_environment() | {suite.kind.key_variable: server.api_key},

@@ -132,7 +132,7 @@ def test_result_is_written(tmp_path: Path) -> None:
     files = tmp_path / "run/suites/step_3/gsm8k" / FILES
     result = run(tmp_path, f'echo "key $OPENAI_API_KEY"; cp results_1.json {files}')
     assert (result.name, result.model, result.error, len(result.scores)) == ("gsm8k", "step_3", "", 3)
-    assert (files.parent / "output.txt").read_text() == "key secret\n"
+    assert (files.parent / "log.txt").read_text() == "key secret\n"
     assert result.metrics == {
         "val/suite/gsm8k/exact_match/strict-match": 0.25,
         "val/suite/gsm8k/exact_match/flexible-extract": 0.5,
@@ -158,7 +158,7 @@ def test_result_is_written(tmp_path: Path) -> None:
 )
 def test_failure_has_a_reason_and_no_score(tmp_path: Path, script: str, reason: str) -> None:
     result = run(tmp_path, script.replace("FILES", str(tmp_path / "run/suites/step_3/gsm8k" / FILES)))
-    assert reason in result.error and "output.txt" in result.error
+    assert reason in result.error and "log.txt" in result.error
     assert result.scores == [] and result.metrics == {"val/suite/gsm8k/failed": 1.0}
 
 
