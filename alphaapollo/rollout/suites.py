@@ -29,6 +29,7 @@ import msgspec
 import psutil
 
 from alphaapollo.observability.disk import explain_write_errors, replace_file
+from alphaapollo.utils.redaction import redact
 
 FOLDER, RESULT, LOG, FILES = "suites", "result.json", "log.txt", "files"
 ERROR_LINE = re.compile(r"\b\w*(Error|ERROR|Exception)\b")
@@ -208,7 +209,7 @@ async def run_suite(suite: Suite, server: ModelServer, folder: Path) -> SuiteRes
     except (OSError, ValueError) as failure:
         error = str(failure)
     if error:
-        scores, error = [], f"{error[:REASON_CHARS]} (see {folder / LOG})"
+        scores, error = [], redact(f"{error[:REASON_CHARS]} (see {folder / LOG})")
     result = SuiteResult(suite.text, suite.name, folder.parent.name, scores, error)
     with explain_write_errors("the results of an evaluation suite", folder):
         replace_file(folder / RESULT, [json.dumps(asdict(result), indent=1).encode() + b"\n"])

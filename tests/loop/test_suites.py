@@ -55,12 +55,7 @@ INSPECT = """
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import match
-from inspect_ai.solver import generate, solver
-
-@task
-def sums():
-    samples = [Sample(input=f"{number}+4=?", target=str(number + 4)) for number in range(3)]
-    return Task(dataset=samples, solver=generate(), scorer=match())
+from inspect_ai.solver import solver
 
 @solver
 def broken():
@@ -161,9 +156,9 @@ def test_failed_suite_has_no_score_and_a_reason(trained: tuple[Runner, FinishedR
 
 def test_command_runs_inspect_on_the_newest_model(trained: tuple[Runner, FinishedRun]) -> None:
     runner, done = trained
-    tasks = f"inspect:{runner.out}/inspect_tasks.py"
     words = ["eval", done.folder, "rollout.kv_cache_gib=0.1", "rollout.cpu_threads=1"]
-    words += ["--suite", f"{tasks}@sums --max-tokens 8", "--suite", f"{tasks}@fails"]
+    words += ["--suite", "inspect:examples/suites/sums.py@sums_chat --max-tokens 8"]
+    words += ["--suite", f"inspect:{runner.out}/inspect_tasks.py@fails"]
     environment = os.environ | {MARK: str(runner.out)}
     program = Program("alphaapollo.cli.main", words, runner.out / "eval.txt", environment, ROOT, warm=True)
     runner.programs.append(program)
@@ -171,7 +166,7 @@ def test_command_runs_inspect_on_the_newest_model(trained: tuple[Runner, Finishe
     wait_until_nothing_is_left(runner)
     assert result.code == 1, result.output
     found: dict[str, SuiteResult] = {one.name: one for one in read_suite_results(done.folder) if one.model == "model"}
-    (score,) = found["sums"].scores
-    assert (score.task, score.metric, score.rows, found["sums"].error) == ("sums", "accuracy", 3, "")
+    (score,) = found["sums_chat"].scores
+    assert (score.task, score.metric, score.rows, found["sums_chat"].error) == ("sums_chat", "accuracy", 8, "")
     assert found["fails"].scores == [] and "the tool is not there" in found["fails"].error
     assert "the tool is not there" in result.output
