@@ -32,7 +32,7 @@ from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.utils.redaction import redact
 
 FOLDER, RESULT, LOG, FILES = "suites", "result.json", "log.txt", "files"
-ERROR_LINE = re.compile(r"\b\w*(Error|ERROR|Exception)\b")
+ERROR_LINE = re.compile(r"\b\w+Error\b[:(]|\bERROR\b")
 REASON_CHARS = 500
 
 
@@ -84,14 +84,15 @@ def make_lm_eval_command(server: ModelServer, task: str, folder: Path) -> list[s
 
 def read_lm_eval_scores(folder: Path) -> Iterator[SuiteScore]:
     found = _read_only_file(folder, "results_*.json")
-    for task, values in {**found["results"], **found.get("groups", {})}.items():
-        rows = found["n-samples"][task]["effective"] if task in found["n-samples"] else values["sample_len"]
+    for task, values in found["results"].items():  # tasks and groups
         for key, value in values.items():
             metric, _, filter_name = key.partition(",")
             if filter_name and not metric.endswith("_stderr"):
                 stderr = values.get(f"{metric}_stderr,{filter_name}")
                 label = metric if filter_name == "none" else f"{metric}/{filter_name}"
-                yield SuiteScore(task, label, value, stderr if isinstance(stderr, float) else None, rows)
+                yield SuiteScore(
+                    task, label, value, stderr if isinstance(stderr, float) else None, values["sample_len"]
+                )
 
 
 def make_inspect_command(server: ModelServer, task: str, folder: Path) -> list[str]:

@@ -29,15 +29,16 @@ LM_EVAL = {
     "results": {
         "gsm8k": {
             "alias": "gsm8k",
+            "sample_len": 4,
             "exact_match,strict-match": 0.25,
             "exact_match_stderr,strict-match": 0.125,
             "exact_match,flexible-extract": 0.5,
             "exact_match_stderr,flexible-extract": "N/A",
         },
+        "reasoning": {"alias": "reasoning", "name": "reasoning"},  # a group without a metric of its own
         "mmlu": {"alias": "mmlu", "sample_len": 30, "acc,none": 0.75, "acc_stderr,none": 0.05},
     },
     "groups": {"mmlu": {"alias": "mmlu", "sample_len": 30, "acc,none": 0.75, "acc_stderr,none": 0.05}},
-    "n-samples": {"gsm8k": {"original": 1319, "effective": 4}},
 }
 INSPECT = {
     "status": "success",
@@ -163,7 +164,7 @@ def test_failure_has_a_reason_and_no_score(tmp_path: Path, script: str, reason: 
 
 
 def test_score_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
-    broken = {"results": {"gsm8k": {"acc,none": float("nan"), "sample_len": 1}}, "n-samples": {}}
+    broken = {"results": {"gsm8k": {"acc,none": float("nan"), "sample_len": 1}}}
     (tmp_path / "results_1.json").write_text(json.dumps(broken))
     result = run(tmp_path, f"cp results_1.json {tmp_path}/run/suites/step_3/gsm8k/{FILES}")
     assert "not all scores are finite" in result.error and result.metrics == {"val/suite/gsm8k/failed": 1.0}
