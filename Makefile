@@ -20,6 +20,9 @@ quickstart: setup ## install, then train a small model with RL until it visibly 
 setup: ## install the runtime requirements into .venv
 	@scripts/setup.sh
 
+setup-suites: ## install the runtime requirements, and lm-eval and inspect-ai into .venv/suites
+	@scripts/setup.sh suites
+
 setup-dev: ## install the runtime, test and check requirements into .venv
 	@scripts/setup.sh dev
 
@@ -71,4 +74,4 @@ clean: ## remove .venv, builds and caches (outputs/ stays)
 	@rm -rf .venv dist build site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -not -path './outputs/*' -prune -exec rm -rf {} +
 
-.PHONY: help quickstart setup setup-dev test test-unit test-loop check format docs docs-site lock audit wheel bench gpu-check gpu-check-wheels cluster-check clean
+.PHONY: help quickstart setup setup-suites setup-dev test test-unit test-loop check format docs docs-site lock audit wheel bench gpu-check gpu-check-wheels cluster-check clean

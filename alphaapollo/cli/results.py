@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from alphaapollo.rollout.suites import SuiteResult
+
 DEFAULT_CURVES = ("critic/score/mean", "reward/accuracy", "val/accuracy", "train/loss", "val/loss")
 ACCURACIES = ("accuracy/chosen", "accuracy/sampled", "accuracy/majority", "accuracy/oracle")
 
@@ -37,6 +39,13 @@ class TrainedRun(LoggedRun):
     """Result of a training run. `folder` contains config.yaml, metrics.jsonl, rollouts/, checkpoints/ and model/."""
 
     config: Config | SftConfig | DpoConfig
+
+    @property
+    def suites(self) -> list[SuiteResult]:
+        """Results of evaluation suites on the run's models, oldest first."""
+        from alphaapollo.rollout.suites import read_suite_results
+
+        return read_suite_results(self.folder)
 
     @property
     def model(self) -> Path:

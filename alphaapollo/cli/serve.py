@@ -7,9 +7,9 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING
 
 from alphaapollo.config.errors import ConfigError, exit_on_config_error, report_error
 from alphaapollo.config.schema import GenerationConfig
@@ -69,20 +69,36 @@ def run_server(
     Ctrl-C stops the server: it completes running requests for at most `grace_seconds`. A second Ctrl-C, or the death
     of this process, kills its processes at once.
     """
+    with open_server(command, variables, address) as process:
+        if process.poll() is None:
+            print(message, flush=True)
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace_seconds + EXIT_SECONDS)
+            raise
+
+
+@contextmanager
+def open_server(
+    command: Sequence[str], variables: dict[str, str], address: tuple[str, int], output: IO[bytes] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Context manager that starts a server, and waits until it listens on `address` or has ended. At the end, or at the
+    death of this process, kill all processes that were started meanwhile.
+
+    output: file for what the server prints; None: this process's output.
+    """
     run_id = new_run_id()
     start_reaper(run_id, [])
-    process = subprocess.Popen(command, env=os.environ | variables, start_new_session=True)
+    process = subprocess.Popen(
+        command, env=os.environ | variables, stdout=output, stderr=output, start_new_session=True
+    )
     try:
         while process.poll() is None and find_connection_error(*address):
             time.sleep(POLL_SECONDS)
-        if process.poll() is None:
-            print(message, flush=True)
-        return process.wait()
-    except KeyboardInterrupt:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(grace_seconds + EXIT_SECONDS)
-        raise
+        yield process
     finally:
         kill_run_processes(run_id)
         process.wait()

@@ -101,7 +101,7 @@ SUBCOMMANDS = {
         ),
         Subcommand(
             "eval",
-            "score existing responses",
+            "score existing responses; with --suite, run lm-eval or inspect-ai on a run's newest model",
             "main_eval",
             (
                 "data.path",
@@ -111,6 +111,7 @@ SUBCOMMANDS = {
                 "trainer.experiment_name",
             ),
             "data.path=outputs.jsonl",
+            module="alphaapollo.cli.evaluate",
         ),
         Subcommand("export", "export a checkpoint as a verified Hugging Face folder with a model card"),
         Subcommand("serve", "vLLM's OpenAI server on a run's newest model"),

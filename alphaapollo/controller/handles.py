@@ -28,6 +28,7 @@ from alphaapollo.weight_sync.digest import format_digest
 from alphaapollo.weight_sync.verification import Probe, merge_weight_updates
 
 if TYPE_CHECKING:
+    from alphaapollo.rollout.suites import Suite, SuiteResult
     from alphaapollo.rollout.worker import RolloutWorker
     from alphaapollo.workers.critic import CriticWorker
     from alphaapollo.workers.finetuning_worker import FinetuningWorker  # noqa: F401  (used in a string)
@@ -252,6 +253,10 @@ async def generate_group(worker: RolloutWorker, request: GroupRequest) -> Trajec
     return await worker.generate(request)
 
 
+async def run_suite(worker: RolloutWorker, suite: Suite, folder: Path) -> SuiteResult:
+    return await worker.run_suite(suite, folder)
+
+
 async def sleep(worker: RolloutWorker, pauses_requests: bool) -> None:
     if pauses_requests:
         await worker.pause()
@@ -315,6 +320,18 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         finally:
             for task in tasks:
                 task.cancel()
+
+    async def run_suites(self, suites: Sequence[Suite], folder: Path) -> list[SuiteResult]:
+        """Run evaluation suites with the engines' weights: one after the other on each engine.
+
+        folder: receives a folder of results per suite.
+        """
+
+        async def run_on_rank(rank: int) -> list[SuiteResult]:
+            own = suites[rank :: self.ranks.size]
+            return [await self.ranks.call_rank(rank, run_suite, suite, folder / suite.name) for suite in own]
+
+        return list(chain.from_iterable(await asyncio.gather(*map(run_on_rank, range(self.ranks.size)))))
 
     async def prepare_weight_sync(self, pauses_requests: bool) -> None:
         """Allocate GPU memory for the weights after `sleep`. pauses_requests: first pause the requests that run."""

@@ -117,7 +117,10 @@ class CheckpointFolder:
 
     def check_keep_best_metric(self, metrics: Mapping[str, float]) -> None:
         """Raise ValueError if `metrics`, those of the first validation, lack the metric named by `keep_best`."""
-        has_failed = any(name.startswith("val/failed") and value == 1 for name, value in metrics.items())
+        has_failed = any(
+            name.startswith(("val/failed", "val/suite")) and "/failed" in name and value == 1
+            for name, value in metrics.items()
+        )
         if self.keep_best is None or self._is_checked or has_failed:
             return
         if self.keep_best not in metrics:

@@ -32,12 +32,14 @@ from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.memory import read_peak_memory_gib
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rollout.agents.endpoint import open_endpoint
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
 from alphaapollo.rollout.policy_judge import make_policy_judge
 from alphaapollo.rollout.prompts import PromptRenderer
+from alphaapollo.rollout.suites import ModelServer, Suite, SuiteResult, run_suite
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.tool_calls import ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
@@ -64,6 +66,7 @@ class RolloutWorkerConfig:
     run_dir: str  # the run's folder; engine logs go to its `logs/`
     transport: TransportKind = "shared_memory"  # weight transport
     shared_memory: str = ""  # the run's folder under /dev/shm, removed when a worker dies; empty: no folder
+    serves_suites: bool = False  # whether evaluation suites run against the engine
 
 
 class RolloutWorker:
@@ -83,6 +86,7 @@ class RolloutWorker:
         engine: Engine | None = None,
     ):
         model, rollout, data, env = setup.model, setup.rollout, setup.data, setup.env
+        tokenizer = model.tokenizer_path or model.path
         spec = EngineSpec(
             index=index,
             model_path=model.path,
@@ -94,7 +98,7 @@ class RolloutWorker:
             log_path=str(Path(setup.run_dir) / "logs" / f"engine_{index}.log"),
             transport=setup.transport,
             lora_rank=model.lora_rank,
-            chat_tokenizer=(model.tokenizer_path or model.path) if env.env_name == "agent" else "",
+            chat_tokenizer=tokenizer if env.env_name == "agent" or setup.serves_suites else "",
             cleanup_folders=(setup.shared_memory,) if setup.shared_memory else (),
         )
         self.engine = engine or make_engine(spec)
@@ -110,7 +114,8 @@ class RolloutWorker:
         self._stop_token_ids: tuple[int, ...] = ()
         self._sees_images = False
         self._runner: EpisodeRunner | AgentRunner | None = None
-        self._agents = AsyncExitStack()  # programs and endpoint, with env.env_name=agent
+        self._agents = AsyncExitStack()  # endpoints, and the programs of env.env_name=agent
+        self._suite_server: ModelServer | None = None
 
     async def prepare_start_without_gpu(self) -> None:
         """Import libraries. Needs no GPU, so it may run while other workers use the GPU."""
@@ -155,8 +160,22 @@ class RolloutWorker:
                 grade=grade,
                 placeholder_id=images.placeholder_id if images else None,
             )
+        if self._setup.serves_suites:
+            await self._open_suite_server()
         HEARTBEAT.watch_helper_processes(lambda: self.engine.get_progress_counter(), self._list_engine_processes)
         gc.freeze()  # garbage collection over vLLM's million objects would double the time of an episode
+
+    async def _open_suite_server(self) -> None:
+        """Serve the engine to evaluation suites, by the endpoint of the agents if there is one."""
+        model, env, data = self._setup.model, self._setup.env, self._setup.data
+        if isinstance(self._runner, AgentRunner):
+            endpoint = self._runner.endpoint
+        else:
+            opening = open_endpoint(self.engine, env, data.apply_chat_template_kwargs)
+            endpoint = await self._agents.enter_async_context(opening)
+        key, name = endpoint.gate.suite_key, env.agent.model_names[0]
+        tokenizer = model.tokenizer_path or model.path
+        self._suite_server = ModelServer(f"{endpoint.url}/v1", key, name, tokenizer, data.max_length)
 
     def _list_engine_processes(self) -> dict[int, str]:
         """Return the processes that generation depends on as {pid: name}."""
@@ -179,6 +198,12 @@ class RolloutWorker:
         score = partial(self._rewards.score, turns=turns)
         services = Services(score, self._setup.env, self._tools, self._read_calls, self._sees_images)
         return self._environment.factory(services)
+
+    async def run_suite(self, suite: Suite, folder: Path) -> SuiteResult:
+        """Run an evaluation suite with the engine's current weights, and write its result to the folder."""
+        assert self._suite_server is not None, "only with serves_suites"
+        with SPANS("evaluation suite", timeout=suite.timeout):
+            return await run_suite(suite, self._suite_server, folder)
 
     async def pause(self) -> None:
         """Pause generation before the next token (engines/protocol.py), and pause the environments' time limits."""

@@ -30,7 +30,8 @@ from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import check_trackers
-from alphaapollo.trainer.loop import train, validate_and_log
+from alphaapollo.rollout.suites import check_suites
+from alphaapollo.trainer.loop import list_val_suites, train, validate_and_log
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Progress, check_steps_within_run
@@ -82,8 +83,9 @@ def prepare_run(config: Config, user_settings: UserSettings, console: Console) -
     plan = make_plan(config, machine, user_settings)
     plan = replace(plan, notices=[*plan.notices, *kept_threads])
     check_trackers(trainer.logger)
-    if trainer.keep_best and not config.data.val_files:
+    if trainer.keep_best and not config.validates:
         raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
+    check_suites(list_val_suites(trainer))
     start = find_start_point(config)
     inputs = read_training_inputs(config)
     check_steps_within_run("trainer.profile_steps", trainer.profile_steps or [], inputs.goal.max_steps)

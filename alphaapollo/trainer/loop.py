@@ -9,10 +9,13 @@ trainers: one of them frees its memory before the other one uses it (docs/archit
 
 from __future__ import annotations
 
-from alphaapollo.config.schema import ReferenceReset
+from dataclasses import replace
+
+from alphaapollo.config.schema import ReferenceReset, Trainer
 from alphaapollo.evaluation.validation import ValidationResult, validate
 from alphaapollo.observability.memory import measure_resident_gib
 from alphaapollo.observability.timing import Timer
+from alphaapollo.rollout.suites import FOLDER, Suite
 from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_metrics, find_failure_reason
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.replay.record import learn_and_record
@@ -130,8 +133,26 @@ async def validate_and_log(run: TrainingRun, step: int) -> ValidationResult:
     for suffix, groups in validation.groups.items():
         run.rollout_log.write(step, groups, f"val{suffix}")
         run.tracker.log_samples(step, groups, suffix)
+    validation = replace(validation, metrics=validation.metrics | await run_val_suites(run, step))
     run.saving.checkpoints.check_keep_best_metric(validation.metrics)
     return validation
+
+
+async def run_val_suites(run: TrainingRun, step: int) -> dict[str, float]:
+    """Run the suites of trainer.val_suites with the weights that the engines hold, and return their metrics."""
+    trainer = run.config.trainer
+    if not (suites := list_val_suites(trainer)):
+        return {}
+    run.console.show_phase("suites", 0, len(suites))
+    results = await run.workers.engines.run_suites(suites, trainer.folder.absolute() / FOLDER / f"step_{step}")
+    for failed in filter(lambda result: result.error, results):
+        run.console.notify(f"step {step}: {failed.suite} failed: {failed.error}")
+    return {name: value for result in results for name, value in result.metrics.items()}
+
+
+def list_val_suites(trainer: Trainer) -> list[Suite]:
+    """Return the suites of trainer.val_suites. Raises ValueError if one has another form."""
+    return [Suite(text, trainer.suite_python, trainer.suite_timeout) for text in trainer.val_suites]
 
 
 def compute_run_metrics(run: TrainingRun, timer: Timer, trained_tokens: int) -> dict[str, float]:

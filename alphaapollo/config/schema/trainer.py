@@ -14,6 +14,7 @@ from alphaapollo.config.schema.base import (
     CHANGES_RANDOM_NUMBERS,
     CHANGES_ROUNDING,
     CHANGES_THREADS,
+    CHANGES_VALIDATION,
     ONLY_AT_START,
     ActiveUnless,
     ActiveWhen,
@@ -127,11 +128,19 @@ class Trainer(Training):
     save_freq: CountOrMinusOne = 20
     """Write a checkpoint every so many iterations, and at the end; -1 = never."""
     test_freq: Annotated[
-        CountOrMinusOne, ActiveWhen("/data.val_files", reason="data.val_files is empty", silent_value=-1)
+        CountOrMinusOne,
+        ActiveWhen("/validates", reason="data.val_files and trainer.val_suites are empty", silent_value=-1),
     ] = 20
     """Validate every so many iterations, and at the end; -1 = never."""
     val_before_train: Annotated[bool, ResumeRule("kept", "the run has begun")] = True
     """Validate before the first iteration."""
+    val_suites: Annotated[list[str], CHANGES_VALIDATION] = []
+    """Evaluation suites of every validation, run against the engine: lm-eval:TASK or inspect:FILE.py@TASK, each
+    with options of the suite's own command, e.g. "lm-eval:gsm8k --limit 100" (docs/evaluation.md#evaluation-suites)."""
+    suite_timeout: Annotated[PositiveFloat, ActiveWhen("val_suites")] = 3600.0
+    """Seconds after which a suite is ended, and counted as failed."""
+    suite_python: Annotated[str, ActiveWhen("val_suites"), FilePath("code")] = ""
+    """Python of an environment with the suites' packages; empty = .venv/suites if it exists, otherwise this Python."""
     async_mode: Literal["carry", "separate"] | None = None
     """Asynchronous training (docs/async.md): carry = unfinished responses pause when a batch is full and continue with
     the new weights; separate = generation runs in parallel with training; null = synchronous."""

@@ -1,4 +1,5 @@
 """vLLM's own HTTP API (OpenAI chat completions and responses, Anthropic messages) over a rollout engine, for agents.
+Evaluation suites also use OpenAI completions; their requests belong to no session, and are answered as they ask.
 
 vLLM parses requests, renders chats, parses tool calls and streams answers. This module changes two steps:
 
@@ -54,7 +55,7 @@ StreamOutputs = Callable[..., AsyncIterator[Any]]
 
 
 def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings) -> FastAPI:
-    """Build the ASGI application. Requests must set CURRENT_REQUEST.
+    """Build the ASGI application. Requests of sessions must set CURRENT_REQUEST.
 
     Args:
         engine: vLLM's AsyncLLM, or an object with its `vllm_config`, `model_config`, `renderer` and `input_processor`.
@@ -65,6 +66,7 @@ def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings
     from fastapi import FastAPI
     from vllm.entrypoints.anthropic.api_router import attach_router as attach_anthropic
     from vllm.entrypoints.openai.chat_completion.api_router import attach_router as attach_chat
+    from vllm.entrypoints.openai.completion.api_router import attach_router as attach_completions
     from vllm.entrypoints.openai.models.api_router import attach_router as attach_models
     from vllm.entrypoints.openai.models.protocol import BaseModelPath
     from vllm.entrypoints.openai.models.serving import OpenAIServingModels
@@ -74,7 +76,7 @@ def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings
     from vllm.renderers.online_renderer import OnlineRenderer
 
     app = FastAPI(openapi_url=None)
-    for attach in (attach_chat, attach_responses, attach_anthropic, attach_models):
+    for attach in (attach_chat, attach_completions, attach_responses, attach_anthropic, attach_models):
         attach(app)
     init_exception_handler(app)
     client = PolicyClient(engine, stream, settings)
@@ -107,12 +109,15 @@ def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings
 def _add_protocols(app: FastAPI, client: PolicyClient, models: Any, arguments: dict[str, Any]) -> None:
     from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
     from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+    from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
     from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 
     state: Any = app.state
     state.openai_serving_chat = OpenAIServingChat(client, models, "assistant", **arguments)
     state.anthropic_serving_messages = AnthropicServingMessages(client, models, "assistant", **arguments)
     online = arguments.pop("online_renderer")
+    completions = OpenAIServingCompletion(client, models, online_renderer=online, request_logger=None)
+    state.openai_serving_completion = completions
     state.openai_serving_responses = OpenAIServingResponses(client, models, online, **arguments)
 
 
@@ -232,9 +237,13 @@ class PolicyClient:
         """Sample answers to a rendered chat with the policy's settings. Records them before the last output."""
         from vllm.sampling_params import RequestOutputKind
 
-        request = CURRENT_REQUEST.get()
-        assert request is not None, "requests without a session are refused"
-        prompt_ids = list(prompt["prompt_token_ids"])
+        request, prompt_ids = CURRENT_REQUEST.get(), list(prompt["prompt_token_ids"])
+        if request is None:
+            if prompt["type"] != "token":
+                raise ValueError("Pictures of evaluation suites are not supported. Use a task without pictures.")
+            async for output in self._stream(prompt_ids, sampling_params, request_id):
+                yield output
+            return
         constrained = sampling_params.structured_outputs is not None or any(
             (getattr(sampling_params, name) or neutral) != neutral for name, neutral in NEUTRAL.items()
         )

@@ -2,7 +2,8 @@
 
     client -> uvicorn (loopback) -> SessionGate -> the engine's HTTP API
 
-The API key of a request selects its session. Keys are random, so a program cannot read another session.
+The API key of a request selects its session. Keys are random, so a program cannot read another session. Requests with
+the key of evaluation suites belong to no session, and reach the engine unchanged.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -77,6 +79,7 @@ class SessionGate:
 
     def __init__(self, app: Callable[..., Any], around: AroundRequest = answer_request):
         self._app, self._around = app, around
+        self.suite_key = secrets.token_urlsafe()  # API key of evaluation suites
         self._sessions: dict[str, _OpenSession] = {}  # by API key
 
     @contextlib.contextmanager
@@ -107,6 +110,9 @@ class SessionGate:
         path = scope["path"]
         try:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            if headers.get("authorization") == f"Bearer {self.suite_key}":
+                await self._app(scope, receive, send)
+                return
             opened = self._find_session(headers)
             if path not in (*COMPLETIONS, *OTHER_ROUTES, REWARDS):
                 known = ", ".join((*COMPLETIONS, *OTHER_ROUTES, REWARDS))

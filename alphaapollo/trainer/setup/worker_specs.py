@@ -51,6 +51,7 @@ def make_worker_specs(
         run_dir=str(config.trainer.folder.resolve()),
         transport=transport.kind,
         shared_memory=transport.shared_folder,
+        serves_suites=bool(config.trainer.val_suites),
     )
     return WorkerSpecs(
         placement=placement,

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from alphaapollo.launch.run_history import read_history
 from alphaapollo.launch.run_plan import read_run_plan
+from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.viewer.index import parse_file_name
 from alphaapollo.viewer.pages.evolution import describe_evolution
 from alphaapollo.viewer.pages.query import PAGE_ROWS, SCORES, Query, summarize_run
@@ -81,6 +82,7 @@ def describe_run(query: Query) -> dict[str, Any]:
         "history": read_history(run.folder),
         "plan": read_run_plan(run.folder),
         "summary": read_json_object(run.folder / "summary.json"),
+        "suites": read_suite_results(run.folder)[::-1],
         "evolution": describe_evolution(query, run.id, run.folder) if run.kind == "evolution" else None,
         "warnings": _list_warnings(query, run.id, 5),
         "smooth": query.options.get("smooth", "0"),

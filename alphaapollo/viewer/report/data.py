@@ -20,6 +20,7 @@ from alphaapollo.evaluation import metrics as evaluation
 from alphaapollo.evaluation.metrics import SampleResult
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.observability.samples import ELLIPSIS, get_last_message
+from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.types import Outcome, Prompt
 from alphaapollo.viewer.index import KIND_NAMES, iterate_lines, list_indexed_files, parse_file_name, parse_metrics
 from alphaapollo.viewer.run_folders import find_kind, read_config, read_json_object
@@ -93,6 +94,7 @@ def read_run(folder: Path, name: str) -> RunContent:
             _read_samples(run, kind, step, path)
     for path in sorted(folder.glob("problems/*.json"))[:MAX_PROBLEMS]:
         _read_problem(run, read_json_object(path))
+    run.gaps += [f"{one.suite}, {one.model} failed: {one.error}" for one in read_suite_results(folder) if one.error]
     run.gaps = list(dict.fromkeys(run.gaps))
     return run
 

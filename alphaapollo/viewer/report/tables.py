@@ -22,6 +22,7 @@ from alphaapollo.launch.model_card import list_non_default_keys
 from alphaapollo.launch.run_history import read_history
 from alphaapollo.launch.run_plan import read_run_plan
 from alphaapollo.observability.run_view import format_duration, format_time_summary
+from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.viewer.curves import Curve, average_over_seeds
 from alphaapollo.viewer.index import KIND_NAMES
@@ -128,7 +129,7 @@ def list_changes(run: RunContent) -> Iterator[Row]:
 
 
 def list_scores(run: RunContent) -> Iterator[Row]:
-    """Yield (data source, metric, mean, number of problems) of an evaluation."""
+    """Yield (data source, metric, mean, number of problems) of an evaluation, and of all evaluation suites."""
     summaries: dict[str, Summary] = {}
     with suppress(msgspec.ValidationError):
         saved = read_json_object(run.folder / "summary.json").get("by_data_source", {})
@@ -137,6 +138,9 @@ def list_scores(run: RunContent) -> Iterator[Row]:
         summaries = summarize(run.results["results"][0])[1]
     for source, summary in summaries.items():
         yield from ((source, name, mean, mean.problems) for name, mean in summary.figures.items())
+    for result in read_suite_results(run.folder):
+        source = f"{result.suite}, {result.model}"
+        yield from ((source, f"{score.task} {score.metric}", score.value, score.rows) for score in result.scores)
 
 
 def choose_samples(run: RunContent) -> list[Sequence[Sample]]:

@@ -86,6 +86,7 @@ def problem(command: str, *argv: str) -> str:
             ["teacher.divergence=reverse", f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_type=full"],
             f"teacher.divergence=reverse does not work with {ACTOR}.kl_loss_type=full",
         ),
+        (['trainer.val_suites=["lm-eval:gsm8k"]', f"{ROLLOUT}.name=hf"], f"needs {ROLLOUT}.name=vllm"),
         (["trainer.controller=local", f"{ROLLOUT}.num_engines=2"], "trainer.controller=local has one engine"),
         (["trainer.controller=local", "trainer.n_gpus_per_node=2"], "trainer.controller=local has one rank"),
         ([f"{ROLLOUT}.tensor_model_parallel_size=2", f"{ROLLOUT}.name=hf"], "needs name=vllm, got name=hf"),

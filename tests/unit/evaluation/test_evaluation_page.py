@@ -20,7 +20,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 def test_the_commands_work() -> None:
     commands = re.findall(r"python -m alphaapollo\.trainer\.(\w+)((?:[^\n]*\\\n)*[^\n]*)", TEXT)
-    assert {name for name, _ in commands} == {"main_generation", "main_eval"}
+    assert {name for name, _ in commands} == {"main_generation", "main_eval", "main_ppo"}
     for name, words in commands:
         keys = re.findall(r"([\w.]+)=", words)
         assert keys and set(keys) <= list_keys(COMMANDS[name]).keys()

@@ -20,6 +20,7 @@ from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.training_log import TrainedRow
+from alphaapollo.rollout.suites import SuiteResult, SuiteScore
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
@@ -50,6 +51,19 @@ def make_group(prompt: int, *answers: tuple[str, float], question: str = "What i
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": question}]
     samples = [make_trajectory(prompt, number, *answer) for number, answer in enumerate(answers)]
     return TrajectoryGroup(Prompt(prompt, "sums", chat, "14"), samples)  # type: ignore[arg-type]
+
+
+def write_suite_results(folder: Path) -> None:
+    """Write the results of a suite that has a score, and of one that failed."""
+    score = SuiteScore("gsm8k", "exact_match", 0.25, 0.125, 4)
+    failure = "it did not end within 9 s <b>"
+    for result in (
+        SuiteResult("lm-eval:gsm8k", "gsm8k", "step_20", [score]),
+        SuiteResult("inspect:sums.py", "sums", "model", [], failure),
+    ):
+        path = folder / "suites" / result.model / result.name / "result.json"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(msgspec.json.encode(result))
 
 
 def write_run(folder: Path, seed: int = 0, steps: int = 3, text: str = "<think>7, 7</think>14") -> Path:

@@ -23,7 +23,7 @@ from alphaapollo.types import Outcome, Score
 from alphaapollo.utils.folder_lock import lock_folder
 from alphaapollo.viewer.app import make_app
 from alphaapollo.viewer.index import RunIndex
-from tests.unit.viewer.run_kit import HOSTILE, make_group, write_run
+from tests.unit.viewer.run_kit import HOSTILE, make_group, write_run, write_suite_results
 
 
 @pytest.fixture
@@ -58,6 +58,14 @@ def test_page_of_a_run(client: TestClient) -> None:
     assert 'href="/runs/1/step/3">step 3</a>' in page
     assert "<dt>iterations</dt><dd>9</dd>" in page and "Planned memory of a GPU of 80 GiB" in page
     assert '<td class="n">2.50</td><td>kv cache 1.50, engine weights 1.00</td>' in page
+
+
+def test_page_of_a_run_shows_its_evaluation_suites(client: TestClient, tmp_path: Path) -> None:
+    write_suite_results(tmp_path / "outputs/first")
+    page = read(client, "/runs/1")
+    cells = "<td>step_20</td><td>gsm8k</td><td>exact_match</td>"
+    assert f'{cells}<td class="n">0.250</td><td class="n">0.125</td><td class="n">4</td>' in page
+    assert "failed: it did not end within 9 s &lt;b&gt;" in page
 
 
 def test_iteration_is_sorted_and_filtered(client: TestClient) -> None:

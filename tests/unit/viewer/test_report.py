@@ -25,7 +25,7 @@ from alphaapollo.viewer.report import FORMATS, make_report
 from alphaapollo.viewer.report.data import choose_evenly, read_run
 from alphaapollo.viewer.report.formats import make_code, make_fence, make_table, to_markdown
 from alphaapollo.viewer.report.tables import choose_samples
-from tests.unit.viewer.run_kit import HOSTILE, make_group, write_run
+from tests.unit.viewer.run_kit import HOSTILE, make_group, write_run, write_suite_results
 
 HOSTILE_TEXTS = [
     HOSTILE,
@@ -235,6 +235,14 @@ def test_samples_from_the_worst_to_the_best_change(tmp_path: Path) -> None:
 def test_training_samples_without_validation(tmp_path: Path) -> None:
     text = report(write_run(tmp_path / "first"))  # prompt 17 at iterations 1, 2 and 3
     assert "### 1. Prompt 17 of sums: unchanged" in text and "Iteration 1, reward 1" in text and "Iteration 3," in text
+
+
+def test_evaluation_suites_of_a_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    write_suite_results(folder)
+    text = report(folder)
+    assert "| lm-eval:gsm8k, step\\_20 | gsm8k exact\\_match | 0.25 | 4 |" in text
+    assert "inspect:sums.py, model failed: it did not end within 9 s" in text
 
 
 def test_evaluation_that_goes_on_or_has_ended(tmp_path: Path) -> None:

@@ -251,6 +251,19 @@ def test_undelivered_answers_are_not_trained_on(server):
     assert server.run(play)[1] == []
 
 
+def test_evaluation_suites_belong_to_no_session(server):
+    async def play(endpoint, session):
+        client = server.connect(endpoint, key=endpoint.gate.suite_key)
+        assert (await chat(client, [user("one")])).choices[0].message.content == "OK"
+        answer = await client.completions.create(model="policy", prompt=[40, 41], max_tokens=2, temperature=0)
+        assert answer.choices[0].text == "OK" and answer.usage.prompt_tokens == 2
+        with pytest.raises(openai.NotFoundError, match="Unknown route /v1/completions"):
+            await server.connect(endpoint, session).completions.create(model="policy", prompt="one")
+
+    session, rows = server.run(play)
+    assert rows == [] and session.requests == []
+
+
 def test_errors_are_those_of_the_provider(server):
     async def play(endpoint, session):
         client = server.connect(endpoint, session)

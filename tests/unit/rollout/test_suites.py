@@ -1,0 +1,192 @@
+"""Evaluation suites: results of lm-eval and inspect-ai are read, and every failure has a reason and no score."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.rollout.suites import (
+    FILES,
+    ModelServer,
+    Suite,
+    SuiteScore,
+    check_suites,
+    make_inspect_command,
+    make_lm_eval_command,
+    read_inspect_scores,
+    read_lm_eval_scores,
+    read_suite_results,
+    run_suite,
+)
+
+SERVER = ModelServer("http://127.0.0.1:9/v1", "secret", "policy", "models/tiny", 512)
+LM_EVAL = {
+    "results": {
+        "gsm8k": {
+            "alias": "gsm8k",
+            "sample_len": 4,
+            "exact_match,strict-match": 0.25,
+            "exact_match_stderr,strict-match": 0.125,
+            "exact_match,flexible-extract": 0.5,
+            "exact_match_stderr,flexible-extract": "N/A",
+        },
+        "reasoning": {"alias": "reasoning", "name": "reasoning"},  # a group without a metric of its own
+        "mmlu": {"alias": "mmlu", "sample_len": 30, "acc,none": 0.75, "acc_stderr,none": 0.05},
+    },
+    "groups": {"mmlu": {"alias": "mmlu", "sample_len": 30, "acc,none": 0.75, "acc_stderr,none": 0.05}},
+}
+INSPECT = {
+    "status": "success",
+    "eval": {"task": "package/sums"},
+    "results": {
+        "completed_samples": 5,
+        "scores": [
+            {
+                "name": "match",
+                "scored_samples": 4,
+                "metrics": {"accuracy": {"value": 0.25}, "stderr": {"value": 0.125}},
+            }
+        ],
+    },
+}
+
+
+def write(folder: Path, name: str, content: Any) -> Path:
+    (folder / "policy").mkdir(parents=True)
+    (folder / "policy" / name).write_text(json.dumps(content))
+    return folder
+
+
+def test_suite_is_parsed() -> None:
+    suite = Suite("lm-eval:gsm8k --limit 10 --gen_kwargs 'stop=[\"a b\"]'")
+    assert (suite.name, suite.task, suite.options) == (
+        "gsm8k",
+        "gsm8k",
+        ["--limit", "10", "--gen_kwargs", 'stop=["a b"]'],
+    )
+    suite = Suite("inspect:'my tasks/sums.py@hard' -T n=3")
+    assert (suite.name, suite.task, suite.options) == ("hard", "my tasks/sums.py@hard", ["-T", "n=3"])
+    assert Suite("inspect:tasks/sums.py").name == "sums" and Suite("inspect:inspect_evals/gsm8k").name == "gsm8k"
+
+
+@pytest.mark.parametrize("text", ["gsm8k", "lm_eval:gsm8k", "lm-eval:", "inspect: ", ""])
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="Write lm-eval:TASK or inspect"):
+        Suite(text)
+
+
+def test_scores_of_lm_eval(tmp_path: Path) -> None:
+    folder = write(tmp_path, "results_2026-11-25.json", LM_EVAL)
+    assert list(read_lm_eval_scores(folder)) == [
+        SuiteScore("gsm8k", "exact_match/strict-match", 0.25, 0.125, 4),
+        SuiteScore("gsm8k", "exact_match/flexible-extract", 0.5, None, 4),
+        SuiteScore("mmlu", "acc", 0.75, 0.05, 30),
+    ]
+
+
+def test_scores_of_inspect(tmp_path: Path) -> None:
+    folder = write(tmp_path / "one", "log.json", INSPECT)
+    assert list(read_inspect_scores(folder)) == [SuiteScore("sums", "accuracy", 0.25, 0.125, 4)]
+    several = json.loads(json.dumps(INSPECT))
+    several["results"]["scores"].append({"name": "f1", "scored_samples": 5, "metrics": {"mean": {"value": 0.5}}})
+    folder = write(tmp_path / "two", "log.json", several)
+    assert [(score.metric, score.rows) for score in read_inspect_scores(folder)] == [
+        ("match/accuracy", 4),
+        ("f1/mean", 5),
+    ]
+
+
+def test_failed_inspect_run_has_its_reason(tmp_path: Path) -> None:
+    log = INSPECT | {"status": "error", "error": {"message": "APIConnectionError"}, "results": None}
+    with pytest.raises(ValueError, match="APIConnectionError"):
+        list(read_inspect_scores(write(tmp_path / "error", "log.json", log)))
+    log = INSPECT | {"status": "cancelled", "results": None}
+    with pytest.raises(ValueError, match="its status is cancelled"):
+        list(read_inspect_scores(write(tmp_path / "cancelled", "log.json", log)))
+
+
+def test_commands_send_requests_to_the_server() -> None:
+    words = make_lm_eval_command(SERVER, "gsm8k", Path("out"))
+    assert "base_url=http://127.0.0.1:9/v1/completions" in words and "max_length=512" in words
+    words = make_inspect_command(SERVER, "sums.py@hard", Path("out"))
+    assert "openai-api/alphaapollo/policy" in words and "http://127.0.0.1:9/v1" in words
+
+
+def run(tmp_path: Path, script: str, text: str = "lm-eval:gsm8k", timeout: float = 60.0) -> Any:
+    """Run a suite with a shell script instead of its Python."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    suite = Suite(text, str(python), timeout, tmp_path)
+    result = asyncio.run(run_suite(suite, SERVER, tmp_path / "run/suites/step_3/gsm8k"))
+    assert read_suite_results(tmp_path / "run") == [result]
+    return result
+
+
+def test_result_is_written(tmp_path: Path) -> None:
+    (tmp_path / "results_1.json").write_text(json.dumps(LM_EVAL))
+    files = tmp_path / "run/suites/step_3/gsm8k" / FILES
+    result = run(tmp_path, f'echo "key $OPENAI_API_KEY"; cp results_1.json {files}')
+    assert (result.name, result.model, result.error, len(result.scores)) == ("gsm8k", "step_3", "", 3)
+    assert (files.parent / "log.txt").read_text() == "key secret\n"
+    assert result.metrics == {
+        "val/suite/gsm8k/exact_match/strict-match": 0.25,
+        "val/suite/gsm8k/exact_match/flexible-extract": 0.5,
+        "val/suite/mmlu/acc": 0.75,
+        "val/suite/gsm8k/failed": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (
+            "echo start; echo ClientConnectorError: refused; echo end; exit 3",
+            "exit code 3: ClientConnectorError: refused",
+        ),
+        ("echo one; echo two; exit 1", "exit code 1: two"),
+        ("exit 1", "exit code 1: it printed nothing"),
+        ("kill -9 $$", "exit code -9"),
+        ("true", "it wrote 0 files results_*.json"),
+        ("echo '[]' > FILES/results_1.json", "unknown format"),
+        ("echo '{' > FILES/results_1.json", "Expecting property name"),
+    ],
+)
+def test_failure_has_a_reason_and_no_score(tmp_path: Path, script: str, reason: str) -> None:
+    result = run(tmp_path, script.replace("FILES", str(tmp_path / "run/suites/step_3/gsm8k" / FILES)))
+    assert reason in result.error and "log.txt" in result.error
+    assert result.scores == [] and result.metrics == {"val/suite/gsm8k/failed": 1.0}
+
+
+def test_score_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
+    broken = {"results": {"gsm8k": {"acc,none": float("nan"), "sample_len": 1}}}
+    (tmp_path / "results_1.json").write_text(json.dumps(broken))
+    result = run(tmp_path, f"cp results_1.json {tmp_path}/run/suites/step_3/gsm8k/{FILES}")
+    assert "not all scores are finite" in result.error and result.metrics == {"val/suite/gsm8k/failed": 1.0}
+
+
+def test_suite_that_hangs_is_ended_with_its_processes(tmp_path: Path) -> None:
+    result = run(tmp_path, "sleep 1000 & echo $! > pid; wait", timeout=1.0)
+    assert "it did not end within 1 s" in result.error
+    child = Path("/proc", (tmp_path / "pid").read_text().strip())
+    end = time.monotonic() + 20
+    while child.exists() and "State:\tZ" not in (child / "status").read_text():
+        assert time.monotonic() < end, "the suite's process still runs"
+        time.sleep(0.05)
+
+
+def test_python_that_does_not_exist_is_a_failure(tmp_path: Path) -> None:
+    suite = Suite("lm-eval:gsm8k", str(tmp_path / "nothing"), 60.0, tmp_path)
+    assert "No such file" in asyncio.run(run_suite(suite, SERVER, tmp_path / "run/suites/model/gsm8k")).error
+
+
+def test_missing_package_and_equal_names_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not have the package lm-eval"):
+        check_suites([Suite("lm-eval:gsm8k", "/bin/false")])
+    with pytest.raises(ValueError, match="two suites are named gsm8k"):
+        check_suites([Suite(text, "/bin/true") for text in ("lm-eval:gsm8k", "lm-eval:gsm8k --num_fewshot 5")])
