@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
 
-from alphaapollo.launch.checkpoint_folder import RunProgress
+import numpy as np
+
+from alphaapollo.launch.checkpoint_folder import RunProgress, write_progress
+
+PASS_RATES = "pass_rates.npy"
+"""File with the pass rate of each prompt in a checkpoint, by prompt id."""
+
+
+@dataclass
+class CurriculumState:
+    """State of the choice of prompts (step/curriculum.py). In a checkpoint, `pass_rates` has its own file."""
+
+    pass_rates: array[float] = field(default_factory=lambda: array("d"))  # by prompt id; NaN: never sampled
+    drawn: dict[int, int] = field(default_factory=dict)  # position -> prompt id, of positions in flight
+    stage: int = 0  # newest open stage
 
 
 @dataclass
@@ -22,6 +39,24 @@ class Progress(RunProgress):
     """Positions before `prompts_consumed` that no iteration has trained on or dropped yet (asynchronous training)."""
     validation: dict[str, float] = field(default_factory=dict)
     """Validation metrics of iteration `step`; empty if it did not validate."""
+    curriculum: CurriculumState = field(default_factory=CurriculumState)
+
+    def write(self, folder: Path) -> None:
+        values = asdict(self)
+        rates = values["curriculum"].pop("pass_rates")
+        if rates:
+            np.save(folder / PASS_RATES, np.array(rates))
+        write_progress(folder, values)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        progress = super().read(folder)
+        state: Any = progress.curriculum
+        if isinstance(state, dict):
+            rates = np.load(folder / PASS_RATES) if (folder / PASS_RATES).is_file() else ()
+            drawn = {int(position): prompt_id for position, prompt_id in state["drawn"].items()}
+            progress.curriculum = CurriculumState(array("d", rates), drawn, state["stage"])
+        return progress
 
 
 @dataclass(frozen=True)

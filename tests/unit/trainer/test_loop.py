@@ -105,6 +105,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         ),
         weights=Weights(),
         stream=PromptStream(10, seed=0, shuffle=True),
+        curriculum=None,
         goal=TrainingGoal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4),
         progress=Progress(),
         tracker=Log(),

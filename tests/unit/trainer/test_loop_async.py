@@ -136,6 +136,7 @@ def make_run(
         weights=SimpleNamespace(publish=publish),
         prompts=[Prompt(index, "test", "text") for index in range(PROMPTS)],
         stream=PromptStream(PROMPTS, seed=0, shuffle=True),
+        curriculum=None,
         goal=TrainingGoal.from_schedule(None if epochs else steps, epochs or 1, PROMPTS, SIZE),
         progress=Progress(),
         tracker=Log(),
