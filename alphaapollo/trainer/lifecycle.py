@@ -33,7 +33,7 @@ from alphaapollo.observability.trackers import check_trackers
 from alphaapollo.trainer.loop import train, validate_and_log
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.profile import StepProfiler
-from alphaapollo.trainer.progress import Progress, check_steps_within_run
+from alphaapollo.trainer.progress import CurriculumState, Progress, check_steps_within_run
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.inputs import TrainingInputs, read_training_inputs
@@ -58,11 +58,13 @@ class PreparedRun:
     @property
     def progress(self) -> Progress:
         """Progress of the checkpoint to resume from, or of a new run. A fixed KL coefficient is read from the
-        configuration, so it can be changed when a run resumes."""
+        configuration, so it can be changed when a run resumes. With other data, the curriculum starts from scratch."""
         kl = self.config.algorithm.kl_ctrl
         if self.start.checkpoint is None:
             return Progress(kl_coef=kl.kl_coef)
         progress = Progress.read(self.start.checkpoint)
+        if any(change.key == "data.train_files" for change in self.start.config_changes):
+            progress.curriculum = CurriculumState()  # prompt ids are rows of the files
         return replace(progress, kl_coef=kl.kl_coef) if kl.type == "fixed" else progress
 
     @property

@@ -161,7 +161,7 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
     )
 
 
-async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) -> UpdateResult:
+async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any, reused: Any) -> UpdateResult:
     with timer("update"):
         await asyncio.sleep(run.update_seconds)
     return UpdateResult({}, 0.0, trained_tokens=1)

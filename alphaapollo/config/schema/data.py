@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from alphaapollo.config.schema.base import (
     CHANGES_DATA,
@@ -94,6 +94,14 @@ class Curriculum(Section):
     once. E.g. [{data_source: easy/*, threshold: 0.8}, {data_source: "*"}]"""
 
 
+class Reuse(Section):
+    groups: NonNegativeInt = 0
+    """Groups of recent iterations, with different rewards, that each iteration trains on again (docs/curriculum.md);
+    0 = off. Needs algorithm.rollout_correction.method."""
+    max_age: Annotated[PositiveInt, ActiveWhen("groups")] = 4
+    """Iterations for which a group can be reused after the one that generated it."""
+
+
 class Data(PromptData, TrainingFiles):
     train_batch_size: PositiveInt = 32
     """Prompts (groups) per iteration."""
@@ -101,6 +109,7 @@ class Data(PromptData, TrainingFiles):
     """Choice of training prompts: uniform = each once per epoch; difficulty = seldom those that nearly always or nearly
     never succeed; frontier = mostly those whose pass rate is near curriculum.target (docs/curriculum.md)."""
     curriculum: Curriculum = Curriculum()
+    reuse: Reuse = Reuse()
 
     @property
     def is_adaptive(self) -> bool:

@@ -23,7 +23,11 @@ def check_setting_combinations(config: Config, estimator: Estimator, policy_loss
 
     Raises ValueError for combinations that cannot work (all are listed), or if the estimator rejects its settings.
     """
-    if errors := [*_list_estimator_errors(config, estimator), *_list_token_loss_errors(config, estimator, policy_loss)]:
+    if errors := [
+        *_list_estimator_errors(config, estimator),
+        *_list_token_loss_errors(config, estimator, policy_loss),
+        *_list_reuse_errors(config, estimator),
+    ]:
         raise ConfigError(errors)
     if estimator.check is not None:
         estimator.check(config.algorithm, config.group_size)
@@ -82,6 +86,22 @@ def _list_token_loss_errors(config: Config, estimator: Estimator, policy_loss: P
         yield f"{loss}, but {CORRECTION}.level=token weights tokens. Set {CORRECTION}.level=sequence or geometric."
 
 
+def _list_reuse_errors(config: Config, estimator: Estimator) -> Iterator[str]:
+    """Yield an error for each setting with which reused groups would bias the update."""
+    if not (groups := config.data.reuse.groups):
+        return
+    key, correction = f"data.reuse.groups={groups}", config.algorithm.rollout_correction
+    if not correction.method:
+        fix = f"Set {CORRECTION}.method=tis" + (", bypass=false." if correction.bypass else ".")
+        yield f"{key} trains on tokens of older weights without a correction. {fix}"
+    if not estimator.group or estimator.name == "reinforce_plus_plus_baseline":
+        shared = "compares samples of different prompts, also of different iterations"
+        yield f"{key}: {ESTIMATOR}={estimator.name} {shared}. Set {ESTIMATOR}=grpo, or data.reuse.groups=0."
+    if config.actor_rollout_ref.rollout.router_replay:
+        name = "actor_rollout_ref.rollout.router_replay"
+        yield f"{name}=true would use the experts of older weights, got {key}. Set {name}=false."
+
+
 def _list_keys_unread_by_estimator(config: Config, estimator: Estimator) -> Iterator[tuple[str, str]]:
     """Yield (config key, reason) for each key that another estimator reads, but this one does not."""
     key = f"{ESTIMATOR}={estimator.name}"
@@ -132,7 +152,7 @@ def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss:
     stale_steps = (
         f"an iteration has {config.steps_per_iteration} optimizer steps ({config.num_mini_batches} "
         f"mini-batches x {actor.ppo_epochs} epochs), all but the first on samples of an older policy. For one step set "
-        f"{ACTOR}.ppo_mini_batch_size={config.trajectories_per_batch} and {ACTOR}.ppo_epochs=1."
+        f"{ACTOR}.ppo_mini_batch_size={config.trajectories_per_update} and {ACTOR}.ppo_epochs=1."
     )
     if policy_loss.on_policy:
         yield f"{LOSS}={policy_loss.name} has no importance ratio, but {stale_steps}"

@@ -109,7 +109,7 @@ def make_run(
     }
     engines = Engines(seed)
 
-    async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) -> UpdateResult:
+    async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any, reused: Any) -> UpdateResult:
         if step == die_at:
             raise Killed
         await asyncio.sleep(2)
