@@ -119,6 +119,3 @@ class Data(PromptData, TrainingFiles):
     def find_problems(self) -> Iterator[str]:
         if self.is_adaptive and not self.shuffle:
             yield "shuffle=false, but data.sampler and data.curriculum.stages draw prompts at random. Set shuffle=true."
-        gates = [stage.metric for stage in self.curriculum.stages[:-1] if stage.metric != "pass_rate"]
-        if gates and not self.val_files:
-            yield f"curriculum.stages wait for {gates[0]}, which needs validation data. Set data.val_files."

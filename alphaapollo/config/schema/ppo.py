@@ -119,6 +119,10 @@ class Config(Section):
         if (method := self.algorithm.filtration.method) and self.group_size == 1:
             yield f"algorithm.filtration.method={method} needs groups of several samples. Set env.rollout.n=8."
 
+        gates = [stage.metric for stage in self.data.curriculum.stages[:-1] if stage.metric != "pass_rate"]
+        if gates and not (self.data.val_files and self.trainer.test_freq > 0):
+            yield f"data.curriculum.stages wait for {gates[0]}. Set data.val_files, and trainer.test_freq=10."
+
     def _find_algorithm_problems(self) -> Iterator[str]:
         actor, algorithm, reset = self.actor_rollout_ref.actor, self.algorithm, self.algorithm.reference_reset
         if actor.use_kl_loss and algorithm.use_kl_in_reward:

@@ -7,7 +7,7 @@ update            after the groups of an iteration: pass rates, the open stages,
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -76,6 +76,7 @@ class Curriculum:
         """Whether the newest open stage has reached its gate. Its pass rate counts once a batch of it is observed."""
         stage = self._settings.stages[progress.curriculum.stage]
         if stage.metric != "pass_rate":
+            check_gate_metric(stage.metric, progress.validation)
             return progress.validation.get(stage.metric, -np.inf) >= stage.threshold
         rates = self._read_rates(progress.curriculum)[self._stages == progress.curriculum.stage]
         seen = rates[~np.isnan(rates)]
@@ -86,6 +87,16 @@ class Curriculum:
         missing = int(self._ids.max()) + 1 - len(state.pass_rates)
         state.pass_rates.extend(array("d", [np.nan]) * missing)
         return np.array(state.pass_rates)[self._ids]
+
+
+def check_gate_metric(metric: str, validation: Mapping[str, float]) -> None:
+    """Raise ValueError if the metrics of a validation lack the metric, unless samples failed."""
+    has_failed = any(name.startswith("val/") and name.endswith("failed") and validation[name] for name in validation)
+    if validation and metric not in validation and not has_failed:
+        raise ValueError(
+            f"data.curriculum.stages wait for {metric}, which is not a metric of this run's validation. Set it to one "
+            f"of {', '.join(sorted(validation))}."
+        )
 
 
 def measure_pass_rate(group: TrajectoryGroup) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaapollo.config.schema.data import Data
+from alphaapollo.config.schema import Config, Data
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.step.curriculum import Curriculum, assign_stages, measure_pass_rate
 from alphaapollo.types import Outcome, Prompt, TrajectoryGroup
@@ -25,8 +25,7 @@ def results(prompt: Prompt, *accuracies: float) -> TrajectoryGroup:
 
 
 def settings(sampler: str = "frontier", batch: int = 2, **curriculum: Any) -> Data:
-    data = {"sampler": sampler, "train_batch_size": batch, "val_files": "val.parquet", "curriculum": curriculum}
-    return Data.model_validate(data)
+    return Data.model_validate({"sampler": sampler, "train_batch_size": batch, "curriculum": curriculum})
 
 
 def test_failed_samples_are_no_part_of_a_pass_rate() -> None:
@@ -75,6 +74,21 @@ def test_stages_open_at_their_gates() -> None:
     curriculum.update(progress, [results(tasks[0], 0, 0)])  # an open stage stays open
     weights.append(curriculum._compute_weights(progress.curriculum).tolist())
     assert weights == [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+
+
+def test_a_gate_metric_must_exist() -> None:
+    stages = [{"data_source": "a", "metric": "val/b/accuracy"}, {"data_source": "*"}]
+    tasks, progress = prompts("a", "b"), Progress()
+    curriculum = Curriculum(tasks, settings("uniform", stages=stages))
+    curriculum.update(progress, [])  # not validated yet
+    progress.validation = {"val/accuracy": 0.9}
+    with pytest.raises(ValueError, match=r"stages wait for val/b/accuracy, .* Set it to one of val/accuracy\."):
+        curriculum.update(progress, [])
+    config = {"train_files": "a.parquet", "curriculum": {"stages": stages}}
+    with pytest.raises(ValueError, match=r"stages wait for val/b/accuracy\. Set data.val_files"):
+        Config.model_validate({"data": config})
+    with pytest.raises(ValueError, match=r"shuffle=false, but data\.sampler"):
+        settings("frontier").model_validate({"sampler": "frontier", "shuffle": False})
 
 
 def test_every_prompt_needs_a_stage_and_every_stage_a_prompt() -> None:

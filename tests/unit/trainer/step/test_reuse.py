@@ -47,13 +47,15 @@ def test_a_resumed_run_reuses_the_same_groups(tmp_path: Path) -> None:
     chosen = [take_recent_groups(one, 2, [], data)[0] for one in (progress, resumed, copied)]
     assert [[one.prompt.id for one in groups] for groups in chosen[1:]] == [[one.prompt.id for one in chosen[0]]] * 2
     for kept, read in zip(*chosen[:2], strict=True):
-        assert [one.rows[0].logprobs for one in kept.trajectories] == [one.rows[0].logprobs for one in read.trajectories]
+        assert [one.rows[0].logprobs for one in kept.trajectories] == [
+            one.rows[0].logprobs for one in read.trajectories
+        ]
         assert [one.reward for one in kept.trajectories] == [one.reward for one in read.trajectories]
     assert take_recent_groups(copied, 3, [], settings(groups=0)) == ([], {})
 
 
 def test_a_reused_group_keeps_its_own_baseline() -> None:
-    """The advantages of a fresh group of the same prompt do not change, and the reused ones are those of its rewards."""
+    """A reused group of the same prompt does not change the fresh one, and has the advantages of its own rewards."""
     fresh, old = make_group(3, 1, 0), make_group(3, 5, 1)
     alone, both = build([fresh]), build([fresh, old])
     advantages = [matrix_of(one, credit_of(one, "dr_grpo"))[:, 0].tolist() for one in (alone, both)]
