@@ -10,9 +10,9 @@ python=.venv/bin/python
 [ -x "$python" ] || python=python3
 export OMP_WAIT_POLICY=PASSIVE
 
-examples/small_run.sh curriculum grpo val "$seed" "$out"
+examples/small_run.sh curriculum frontier val "$seed" "$out"
 echo "== the same with each prompt once per epoch"
-"$python" -m alphaapollo.trainer.main_ppo --config-dir examples/curriculum --config-name grpo \
+"$python" -m alphaapollo.trainer.main_ppo --config-dir examples/curriculum --config-name frontier \
     data.train_files="$out/data/train.parquet" data.val_files="$out/data/val.parquet" \
     actor_rollout_ref.model.path="$out/sft/model" \
     trainer.output_dir="$(dirname "$out")" trainer.project_name="$(basename "$out")" trainer.seed="$seed" \

@@ -31,12 +31,12 @@ def check_counts(lines: Sequence[dict[str, float]]) -> None:
 
 
 def test_zero_staleness_equals_synchronous_run(ppo: Runner) -> None:
-    """Bitwise, with a curriculum, dynamic sampling, validations, reference resets and a resume."""
+    """Bitwise, with a curriculum, reused groups, dynamic sampling, validations, reference resets and a resume."""
     settings = (
         *(LOCAL, "actor_rollout_ref.rollout.name=fake", "trainer.save_freq=2", "trainer.test_freq=2", CORRECTED),
         *("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward"),
         *("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.reference_reset.every=2"),
-        *("data.sampler=frontier", "data.curriculum.revisit_rate=0.01"),
+        *("data.sampler=frontier", "data.curriculum.revisit_rate=0.01", "data.reuse.groups=2"),
     )
     none = ("trainer.max_staleness=0",)
     sync = ppo.run(*settings, "trainer.total_training_steps=4", name="sync")
@@ -48,10 +48,11 @@ def test_zero_staleness_equals_synchronous_run(ppo: Runner) -> None:
         assert exported_weights(done) == exported_weights(sync)
         for one, other in zip(sync.metrics[1:], done.metrics[1:], strict=True):
             names = ("actor/loss", "actor/grad_norm", "critic/score/mean", "data/prompts_consumed", "val/accuracy")
-            for name in (*names, "curriculum/observed", "curriculum/pass_rate"):
+            for name in (*names, "curriculum/observed", "curriculum/pass_rate", "reuse/groups", "reuse/age"):
                 assert one.get(name) == other.get(name), (one["step"], name)
         check_counts(done.metrics[1:])
         assert all(line["staleness/max"] == 0 for line in done.metrics[1:])
+        assert done.metrics[-1]["reuse/groups"] > 0
 
 
 @pytest.mark.parametrize("mode", [CARRY, SEPARATE])
