@@ -40,7 +40,7 @@ from alphaapollo.trainer.setup.inputs import TrainingInputs, read_training_input
 from alphaapollo.trainer.setup.plan import SHARING, Plan, add_memory_plan, make_plan
 from alphaapollo.trainer.setup.plan_table import make_run_plan
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
-from alphaapollo.trainer.step.curriculum import Curriculum
+from alphaapollo.trainer.step.curriculum import CurriculumSampler
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.utils.watchdog import new_run_id
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, PROBE_TOLERANCE_FLOAT32
@@ -151,7 +151,7 @@ def make_training_run(prepared: PreparedRun, session: TrainingSession, progress:
         val_prompts=inputs.val_prompts,
         goal=inputs.goal,
         stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle),
-        curriculum=Curriculum(inputs.prompts, config.data) if config.data.is_adaptive else None,
+        curriculum=CurriculumSampler(inputs.prompts, config.data) if config.data.is_adaptive else None,
         progress=progress,
         saving=BackgroundCheckpointWriter(
             checkpoints, trainers, session.console.notify, workers.engines.release_kv_cache_temporarily

@@ -18,7 +18,7 @@ from alphaapollo.trainer.progress import CurriculumState, Progress
 from alphaapollo.types import Prompt, TrajectoryGroup
 
 
-class Curriculum:
+class CurriculumSampler:
     """Weighted choice of prompts. Its state is `Progress.curriculum`, by prompt id and position.
 
     Raises ValueError if a prompt belongs to no stage, or a stage has no prompt.
