@@ -2,8 +2,8 @@
 
 python -m examples.curriculum.make_task --out outputs/curriculum --seed 0
 
-Of the 128 training prompts, the warmed-up model can learn from 16: sums with carries. It already solves 64 sums
-without a carry, and never solves 48 sums of four digits, which the warm-up lacks. The data source names the kind.
+Of the 256 training prompts, the warmed-up model can learn from 32: sums with carries. It already solves 128 sums
+without a carry, and never solves 96 sums of four digits, which the warm-up lacks. The data source names the kind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pandas as pd
 from examples.quickstart.make_task import make_lessons, make_model, make_prompts, make_tokenizer
 from examples.quickstart.task import needs_carry, pairs
 
-NUM_LEARNABLE, NUM_SOLVED, NUM_IMPOSSIBLE = 16, 64, 48
+NUM_LEARNABLE, NUM_SOLVED, NUM_IMPOSSIBLE = 32, 128, 96
 
 
 def main() -> None:
