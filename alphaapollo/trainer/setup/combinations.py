@@ -94,9 +94,9 @@ def _list_reuse_errors(config: Config, estimator: Estimator) -> Iterator[str]:
     if not correction.method:
         fix = f"Set {CORRECTION}.method=tis" + (", bypass=false." if correction.bypass else ".")
         yield f"{key} trains on tokens of older weights without a correction. {fix}"
-    if not estimator.group or estimator.name == "reinforce_plus_plus_baseline":
-        shared = "compares samples of different prompts, also of different iterations"
-        yield f"{key}: {ESTIMATOR}={estimator.name} {shared}. Set {ESTIMATOR}=grpo, or data.reuse.groups=0."
+    if not estimator.group:
+        cause = f"{ESTIMATOR}={estimator.name} does not compare the samples of a prompt with each other"
+        yield f"{key}: {cause}. Set {ESTIMATOR}=grpo, or data.reuse.groups=0."
     if config.actor_rollout_ref.rollout.router_replay:
         name = "actor_rollout_ref.rollout.router_replay"
         yield f"{name}=true would use the experts of older weights, got {key}. Set {name}=false."

@@ -68,7 +68,7 @@ def test_a_reused_group_keeps_its_own_baseline() -> None:
         ({}, r"data.reuse.groups=2 trains on tokens of older weights without a correction. Set .*method=tis"),
         (
             {"algorithm": {"adv_estimator": "reinforce_plus_plus", "rollout_correction": {"method": "tis"}}},
-            "adv_estimator=reinforce_plus_plus compares samples of different prompts",
+            "adv_estimator=reinforce_plus_plus does not compare the samples of a prompt",
         ),
     ],
 )
