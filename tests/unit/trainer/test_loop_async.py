@@ -105,12 +105,12 @@ def make_run(
     sampler: str = "uniform",
 ) -> Any:
     """An update takes two seconds; `run.trained` has the draws of each iteration, `run.saved` the checkpoints."""
-    config = {
+    settings = {
         "data": {"train_batch_size": SIZE, "sampler": sampler},
         "trainer": {"save_freq": 2, "test_freq": -1, "async_mode": mode, "max_staleness": staleness},
         "algorithm": {"filter_groups": {"enable": dynamic}, "rollout_correction": {"method": "tis"}},
-        "env": {"rollout": {"n": 2}},
     }
+    config = Config.model_validate({**settings, "env": {"rollout": {"n": 2}}})
     engines = Engines(seed)
 
     async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any, reused: Any) -> UpdateResult:
@@ -127,10 +127,9 @@ def make_run(
     async def start_step(step: int | None, timer: Any) -> None: ...
 
     saving, prompts = Saving(), [Prompt(index, "test", "text") for index in range(PROMPTS)]
-    checked = Config.model_validate(config)
     monkeypatch.setattr(loop, "learn_and_record", learn)
     return SimpleNamespace(
-        config=checked,
+        config=config,
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),
         workers=SimpleNamespace(
             policy=SimpleNamespace(memory_metrics={}),
@@ -141,7 +140,7 @@ def make_run(
         weights=SimpleNamespace(publish=publish),
         prompts=prompts,
         stream=PromptStream(PROMPTS, seed=0, shuffle=True),
-        curriculum=CurriculumSampler(prompts, checked.data) if checked.data.is_adaptive else None,
+        curriculum=CurriculumSampler(prompts, config.data) if config.data.is_adaptive else None,
         goal=TrainingGoal.from_schedule(None if epochs else steps, epochs or 1, PROMPTS, SIZE),
         progress=Progress(),
         tracker=Log(),
