@@ -43,6 +43,7 @@ EXAMPLES = {
     "code": Example("grpo", 0.9),
     "reasoning_gym": Example("grpo", 0.95),
     "colours": Example("grpo", 0.9),
+    "curriculum": Example("frontier", 0.9),
 }
 
 

@@ -45,7 +45,7 @@ def describe_validation_error(
     """Convert an entry of pydantic's `ValidationError.errors()` to error messages with key, expected type and value."""
     parts = [str(part) for part in pydantic_error["loc"]]
     if pydantic_error["type"] == "extra_forbidden":
-        yield describe_unknown_key(".".join(parts), schema, reduce(getitem, parts, values))
+        yield describe_unknown_key(".".join(parts), schema, reduce(getitem, pydantic_error["loc"], values))
         return
     keys, groups = list_keys(schema), list_sections(schema)
     rule = str(pydantic_error["ctx"]["error"]) if pydantic_error["type"] == "value_error" else ""

@@ -34,13 +34,14 @@ from alphaapollo.rollout.suites import check_suites
 from alphaapollo.trainer.loop import list_val_suites, train, validate_and_log
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.profile import StepProfiler
-from alphaapollo.trainer.progress import Progress, check_steps_within_run
+from alphaapollo.trainer.progress import CurriculumState, Progress, check_steps_within_run
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.inputs import TrainingInputs, read_training_inputs
 from alphaapollo.trainer.setup.plan import SHARING, Plan, add_memory_plan, make_plan
 from alphaapollo.trainer.setup.plan_table import make_run_plan
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
+from alphaapollo.trainer.step.curriculum import CurriculumSampler
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.utils.watchdog import new_run_id
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, PROBE_TOLERANCE_FLOAT32
@@ -58,11 +59,13 @@ class PreparedRun:
     @property
     def progress(self) -> Progress:
         """Progress of the checkpoint to resume from, or of a new run. A fixed KL coefficient is read from the
-        configuration, so it can be changed when a run resumes."""
+        configuration, so it can be changed when a run resumes. With other data, the curriculum starts from scratch."""
         kl = self.config.algorithm.kl_ctrl
         if self.start.checkpoint is None:
             return Progress(kl_coef=kl.kl_coef)
         progress = Progress.read(self.start.checkpoint)
+        if any(change.key == "data.train_files" for change in self.start.config_changes):
+            progress.curriculum = CurriculumState()  # prompt ids are rows of the files
         return replace(progress, kl_coef=kl.kl_coef) if kl.type == "fixed" else progress
 
     @property
@@ -150,6 +153,7 @@ def make_training_run(prepared: PreparedRun, session: TrainingSession, progress:
         val_prompts=inputs.val_prompts,
         goal=inputs.goal,
         stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle),
+        curriculum=CurriculumSampler(inputs.prompts, config.data) if config.data.is_adaptive else None,
         progress=progress,
         saving=BackgroundCheckpointWriter(
             checkpoints, trainers, session.console.notify, workers.engines.release_kv_cache_temporarily

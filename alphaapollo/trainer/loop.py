@@ -22,6 +22,7 @@ from alphaapollo.trainer.replay.record import learn_and_record
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.step.collect import CollectedGroups, collect_groups
 from alphaapollo.trainer.step.in_flight import InFlightGroups, compute_staleness_metrics
+from alphaapollo.trainer.step.reuse import take_recent_groups
 from alphaapollo.utils.schedule import is_due
 
 
@@ -58,10 +59,12 @@ async def finish_iteration(
     metrics |= collected.recovery_metrics
     metrics |= run.reward_model_scorer.pop_metrics() if run.reward_model_scorer else {}
     metrics |= run.reference_prefetcher.pop_metrics() if run.reference_prefetcher else {}
+    metrics |= run.curriculum.update(progress, collected.generated) if run.curriculum else {}
     run.rollout_log.write(step, collected.generated)
     run.console.show_samples(collected.selected)
-    learned = await learn_and_record(run, step, collected.selected, timer)
-    metrics |= learned.metrics
+    reused, reuse_metrics = take_recent_groups(progress, step, collected.selected, config.data)
+    learned = await learn_and_record(run, step, collected.selected, timer, reused)
+    metrics |= learned.metrics | reuse_metrics
     progress.kl_coef = learned.kl_coef
     with timer("publish"):
         metrics |= await run.weights.publish(step)

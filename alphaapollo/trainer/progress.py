@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
 
-from alphaapollo.launch.checkpoint_folder import RunProgress
+import numpy as np
+
+from alphaapollo.launch.checkpoint_folder import RunProgress, write_progress
+from alphaapollo.trainer.replay.recording import read_groups, write_groups
+from alphaapollo.types import TrajectoryGroup
+
+PASS_RATES = "pass_rates.npy"
+"""File with the pass rate of each prompt in a checkpoint, by prompt id."""
+
+
+@dataclass
+class CurriculumState:
+    """State of the choice of prompts (step/curriculum.py). In a checkpoint, `pass_rates` has its own file."""
+
+    pass_rates: array[float] = field(default_factory=lambda: array("d"))  # by prompt id; NaN: never sampled
+    drawn: dict[int, int] = field(default_factory=dict)  # position -> prompt id, of positions in flight
+    stage: int = 0  # newest open stage
+
+
+@dataclass(frozen=True)
+class RecentGroups:
+    """Groups that later iterations may train on again (step/reuse.py). In a checkpoint, they have their own files."""
+
+    entries: tuple[tuple[int, TrajectoryGroup], ...] = ()  # (iteration that trained on the group first, group)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RecentGroups:
+        return self  # groups do not change
 
 
 @dataclass
@@ -22,6 +51,30 @@ class Progress(RunProgress):
     """Positions before `prompts_consumed` that no iteration has trained on or dropped yet (asynchronous training)."""
     validation: dict[str, float] = field(default_factory=dict)
     """Validation metrics of iteration `step`; empty if it did not validate."""
+    curriculum: CurriculumState = field(default_factory=CurriculumState)
+    recent: RecentGroups = RecentGroups()
+
+    def write(self, folder: Path) -> None:
+        values = asdict(replace(self, recent=RecentGroups()))
+        rates = values["curriculum"].pop("pass_rates")
+        values["recent"] = [step for step, _ in self.recent.entries]
+        if rates:
+            np.save(folder / PASS_RATES, np.array(rates))
+        if self.recent.entries:
+            write_groups(folder, [group for _, group in self.recent.entries])
+        write_progress(folder, values)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        progress = super().read(folder)
+        state: Any = progress.curriculum
+        if isinstance(state, dict):
+            rates = np.load(folder / PASS_RATES) if (folder / PASS_RATES).is_file() else ()
+            drawn = {int(position): prompt_id for position, prompt_id in state["drawn"].items()}
+            progress.curriculum = CurriculumState(array("d", rates), drawn, state["stage"])
+        if isinstance(steps := progress.recent, list):
+            progress.recent = RecentGroups(tuple(zip(steps, read_groups(folder) if steps else (), strict=True)))
+        return progress
 
 
 @dataclass(frozen=True)

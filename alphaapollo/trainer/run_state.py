@@ -16,6 +16,7 @@ from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.setup.plan import Plan
 from alphaapollo.trainer.step.credit import ColumnDtype
+from alphaapollo.trainer.step.curriculum import CurriculumSampler
 from alphaapollo.trainer.step.reference_prefetch import ReferencePrefetcher
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.types import Prompt
@@ -56,5 +57,6 @@ class TrainingRun(LearnerState):
     tracker: Tracker
     rollout_log: RolloutLog
     profiler: StepProfiler
+    curriculum: CurriculumSampler | None = None  # None: prompts are chosen by `stream`
     reward_model_scorer: RewardModelScorer | None = None
     engines_replaced: int = 0  # number of dead engines that were replaced

@@ -78,18 +78,7 @@ def make_data(
     import pandas as pd
 
     rng = random.Random(seed)
-    # half of the sums without a carry are left out: otherwise, lines with a carry are too rare to learn their digits
-    practised = (pair for pair in pairs(rng, want_held_out=False) if needs_carry(*pair) or rng.random() < 0.5)
-    taught = itertools.islice(practised, num_sft)
-    sft = [
-        {
-            "messages": [
-                {"role": "user", "content": question(a, b)},
-                {"role": "assistant", "content": lesson(a, b, rng, carry_rate, wrong_carry_rate)},
-            ]
-        }
-        for a, b in taught
-    ]
+    sft = make_lessons(rng, num_sft, carry_rate, wrong_carry_rate)
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(sft).to_parquet(folder / "sft.parquet")
     for name, count, source in (
@@ -100,11 +89,30 @@ def make_data(
         pd.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
 
 
-def make_prompts(sums: Iterable[tuple[int, int]], split: str) -> list[dict[str, Any]]:
+def make_lessons(
+    rng: random.Random, count: int, carry_rate: float = CARRY_RATE, wrong_carry_rate: float = 0.0
+) -> list[dict[str, Any]]:
+    """Rows of a data file for the warm-up: chats that add without some of the carries."""
+    # half of the sums without a carry are left out: otherwise, lines with a carry are too rare to learn their digits
+    practised = (pair for pair in pairs(rng, want_held_out=False) if needs_carry(*pair) or rng.random() < 0.5)
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": question(a, b)},
+                {"role": "assistant", "content": lesson(a, b, rng, carry_rate, wrong_carry_rate)},
+            ]
+        }
+        for a, b in itertools.islice(practised, count)
+    ]
+
+
+def make_prompts(
+    sums: Iterable[tuple[int, int]], split: str, data_source: str = "quickstart/addition"
+) -> list[dict[str, Any]]:
     """Rows of a data file for reinforcement learning: a question and the true sum."""
     return [
         {
-            "data_source": "quickstart/addition",
+            "data_source": data_source,
             "prompt": [{"role": "user", "content": question(a, b)}],
             "ability": "arithmetic",
             "reward_model": {"style": "rule", "ground_truth": str(a + b)},

@@ -145,6 +145,7 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
         weights=WeightPublisher(policy, engines, Probe([1, 2]), 1.0, pauses_requests=mode is not None),
         prompts=[Prompt(index, "bench", f"question {index}") for index in range(4096)],
         stream=PromptStream(4096, seed=0, shuffle=True),
+        curriculum=None,
         goal=TrainingGoal(args.iterations),
         progress=Progress(),
         saving=BackgroundCheckpointWriter(
@@ -160,7 +161,7 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
     )
 
 
-async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) -> UpdateResult:
+async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any, reused: Any) -> UpdateResult:
     with timer("update"):
         await asyncio.sleep(run.update_seconds)
     return UpdateResult({}, 0.0, trained_tokens=1)

@@ -31,11 +31,12 @@ def check_counts(lines: Sequence[dict[str, float]]) -> None:
 
 
 def test_zero_staleness_equals_synchronous_run(ppo: Runner) -> None:
-    """Bitwise, with dynamic sampling, validations, reference resets and a resume."""
+    """Bitwise, with a curriculum, reused groups, dynamic sampling, validations, reference resets and a resume."""
     settings = (
         *(LOCAL, "actor_rollout_ref.rollout.name=fake", "trainer.save_freq=2", "trainer.test_freq=2", CORRECTED),
         *("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward"),
         *("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.reference_reset.every=2"),
+        *("data.sampler=frontier", "data.curriculum.revisit_rate=0.01", "data.reuse.groups=2"),
     )
     none = ("trainer.max_staleness=0",)
     sync = ppo.run(*settings, "trainer.total_training_steps=4", name="sync")
@@ -46,10 +47,12 @@ def test_zero_staleness_equals_synchronous_run(ppo: Runner) -> None:
     for done in (carry, separate):
         assert exported_weights(done) == exported_weights(sync)
         for one, other in zip(sync.metrics[1:], done.metrics[1:], strict=True):
-            for name in ("actor/loss", "actor/grad_norm", "critic/score/mean", "data/prompts_consumed", "val/accuracy"):
+            names = ("actor/loss", "actor/grad_norm", "critic/score/mean", "data/prompts_consumed", "val/accuracy")
+            for name in (*names, "curriculum/observed", "curriculum/pass_rate", "reuse/groups", "reuse/age"):
                 assert one.get(name) == other.get(name), (one["step"], name)
         check_counts(done.metrics[1:])
         assert all(line["staleness/max"] == 0 for line in done.metrics[1:])
+        assert done.metrics[-1]["reuse/groups"] > 0
 
 
 @pytest.mark.parametrize("mode", [CARRY, SEPARATE])
@@ -58,6 +61,7 @@ def test_async_run_resumes_after_kill(ppo: Runner, mode: str) -> None:
     settings = (
         *(mode, CORRECTED, "trainer.max_staleness=2", "trainer.save_freq=3", "trainer.test_freq=3"),
         *("data.max_response_length=48", "actor_rollout_ref.rollout.max_num_seqs=24", "trainer.total_training_steps=6"),
+        "data.sampler=difficulty",
     )
     killed = ppo.start(*settings)
     progress = ppo.out / "test/run/checkpoints/step_000003/progress.json"
@@ -65,7 +69,8 @@ def test_async_run_resumes_after_kill(ppo: Runner, mode: str) -> None:
         assert killed.wait(0.05) is None, killed.printed
     killed.signal(signal.SIGKILL)
     saved = json.loads(progress.read_text())
-    assert saved["unfinished"]
+    assert saved["unfinished"] == [int(position) for position in saved["curriculum"]["drawn"]]
+    assert saved["unfinished"] and (progress.parent / "pass_rates.npy").is_file()
     wait_until_nothing_is_left(ppo)
     done = ppo.run(LOCAL, *settings)
     assert "resumed from" in done.output

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from alphaapollo.config.schema.base import (
     CHANGES_DATA,
     CHANGES_ROW_ORDER,
     CHANGES_ROWS,
     CHANGES_VALIDATION,
+    ActiveWhen,
     CountOrMinusOne,
+    DecayRate,
     FilePath,
+    PositiveRatio,
+    Ratio,
     Section,
     TemplateArguments,
 )
+
+WHEN_SAMPLED = ActiveWhen("/data.sampler", "difficulty", "frontier")
+WHEN_ADAPTIVE = ActiveWhen("/data.is_adaptive", reason="data.sampler is uniform, and data.curriculum.stages is empty")
 
 
 class TrainingFiles(Section):
@@ -61,6 +69,53 @@ class PromptData(Section):
         return self.max_prompt_length + self.max_response_length
 
 
+class Stage(Section):
+    """Stage of a curriculum, an entry of `data.curriculum.stages`."""
+
+    data_source: str
+    """Pattern of the data sources whose prompts the stage adds, e.g. `math/*`."""
+    metric: Annotated[str, Field(pattern="^(pass_rate|val/.+)$")] = "pass_rate"
+    """Metric that opens the next stage: pass_rate = mean pass rate of this stage's prompts, or a validation metric."""
+    threshold: Ratio = 0.8
+    """Value of the metric at which the next stage opens."""
+
+
+class Curriculum(Section):
+    target: Annotated[float, Field(gt=0, lt=1), ActiveWhen("/data.sampler", "frontier")] = 0.5
+    """Pass rate that frontier prefers."""
+    decay: Annotated[DecayRate, WHEN_ADAPTIVE] = 0.5
+    """Weight of earlier groups in a prompt's pass rate; 0 = only the latest group counts."""
+    retire_above: Annotated[PositiveRatio, WHEN_SAMPLED] = 0.95
+    """Prompts whose pass rate is at least this high are retired: their weight is revisit_rate."""
+    revisit_rate: Annotated[PositiveRatio, WHEN_SAMPLED] = 0.05
+    """Weight of a retired prompt, and lowest weight of frontier, relative to a prompt that was never sampled."""
+    stages: list[Stage] = []
+    """Stages by data source: a prompt is drawn only after its stage has opened (docs/curriculum.md); empty = all at
+    once. E.g. [{data_source: easy/*, threshold: 0.8}, {data_source: "*"}]"""
+
+
+class Reuse(Section):
+    groups: NonNegativeInt = 0
+    """Groups of recent iterations, with different rewards, that each iteration trains on again (docs/curriculum.md);
+    0 = off. Needs algorithm.rollout_correction.method."""
+    max_age: Annotated[PositiveInt, ActiveWhen("groups")] = 4
+    """Iterations for which a group can be reused after the one that generated it."""
+
+
 class Data(PromptData, TrainingFiles):
     train_batch_size: PositiveInt = 32
     """Prompts (groups) per iteration."""
+    sampler: Literal["uniform", "difficulty", "frontier"] = "uniform"
+    """Choice of training prompts: uniform = each once per epoch; difficulty = seldom those that nearly always or nearly
+    never succeed; frontier = mostly those whose pass rate is near curriculum.target (docs/curriculum.md)."""
+    curriculum: Curriculum = Curriculum()
+    reuse: Reuse = Reuse()
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the choice of prompts depends on the results of earlier groups."""
+        return self.sampler != "uniform" or bool(self.curriculum.stages)
+
+    def find_problems(self) -> Iterator[str]:
+        if self.is_adaptive and not self.shuffle:
+            yield "shuffle=false, but data.sampler and data.curriculum.stages draw prompts at random. Set shuffle=true."

@@ -64,9 +64,14 @@ class Config(Section):
         return self.data.train_batch_size * self.group_size
 
     @property
+    def trajectories_per_update(self) -> int:
+        """Trajectories that an iteration trains on: those of a full batch, and of reused groups."""
+        return (self.data.train_batch_size + self.data.reuse.groups) * self.group_size
+
+    @property
     def num_mini_batches(self) -> int:
-        """Mini-batches of a full batch."""
-        return math.ceil(self.trajectories_per_batch / self.actor_rollout_ref.actor.ppo_mini_batch_size)
+        """Mini-batches of an update with a full batch."""
+        return math.ceil(self.trajectories_per_update / self.actor_rollout_ref.actor.ppo_mini_batch_size)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -100,20 +105,27 @@ class Config(Section):
         yield from self._find_async_problems()
 
     def _find_batch_problems(self) -> Iterator[str]:
-        prompts, size = self.data.train_batch_size, self.actor_rollout_ref.actor.ppo_mini_batch_size
-        if self.trajectories_per_batch > MAX_TRAJECTORIES:
-            sizes = f"data.train_batch_size={prompts} x env.rollout.n={self.group_size}"
+        prompts, size = (
+            self.data.train_batch_size + self.data.reuse.groups,
+            self.actor_rollout_ref.actor.ppo_mini_batch_size,
+        )
+        if self.trajectories_per_update > MAX_TRAJECTORIES:
+            sizes = f"data.train_batch_size={self.data.train_batch_size} x env.rollout.n={self.group_size}"
             yield f"{sizes} exceeds the limit of {MAX_TRAJECTORIES} trajectories per iteration. Lower one of them."
-        elif size < self.trajectories_per_batch and self.trajectories_per_batch % size:
-            divisor = next(d for d in range(size, 0, -1) if self.trajectories_per_batch % d == 0)
+        elif size < self.trajectories_per_update and self.trajectories_per_update % size:
+            divisor = next(d for d in range(size, 0, -1) if self.trajectories_per_update % d == 0)
             yield (
-                f"{ACTOR}.ppo_mini_batch_size={size} must divide the {self.trajectories_per_batch} trajectories of an "
+                f"{ACTOR}.ppo_mini_batch_size={size} must divide the {self.trajectories_per_update} trajectories of an "
                 f"iteration ({prompts} prompts x {self.group_size}). Set {divisor} or another divisor."
             )
         if self.algorithm.filter_groups.enable and self.group_size == 1:
             yield "algorithm.filter_groups.enable=true needs groups of several samples. Set env.rollout.n=8."
         if (method := self.algorithm.filtration.method) and self.group_size == 1:
             yield f"algorithm.filtration.method={method} needs groups of several samples. Set env.rollout.n=8."
+
+        gates = [stage.metric for stage in self.data.curriculum.stages[:-1] if stage.metric != "pass_rate"]
+        if gates and not (self.data.val_files and self.trainer.test_freq > 0):
+            yield f"data.curriculum.stages wait for {gates[0]}. Set data.val_files, and trainer.test_freq=10."
 
     def _find_algorithm_problems(self) -> Iterator[str]:
         actor, algorithm, reset = self.actor_rollout_ref.actor, self.algorithm, self.algorithm.reference_reset

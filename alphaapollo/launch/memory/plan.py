@@ -340,7 +340,7 @@ def find_micro_batch_shape(config: Config) -> tuple[int, int]:
     data, actor = config.data, config.actor_rollout_ref.actor
     return compute_micro_batch_shape(
         longest_row=data.max_length,
-        rows_per_step=min(actor.ppo_mini_batch_size, config.trajectories_per_batch),
+        rows_per_step=min(actor.ppo_mini_batch_size, config.trajectories_per_update),
         max_tokens=get_resolved(actor.ppo_max_token_len_per_gpu),
         num_ranks=config.trainer.num_ranks,
         sequence_parallel_size=actor.ulysses_sequence_parallel_size,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from alphaapollo.trainer.replay.recording import FOLDER, LearningOutcome, Record
 from alphaapollo.trainer.run_state import LearnerState, TrainingRun
 from alphaapollo.trainer.step.learn import UpdateResult, learn
 from alphaapollo.trainer.step.trained_rows import make_trained_rows
+from alphaapollo.trainer.step.training_batch import is_trainable
 from alphaapollo.types import TrajectoryGroup
 
 COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns")  # in the order in which they are computed
@@ -28,16 +30,22 @@ LIBRARIES = ("torch", "transformers", "numpy")
 CPU_INFO = Path("/proc/cpuinfo")
 
 
-async def learn_and_record(run: TrainingRun, step: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
-    """Update the models with `learn`. If trainer.record_steps has `step`, also save the inputs and the result."""
+async def learn_and_record(
+    run: TrainingRun, step: int, groups: list[TrajectoryGroup], timer: Timer, reused: Sequence[TrajectoryGroup] = ()
+) -> UpdateResult:
+    """Update the models with `learn`. If trainer.record_steps has `step`, also save the inputs and the result.
+
+    reused: groups of earlier iterations, which are trained on as well.
+    """
+    everything = [*groups, *reused]
     if step not in (run.config.trainer.record_steps or ()):
-        learned = await learn(run, step, groups, timer)
-        return log_trained_rows(run, step, learned)
+        learned = await learn(run, step, everything, timer)
+        return log_trained_rows(run, step, learned, groups)
     with timer("record"):
-        folder = await record_update_inputs(run, step, groups)
+        folder = await record_update_inputs(run, step, everything)
     hint = f"To compute the iteration again: python -m alphaapollo.trainer.replay {folder}"
     try:
-        learned = await learn(run, step, groups, timer)
+        learned = await learn(run, step, everything, timer)
     except FAILURES as error:
         write_outcome(folder, LearningOutcome({}, {}, {}, str(error)))
         run.console.notify(f"The inputs of iteration {step} are saved to {folder}. {hint}")
@@ -45,14 +53,17 @@ async def learn_and_record(run: TrainingRun, step: int, groups: list[TrajectoryG
     with timer("record"), explain_write_errors("the recording", folder):
         write_outcome(folder, await collect_learning_outcome(run, step, learned))
     run.console.notify(f"Iteration {step} is recorded. {hint}")
-    return log_trained_rows(run, step, learned)
+    return log_trained_rows(run, step, learned, groups)
 
 
-def log_trained_rows(run: TrainingRun, step: int, learned: UpdateResult) -> UpdateResult:
-    """Write the trainer's log-probs and the advantages to the rollout log. Returns the result without the batch, to
-    free its memory."""
+def log_trained_rows(
+    run: TrainingRun, step: int, learned: UpdateResult, groups: Sequence[TrajectoryGroup]
+) -> UpdateResult:
+    """Write the trainer's log-probs and the advantages of the iteration's own groups, which are the first ones of the
+    batch, to the rollout log. Returns the result without the batch, to free its memory."""
     if learned.batch:
-        run.rollout_log.write_trained_rows(step, make_trained_rows(learned))
+        num_rows = sum(len(one.rows) for group in groups for one in group.trajectories if is_trainable(one))
+        run.rollout_log.write_trained_rows(step, make_trained_rows(learned)[:num_rows])
     return replace(learned, batch=None, credit=None, is_trained=None, old_logprobs=[])
 
 

@@ -69,8 +69,13 @@ class Recording:
 
 
 def write_inputs(folder: Path, info: RecordingInfo, groups: Sequence[TrajectoryGroup]) -> None:
-    """Write the settings (recording.json), rollout groups (groups.msgpack) and pictures (images.msgpack) of a recorded
-    iteration."""
+    """Write the settings (recording.json) and rollout groups of a recorded iteration."""
+    write_groups(folder, groups)
+    (folder / INFO).write_text(json.dumps({"format": FORMAT, **asdict(info)}, indent=1) + "\n")
+
+
+def write_groups(folder: Path, groups: Sequence[TrajectoryGroup]) -> None:
+    """Write rollout groups (groups.msgpack) and their pictures (images.msgpack) to the folder."""
     images: dict[str, dict[str, np.ndarray]] = {}
 
     def remove_tensors(image: ImageInput) -> ImageInput:
@@ -85,7 +90,17 @@ def write_inputs(folder: Path, info: RecordingInfo, groups: Sequence[TrajectoryG
     except UnicodeEncodeError:  # a lone surrogate, e.g. from an environment, has no UTF-8 encoding
         encoded = msgspec.msgpack.encode(_escape_surrogates(groups), enc_hook=_encode_for_msgpack)
     (folder / GROUPS).write_bytes(encoded)
-    (folder / INFO).write_text(json.dumps({"format": FORMAT, **asdict(info)}, indent=1) + "\n")
+
+
+def read_groups(folder: Path) -> list[TrajectoryGroup]:
+    """Read the rollout groups that `write_groups` wrote."""
+    groups: list[TrajectoryGroup] = _decode_msgpack_file(folder / GROUPS, list[TrajectoryGroup])
+    if not (folder / IMAGES).is_file():
+        return groups
+    tensors, images = _decode_msgpack_file(folder / IMAGES, dict[str, dict[str, Any]]), dict[str, ImageInput]()
+    return _replace_images(
+        groups, lambda image: images.setdefault(image.digest, replace(image, tensors=tensors[image.digest]))
+    )
 
 
 def write_outcome(recording_folder: Path, outcome: LearningOutcome) -> None:
@@ -116,19 +131,13 @@ def read_recording(folder: Path) -> Recording:
             f"{folder} has recording format {written}, but this version reads format {FORMAT}. Replay it with "
             "the AlphaApollo version that recorded it."
         )
-    groups = _decode_msgpack_file(folder / GROUPS, list[TrajectoryGroup])
-    if (folder / IMAGES).is_file():
-        tensors, images = _decode_msgpack_file(folder / IMAGES, dict[str, dict[str, Any]]), dict[str, ImageInput]()
-        groups = _replace_images(
-            groups, lambda image: images.setdefault(image.digest, replace(image, tensors=tensors[image.digest]))
-        )
     result: LearningOutcome | None = None
     if has_outcome:
         values = json.loads((outcome / "outcome.json").read_text())
         fingerprints = {name: (digest, norm) for name, (digest, norm) in values["fingerprints"].items()}
         with np.load(outcome / "columns.npz") as columns:
             result = LearningOutcome(values["figures"], fingerprints, dict(columns), values["error"])
-    return Recording(folder, RecordingInfo(**info), groups, result)
+    return Recording(folder, RecordingInfo(**info), read_groups(folder), result)
 
 
 def _replace_images(

@@ -27,6 +27,7 @@ def check_setting_combinations(config: Config, estimator: Estimator, policy_loss
         *_list_estimator_errors(config, estimator),
         *_list_token_loss_errors(config, estimator, policy_loss),
         *_list_correction_errors(config, policy_loss),
+        *_list_reuse_errors(config, estimator),
     ]
     if errors:
         raise ConfigError(errors)
@@ -89,14 +90,30 @@ def _list_token_loss_errors(config: Config, estimator: Estimator, policy_loss: P
 
 def _list_correction_errors(config: Config, policy_loss: PolicyLoss) -> Iterator[str]:
     """Yield an error if samples of another policy have no importance-sampling correction, or two of them."""
-    correction, trainer, stale = config.algorithm.rollout_correction, config.trainer, "trainer.max_staleness"
+    correction, trainer = config.algorithm.rollout_correction, config.trainer
     if policy_loss.anchor == "rollout":
         if correction.method:
             ratio = f"the ratio of {LOSS}={policy_loss.name} already includes it"
             yield f"{CORRECTION}.method={correction.method} corrects twice: {ratio}. Set {CORRECTION}.method=null."
-    elif trainer.async_mode and trainer.max_staleness and not correction.method:
+    elif not correction.method:
+        max_staleness = trainer.max_staleness if trainer.async_mode else 0
         fix = f"Set {CORRECTION}.method=tis" + (", bypass=false." if correction.bypass else ".")
-        yield f"{stale}={trainer.max_staleness} trains on tokens of older weights without a correction. {fix}"
+        for key, value in {"trainer.max_staleness": max_staleness, "data.reuse.groups": config.data.reuse.groups}.items():
+            if value:
+                yield f"{key}={value} trains on tokens of older weights without a correction. {fix}"
+
+
+def _list_reuse_errors(config: Config, estimator: Estimator) -> Iterator[str]:
+    """Yield an error for each setting with which reused groups would bias the update."""
+    if not (groups := config.data.reuse.groups):
+        return
+    key = f"data.reuse.groups={groups}"
+    if not estimator.group:
+        cause = f"{ESTIMATOR}={estimator.name} does not compare the samples of a prompt with each other"
+        yield f"{key}: {cause}. Set {ESTIMATOR}=grpo, or data.reuse.groups=0."
+    if config.actor_rollout_ref.rollout.router_replay:
+        name = "actor_rollout_ref.rollout.router_replay"
+        yield f"{name}=true would use the experts of older weights, got {key}. Set {name}=false."
 
 
 def _list_keys_unread_by_estimator(config: Config, estimator: Estimator) -> Iterator[tuple[str, str]]:
@@ -147,7 +164,7 @@ def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss:
     stale_steps = (
         f"an iteration has {config.steps_per_iteration} optimizer steps ({config.num_mini_batches} "
         f"mini-batches x {actor.ppo_epochs} epochs), all but the first on samples of an older policy. For one step set "
-        f"{ACTOR}.ppo_mini_batch_size={config.trajectories_per_batch} and {ACTOR}.ppo_epochs=1."
+        f"{ACTOR}.ppo_mini_batch_size={config.trajectories_per_update} and {ACTOR}.ppo_epochs=1."
     )
     if policy_loss.on_policy:
         yield f"{LOSS}={policy_loss.name} has no importance ratio, but {stale_steps}"

@@ -37,6 +37,7 @@ from alphaapollo.models.lora import check_target_modules
 from alphaapollo.rewards.components import TASK
 from alphaapollo.trainer.progress import TrainingGoal
 from alphaapollo.trainer.setup.probe import make_probe
+from alphaapollo.trainer.step.curriculum import assign_stages
 from alphaapollo.trainer.step.reward_model_scorer import (
     COMPONENT,
     RewardModelTokenizer,
@@ -88,6 +89,7 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     if data.val_files:
         val_prompts, more = read_split(data.val_files, "data.val_files", data.val_max_samples)
         notices += more
+    assign_stages(prompts, data)
     if config.algorithm.length_budget.mode:
         check_prompts_have_length_budgets(prompts)
     everything = [*prompts, *val_prompts]

@@ -41,7 +41,7 @@ async def collect_groups(run: TrainingRun, step: int, timer: Timer) -> Collected
     recovery_counts: Counter[str] = Counter()
     rounds = 0
     while rounds < (filters.max_num_gen_batches if filters.enable else 1) and len(selected) < size:
-        requests = [make_group_request(run, position) for position in take_stream_positions(run.progress, size)]
+        requests = make_group_requests(run, take_stream_positions(run.progress, size))
         with timer("generate"):
             groups = await generate_groups(run, requests, recovery_counts)
         if run.reward_model_scorer:
@@ -69,16 +69,22 @@ def take_stream_positions(progress: Progress, count: int) -> list[int]:
     return [*left, *range(start, progress.prompts_consumed)]
 
 
-def make_group_request(run: TrainingRun, stream_position: int) -> GroupRequest:
-    """Build the request for all samples of the prompt at this position in the stream of training prompts."""
-    (index,) = run.stream.prompt_indices(stream_position, 1)
-    return GroupRequest(
-        run.prompts[index],
-        run.config.group_size,
-        run.plan.sampling,
-        stream_position=stream_position,
-        greedy_baseline=run.plan.greedy_baseline,
-    )
+def make_group_requests(run: TrainingRun, positions: Sequence[int]) -> list[GroupRequest]:
+    """Build the requests for all samples of the prompts at these positions in the stream of training prompts."""
+    if run.curriculum:
+        indices = run.curriculum.choose_prompts(run.progress, positions)
+    else:
+        indices = [index for position in positions for index in run.stream.prompt_indices(position, 1)]
+    return [
+        GroupRequest(
+            run.prompts[index],
+            run.config.group_size,
+            run.plan.sampling,
+            stream_position=position,
+            greedy_baseline=run.plan.greedy_baseline,
+        )
+        for index, position in zip(indices, positions, strict=True)
+    ]
 
 
 async def generate_groups(

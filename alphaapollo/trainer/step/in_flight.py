@@ -22,7 +22,7 @@ from alphaapollo.trainer.step.collect import (
     CollectedGroups,
     check_not_all_failed,
     collect_groups,
-    make_group_request,
+    make_group_requests,
     passes_dynamic_sampling,
 )
 from alphaapollo.trainer.step.training_batch import is_usable_for_training
@@ -58,7 +58,8 @@ class InFlightGroups:
         if len(self._version) >= limit:
             return
         waiting = [position for position in progress.unfinished if position not in self._version]
-        while len(self._version) < limit:
+        started: list[int] = []
+        while len(self._version) + len(started) < limit:
             if waiting:
                 position = waiting.pop(0)
             elif run.goal.max_prompts is None or progress.prompts_consumed < run.goal.max_prompts:
@@ -67,9 +68,10 @@ class InFlightGroups:
                 progress.unfinished.append(position)
                 self._counts["started"] += 1
             else:
-                return
+                break
+            started.append(position)
+        for position, request in zip(started, make_group_requests(run, started), strict=True):
             self._version[position] = version
-            request = make_group_request(run, position)
             self._generating[position] = asyncio.ensure_future(run.workers.engines.generate_group(request))
             self._generating[position].add_done_callback(partial(self._mark_finished, position))
 

@@ -138,6 +138,13 @@ def test_unknown_keys_in_yaml_are_errors_too(own: Path):
     assert "foo (got {bar:1}): unknown key." in text
 
 
+def test_entries_of_a_list_of_sections():
+    (stage,) = load("data.curriculum.stages=[{data_source: math/*, threshold: 0.5}]").data.curriculum.stages
+    assert (stage.data_source, stage.metric, stage.threshold) == ("math/*", "pass_rate", 0.5)
+    text = problem("data.curriculum.stages=[{data_source: a, treshold: 0.5}]")
+    assert "data.curriculum.stages.0.treshold (got 0.5): unknown key." in text
+
+
 def test_keys_of_verl_are_answered():
     text = problem(
         "trainer.default_local_dir=x", "actor_rollout_ref.actor.use_dynamic_bsz=True", "reward_model.rollout.n=1"

@@ -238,6 +238,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         val_prompts=[Prompt(0, "test", "text")],
         goal=TrainingGoal(1),
         stream=PromptStream(1, seed=0, shuffle=False),
+        curriculum=None,
         progress=Progress(),
         saving=BackgroundCheckpointWriter(
             CheckpointFolder(folder, 1),

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from alphaapollo.config.changes import ConfigChange
 from alphaapollo.config.schema import Config
 from alphaapollo.launch.resume import StartPoint
 from alphaapollo.trainer.lifecycle import PreparedRun
-from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.progress import CurriculumState, Progress
 
 
 def test_only_an_adaptive_kl_controller_resumes_its_coefficient(tmp_path: Path) -> None:
@@ -19,3 +22,14 @@ def test_only_an_adaptive_kl_controller_resumes_its_coefficient(tmp_path: Path) 
     resumed = StartPoint(tmp_path, tmp_path, 3)
     assert progress(resumed, type="fixed") == Progress(3, 12, 0.2)
     assert progress(resumed, type="dual") == Progress(3, 12, 0.7)
+
+
+def test_pass_rates_are_those_of_the_same_data_files(tmp_path: Path) -> None:
+    state = CurriculumState(array("d", [0.5, 0.25]), {7: 1}, stage=1)
+    Progress(step=3, unfinished=[7], curriculum=state).write(tmp_path)
+    resumed = StartPoint(tmp_path, tmp_path, 3)
+    other_batch = ConfigChange("data.train_batch_size", 4, 8, "applied")
+    other_data = ConfigChange("data.train_files", "a.parquet", "b.parquet", "applied")
+    for change, expected in ((other_batch, state), (other_data, CurriculumState())):
+        prepared = PreparedRun(Config(), None, None, replace(resumed, config_changes=(change,)))  # type: ignore[arg-type]
+        assert prepared.progress.curriculum == expected

@@ -89,7 +89,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         groups = [group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))]
         return CollectedGroups(groups, groups, rounds=2)
 
-    async def learn(run: Any, step: int, groups: Any, timer: Any) -> UpdateResult:
+    async def learn(run: Any, step: int, groups: Any, timer: Any, reused: Any) -> UpdateResult:
         return UpdateResult({"actor/entropy": 0.5}, 0.0, trained_tokens=100)
 
     for name, fake in (("collect_groups", collect), ("learn_and_record", learn)):
@@ -105,6 +105,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         ),
         weights=Weights(),
         stream=PromptStream(10, seed=0, shuffle=True),
+        curriculum=None,
         goal=TrainingGoal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4),
         progress=Progress(),
         tracker=Log(),
@@ -157,8 +158,8 @@ def test_a_checkpoint_is_written_while_the_next_iteration_learns(
     async def main() -> None:
         allowed, learn = asyncio.Event(), loop.learn_and_record
 
-        async def learn_and_let(run: Any, step: int, groups: Any, timer: Any) -> UpdateResult:
-            learned = await learn(run, step, groups, timer)
+        async def learn_and_let(run: Any, step: int, groups: Any, timer: Any, reused: Any) -> UpdateResult:
+            learned = await learn(run, step, groups, timer, reused)
             calls.append(f"learn {step}")
             if step == 3:
                 assert not saving.checkpoints.list_completed()

@@ -16,8 +16,9 @@ from alphaapollo.config.schema import Config
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer import loop, loop_async
-from alphaapollo.trainer.progress import Progress, TrainingGoal
+from alphaapollo.trainer.progress import CurriculumState, Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import take_stream_positions
+from alphaapollo.trainer.step.curriculum import CurriculumSampler
 from alphaapollo.trainer.step.in_flight import COUNTED, compute_staleness_metrics
 from alphaapollo.trainer.step.learn import UpdateResult
 from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Sampling, Trajectory, TrajectoryGroup
@@ -39,12 +40,14 @@ class Engines:
     def __init__(self, seed: int):
         self.seed, self.version = seed, 0
         self.played: list[int] = []
+        self.prompts: dict[int, int] = {}  # position -> prompt
         self.calls: list[str] = []
         self.memory_metrics: dict[str, float] = {}
 
     async def generate_group(self, request: GroupRequest) -> TrajectoryGroup:
         draws = random.Random(f"{self.seed}:{request.stream_position}")
         self.played.append(request.stream_position)
+        self.prompts[request.stream_position] = request.prompt.id
         versions = []
         for _ in range(draws.choice([1, 1, 1, 2, 3, 20])):
             versions.append(self.version)
@@ -99,17 +102,18 @@ def make_run(
     dynamic: bool = False,
     die_at: int = 0,
     epochs: int | None = None,
+    sampler: str = "uniform",
 ) -> Any:
     """An update takes two seconds; `run.trained` has the draws of each iteration, `run.saved` the checkpoints."""
-    config = {
-        "data": {"train_batch_size": SIZE},
+    settings = {
+        "data": {"train_batch_size": SIZE, "sampler": sampler},
         "trainer": {"save_freq": 2, "test_freq": -1, "async_mode": mode, "max_staleness": staleness},
         "algorithm": {"filter_groups": {"enable": dynamic}, "rollout_correction": {"method": "tis"}},
-        "env": {"rollout": {"n": 2}},
     }
+    config = Config.model_validate({**settings, "env": {"rollout": {"n": 2}}})
     engines = Engines(seed)
 
-    async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) -> UpdateResult:
+    async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any, reused: Any) -> UpdateResult:
         if step == die_at:
             raise Killed
         await asyncio.sleep(2)
@@ -122,10 +126,10 @@ def make_run(
 
     async def start_step(step: int | None, timer: Any) -> None: ...
 
-    saving = Saving()
+    saving, prompts = Saving(), [Prompt(index, "test", "text") for index in range(PROMPTS)]
     monkeypatch.setattr(loop, "learn_and_record", learn)
     return SimpleNamespace(
-        config=Config.model_validate(config),
+        config=config,
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),
         workers=SimpleNamespace(
             policy=SimpleNamespace(memory_metrics={}),
@@ -134,8 +138,9 @@ def make_run(
             engines=engines,
         ),
         weights=SimpleNamespace(publish=publish),
-        prompts=[Prompt(index, "test", "text") for index in range(PROMPTS)],
+        prompts=prompts,
         stream=PromptStream(PROMPTS, seed=0, shuffle=True),
+        curriculum=CurriculumSampler(prompts, config.data) if config.data.is_adaptive else None,
         goal=TrainingGoal.from_schedule(None if epochs else steps, epochs or 1, PROMPTS, SIZE),
         progress=Progress(),
         tracker=Log(),
@@ -213,6 +218,26 @@ def test_a_resumed_run_generates_every_prompt_once(monkeypatch: pytest.MonkeyPat
     first = resumed.tracker.lines[0]
     gone = first["async/trained"] + first["async/dropped_failed"]
     assert len(saved["unfinished"]) + first["async/started"] == gone + first["async/carried"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_resumed_run_generates_the_prompts_that_were_in_flight(
+    monkeypatch: pytest.MonkeyPatch, dynamic: bool
+) -> None:
+    run = make_run(monkeypatch, die_at=7, sampler="frontier", dynamic=dynamic)
+    with pytest.raises(Killed):
+        virtual_time.run(loop_async.train_async(run))
+    saved = run.saved[6]
+    drawn, first = saved["curriculum"]["drawn"], run.workers.engines.prompts
+    assert drawn and drawn == {position: first[position] for position in saved["unfinished"]}
+    assert len(set(drawn.values())) == len(drawn)
+    resumed = make_run(monkeypatch, sampler="frontier", dynamic=dynamic)
+    resumed.progress = Progress(**saved | {"curriculum": CurriculumState(**saved["curriculum"])})
+    resumed.workers.engines.version = 6
+    virtual_time.run(loop_async.train_async(resumed))
+    assert drawn.items() <= resumed.workers.engines.prompts.items()
+    assert resumed.progress.curriculum.drawn == {}
+    assert undocumented(name for line in resumed.tracker.lines for name in line) == []
 
 
 def test_the_last_epoch_leaves_no_started_prompt_unused(monkeypatch: pytest.MonkeyPatch) -> None:

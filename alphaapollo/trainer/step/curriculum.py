@@ -1,0 +1,137 @@
+"""The curriculum of a run: which prompts are drawn (data.sampler, data.curriculum), as a function of saved state.
+
+choose_prompts    at the start of groups: prompts by their weights, for positions that have none yet
+update            after the groups of an iteration: pass rates, the open stages, metrics
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from alphaapollo.config.schema import Data
+from alphaapollo.data.sampler import decay_pass_rate, difficulty_weights, draw_prompts, frontier_weights
+from alphaapollo.trainer.progress import CurriculumState, Progress
+from alphaapollo.types import Prompt, TrajectoryGroup
+
+
+class CurriculumSampler:
+    """Weighted choice of prompts. Its state is `Progress.curriculum`, by prompt id and position.
+
+    Raises ValueError if a prompt belongs to no stage, or a stage has no prompt.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], data: Data):
+        self._data, self._settings = data, data.curriculum
+        self._ids = np.array([prompt.id for prompt in prompts])
+        self._index = {prompt.id: index for index, prompt in enumerate(prompts)}
+        self._stages = assign_stages(prompts, data)
+
+    def choose_prompts(self, progress: Progress, positions: Sequence[int]) -> list[int]:
+        """Return the index of the prompt at each position. Prompts already drawn for a position, e.g. before the run
+        resumed, are kept; no prompt is drawn twice for groups in flight, if there are enough."""
+        drawn = progress.curriculum.drawn
+        missing = [position for position in positions if drawn.get(position) not in self._index]
+        taken = {self._index[prompt_id] for prompt_id in drawn.values() if prompt_id in self._index}
+        chosen = draw_prompts(self._compute_weights(progress.curriculum), missing, self._data.seed, taken)
+        drawn.update(zip(missing, self._ids[chosen].tolist(), strict=True))
+        return [self._index[drawn[position]] for position in positions]
+
+    def update(self, progress: Progress, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+        """Add the results of an iteration's groups, and open the next stage if its gate is reached. Returns metrics."""
+        state, decay = progress.curriculum, self._settings.decay
+        self._read_rates(state)  # makes room for all prompt ids
+        for group in groups:
+            if (observed := measure_pass_rate(group)) is not None:
+                prompt_id = group.prompt.id
+                state.pass_rates[prompt_id] = decay_pass_rate(state.pass_rates[prompt_id], observed, decay)
+        state.drawn = {position: state.drawn[position] for position in progress.unfinished if position in state.drawn}
+        while state.stage < len(self._settings.stages) - 1 and self._is_gate_reached(progress):
+            state.stage += 1
+        rates = self._read_rates(state)[self._stages <= state.stage]
+        seen = rates[~np.isnan(rates)]
+        return {
+            "curriculum/stage": float(state.stage + 1),
+            "curriculum/observed": len(seen) / len(rates),
+            "curriculum/retired": float(np.mean(rates >= self._settings.retire_above)),
+            "curriculum/pass_rate": float(seen.mean()) if len(seen) else np.nan,
+        }
+
+    def _compute_weights(self, state: CurriculumState) -> np.ndarray:
+        """Return the weight of each prompt; 0 in stages that are not open. float64 [N]"""
+        rates, settings = self._read_rates(state), self._settings
+        weights = np.ones(len(rates))
+        if self._data.sampler == "frontier":
+            weights = frontier_weights(rates, settings.target, settings.revisit_rate)
+        elif self._data.sampler == "difficulty":
+            weights = difficulty_weights(rates)
+        if self._data.sampler != "uniform":
+            weights[rates >= settings.retire_above] = settings.revisit_rate
+        return weights * (self._stages <= state.stage)
+
+    def _is_gate_reached(self, progress: Progress) -> bool:
+        """Whether the newest open stage has reached its gate. Its pass rate counts once a batch of it is observed."""
+        stage = self._settings.stages[progress.curriculum.stage]
+        if stage.metric != "pass_rate":
+            check_gate_metric(stage.metric, progress.validation)
+            return progress.validation.get(stage.metric, -np.inf) >= stage.threshold
+        rates = self._read_rates(progress.curriculum)[self._stages == progress.curriculum.stage]
+        seen = rates[~np.isnan(rates)]
+        return len(seen) >= min(len(rates), self._data.train_batch_size) and seen.mean() >= stage.threshold
+
+    def _read_rates(self, state: CurriculumState) -> np.ndarray:
+        """Return the pass rate of each prompt, NaN if it was never sampled. [N]"""
+        missing = int(self._ids.max()) + 1 - len(state.pass_rates)
+        state.pass_rates.extend(array("d", [np.nan]) * missing)
+        return np.array(state.pass_rates)[self._ids]
+
+
+def check_gate_metric(metric: str, validation: Mapping[str, float]) -> None:
+    """Raise ValueError if the metrics of a validation lack the metric, unless samples failed."""
+    has_failed = any(name.startswith("val/") and name.endswith("failed") and validation[name] for name in validation)
+    if validation and metric not in validation and not has_failed:
+        raise ValueError(
+            f"data.curriculum.stages wait for {metric}, which is not a metric of this run's validation. Set it to one "
+            f"of {', '.join(sorted(validation))}."
+        )
+
+
+def measure_pass_rate(group: TrajectoryGroup) -> float | None:
+    """Return the mean accuracy of the group's samples that did not fail; None if all failed.
+
+    Raises ValueError if an accuracy is not in [0, 1].
+    """
+    found = [one.accuracy for one in group.trajectories if not one.score.outcome.failed]
+    if wrong := [value for value in found if not 0 <= value <= 1]:
+        raise ValueError(
+            f"data.sampler and data.curriculum need accuracies from 0 to 1; row {group.prompt.id} has {wrong[0]:g}. "
+            "Return the component `accuracy` from the reward function, or set data.sampler=uniform without stages."
+        )
+    return float(np.mean(found)) if found else None
+
+
+def assign_stages(prompts: Sequence[Prompt], data: Data) -> np.ndarray:
+    """Return the index of the first stage whose pattern matches each prompt's data source; 0 without stages. [N]
+
+    Raises ValueError if a prompt matches no stage, or a stage has no prompt.
+    """
+    patterns = [stage.data_source for stage in data.curriculum.stages] or ["*"]
+    sources = {prompt.data_source for prompt in prompts}
+    stage_of = {
+        source: next((i for i, pattern in enumerate(patterns) if fnmatchcase(source, pattern)), None)
+        for source in sources
+    }
+    for source in sorted(source for source, stage in stage_of.items() if stage is None):
+        raise ValueError(
+            f"data.curriculum.stages={patterns}: the data source {source!r} of data.train_files is in no stage. Add a "
+            "stage with a pattern that matches it."
+        )
+    for number in sorted(set(range(len(patterns))) - set(stage_of.values())):
+        raise ValueError(
+            f"data.curriculum.stages[{number}].data_source={patterns[number]!r} matches none of the data sources "
+            f"{sorted(sources)} that earlier stages leave. Change the pattern, or remove the stage."
+        )
+    return np.array([stage_of[prompt.data_source] for prompt in prompts])

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaapollo.config.schema import Config, Data
+from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.step.curriculum import CurriculumSampler, assign_stages, measure_pass_rate
+from alphaapollo.types import Outcome, Prompt, TrajectoryGroup
+from tests.unit.trainer.samples import group, trajectory
+
+
+def prompts(*sources: str, first_id: int = 0) -> list[Prompt]:
+    return [Prompt(first_id + 10 * index, source, "text") for index, source in enumerate(sources)]
+
+
+def results(prompt: Prompt, *accuracies: float) -> TrajectoryGroup:
+    own = [trajectory(sample, value, 2) for sample, value in enumerate(accuracies)]
+    return replace(group(*own), prompt=prompt)
+
+
+def settings(sampler: str = "frontier", batch: int = 2, **curriculum: Any) -> Data:
+    return Data.model_validate({"sampler": sampler, "train_batch_size": batch, "curriculum": curriculum})
+
+
+def test_failed_samples_are_no_part_of_a_pass_rate() -> None:
+    failed = trajectory(2, math.nan, 2, Outcome.GRADER_FAILED)
+    assert measure_pass_rate(group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2), failed)) == 0.5
+    assert measure_pass_rate(group(failed)) is None
+    with pytest.raises(ValueError, match=r"need accuracies from 0 to 1; row 0 has 3\. Return the component"):
+        measure_pass_rate(group(trajectory(0, 3.0, 2)))
+
+
+def test_results_change_the_weights() -> None:
+    """Solved, impossible and half solved prompts, and one that was never sampled."""
+    tasks, progress = prompts("a", "a", "a", "a"), Progress(prompts_consumed=3)
+    curriculum = CurriculumSampler(tasks, settings())
+    assert sorted(curriculum.choose_prompts(progress, [0, 1, 2, 3])) == [0, 1, 2, 3]
+    groups = [results(tasks[0], 1, 1), results(tasks[1], 0, 0), results(tasks[2], 1, 0)]
+    metrics = curriculum.update(progress, groups)
+    assert metrics == {
+        "curriculum/stage": 1.0,
+        "curriculum/observed": 0.75,
+        "curriculum/retired": 0.25,
+        "curriculum/pass_rate": 0.5,
+    }
+    assert progress.curriculum.drawn == {}  # no group is in flight
+    assert curriculum._compute_weights(progress.curriculum).tolist() == [0.05, 0.05, 1.0, 1.0]
+    by_pool = CurriculumSampler(tasks, settings("difficulty", revisit_rate=0.1))
+    assert by_pool._compute_weights(progress.curriculum).tolist() == [0.1, 0.2, 1.0, 1.0]
+    curriculum.update(progress, [results(tasks[0], 0, 0)])
+    assert curriculum._compute_weights(progress.curriculum)[0] == 1.0  # decayed to 0.5: no longer retired
+
+
+def test_stages_open_at_their_gates() -> None:
+    stages = [{"data_source": "easy/*"}, {"data_source": "math", "metric": "val/accuracy"}, {"data_source": "*"}]
+    tasks, progress = prompts("easy/a", "easy/b", "easy/b", "math", "x"), Progress()
+    curriculum = CurriculumSampler(tasks, settings("uniform", stages=stages))
+    weights = [curriculum._compute_weights(progress.curriculum).tolist()]
+    curriculum.update(progress, [results(tasks[0], 1, 1)])  # one of the two prompts that a batch has
+    weights.append(curriculum._compute_weights(progress.curriculum).tolist())
+    progress.validation = {"val/accuracy": 0.9}
+    curriculum.update(progress, [results(tasks[1], 1, 0)])  # mean .75
+    assert progress.curriculum.stage == 0
+    progress.validation = {}
+    assert curriculum.update(progress, [results(tasks[1], 1, 1)])["curriculum/stage"] == 2.0
+    weights.append(curriculum._compute_weights(progress.curriculum).tolist())
+    progress.validation = {"val/accuracy": 0.8}
+    curriculum.update(progress, [results(tasks[0], 0, 0)])  # an open stage stays open
+    weights.append(curriculum._compute_weights(progress.curriculum).tolist())
+    assert weights == [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+
+
+def test_a_gate_metric_must_exist() -> None:
+    stages = [{"data_source": "a", "metric": "val/b/accuracy"}, {"data_source": "*"}]
+    tasks, progress = prompts("a", "b"), Progress()
+    curriculum = CurriculumSampler(tasks, settings("uniform", stages=stages))
+    curriculum.update(progress, [])  # not validated yet
+    progress.validation = {"val/accuracy": 0.9}
+    with pytest.raises(ValueError, match=r"stages wait for val/b/accuracy, .* Set it to one of val/accuracy\."):
+        curriculum.update(progress, [])
+    config = {"train_files": "a.parquet", "curriculum": {"stages": stages}}
+    with pytest.raises(ValueError, match=r"stages wait for val/b/accuracy\. Set data.val_files"):
+        Config.model_validate({"data": config})
+    with pytest.raises(ValueError, match=r"shuffle=false, but data\.sampler"):
+        settings("frontier").model_validate({"sampler": "frontier", "shuffle": False})
+
+
+def test_every_prompt_needs_a_stage_and_every_stage_a_prompt() -> None:
+    data = settings("uniform", stages=[{"data_source": "a*"}, {"data_source": "b"}])
+    assert assign_stages(prompts("b", "a1", "a2"), data).tolist() == [1, 0, 0]
+    with pytest.raises(ValueError, match=r"data source 'c' of data.train_files is in no stage"):
+        assign_stages(prompts("a", "b", "c"), data)
+    with pytest.raises(ValueError, match=r"stages\[1\]\.data_source='b' matches none of the data sources \['a'\]"):
+        assign_stages(prompts("a"), data)
+
+
+def test_a_resumed_run_draws_what_the_uninterrupted_run_draws(tmp_path: Path) -> None:
+    """Two of four positions are in flight when the checkpoint is written."""
+    tasks, data = prompts(*["a"] * 30, first_id=5), settings()
+    progress, curriculum = Progress(step=1, prompts_consumed=4, unfinished=[1, 3]), CurriculumSampler(tasks, data)
+    drawn = curriculum.choose_prompts(progress, [0, 1, 2, 3])
+    curriculum.update(progress, [results(tasks[drawn[0]], 1, 0), results(tasks[drawn[2]], 0.3, 0.3)])
+    progress.write(tmp_path)
+    resumed, fresh = Progress.read(tmp_path), CurriculumSampler(tasks, data)
+    assert np.array_equal(resumed.curriculum.pass_rates, progress.curriculum.pass_rates, equal_nan=True)
+    assert resumed.curriculum.drawn == progress.curriculum.drawn == {1: tasks[drawn[1]].id, 3: tasks[drawn[3]].id}
+    positions = [1, 3, 4, 5, 6]
+    assert fresh.choose_prompts(resumed, positions) == curriculum.choose_prompts(progress, positions)
+    assert fresh.choose_prompts(resumed, [1, 3]) == [drawn[1], drawn[3]]
+
+
+def test_rows_that_are_dropped_at_resume_are_replaced() -> None:
+    """Pass rates belong to the rows of the data files, not to their order among the kept ones."""
+    tasks, progress = prompts("a", "a", "a"), Progress(unfinished=[0, 1])
+    curriculum = CurriculumSampler(tasks, settings())
+    curriculum.choose_prompts(progress, [0, 1])
+    curriculum.update(progress, [results(tasks[2], 1, 1)])
+    kept = CurriculumSampler([tasks[2]], settings())
+    assert kept.choose_prompts(progress, [0, 1]) == [0, 0]
+    assert kept._compute_weights(progress.curriculum).tolist() == [0.05]
