@@ -171,7 +171,7 @@ class MicroBatchBuilder:
 
     def _copy_columns(self, columns: Columns[np.ndarray], rows: Rows, row_indices: Sequence[int]) -> Columns[Tensor]:
         """Copy the loss inputs of the rows at `row_indices` to the device, as float32 or float64. Without indices, each
-        input is a zero for the dummy row. Ids remain integers; those of trajectories are omitted if no rows share one."""
+        input is a zero for the dummy row. Ids remain integers; trajectory ids are omitted if no rows share one."""
         selected, copied = columns.select(rows, row_indices), {}
         for name in (field.name for field in fields(selected)):
             column = getattr(selected, name)
@@ -179,7 +179,9 @@ class MicroBatchBuilder:
                 continue
             if name not in INTEGERS:
                 column = column.astype(np.promote_types(column.dtype, np.float32))
-            copied[name] = self._to_device(column if len(row_indices) else np.zeros((1, *column.shape[1:]), column.dtype))
+            copied[name] = self._to_device(
+                column if len(row_indices) else np.zeros((1, *column.shape[1:]), column.dtype)
+            )
         return Columns(**copied)
 
 

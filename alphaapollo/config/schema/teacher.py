@@ -51,9 +51,7 @@ class Teacher(Section):
     """Weight of the divergence in the loss, which also has terms for advantages, KL and entropy."""
     beta: Annotated[float, Field(gt=0.0, lt=1.0), WHEN_TEACHER, ActiveWhen("divergence", "jsd"), CHANGES_TEACHER] = 0.5
     """jsd: the teacher's share of the mixture; near 0 it behaves as the forward KL, near 1 as the reverse."""
-    top_k: Annotated[
-        PositiveInt | None, ActiveWhen("divergence", "reverse", "forward", "jsd"), CHANGES_TEACHER
-    ] = None
+    top_k: Annotated[PositiveInt | None, ActiveWhen("divergence", "reverse", "forward", "jsd"), CHANGES_TEACHER] = None
     """Compare only the teacher's k most probable tokens; all other tokens count as one (required for servers, which
     allow up to vLLM's --max-logprobs, by default 20). null = the full vocabulary."""
     model: Annotated[TeacherModel, WHEN_TEACHER, ActiveUnless("models")] = TeacherModel()
@@ -116,8 +114,10 @@ class Teacher(Section):
             if abs(total - 1.0) > 1e-6:
                 yield f"by_source: the weights of {pattern!r} sum to {total:g}. Set weights that sum to 1."
         if self.servers and self.uses_full_vocabulary and self.top_k is None:
-            yield f"top_k is required: the server of {next(iter(self.servers))} cannot return full distributions. "\
+            yield (
+                f"top_k is required: the server of {next(iter(self.servers))} cannot return full distributions. "
                 "Set top_k=20, or divergence=sampled."
+            )
 
 
 NO_TEACHER = Teacher()

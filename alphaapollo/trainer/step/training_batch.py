@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -104,6 +104,12 @@ def build_batch(
     actor, algorithm, seed = config.actor_rollout_ref.actor, config.algorithm, config.trainer.seed
     pairs, trajectories, group_of = _list_trainable(groups)
     rows = [row for trajectory in trajectories for row in trajectory.rows]
+    if config.teacher.models:
+        sources = [prompt.data_source for prompt, one in pairs for _ in one.rows]
+        rows = [
+            replace(row, teacher_weights=config.teacher.find_weights(source))
+            for row, source in zip(rows, sources, strict=True)
+        ]
     owners = torch.tensor([index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows])
     policy_loss, max_length = get_policy_loss(actor.policy_loss.loss_mode), config.data.max_response_length
     layout = build_train_batch(

@@ -16,7 +16,7 @@ from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection
 from alphaapollo.config.schema.base import Device
 from alphaapollo.data.batch import Columns, TrainBatch
 from alphaapollo.data.packing import build_train_batch
-from alphaapollo.launch.builders import make_teacher_model_section
+from alphaapollo.launch.builders import make_teacher_model_sections
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.training.train_state import OptimizerStep
@@ -92,7 +92,7 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
         optimizer_steps=10,
         temperature=0.9,
         teacher=teacher,
-        teacher_model=make_teacher_model_section(model, teacher) if teacher.divergence else None,
+        teacher_models=make_teacher_model_sections(model, teacher),
         **arguments,
     )
     placement = RankPlacement(rank, num_ranks, address, case.device, 1, case.sequence_parallel)
