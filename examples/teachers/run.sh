@@ -27,3 +27,21 @@ for model in student:1000 adder:1200 reverser:400; do
         data.train_files="$out/$name/sft.parquet" model.path="$out/$name/model" \
         trainer.experiment_name="${name}_sft" trainer.total_training_steps="${model#*:}"
 done
+
+port=$((8100 + seed))
+echo "== a server for the reverser on port $port"
+"$python" -m alphaapollo serve "$out/reverser_sft" --port "$port" --name reverser rollout.kv_cache_gib=0.1 > "$out/server.log" 2>&1 &
+server=$!
+trap 'kill -INT $server 2> /dev/null; wait $server || true' EXIT
+until curl --silent --fail "http://127.0.0.1:$port/v1/models" > "$out/models.json"; do
+    kill -0 $server || { tail -20 "$out/server.log"; exit 1; }
+    sleep 1
+done
+ppo=("$python" -m alphaapollo.trainer.main_ppo --config-dir examples/teachers --config-name teachers
+    data.train_files="$out/data/train.parquet" data.val_files="$out/data/val.parquet"
+    actor_rollout_ref.model.path="$out/student_sft/model" teacher.models.adder.path="$out/adder_sft/model"
+    teacher.models.reverser.base_url="http://127.0.0.1:$port/v1" "${run[@]}")
+echo "== the student learns from both teachers, each in its task (examples/teachers/teachers.yaml)"
+"${ppo[@]}"
+echo "== the same with MOPD's policy gradient (configs/algorithm/mopd.yaml)"
+"${ppo[@]}" algorithm=mopd trainer.experiment_name=mopd
