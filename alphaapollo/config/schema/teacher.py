@@ -102,7 +102,7 @@ class Teacher(Section):
 
     def find_problems(self) -> Iterator[str]:
         if self.models and not self.by_source:
-            yield f"models needs by_source. Set by_source={{'*': {min(self.models)}}} or patterns of data sources."
+            yield f"models needs by_source. Set by_source={{*: {min(self.models)}}} or patterns of data sources."
         for name, model in self.models.items():
             if not (model.path or model.base_url):
                 yield f"models.{name} has no model. Set models.{name}.path, or base_url and name of a server."

@@ -27,7 +27,7 @@ def check_teachers(config: Config, renderer: Renderer, prompts: Sequence[Prompt]
     if missing := [source for source, one in weights.items() if not any(one)]:
         raise ValueError(
             f"no teacher for the data_source {missing[0]!r} of row {sources[missing[0]].id}. Add a pattern to "
-            "teacher.by_source, e.g. '*'."
+            "teacher.by_source, e.g. *, which matches all."
         )
     for index, key in enumerate(teacher.models_by_key):
         if not any(one[index] for one in weights.values()):

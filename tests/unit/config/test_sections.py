@@ -192,7 +192,7 @@ MODELS = "teacher.models={math: {path: a}, code: {base_url: 'http://h/v1', name:
     [
         (["teacher.model={path: a, base_url: x, name: y}"], "teacher.model.path=a and base_url=x are both set"),
         (["teacher.model.base_url=x"], "teacher.model.name is required with base_url"),
-        ([MODELS], "teacher.models needs by_source. Set by_source={'*': code} or patterns"),
+        ([MODELS], "teacher.models needs by_source. Set by_source={*: code} or patterns"),
         (["teacher.models={a: {}}", "teacher.by_source={a: a}"], "teacher.models.a has no model"),
         (
             [MODELS, "teacher.by_source={a/*: maths}"],
