@@ -29,8 +29,8 @@ RETRIED_STATUS = (408, 409, 429)  # and all of 500 and above
 MIN_TAIL = 1e-7  # smallest probability of all tokens beyond the top k, because log-probs are rounded to float32
 
 
-class TeacherServerError(RuntimeError):
-    """A teacher's server does not answer, or its answer cannot be used."""
+class TeacherServerError(ConnectionError):
+    """Error: a teacher's server does not answer, or its answer cannot be used."""
 
 
 class TokenLogprob(msgspec.Struct):
@@ -61,7 +61,7 @@ async def score_rows(teacher: Teacher, rows: Sequence[Row], vocabulary_size: int
 
     Raises TeacherServerError.
     """
-    keys, k = list(teacher.models_by_key), teacher.top_k or 0
+    keys, k = list(teacher.models_by_key), 0 if teacher.uses_sampled_tokens else teacher.top_k or 0
     starts = [row.response_start for row in rows]
     ends = np.cumsum([len(row.token_ids) - start for row, start in zip(rows, starts, strict=True)])
     logprobs = np.zeros(ends[-1], np.float32)
@@ -130,9 +130,11 @@ class TeacherClient:
             scores = msgspec.json.decode(reply, type=CompletionReply).choices[0].prompt_logprobs
         except (msgspec.MsgspecError, IndexError) as error:
             raise self.make_error(f"returns no prompt_logprobs ({error}). Use a vLLM server") from None
-        if len(scores) != len(token_ids):
-            raise self.make_error(f"returns {len(scores)} log-probs for {len(token_ids)} tokens. Use a vLLM server")
-        return [one or {} for one in scores]
+        found = [one or {} for one in scores]
+        positions = range(1, len(token_ids))
+        if len(found) != len(token_ids) or any(token_ids[position] not in found[position] for position in positions):
+            raise self.make_error("does not return the log-prob of each token of a request. Use a vLLM server")
+        return found
 
     async def post(self, url: str, request: dict[str, Any]) -> bytes:
         """Send a request and return the body of the answer. Raises TeacherServerError."""
@@ -153,8 +155,8 @@ class TeacherClient:
             if response.status < 500 and response.status not in RETRIED_STATUS:
                 raise self.make_error(f"refused a request ({problem}). Check the name of the model and the request")
         raise self.make_error(
-            f"did not answer {MAX_RETRIES + 1} requests ({problem}). Check that it runs, or raise timeout="
-            f"{self.model.timeout:g}; then run the same command to resume from the last checkpoint"
+            f"did not answer {MAX_RETRIES + 1} requests ({problem}). Check that it runs, or raise {self.key}.timeout="
+            f"{self.model.timeout:g}"
         )
 
     def make_error(self, problem: str) -> TeacherServerError:

@@ -87,10 +87,13 @@ def test_failed_requests_are_sent_again():
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (503, r"did not answer 5 requests \(status 503: .*busy.*resume from the last checkpoint"),
+        (
+            503,
+            r"did not answer 5 requests \(status 503: .*busy.*or raise teacher.models.remote.timeout=120",
+        ),
         (404, "refused a request .status 404.*Check the name of the model"),
         ({"choices": [{"text": "a"}]}, "returns no prompt_logprobs .*Use a vLLM server"),
-        (make_completion([1, 2], {}), "returns 2 log-probs for 4 tokens"),
+        (make_completion([1, 2], {}), "does not return the log-prob of each token"),
     ],
 )
 def test_a_teacher_that_fails_stops_the_run(answer: Answer, words: str):
