@@ -44,7 +44,7 @@ class Rows:
     routed_experts: np.ndarray | None = None  # uint8 or uint16 [sum T, layers, k], chosen by the engine's router
     prefixes: SharedPrefixes | None = None  # prefixes that rows of a micro-batch share; None: no sharing
     images: tuple[tuple[ImageInput, ...], ...] | None = None  # pictures of each row; None: no row has a picture
-    teacher_weights: np.ndarray | None = None  # float32 [R, teachers], each row sums to 1; None: one teacher or none
+    teacher_shares: np.ndarray | None = None  # float32 [R, teachers], each row sums to 1; None: one teacher or none
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], prefixes: SharedPrefixes | None = None) -> Rows:
@@ -61,8 +61,8 @@ class Rows:
             routed_experts=_concatenate_routed_experts(rows),
             prefixes=prefixes,
             images=tuple(tuple(row.images) for row in rows) if any(row.images for row in rows) else None,
-            teacher_weights=np.array([row.teacher_weights for row in rows], np.float32)
-            if any(row.teacher_weights for row in rows)
+            teacher_shares=np.array([row.teacher_shares for row in rows], np.float32)
+            if any(row.teacher_shares for row in rows)
             else None,
         )
 
@@ -97,7 +97,7 @@ class Rows:
             else concatenate_segments(self.routed_experts, self.token_offsets, row_indices),
             prefixes=None if self.prefixes is None else self.prefixes.select(row_indices),
             images=None if self.images is None else tuple(self.images[index] for index in row_indices),
-            teacher_weights=None if self.teacher_weights is None else self.teacher_weights[list(row_indices)],
+            teacher_shares=None if self.teacher_shares is None else self.teacher_shares[list(row_indices)],
         )
 
     def get_segment_and_prefix_lengths(self, row_indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -150,9 +150,9 @@ class TeacherGroup:
 
     def _get_weights(self, rows: Rows, key: str) -> np.ndarray:
         """Return the weight of a teacher in the loss of each row. float32 [R]"""
-        if rows.teacher_weights is None:
+        if rows.teacher_shares is None:
             return np.ones(len(rows), np.float32)
-        return rows.teacher_weights[:, self.keys.index(key)]
+        return rows.teacher_shares[:, self.keys.index(key)]
 
     def _get_top_tokens(self, micro: MicroBatch, server: int, local: Tensor | None) -> TopTokens:
         tokens, logprobs = micro.columns.teacher_tokens, micro.columns.teacher_token_logprobs

@@ -88,7 +88,7 @@ class Teacher(Section):
         """The teachers of models_by_key behind a server."""
         return {key: model for key, model in self.models_by_key.items() if model.base_url}
 
-    def find_weights(self, data_source: str) -> list[float]:
+    def find_shares(self, data_source: str) -> list[float]:
         """Return the weight of each teacher, in the order of `models_by_key`, for prompts of a data source.
 
         The weights sum to 1; they are all 0 if no pattern matches.

@@ -23,7 +23,7 @@ def check_teachers(config: Config, renderer: Renderer, prompts: Sequence[Prompt]
     """Check the teachers of the training prompts. Returns notices; raises ValueError if one cannot be used."""
     teacher, notices = config.teacher, []
     sources = {prompt.data_source: prompt for prompt in prompts}
-    weights = {source: teacher.find_weights(source) for source in sources}
+    weights = {source: teacher.find_shares(source) for source in sources}
     if missing := [source for source, one in weights.items() if not any(one)]:
         raise ValueError(
             f"no teacher for the data_source {missing[0]!r} of row {sources[missing[0]].id}. Add a pattern to "

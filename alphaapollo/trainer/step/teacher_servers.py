@@ -83,7 +83,7 @@ async def score_rows(teacher: Teacher, rows: Sequence[Row], vocabulary_size: int
         async with asyncio.TaskGroup() as group:
             for server, client in enumerate(clients):
                 for index, row in enumerate(rows):
-                    if weight := row.teacher_weights[keys.index(client.key)] if row.teacher_weights else 1.0:
+                    if weight := row.teacher_shares[keys.index(client.key)] if row.teacher_shares else 1.0:
                         group.create_task(score_row(client, index, weight, server))
     except* TeacherServerError as errors:
         raise errors.exceptions[0] from None

@@ -161,8 +161,8 @@ def _list_rows(prompt: Prompt, trajectory: Trajectory, teacher: Teacher) -> list
     """Return the rows of a trajectory, with the weights of the teachers of its data source if there are several."""
     if not teacher.models:
         return trajectory.rows
-    weights = teacher.find_weights(prompt.data_source)
-    return [replace(row, teacher_weights=weights) for row in trajectory.rows]
+    weights = teacher.find_shares(prompt.data_source)
+    return [replace(row, teacher_shares=weights) for row in trajectory.rows]
 
 
 def draw_token_order(

@@ -216,11 +216,11 @@ def test_teachers_that_cannot_work(overrides: list[str], says: str):
 def test_the_first_matching_pattern_chooses_the_teachers_of_a_data_source():
     by_source = "teacher.by_source={OpenAI/gsm8k: math, '*gsm8k': {math: 0.25, code: 0.75}}"
     teacher = from_overrides(Config, MODELS, by_source, "teacher.divergence=sampled").teacher
-    assert teacher.find_weights("openai/gsm8k") == [1.0, 0.0]
-    assert teacher.find_weights("my-GSM8K") == [0.25, 0.75]
-    assert teacher.find_weights("apps") == [0.0, 0.0]
+    assert teacher.find_shares("openai/gsm8k") == [1.0, 0.0]
+    assert teacher.find_shares("my-GSM8K") == [0.25, 0.75]
+    assert teacher.find_shares("apps") == [0.0, 0.0]
     assert list(teacher.local_models) == ["teacher.models.math"] and list(teacher.servers) == ["teacher.models.code"]
-    assert Teacher(divergence="sampled", model={"path": "a"}).find_weights("apps") == [1.0]
+    assert Teacher(divergence="sampled", model={"path": "a"}).find_shares("apps") == [1.0]
     assert not Teacher().models_by_key
 
 

@@ -59,7 +59,7 @@ def two_teachers(model_folder, divergence: str) -> Case:
     models = {name: {"path": folder} for name, folder in folders.items()}
     teacher = {"divergence": divergence, "models": models, "by_source": {"*": "first"}, "coef": 0.7}
     weights = ((1.0, 0.0), (0.0, 1.0), (0.25, 0.75))
-    return Case(str(model_folder("qwen3")), teacher=teacher, teacher_weights=weights, max_tokens=40)
+    return Case(str(model_folder("qwen3")), teacher=teacher, teacher_shares=weights, max_tokens=40)
 
 
 @pytest.mark.timeout(240)
@@ -79,7 +79,7 @@ def test_several_teachers_equal_plain_logits_and_are_the_same_on_two_ranks(model
         start, part = int(rows.response_starts[row]), slice(*rows.response_offsets[row : row + 2])
         mask = torch.from_numpy(rows.action_mask[part]).bool()
         logits, *others = (model(ids[None]).logits[0, start - 1 : -1][mask] / 0.9 for model in (policy, *teachers))
-        weights = zip(rows.teacher_weights[row].tolist(), others, strict=True)
+        weights = zip(rows.teacher_shares[row].tolist(), others, strict=True)
         terms.append(sum(weight * jsd(logits, other.detach(), 0.5) for weight, other in weights))
     total = 0.7 * torch.cat(terms).mean()
     total.backward()
@@ -163,12 +163,12 @@ def test_log_probs_of_several_teachers_are_mixed_with_the_weights_of_each_row(mo
         for one in (
             case,
             *(
-                replace(case, teacher={"divergence": "sampled", "model": model}, teacher_weights=())
+                replace(case, teacher={"divergence": "sampled", "model": model}, teacher_shares=())
                 for model in case.teacher["models"].values()
             ),
         )
     )
-    weights = np.repeat(rows.teacher_weights, rows.response_lengths, axis=0)
+    weights = np.repeat(rows.teacher_shares, rows.response_lengths, axis=0)
     np.testing.assert_allclose(mixed, weights[:, 0] * single[0] + weights[:, 1] * single[1], atol=1e-5)
 
 

@@ -55,7 +55,7 @@ class Case:
     device: Device = "cpu"
     teacher: dict[str, Any] = field(default_factory=dict)
     teacher_folder: str = ""
-    teacher_weights: tuple[tuple[float, ...], ...] = ()  # of the first, second, ... row, repeated
+    teacher_shares: tuple[tuple[float, ...], ...] = ()  # of the first, second, ... row, repeated
     no_advantages: bool = False
     freeze_vision: bool = True
     pictures: bool = False  # the rows are those of tests/vision/rows.py
@@ -107,8 +107,8 @@ def make_batch(case: Case, num_ranks: int) -> TrainBatch:
         rows = [cut_to_one_token(row) if index in (0, 2) else row for index, row in enumerate(rows)]
     if case.replay:
         rows = [replace(row, routed_experts=some_experts(row, index)) for index, row in enumerate(rows)]
-    weights = cycle(case.teacher_weights or [()])
-    rows = [replace(row, teacher_weights=next(weights)) for row in rows]
+    weights = cycle(case.teacher_shares or [()])
+    rows = [replace(row, teacher_shares=next(weights)) for row in rows]
     rows = [rows[index] for index in case.row_order]
     padded = case.attention == "padded"
     return build_train_batch(

@@ -23,8 +23,8 @@ from tests.unit.trainer.teacher_server import Answer, make_completion, serve
 
 TOP = {1: math.log(0.5), 2: math.log(0.25), 99: math.log(0.125)}
 ROWS = [
-    Row([3, 4, 5, 6], [0, 0, 1, 1], [0.0] * 4, [3], teacher_weights=(0.25, 0.75)),
-    Row([3, 8], [0, 1], [0.0] * 2, [1], teacher_weights=(1.0, 0.0)),
+    Row([3, 4, 5, 6], [0, 0, 1, 1], [0.0] * 4, [3], teacher_shares=(0.25, 0.75)),
+    Row([3, 8], [0, 1], [0.0] * 2, [1], teacher_shares=(1.0, 0.0)),
 ]
 
 
