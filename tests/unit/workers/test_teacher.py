@@ -87,7 +87,7 @@ def test_several_teachers_equal_plain_logits_and_are_the_same_on_two_ranks(model
     for name, parameter in policy.named_parameters():
         np.testing.assert_allclose(ours[f"model.{name}"], parameter.grad.numpy(), atol=2e-6, rtol=1e-3)
     shared = replace(case, sequence_parallel=2, attention="sdpa")
-    cases = [case, replace(case, num_rows=1), shared]
+    cases = [replace(case, num_rows=1), shared]
     ranks = run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200)
     for index, one in enumerate(cases):
         expected, _ = alone(replace(one, sequence_parallel=1))
@@ -153,6 +153,24 @@ def test_teacher_log_probs_equal_those_of_the_plain_model(model_folder):
     shared = replace(case, sequence_parallel=2, attention="sdpa")
     for own in run_ranks(teacher_column, 2, shared, batch):  # whole on each of two that share every sequence
         np.testing.assert_allclose(own, column, atol=1e-5)
+
+
+@pytest.mark.timeout(240)
+def test_top_tokens_of_a_server_equal_those_of_the_same_model_on_the_ranks(model_folder):
+    """Also with a rank without rows, and with sequence parallelism."""
+    folder = str(model_folder("llama"))
+    server, local = {"base_url": "http://127.0.0.1:9/v1", "name": "big"}, {"path": folder}
+    case = Case(str(model_folder("qwen3")), teacher=JSD | {"top_k": 5, "model": local}, max_tokens=40)
+    served = replace(case, teacher=case.teacher | {"model": server}, server_folder=folder)
+    cases = [replace(served, num_rows=1), replace(served, sequence_parallel=2, attention="sdpa")]
+    ranks = run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200)
+    for index, rows in enumerate((1, case.num_rows)):
+        expected, metrics = alone(replace(case, num_rows=rows))
+        for rank in ranks:
+            ours, own_figures = rank[index]
+            np.testing.assert_allclose(own_figures["distill/divergence"], metrics["distill/divergence"], rtol=1e-4)
+            for name, gradient in expected.items():
+                np.testing.assert_allclose(ours[name], gradient, atol=1e-5, rtol=1e-3)
 
 
 def test_log_probs_of_several_teachers_are_mixed_with_the_weights_of_each_row(model_folder):

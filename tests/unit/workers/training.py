@@ -15,7 +15,7 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.config.schema.base import Device
-from alphaapollo.data.batch import Columns, TrainBatch
+from alphaapollo.data.batch import Columns, Rows, TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.launch.builders import make_teacher_model_sections
 from alphaapollo.models import sharding
@@ -56,6 +56,7 @@ class Case:
     teacher: dict[str, Any] = field(default_factory=dict)
     teacher_folder: str = ""
     teacher_shares: tuple[tuple[float, ...], ...] = ()  # of the first, second, ... row, repeated
+    server_folder: str = ""  # model of a teacher behind a server
     no_advantages: bool = False
     freeze_vision: bool = True
     pictures: bool = False  # the rows are those of tests/vision/rows.py
@@ -162,7 +163,27 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
         value_weights=batch.split_row_values(of_values)[rank],
         trajectory_ids=batch.split_row_values(case.row_order)[rank],
         selected_tokens=chosen if get_policy_loss(Actor(**case.actor).policy_loss.loss_mode).select_tokens else None,
+        **(make_top_tokens(case.server_folder, batch.rank_batches[rank].rows) if case.server_folder else {}),
     )
+
+
+@torch.no_grad()
+def make_top_tokens(folder: str, rows: Rows, k: int = 5) -> dict[str, np.ndarray]:
+    """Columns with a model's k most probable tokens and the probability of all others, like those from a server."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens, logprobs = [torch.zeros(0, k, dtype=torch.int64)], [torch.zeros(0, k + 1)]
+    for row in range(len(rows)):
+        ids = torch.from_numpy(rows.token_ids[rows.token_offsets[row] : rows.token_offsets[row + 1]])
+        logits = model(ids[None]).logits[0, rows.response_starts[row] - 1 : -1] / 0.9
+        top = logits.softmax(-1).topk(k)
+        tokens.append(top.indices)
+        logprobs.append(torch.cat([top.values, 1 - top.values.sum(-1, keepdim=True)], -1).log())
+    return {
+        "teacher_tokens": torch.cat(tokens)[:, None].int().numpy(),
+        "teacher_token_logprobs": torch.cat(logprobs)[:, None].numpy(),
+    }
 
 
 def scale_weights(model: torch.nn.Module, factor: float) -> None:
