@@ -32,7 +32,7 @@ port=$((8100 + seed))
 echo "== a server for the reverser on port $port"
 "$python" -m alphaapollo serve "$out/reverser_sft" --port "$port" --name reverser rollout.kv_cache_gib=0.1 > "$out/server.log" 2>&1 &
 server=$!
-trap 'kill -INT $server 2> /dev/null; wait $server || true' EXIT
+trap 'kill $server 2> /dev/null; wait $server || true' EXIT
 until curl --silent --fail "http://127.0.0.1:$port/v1/models" > "$out/models.json"; do
     kill -0 $server || { tail -20 "$out/server.log"; exit 1; }
     sleep 1

@@ -95,5 +95,5 @@ def test_teacher_behind_a_server_equals_the_same_model_on_the_ranks(ppo: Runner,
     other = make_teacher(tmp_path / "other", ("<left>",))
     done = ppo.refuse("algorithm=distill", f"actor_rollout_ref.model.path={other}", *far, "teacher.divergence=sampled")
     assert "lacks these tokens of the policy" in done.output
-    ppo.programs[0].signal(signal.SIGINT)
+    ppo.programs[0].signal(signal.SIGTERM)
     assert ppo.programs[0].wait(60) is not None
