@@ -76,6 +76,22 @@ def forward_kl(logp: Tensor, logq: Tensor) -> Tensor:
     return kl(logq, logp)
 
 
+def spread_tail(logp: Tensor, token_ids: Tensor, logprobs: Tensor, tail: Tensor) -> Tensor:
+    """Complete the k most probable tokens of q to log-probs of all tokens, for a divergence over k + 1 outcomes.
+
+    The other tokens share the probability of the tail in proportion to p. Value and gradient of every Divergence over
+    the vocabulary then equal those over the k tokens and one outcome for all others, because p / q is constant on them.
+
+    Args:
+        logp: [..., V].
+        token_ids: int64 [..., k]; a repeated token must have the same log-prob.
+        logprobs: log-probs of these tokens, [..., k].
+        tail: log-prob of all other tokens together, [...].
+    """
+    own_tail = logp.scatter(-1, token_ids, -math.inf).logsumexp(dim=-1)
+    return (logp + (tail - own_tail).unsqueeze(-1)).scatter(-1, token_ids, logprobs)
+
+
 def distribution_overlap(logp: Tensor, logq: Tensor) -> Tensor:
     """Compute the overlap sum_v min(p_v, q_v) of two distributions, between 0 and 1. [..., V] each -> [...]."""
     return torch.minimum(logp, logq).exp_().sum(dim=-1)

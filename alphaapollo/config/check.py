@@ -74,6 +74,10 @@ def find_path_errors(config: Section) -> Iterator[str]:
             elif is_active or path.kind != "folder":
                 files = value if isinstance(value, list) else [str(value)]
                 yield from (f"{key.name}: {error}" for file in files if (error := _find_path_error(path.kind, file)))
+    if isinstance(config, Config):
+        for name, teacher in config.teacher.models.items():
+            if error := _find_path_error("model", teacher.path):
+                yield f"teacher.models.{name}.path: {error}"
     if isinstance(config, EvolvingConfig):
         for name, model in config.models.items():
             if error := _find_path_error("model", model.path):

@@ -156,7 +156,12 @@ def get_value(config: BaseModel, key: str) -> object:
 def replace_value(config: ConfigT, key: str, value: object) -> ConfigT:
     """Return a copy of the configuration with the dotted `key` set to `value`, without validation."""
     name, _, rest = key.partition(".")
-    inner = replace_value(getattr(config, name), rest, value) if rest else value
+    inner: Any = getattr(config, name) if rest else value
+    if isinstance(inner, dict) and rest:
+        entry, _, rest = rest.partition(".")
+        inner = {**inner, entry: replace_value(inner[entry], rest, value)}
+    elif rest:
+        inner = replace_value(inner, rest, value)
     return config.model_copy(update={name: inner})
 
 

@@ -23,6 +23,7 @@ from alphaapollo.types import ImageInput, Row
 
 A = TypeVar("A")
 PER_ROW = ("loss_weights", "sequence_weights", "value_weights", "trajectory_ids")  # columns with one value per row
+INTEGERS = ("trajectory_ids", "teacher_tokens")  # columns that are not converted to floating point
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Rows:
     routed_experts: np.ndarray | None = None  # uint8 or uint16 [sum T, layers, k], chosen by the engine's router
     prefixes: SharedPrefixes | None = None  # prefixes that rows of a micro-batch share; None: no sharing
     images: tuple[tuple[ImageInput, ...], ...] | None = None  # pictures of each row; None: no row has a picture
+    teacher_shares: np.ndarray | None = None  # float32 [R, teachers], each row sums to 1; None: one teacher or none
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], prefixes: SharedPrefixes | None = None) -> Rows:
@@ -59,6 +61,9 @@ class Rows:
             routed_experts=_concatenate_routed_experts(rows),
             prefixes=prefixes,
             images=tuple(tuple(row.images) for row in rows) if any(row.images for row in rows) else None,
+            teacher_shares=np.array([row.teacher_shares for row in rows], np.float32)
+            if any(row.teacher_shares for row in rows)
+            else None,
         )
 
     def __len__(self) -> int:
@@ -92,6 +97,7 @@ class Rows:
             else concatenate_segments(self.routed_experts, self.token_offsets, row_indices),
             prefixes=None if self.prefixes is None else self.prefixes.select(row_indices),
             images=None if self.images is None else tuple(self.images[index] for index in row_indices),
+            teacher_shares=None if self.teacher_shares is None else self.teacher_shares[list(row_indices)],
         )
 
     def get_segment_and_prefix_lengths(self, row_indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -129,6 +135,8 @@ class Columns(Generic[A]):
     value_weights: A | None = None  # float32 [R], weight of the token sum of each row in the loss of the critic
     trajectory_ids: A | None = None  # int64 [R], equal for all rows of a trajectory
     selected_tokens: A | None = None  # uint8 [sum responses], tokens selected by PolicyLoss.select_tokens
+    teacher_tokens: A | None = None  # int32 [sum responses, servers, k], most probable tokens of each teacher server
+    teacher_token_logprobs: A | None = None  # float32 [sum responses, servers, k + 1]; the last is of all other tokens
 
     def select(self: Columns[np.ndarray], rows: Rows, row_indices: Sequence[int]) -> Columns[np.ndarray]:
         """Return the columns of the rows at `row_indices`. `rows`: all rows; their offsets locate the values."""
@@ -215,11 +223,11 @@ class TrainBatch:
         return values
 
     def split_by_rank(self, values: np.ndarray) -> list[np.ndarray]:
-        """Copy an array [n] over the response tokens of the batch into one array per rank, [sum responses] each."""
-        assert values.shape == (self.response_offsets[-1],), (values.shape, self.response_offsets[-1])
+        """Copy an array [n, ...] over the response tokens of the batch into an array [sum responses, ...] per rank."""
+        assert len(values) == self.response_offsets[-1], (values.shape, self.response_offsets[-1])
         columns = []
         for rank, spans in zip(self.rank_batches, self._response_spans, strict=True):
-            column = np.empty(rank.rows.response_offsets[-1], values.dtype)
+            column = np.empty((rank.rows.response_offsets[-1], *values.shape[1:]), values.dtype)
             for first, start, end in spans:
                 column[start:end] = values[first : first + end - start]
             columns.append(column)

@@ -1,4 +1,4 @@
-"""Build the policy worker, and the `model` configuration sections of the teacher and the critic."""
+"""Build the policy worker, and the `model` configuration sections of teachers and the critic."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ def build_policy_worker(
     return PolicyWorker(config, placement, sender)
 
 
-def make_teacher_model_section(policy: Model, teacher: Teacher) -> Model:
-    """Return the teacher's `model` section: the policy's section with the teacher's path, without LoRA."""
-    update = {"path": teacher.model.path, "trust_remote_code": teacher.model.trust_remote_code, "tokenizer_path": ""}
-    return policy.model_copy(update=update | {"lora_rank": 0, "enable_gradient_checkpointing": False})
+def make_teacher_model_sections(policy: Model, teacher: Teacher) -> dict[str, Model]:
+    """Return the `model` section of each teacher on the policy's ranks, by its configuration key: the policy's section
+    with the teacher's path, without LoRA."""
+    without = {"tokenizer_path": "", "lora_rank": 0, "enable_gradient_checkpointing": False}
+    return {
+        key: policy.model_copy(update={"path": one.path, "trust_remote_code": one.trust_remote_code, **without})
+        for key, one in teacher.local_models.items()
+    }
 
 
 def make_critic_model_section(policy: Model, critic: Critic) -> Model:

@@ -10,7 +10,8 @@ On a GPU, torch.compile fuses all operations of a chunk between two matrix produ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.divergence import Divergence, distribution_overlap, forward_kl, kl
+from alphaapollo.algorithms.divergence import Divergence, distribution_overlap, forward_kl, kl, spread_tail
 from alphaapollo.models.cpu.linear import compute_weight_grad, linear
 
 CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}  # per chunk: 16 MiB of float32 fit into a CPU cache, 512 MiB fill a GPU
@@ -54,12 +55,32 @@ class LmHeadInput:
 
 
 @dataclass(frozen=True)
-class DivergenceTarget:
-    """Frozen model (reference or teacher) from which the policy's divergence is computed, at the same temperature."""
+class TopTokens:
+    """The k most probable tokens of a frozen model at n positions, and the log-probs of all other tokens together."""
 
-    hidden: LmHeadInput  # hidden states of the frozen model without gradient, and its head with the policy's vocabulary
+    token_ids: Tensor  # int64 [n, k]; a repeated token has the same log-prob
+    logprobs: Tensor  # [n, k]
+    tail: Tensor  # [n]
+
+
+@dataclass(frozen=True)
+class WeightedModel:
+    """One of several frozen models, and its weight in the divergence of each token."""
+
+    output: LmHeadInput | TopTokens
+    weights: Tensor  # [n], on the CPU: chunks in which all weights are 0 are not computed
+
+
+@dataclass(frozen=True)
+class DivergenceTarget:
+    """Frozen models (reference or teachers) from which the policy's divergence is computed, at the same temperature."""
+
+    hidden: LmHeadInput | Sequence[WeightedModel]
+    """Hidden states of the frozen model without gradient, and its head with the policy's vocabulary; or several models,
+    whose divergences and statistics are summed with their weights."""
     divergence: Divergence
     with_statistics: bool = False  # also compute reverse_kl, forward_kl and agreement
+    top_k: int | None = None  # compare only the k most probable tokens of a model with hidden states
 
 
 def compute_token_stats(
@@ -110,12 +131,28 @@ class _ChunkedHead:
     def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return _compile(function) if self.fused else function
 
-    def compute_frozen_model_logprobs(self, chunk: slice) -> Tensor:
-        """Compute the frozen model's log-probs of all tokens in the vocabulary. [c, V]"""
+    def iterate_frozen_models(self, chunk: slice, logp: Tensor) -> Iterator[tuple[Tensor | float, Tensor]]:
+        """Yield weights [c] and log-probs of all tokens [c, V] of each frozen model. logp: of the policy, [c, V]."""
         assert self.divergence_target is not None
-        states, head = self.divergence_target.hidden.states[chunk], self.divergence_target.hidden.head
-        transform = LogitTransform.of_head(head, self.temperature)
-        return transform(compute_raw_logits(states, head)).log_softmax(dim=-1)
+        hidden = self.divergence_target.hidden
+        if isinstance(hidden, LmHeadInput):
+            yield 1.0, self._compute_frozen_model_logprobs(hidden, chunk, logp)
+            return
+        for model in hidden:
+            if (weights := model.weights[chunk]).any():
+                frozen = self._compute_frozen_model_logprobs(model.output, chunk, logp)
+                yield weights.to(logp, non_blocking=True), frozen
+
+    def _compute_frozen_model_logprobs(self, output: LmHeadInput | TopTokens, chunk: slice, logp: Tensor) -> Tensor:
+        if isinstance(output, TopTokens):
+            return spread_tail(logp, output.token_ids[chunk], output.logprobs[chunk].to(logp), output.tail[chunk])
+        transform = LogitTransform.of_head(output.head, self.temperature)
+        logq = transform(compute_raw_logits(output.states[chunk], output.head)).log_softmax(dim=-1)
+        if self.divergence_target is None or self.divergence_target.top_k is None:
+            return logq
+        top = logq.topk(min(self.divergence_target.top_k, logq.shape[1]))
+        tail = logq.scatter(1, top.indices, -math.inf).logsumexp(dim=-1)
+        return spread_tail(logp, top.indices, top.values, tail)
 
 
 class LogitTransform(NamedTuple):
@@ -214,10 +251,10 @@ class _TokenStatsFunction(torch.autograd.Function):
             )
             if target is not None:
                 logp = chunks.transform(raw) - normaliser[chunk, None]
-                logq = chunks.compute_frozen_model_logprobs(chunk)
-                divergence[chunk] = target.divergence.value(logp, logq)
-                for column, statistic in zip(extra, (kl, forward_kl, distribution_overlap), strict=False):
-                    column[chunk] = statistic(logp, logq)
+                for weights, logq in chunks.iterate_frozen_models(chunk, logp):
+                    divergence[chunk] += weights * target.divergence.value(logp, logq)
+                    for column, statistic in zip(extra, (kl, forward_kl, distribution_overlap), strict=False):
+                        column[chunk] += weights * statistic(logp, logq)
             saved_logits = raw if num_tokens <= chunks.chunk_size else None
         ctx.chunks, ctx.needs_bias = chunks, bias is not None and ctx.needs_input_grad[2]
         ctx.set_materialize_grads(False)
@@ -239,12 +276,11 @@ class _TokenStatsFunction(torch.autograd.Function):
             raw = compute_raw_logits(hidden[chunk], chunks.head) if saved_logits is None else saved_logits
             from_divergence = None
             if grad_divergence is not None and chunks.divergence_target is not None:
-                logp, logq = (
-                    chunks.transform(raw) - normaliser[chunk, None],
-                    chunks.compute_frozen_model_logprobs(chunk),
-                )
-                from_divergence = chunks.divergence_target.divergence.gradient(logp, logq)
-                from_divergence.mul_(grad_divergence[chunk, None])
+                logp = chunks.transform(raw) - normaliser[chunk, None]
+                for weights, logq in chunks.iterate_frozen_models(chunk, logp):
+                    part = chunks.divergence_target.divergence.gradient(logp, logq)
+                    part.mul_((weights * grad_divergence[chunk])[:, None])
+                    from_divergence = part if from_divergence is None else from_divergence.add_(part)
             grad = compute_gradient(
                 raw,
                 targets[chunk],

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.data.batch import Columns, Rows, compute_offsets
+from alphaapollo.data.batch import INTEGERS, Columns, Rows, compute_offsets
 from alphaapollo.data.shared_prompts import SharedPrefixes
 from alphaapollo.models.image_batch import ImageBatch, PlaceholderLayout, compute_mrope_positions
 from alphaapollo.models.ulysses import SequenceGroup, TokenSelection, find_local_positions
@@ -171,15 +171,17 @@ class MicroBatchBuilder:
 
     def _copy_columns(self, columns: Columns[np.ndarray], rows: Rows, row_indices: Sequence[int]) -> Columns[Tensor]:
         """Copy the loss inputs of the rows at `row_indices` to the device, as float32 or float64. Without indices, each
-        input is a zero for the dummy row. Trajectory ids remain integers; omitted if no rows share a trajectory."""
+        input is a zero for the dummy row. Ids remain integers; trajectory ids are omitted if no rows share one."""
         selected, copied = columns.select(rows, row_indices), {}
         for name in (field.name for field in fields(selected)):
             column = getattr(selected, name)
             if column is None or (name == "trajectory_ids" and len(np.unique(column)) == len(column)):
                 continue
-            if name != "trajectory_ids":
+            if name not in INTEGERS:
                 column = column.astype(np.promote_types(column.dtype, np.float32))
-            copied[name] = self._to_device(column if len(row_indices) else np.zeros(1, column.dtype))
+            copied[name] = self._to_device(
+                column if len(row_indices) else np.zeros((1, *column.shape[1:]), column.dtype)
+            )
         return Columns(**copied)
 
 

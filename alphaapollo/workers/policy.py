@@ -1,4 +1,4 @@
-"""Policy worker, one per training rank. It also has the frozen reference model and the teacher, if they are needed.
+"""Policy worker, one per training rank. It also has the frozen reference model and teachers, if they are needed.
 
     load_batch -> [log-probs of policy, reference and teacher] -> update(columns) -> send_weights -> offload
 
@@ -8,7 +8,7 @@ Computing methods are collectives and reload offloaded tensors. `offload` frees 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +40,7 @@ from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
 from alphaapollo.workers.policy_objective import build_objective_inputs, compute_policy_objective, normalize_metrics
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
-from alphaapollo.workers.teacher import FrozenTeacher, sum_distillation_metrics
+from alphaapollo.workers.teacher import FrozenTeacher, TeacherGroup, sum_distillation_metrics
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class PolicyWorkerConfig:
     engine_lora_form: LoraForm = "merged"  # what is sent to the engines: complete weights, or the adapters only
     saves_in_background: bool = False
     teacher: Teacher = NO_TEACHER
-    teacher_model: Model | None = None  # after `resolve_model`; None: no teacher
+    teacher_models: Mapping[str, Model] = field(default_factory=dict)  # Teacher.local_models after `resolve_model`
 
 
 class PolicyWorker(TrainingWorker):
@@ -88,7 +88,7 @@ class PolicyWorker(TrainingWorker):
             self.state.offload()  # while the reference is loaded
             self.reference = load_policy(model, self.mesh, self.dtype, ref_fsdp.offload_policy)
         self.reference_parameters = make_parameter_offloader(self.reference, ref_fsdp.param_offload)
-        self.teacher = None if setup.teacher_model is None else self._load_teacher(setup.teacher_model)
+        self.teacher = self._load_teachers(setup.teacher_models) if setup.teacher.divergence else None
         self.flops = FlopsEstimator.from_model(self.policy.model)
         self.peak_flops = find_peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.has_reset_reference = False
@@ -114,7 +114,7 @@ class PolicyWorker(TrainingWorker):
         return column
 
     def compute_teacher_log_probs(self) -> np.ndarray:
-        """Compute log-probs of the response tokens under the teacher model. float32 [response tokens]"""
+        """Compute log-probs of the response tokens under the teachers on the ranks. float32 [response tokens]"""
         assert self.teacher is not None, "this worker has no teacher"
         return self.teacher.compute_log_probs(self.batch)
 
@@ -261,14 +261,17 @@ class PolicyWorker(TrainingWorker):
             self.reference_parameters.reload()
             load_snapshot(f"{checkpoint_folder}/reference", self.reference, ())
 
-    def _load_teacher(self, model: Model) -> FrozenTeacher:
-        self.state.offload()  # while the teacher is loaded
+    def _load_teachers(self, models: Mapping[str, Model]) -> TeacherGroup:
+        self.state.offload()  # while the teachers are loaded
         self.reference_parameters.offload()
         vocabulary = self.policy.model.get_output_embeddings().weight.shape[0]
-        fsdp = self.teacher_config.model.fsdp_config
-        teacher = FrozenTeacher(model, fsdp, self.mesh, self.builder, self.temperature, vocabulary)
-        self.sharing.unsupported_reason = self.sharing.unsupported_reason or teacher.sharing.unsupported_reason
-        return teacher
+        loaded = {
+            key: FrozenTeacher(models[key], teacher.fsdp_config, self.mesh, self.builder, self.temperature, vocabulary)
+            for key, teacher in self.teacher_config.local_models.items()
+        }
+        group = TeacherGroup(self.teacher_config, loaded)
+        self.sharing.unsupported_reason = self.sharing.unsupported_reason or group.sharing_obstacle
+        return group
 
     @contextmanager
     def _use_reference_model(self) -> Iterator[PolicyModel]:

@@ -1,7 +1,11 @@
-"""Teacher for on-policy distillation: a frozen model on the policy's ranks, applied to the policy's samples."""
+"""Teachers for on-policy distillation: frozen models on the policy's ranks, applied to the policy's samples.
+
+Several teachers are used one after the other. Each reads only those rows in whose loss it has a weight.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +14,8 @@ from torch import Tensor
 
 from alphaapollo.algorithms.divergence import make_divergence
 from alphaapollo.config.schema import FrozenFsdp, Model, Teacher
-from alphaapollo.data.batch import RankBatch
-from alphaapollo.models.lm_head import DivergenceTarget, LmHeadInput, TokenStats
+from alphaapollo.data.batch import MiniBatch, RankBatch, Rows
+from alphaapollo.models.lm_head import DivergenceTarget, LmHeadInput, TokenStats, TopTokens, WeightedModel
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.policy import check_forward_vs_hf, load_policy
 from alphaapollo.models.sharding import ModelMesh, reshard
@@ -47,10 +51,11 @@ class FrozenTeacher:
         self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
         self.offload()
 
-    def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
-        """Compute log-probs of the response tokens, then offload the teacher. float32 [response tokens]"""
+    def compute_log_probs(self, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
+        """Compute log-probs of the response tokens of the rows in `mini_batches`, and 0 for other rows. Then offload
+        the teacher. float32 [response tokens]"""
         self.reload_and_check_batch(batch)
-        column = compute_token_outputs(self.model, self.compute_logprobs, batch.rows, batch.mini_batches, self.builder)
+        column = compute_token_outputs(self.model, self.compute_logprobs, batch.rows, mini_batches, self.builder)
         self.offload()
         return column
 
@@ -60,18 +65,102 @@ class FrozenTeacher:
         self.sharing.check_batch(batch)
 
     @torch.no_grad()
-    def make_divergence_target(self, micro: MicroBatch, teacher: Teacher) -> DivergenceTarget:
-        """Return the teacher's next-token distributions, to compute the divergence of the policy's distributions."""
+    def compute_lm_head_input(self, micro: MicroBatch) -> LmHeadInput:
+        """Compute the hidden states of a micro-batch's response tokens, with the head for the policy's vocabulary."""
         hidden: LmHeadInput = self.model.compute_lm_head_input(replace(micro, routed_experts=None))
         head, count = hidden.head, self.vocabulary  # rows beyond the policy's vocabulary are padding
         bias = None if head.bias is None else head.bias[:count]
         common = replace(head, weight=head.weight[:count], bias=bias)
-        return DivergenceTarget(LmHeadInput(hidden.states, common), make_divergence(teacher), with_statistics=True)
+        return LmHeadInput(hidden.states, common)
+
+    @torch.no_grad()
+    def compute_lm_head_input_of_rows(self, micro: MicroBatch, is_used: np.ndarray) -> LmHeadInput:
+        """Compute the hidden states of some rows, and 0 for the tokens of other rows. is_used: bool [b].
+
+        With sequence parallelism, all rows are computed, because a smaller micro-batch is split at other tokens.
+        """
+        if is_used.all() or micro.sequence is not None:
+            return self.compute_lm_head_input(micro)
+        own = self.builder.build(micro.rows, np.flatnonzero(is_used).tolist())
+        hidden = self.compute_lm_head_input(own)
+        tokens = np.flatnonzero(np.repeat(is_used, micro.rows.response_lengths))
+        states = hidden.states.new_zeros(len(micro.targets), hidden.states.shape[1])
+        states[torch.from_numpy(tokens).to(states.device)] = own.drop_dummy_row(hidden.states)
+        return replace(hidden, states=states)
 
     def offload(self) -> None:
         """Free GPU memory: reshard the model and offload the configured tensors."""
         reshard(self.model)
         self.parameters.offload()
+
+
+class TeacherGroup:
+    """The teachers of one rank: frozen models, and the distributions that servers returned. Methods are collectives.
+
+    Args:
+        teacher: section `teacher` with a divergence.
+        models: the frozen models by their configuration key.
+    """
+
+    def __init__(self, teacher: Teacher, models: dict[str, FrozenTeacher]):
+        self.models, self.keys, self.servers = models, list(teacher.models_by_key), list(teacher.servers)
+
+    @property
+    def sharing_obstacle(self) -> str | None:
+        """Why a teacher cannot compute a prompt once for all responses of its group; None if all can."""
+        return next(filter(None, (model.sharing.unsupported_reason for model in self.models.values())), None)
+
+    def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
+        """Compute log-probs of the response tokens, summed over the frozen models with the weights of each row.
+
+        float32 [response tokens]
+        """
+        rows, total = batch.rows, np.zeros(batch.rows.response_offsets[-1], np.float32)
+        for key, model in self.models.items():
+            weights = self._get_weights(rows, key)
+            used = [
+                MiniBatch([[row for row in micro if weights[row]] for micro in mini_batch.micro_batches])
+                for mini_batch in batch.mini_batches
+            ]
+            total = total + np.repeat(weights, rows.response_lengths) * model.compute_log_probs(batch, used)
+        return total
+
+    def reload_and_check_batch(self, batch: RankBatch) -> None:
+        for model in self.models.values():
+            model.reload_and_check_batch(batch)
+
+    def make_divergence_target(self, micro: MicroBatch, teacher: Teacher) -> DivergenceTarget:
+        """Return the next-token distributions of the teachers, to compute the divergence of the policy's."""
+        parts, lengths = [], micro.rows.response_lengths
+        local = micro.predicting_tokens.selection_indices  # the tokens of this rank with sequence parallelism
+        for key in self.keys:
+            weights = np.zeros(len(micro.rows), np.float32) if micro.is_dummy else self._get_weights(micro.rows, key)
+            of_tokens = torch.from_numpy(np.repeat(weights, lengths))
+            of_tokens = of_tokens if local is None else of_tokens[local.cpu()]
+            if key in self.models:
+                output: LmHeadInput | TopTokens = self.models[key].compute_lm_head_input_of_rows(micro, weights > 0)
+            else:
+                output = self._get_top_tokens(micro, self.servers.index(key), local)
+            parts.append(WeightedModel(output, of_tokens))
+        return DivergenceTarget(parts, make_divergence(teacher), with_statistics=True, top_k=teacher.top_k)
+
+    def offload(self) -> None:
+        for model in self.models.values():
+            model.offload()
+
+    def _get_weights(self, rows: Rows, key: str) -> np.ndarray:
+        """Return the weight of a teacher in the loss of each row. float32 [R]"""
+        if rows.teacher_shares is None:
+            return np.ones(len(rows), np.float32)
+        return rows.teacher_shares[:, self.keys.index(key)]
+
+    def _get_top_tokens(self, micro: MicroBatch, server: int, local: Tensor | None) -> TopTokens:
+        tokens, logprobs = micro.columns.teacher_tokens, micro.columns.teacher_token_logprobs
+        assert tokens is not None and logprobs is not None
+        tokens, logprobs = tokens[:, server].long(), logprobs[:, server]
+        if local is not None:
+            tokens, logprobs = tokens[local], logprobs[local]
+        return TopTokens(tokens, logprobs[:, :-1], logprobs[:, -1])
 
 
 def sum_distillation_metrics(stats: TokenStats, mask: Tensor) -> dict[str, Tensor]:

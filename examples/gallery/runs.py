@@ -40,7 +40,10 @@ FIT = {  # recipes that need more than a group size
     # with grpo's division by the group's deviation, one token would count as much as a right answer
     "length_budget": (*GROUP, "algorithm.adv_estimator=dr_grpo"),
 }
-ELSEWHERE = {"distill", "turn_ppo", "turn_group"}  # need a teacher (examples/distill) or turns (examples/grid_world)
+ELSEWHERE = {  # recipes that need teachers (examples/distill, examples/teachers) or turns (examples/grid_world)
+    *("distill", "mopd"),
+    *("turn_ppo", "turn_group"),
+}
 LONGER = 2.5  # factor on iterations for recipes with one optimizer step per iteration instead of four
 LENGTH_BUDGET = 40  # tokens, for length_budget: answers have 31 to 37
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.config.schema import Actor, Model, Reference
+from alphaapollo.config.schema import Actor, Model, Reference, Teacher
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
@@ -57,7 +57,8 @@ def make_worker(
         needs_reference=True,
         optimizer_steps=10,
         temperature=0.9,
-        teacher_model=Model(path=folder, attention="sdpa" if packed else "padded", dtype="float32"),
+        teacher=Teacher(divergence="sampled", model={"path": folder}),
+        teacher_models={"teacher.model": Model(path=folder, attention="sdpa" if packed else "padded", dtype="float32")},
     )
     worker = PolicyWorker(setup, RankPlacement(rank, num_ranks, address, "cpu", 1, sequence_parallel))
     scale_weights(worker.policy, 1.1)  # different from the reference

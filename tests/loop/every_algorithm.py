@@ -42,6 +42,7 @@ PASSK = ["algorithm.passk_k=2"]  # of groups of 4
 TEACHER = "TEACHER"  # replaced by the teacher's folder
 EXTRA = {  # in addition to the case's own settings
     "distill": [f"teacher.model.path={TEACHER}"],
+    "mopd": [f"teacher.model.path={TEACHER}"],
     "grpo_passk_analytic": PASSK,
     "magistral": ["reward.components={}", "reward.required=[]"],
     "prorl": ["algorithm.reference_reset.every=1", "algorithm.reference_reset.patience=null"],

@@ -1,9 +1,12 @@
-"""On-policy distillation without a reward, synchronous, asynchronous and replayed; and a teacher with another
-tokenizer."""
+"""On-policy distillation without a reward, synchronous, asynchronous and replayed; a teacher with another tokenizer;
+and a teacher behind a vLLM server."""
 
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -54,3 +57,43 @@ def test_teacher_with_another_tokenizer_is_refused(ppo: Runner, tmp_path: Path) 
     assert "has tokens that the policy lacks: '<left>'" in done.output
     assert "Set teacher.divergence=sampled" in done.output
     ppo.run(LOCAL, "algorithm=distill", teacher, "teacher.divergence=sampled", "trainer.dry_run=true")
+
+
+def start_server(model: Path, output: Path, ppo: Runner) -> str:
+    """Start a server with a model named `big`. Returns its base_url."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["serve", model, "--port", port, "--name", "big", "rollout.kv_cache_gib=0.1"]
+    server = Program("alphaapollo", words, output, os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}, ROOT, warm=False)
+    ppo.programs.append(server)
+    end = time.monotonic() + 240
+    while socket.socket().connect_ex(("127.0.0.1", port)):
+        assert server.wait(0.2) is None and time.monotonic() < end, server.printed[-4000:]
+    return f"http://127.0.0.1:{port}/v1"
+
+
+def test_teacher_behind_a_server_equals_the_same_model_on_the_ranks(ppo: Runner, tmp_path: Path) -> None:
+    teacher = make_teacher(tmp_path / "teacher")
+    url = start_server(teacher, tmp_path / "server.txt", ppo)
+    near = f"teacher.model.path={teacher}"
+    far = (
+        f"teacher.models={{near:{{path:{teacher}}},far:{{base_url:'{url}',name:big}}}}",
+        "teacher.by_source={quickstart/*:{near:0.25,far:0.75}}",
+    )
+    shared = (LOCAL, UNREWARDED, "data.val_files=null")
+    for name, words in {
+        "distill": ("algorithm=distill", "algorithm.adv_estimator=none", "teacher.top_k=5"),
+        "mopd": ("algorithm=mopd", "algorithm.adv_estimator=none"),
+    }.items():
+        alone = ppo.run(*shared, *words, near, name=f"{name}_near").metrics
+        mixed = ppo.run(*shared, *words, *far, name=f"{name}_far").metrics
+        for one, other in zip(alone, mixed, strict=True):
+            names = [key for key in one if key.startswith("distill/")] + ["actor/loss", "actor/grad_norm"]
+            assert len(names) == (6 if name == "distill" else 4)
+            assert {key: other[key] for key in names} == pytest.approx({key: one[key] for key in names}, rel=1e-3)
+
+    other = make_teacher(tmp_path / "other", ("<left>",))
+    done = ppo.refuse("algorithm=distill", f"actor_rollout_ref.model.path={other}", *far, "teacher.divergence=sampled")
+    assert "lacks these tokens of the policy" in done.output
+    ppo.programs[0].signal(signal.SIGTERM)
+    assert ppo.programs[0].wait(60) is not None

@@ -137,7 +137,13 @@ def make_files(folder: Path) -> None:
 
 def make_hub(home: Path) -> None:
     """Write the models and the dataset that pages name to the cache of the hub, as small ones."""
-    for name in (MODEL, "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "Skywork/Skywork-Reward-V2-Qwen3-0.6B"):
+    for name in (
+        MODEL,
+        "Qwen/Qwen3-8B",
+        "Qwen/Qwen3-14B",
+        "Qwen/Qwen3-30B-A3B",
+        "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
+    ):
         cache = home / "hub" / f"models--{name.replace('/', '--')}"
         (cache / "refs").mkdir(parents=True)
         (cache / "refs" / "main").write_text("0")
@@ -147,7 +153,7 @@ def make_hub(home: Path) -> None:
         if "Reward" in name:
             save_scorer("qwen3", model)
         make_tokenizer(model)
-        if name in (MODEL, "Qwen/Qwen3-8B"):
+        if name in (MODEL, "Qwen/Qwen3-8B", "Qwen/Qwen3-14B"):
             make_model(model, seed=0)
         (model / "chat_template.jinja").write_text(HERMES)
         for file in model.glob("*config.json"):

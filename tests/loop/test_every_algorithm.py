@@ -25,7 +25,7 @@ ALWAYS = {
     "critic/rewards/mean",
     "sync/probe_gap",
 }
-CORRECTED = {"tis", "icepop", "mis"}
+CORRECTED = {"tis", "icepop", "mis", "mopd"}
 ENGINE_LOGPROBS = {"bypass", "deepseek_v32", "dppo", "loss_mode=dppo_kl", "vespo"}
 TAUGHT_ALONE = {"distill", "divergence=jsd"}  # by whole distributions, and by nothing else: there are no advantages
 
@@ -58,7 +58,7 @@ def test_every_algorithm_trains(task: Task, tmp_path: Path) -> None:
             assert ("mismatch/k3" in line) == (name not in ENGINE_LOGPROBS), name
             assert ("actor/correction_weight" in line) == (name in CORRECTED), name
             assert ("actor/off_policy_masked" in line) == (name == "deepseek_v32"), name
-    for name in ("distill", "divergence=sampled", "divergence=jsd", "divergence=forward"):
+    for name in ("distill", "mopd", "divergence=sampled", "divergence=jsd", "divergence=forward"):
         (case,) = (case["lines"] for case in cases if case["name"] == name)
         assert all(line["distill/reverse_kl"] > 0 and 0 < line["distill/agreement"] <= 1 for line in case), (name, case)
     by_name = {case["name"]: case["lines"] for case in cases}

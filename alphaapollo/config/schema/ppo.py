@@ -137,6 +137,11 @@ class Config(Section):
         if self.teacher.uses_full_vocabulary and actor.uses_full_kl:
             teacher = f"teacher.divergence={self.teacher.divergence}"
             yield f"{teacher} does not work with {ACTOR}.kl_loss_type=full. Set kl_loss_type=low_var_kl+."
+        if self.teacher.servers and (temperature := self.actor_rollout_ref.rollout.temperature) != 1.0:
+            yield (
+                f"{ROLLOUT}.temperature={temperature:g}, but the server of {next(iter(self.teacher.servers))} returns "
+                "log-probs at temperature 1. Set it to 1."
+            )
         if reset.every is None and reset.patience is None:
             return
         if not (actor.use_kl_loss or algorithm.use_kl_in_reward):

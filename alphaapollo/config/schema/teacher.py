@@ -1,25 +1,45 @@
-"""`teacher`: a frozen model that the policy learns from on its own samples (docs/algorithms/distill.md)."""
+"""`teacher`: frozen models that the policy learns from on its own samples (docs/algorithms/distill.md)."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import CHANGES_TEACHER, ActiveWhen, FilePath, Section
+from alphaapollo.config.schema.base import CHANGES_TEACHER, ActiveUnless, ActiveWhen, FilePath, Section
 from alphaapollo.config.schema.model import FrozenFsdp
 
 Distance = Literal["sampled", "reverse", "forward", "jsd"]
 WHEN_TEACHER = ActiveWhen("divergence")
+WHEN_LOCAL, WHEN_SERVER = ActiveUnless("base_url"), ActiveWhen("base_url")
 
 
 class TeacherModel(Section):
-    path: Annotated[str, CHANGES_TEACHER, FilePath("model", required=True)] = ""
-    """Hugging Face hub id, or local folder with config, weights and the policy's tokenizer (required with a
-    divergence)."""
-    trust_remote_code: bool = False
+    """Teacher on the policy's ranks (`path`) or behind a vLLM server (`base_url` and `name`)."""
+
+    path: Annotated[str, CHANGES_TEACHER, FilePath("model", required=True), WHEN_LOCAL] = ""
+    """Hugging Face hub id, or local folder with config, weights and the policy's tokenizer (required with a divergence,
+    unless base_url is set)."""
+    trust_remote_code: Annotated[bool, WHEN_LOCAL] = False
     """Run Python code that comes with the model."""
-    fsdp_config: FrozenFsdp = FrozenFsdp()
+    fsdp_config: Annotated[FrozenFsdp, WHEN_LOCAL] = FrozenFsdp()
+    base_url: Annotated[str, CHANGES_TEACHER] = ""
+    """URL of a vLLM server, e.g. http://localhost:8000/v1; empty = the teacher runs on the policy's ranks."""
+    name: Annotated[str, CHANGES_TEACHER, WHEN_SERVER] = ""
+    """Name of the model on that server (required with base_url)."""
+    api_key_env: Annotated[str, WHEN_SERVER] = "OPENAI_API_KEY"
+    """Environment variable with the API key; if unset, no key is sent."""
+    timeout: Annotated[PositiveFloat, WHEN_SERVER] = 120.0
+    """Seconds per request. Failed requests are sent again 4 times; then the run stops."""
+
+    def find_problems(self) -> Iterator[str]:
+        if self.path and self.base_url:
+            yield f"path={self.path} and base_url={self.base_url} are both set. Remove one of them."
+        if self.base_url and not self.name:
+            yield "name is required with base_url. Set the name of the model on the server."
 
 
 class Teacher(Section):
@@ -31,7 +51,15 @@ class Teacher(Section):
     """Weight of the divergence in the loss, which also has terms for advantages, KL and entropy."""
     beta: Annotated[float, Field(gt=0.0, lt=1.0), WHEN_TEACHER, ActiveWhen("divergence", "jsd"), CHANGES_TEACHER] = 0.5
     """jsd: the teacher's share of the mixture; near 0 it behaves as the forward KL, near 1 as the reverse."""
-    model: Annotated[TeacherModel, WHEN_TEACHER] = TeacherModel()
+    top_k: Annotated[PositiveInt | None, ActiveWhen("divergence", "reverse", "forward", "jsd"), CHANGES_TEACHER] = None
+    """Compare only the teacher's k most probable tokens; all other tokens count as one (required for servers, which
+    allow up to vLLM's --max-logprobs, by default 20). null = the full vocabulary."""
+    model: Annotated[TeacherModel, WHEN_TEACHER, ActiveUnless("models")] = TeacherModel()
+    models: Annotated[dict[str, TeacherModel], WHEN_TEACHER, CHANGES_TEACHER] = {}
+    """Several teachers by name, instead of `model`: {math: {path: ...}, code: {base_url: ..., name: ...}}."""
+    by_source: Annotated[dict[str, str | dict[str, PositiveFloat]], ActiveWhen("models"), CHANGES_TEACHER] = {}
+    """Teacher of each data source: {pattern: name}, or {pattern: {name: weight, ...}} with weights that sum to 1. The
+    first pattern that matches the data_source is used: {"openai/gsm8k": math, "code/*": {math: 0.5, code: 0.5}}."""
 
     @property
     def uses_sampled_tokens(self) -> bool:
@@ -42,6 +70,54 @@ class Teacher(Section):
     def uses_full_vocabulary(self) -> bool:
         """Whether the distillation loss compares the distributions of policy and teacher over the full vocabulary."""
         return self.divergence not in (None, "sampled")
+
+    @property
+    def models_by_key(self) -> dict[str, TeacherModel]:
+        """Teachers by their configuration key, e.g. {"teacher.models.math": ...}; empty without a divergence."""
+        if self.divergence is None:
+            return {}
+        return {f"teacher.models.{name}": model for name, model in self.models.items()} or {"teacher.model": self.model}
+
+    @property
+    def local_models(self) -> dict[str, TeacherModel]:
+        """The teachers of models_by_key that run on the policy's ranks."""
+        return {key: model for key, model in self.models_by_key.items() if not model.base_url}
+
+    @property
+    def servers(self) -> dict[str, TeacherModel]:
+        """The teachers of models_by_key behind a server."""
+        return {key: model for key, model in self.models_by_key.items() if model.base_url}
+
+    def find_shares(self, data_source: str) -> list[float]:
+        """Return the weight of each teacher, in the order of `models_by_key`, for prompts of a data source.
+
+        The weights sum to 1; they are all 0 if no pattern matches.
+        """
+        if not self.models:
+            return [1.0]
+        matching = (value for key, value in self.by_source.items() if fnmatchcase(data_source.lower(), key.lower()))
+        chosen = next(matching, {})
+        weights = {chosen: 1.0} if isinstance(chosen, str) else chosen
+        return [weights.get(name, 0.0) for name in self.models]
+
+    def find_problems(self) -> Iterator[str]:
+        if self.models and not self.by_source:
+            yield f"models needs by_source. Set by_source={{*: {min(self.models)}}} or patterns of data sources."
+        for name, model in self.models.items():
+            if not (model.path or model.base_url):
+                yield f"models.{name} has no model. Set models.{name}.path, or base_url and name of a server."
+        for pattern, chosen in self.by_source.items():
+            names, total = ([chosen], 1.0) if isinstance(chosen, str) else ([*chosen], math.fsum(chosen.values()))
+            if unknown := [name for name in names if name not in self.models]:
+                known = ", ".join(self.models) or "none"
+                yield f"by_source: {pattern!r} names the teacher {unknown[0]!r}. Use a name in models ({known})."
+            if abs(total - 1.0) > 1e-6:
+                yield f"by_source: the weights of {pattern!r} sum to {total:g}. Set weights that sum to 1."
+        if self.servers and self.uses_full_vocabulary and self.top_k is None:
+            yield (
+                f"top_k is required: the server of {next(iter(self.servers))} cannot return full distributions. "
+                "Set top_k=20, or divergence=sampled."
+            )
 
 
 NO_TEACHER = Teacher()

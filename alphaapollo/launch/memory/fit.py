@@ -126,8 +126,7 @@ def list_memory_saving_settings(config: Config, device: Device) -> Iterator[Sett
         yield from ({f"{section}.fsdp_config.optimizer_offload": True} for section in trained)
         if config.needs_reference:
             yield {"actor_rollout_ref.ref.fsdp_config.param_offload": True}
-        if config.teacher.divergence:
-            yield {"teacher.model.fsdp_config.param_offload": True}
+        yield from ({f"{key}.fsdp_config.param_offload": True} for key in config.teacher.local_models)
     yield from ({BUDGET: size} for size in halve(min(budget, MIN_TOKENS), longest))
     if device == "cpu":
         needed = count_kv_token_bytes(role.rollout, sizes) * config.data.max_length / GIB

@@ -11,7 +11,7 @@ from alphaapollo.algorithms.divergence import REVERSE, Divergence, make_divergen
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import Actor, Config, Critic, Model, Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.launch.builders import make_critic_model_section, make_teacher_model_section
+from alphaapollo.launch.builders import make_critic_model_section, make_teacher_model_sections
 from alphaapollo.launch.memory.model import (
     FLOAT32,
     FrozenModelMemory,
@@ -247,7 +247,7 @@ def _estimate_rank_memory_by_phase(config: Config, device: Device) -> tuple[dict
         )
     further = FURTHER_PROCESS * (has_critic(config) + config.reward_model.enable) if device == "cuda" else 0
     fixed = MemoryUsage(runtime=RUNTIME[device] + further)
-    reference, teacher = FrozenModelMemory(), FrozenModelMemory()
+    reference, teachers = FrozenModelMemory(), list[FrozenModelMemory]()
     if config.reward_model.enable:
         scorer = config.reward_model.model
         model = role.model.model_copy(update={"path": scorer.path})
@@ -260,9 +260,9 @@ def _estimate_rank_memory_by_phase(config: Config, device: Device) -> tuple[dict
         return sum((model.usage_while_idle() for name, model in trained.items() if name != active_role), fixed + frozen)
 
     phases: dict[str, MemoryUsage] = {}
-    if config.teacher.divergence:
-        model = make_teacher_model_section(role.model, config.teacher)
-        teacher = plan_frozen_model(model, config.teacher.model.fsdp_config, policy.shards, device)
+    passes: list[MemoryUsage] = []
+    for key, model in make_teacher_model_sections(role.model, config.teacher).items():
+        teacher = plan_frozen_model(model, config.teacher.local_models[key].fsdp_config, policy.shards, device)
         head, forward = _plan_teacher_head_and_forward(config, model)
         idle += teacher.idle
         if config.teacher.uses_full_vocabulary:  # its head stays gathered in the policy's update
@@ -270,6 +270,10 @@ def _estimate_rank_memory_by_phase(config: Config, device: Device) -> tuple[dict
         else:
             in_update += teacher.idle
             forward += head if teacher.idle == teacher.loaded else head + teacher.loaded
+        teachers.append(teacher)
+        passes.append(forward)
+    if passes:  # teachers compute one after the other
+        forward = max(passes, key=lambda usage: usage.total)
         phases["the teacher's pass"] = policy.usage_after_step() + forward + sum_idle_memory("policy", in_update)
     for name, one in trained.items():
         beside = sum_idle_memory(name, in_update if name == "policy" else idle)
@@ -278,7 +282,7 @@ def _estimate_rank_memory_by_phase(config: Config, device: Device) -> tuple[dict
     phases["publish"] = policy.usage_after_step() + sum_idle_memory("policy", in_update) + buckets
     phases["generate"] = sum_idle_memory("", idle)
     offloaded = sum(one.offloaded_bytes() for one in trained.values())
-    offloaded += sum(one.loaded.total - one.idle.total for one in (reference, teacher))
+    offloaded += sum(one.loaded.total - one.idle.total for one in (reference, *teachers))
     copies = sum(one.checkpoint_bytes() for one in trained.values())
     if config.algorithm.reference_reset.every or config.algorithm.reference_reset.patience:
         copies += count_frozen_bytes(policy.sizes, policy.shards, get_dtype_bytes(role.model.dtype))

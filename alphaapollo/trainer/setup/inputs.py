@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.config.schema import Config, Model, Teacher
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.config.schema import Config, Model
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.builders import make_critic_model_section, make_teacher_model_section
+from alphaapollo.launch.builders import make_critic_model_section, make_teacher_model_sections
 from alphaapollo.launch.input_checks import (
     check_context_length,
     check_engine_supports_model,
@@ -32,11 +31,12 @@ from alphaapollo.models.folder_check import (
     check_weight_files,
     list_template_notices,
 )
-from alphaapollo.models.load import check_causal_lm, load_config
+from alphaapollo.models.load import check_causal_lm
 from alphaapollo.models.lora import check_target_modules
 from alphaapollo.rewards.components import TASK
 from alphaapollo.trainer.progress import TrainingGoal
 from alphaapollo.trainer.setup.probe import make_probe
+from alphaapollo.trainer.setup.teacher_checks import check_teachers
 from alphaapollo.trainer.step.curriculum import assign_stages
 from alphaapollo.trainer.step.reward_model_scorer import (
     COMPONENT,
@@ -48,8 +48,6 @@ from alphaapollo.trainer.step.reward_model_scorer import (
 from alphaapollo.trainer.step.training_batch import check_prompts_have_length_budgets
 from alphaapollo.types import Prompt, Score
 from alphaapollo.weight_sync.verification import Probe
-
-TEACHER = "teacher.model.path"
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def read_training_inputs(config: Config) -> TrainingInputs:
 
     prompts, notices = read_split(data.train_files, "data.train_files", data.train_max_samples)
     if config.teacher.divergence:
-        notices += check_teacher_vocabulary(config.teacher, config.actor_rollout_ref.model, renderer)
+        notices += check_teachers(config, renderer, prompts)
     notices += list_template_notices(
         config.actor_rollout_ref.model, renderer.tokenizer, data.apply_chat_template_kwargs
     )
@@ -130,9 +128,9 @@ def _check_model_and_engine_settings(config: Config) -> None:
     check_expert_parallel_size(model, role.actor.fsdp_config, num_ranks, f"{actor}.fsdp_config")
     if "critic.model.path" in models:
         check_expert_parallel_size(critic, config.critic.fsdp_config, num_ranks, "critic.fsdp_config")
-    for name in ("critic.model.path", TEACHER):
-        if name in models:
-            check_reads_pictures_like_policy(models[name], model, name)
+    for name, other in models.items():
+        if name == "critic.model.path" or name.startswith("teacher."):
+            check_reads_pictures_like_policy(other, model, name)
     check_causal_lm(model)
     for name, trained in models.items():
         check_weight_files(trained, name)
@@ -149,8 +147,7 @@ def _list_models_on_training_ranks(config: Config) -> dict[str, Model]:
     models = {"actor_rollout_ref.model.path": policy}
     if "values" in get_estimator(config.algorithm.adv_estimator).needs:
         models["critic.model.path"] = make_critic_model_section(policy, config.critic)
-    if config.teacher.divergence:
-        models[TEACHER] = make_teacher_model_section(policy, config.teacher)
+    models |= {f"{key}.path": model for key, model in make_teacher_model_sections(policy, config.teacher).items()}
     if config.reward_model.enable:
         models["reward_model.model.path"] = make_reward_model_settings(config.reward_model, policy)
     return models
@@ -220,37 +217,3 @@ def _list_reward_components_in_config(config: Config) -> Iterator[tuple[str, str
             yield from ((part, "algorithm.gdpo_conditions") for part in (name, other))
     if algorithm.filter_groups.enable and algorithm.filter_groups.metric not in ("accuracy", "reward"):
         yield algorithm.filter_groups.metric, "algorithm.filter_groups.metric"
-
-
-def check_teacher_vocabulary(teacher: Teacher, policy: Model, policy_renderer: Renderer) -> list[str]:
-    """Check that the teacher can read the policy's token ids. Returns notices; raises ValueError if it cannot.
-
-    Each token id must mean the same token in both models. To compare full distributions (all values of
-    teacher.divergence except `sampled`), the teacher must also have no extra tokens, and at least as many logits.
-    """
-    tokenizer = load_tokenizer(teacher.model.path, teacher.model.trust_remote_code)
-    known, written = tokenizer.get_vocab(), policy_renderer.tokenizer.get_vocab()
-    path = f"{TEACHER}={teacher.model.path}"
-    if other := [token for token, number in written.items() if known.get(token) != number]:
-        raise ValueError(
-            f"{path} lacks these tokens of the policy, or has them with another id: {_format_tokens(other)}. "
-            "Use a teacher with the policy's tokenizer (e.g. a larger model of its family), or train on the "
-            "teacher's texts (docs/expert_iteration.md)."
-        )
-    if teacher.uses_full_vocabulary:
-        cause = f"teacher.divergence={teacher.divergence} compares full distributions"
-        fix = "Set teacher.divergence=sampled, which needs only the policy's tokens, or use another teacher."
-        if more := [token for token in known if token not in written]:
-            raise ValueError(f"{cause}, but {path} has tokens that the policy lacks: {_format_tokens(more)}. {fix}")
-        reader = Model(path=teacher.model.path, trust_remote_code=teacher.model.trust_remote_code)
-        rows, needed = (int(load_config(model).get_text_config().vocab_size) for model in (reader, policy))
-        if rows < needed:
-            raise ValueError(f"{cause}, but {path} computes {rows} logits, fewer than the policy's {needed}. {fix}")
-    if tokenizer.chat_template == policy_renderer.tokenizer.chat_template:
-        return []
-    return [f"{path} has another chat template than the policy. The teacher reads chats in the policy's template."]
-
-
-def _format_tokens(tokens: list[str]) -> str:
-    """Format the first three tokens and the total number, e.g. `'a', 'b', 'c', ... (23)`."""
-    return ", ".join(map(repr, sorted(tokens)[:3])) + (f", ... ({len(tokens)})" if len(tokens) > 3 else "")

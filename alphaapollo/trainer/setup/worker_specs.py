@@ -9,7 +9,7 @@ from typing import Any
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import ActorRolloutRef, Config, CustomRewardFunction
 from alphaapollo.controller.worker_groups import WorkerSpecs
-from alphaapollo.launch.builders import build_policy_worker, make_critic_model_section, make_teacher_model_section
+from alphaapollo.launch.builders import build_policy_worker, make_critic_model_section, make_teacher_model_sections
 from alphaapollo.rewards import zero_reward
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.trainer.setup.plan import Plan
@@ -79,7 +79,7 @@ def _make_rank_builders(
         engine_lora_form=section.rollout.lora,
         saves_in_background=plan.saves_in_background,
         teacher=config.teacher,
-        teacher_model=make_teacher_model_section(section.model, config.teacher) if config.teacher.divergence else None,
+        teacher_models=make_teacher_model_sections(section.model, config.teacher),
     )
     build = partial(build_policy_worker, policy, transport, config.algorithm.custom_module)
     builders: dict[str, Callable[..., Any]] = {"policy": build}

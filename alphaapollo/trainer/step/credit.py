@@ -44,12 +44,14 @@ COLUMN_NAMES = {
 
 @dataclass(frozen=True)
 class WorkerOutputs:
-    """Log-probs and values that the workers computed, as arrays [n] in the order of the batch. None: not needed."""
+    """Log-probs and values from workers and servers, as arrays [n] in the order of the batch. None: not needed."""
 
     old_logprobs: np.ndarray | None = None
     ref_logprobs: np.ndarray | None = None
     values: np.ndarray | None = None
     teacher_logprobs: np.ndarray | None = None
+    teacher_tokens: np.ndarray | None = None  # [n, S, k], as in ServerScores
+    teacher_token_logprobs: np.ndarray | None = None  # [n, S, k + 1]
 
     def describe_non_finite(self, mask: np.ndarray, offsets: np.ndarray) -> str:
         """Name the arrays with NaN or infinite values on action tokens; "" if there are none.
@@ -246,6 +248,8 @@ def _pack_columns(
         "ref_logprobs": computed.ref_logprobs,
         "values": computed.values,
         "selected_tokens": choose_loss_tokens(batch, computed, advantages, actor),
+        "teacher_tokens": computed.teacher_tokens,
+        "teacher_token_logprobs": computed.teacher_token_logprobs,
     }
     columns: dict[str, Any] = {
         name: layout.split_by_rank(values) for name, values in arrays.items() if values is not None

@@ -7,18 +7,20 @@ On shared GPUs, only one model is on the GPU at a time: the policy for log-probs
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from alphaapollo.algorithms.kl import next_kl_coef
 from alphaapollo.algorithms.mismatch import mismatch_metrics
 from alphaapollo.data.packing import filter_mini_batches
+from alphaapollo.models.load import load_config
 from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.metrics import compute_batch_metrics
 from alphaapollo.trainer.run_state import LearnerState
 from alphaapollo.trainer.step.credit import AssignedCredit, WorkerOutputs, assign_credit
+from alphaapollo.trainer.step.teacher_servers import score_rows
 from alphaapollo.trainer.step.training_batch import Batch, build_batch
 from alphaapollo.types import TrajectoryGroup
 
@@ -119,10 +121,27 @@ async def compute_logprobs_and_values(run: LearnerState, groups: list[Trajectory
         ref = await run.reference_prefetcher.get_logprobs(groups, batch)
     elif config.needs_ref_log_probs:
         ref = layout.join_columns(await policy.compute_ref_log_probs())
-    teacher = await policy.compute_teacher_log_probs() if config.teacher.uses_sampled_tokens else None
+    local = config.teacher.uses_sampled_tokens and config.teacher.local_models
+    teacher = await policy.compute_teacher_log_probs() if local else None
     if critic:
         await policy.offload()
     values = await critic.compute_values() if critic else None
     columns = {"old_logprobs": old, "values": values, "teacher_logprobs": teacher}
     joined = {name: layout.join_columns(parts) for name, parts in columns.items() if parts is not None}
-    return WorkerOutputs(ref_logprobs=ref, **joined)
+    outputs = WorkerOutputs(ref_logprobs=ref, **joined)
+    return await _add_server_scores(outputs, run, batch) if config.teacher.servers else outputs
+
+
+async def _add_server_scores(outputs: WorkerOutputs, run: LearnerState, batch: Batch) -> WorkerOutputs:
+    """Request the log-probs of teachers behind servers, and add them to those of the teachers on the ranks."""
+    teacher, vocabulary_size = run.config.teacher, load_config(run.plan.model).get_text_config().vocab_size
+    scores = await score_rows(teacher, batch.rows, vocabulary_size)
+    logprobs = scores.logprobs
+    if logprobs is not None and outputs.teacher_logprobs is not None:
+        logprobs = outputs.teacher_logprobs + logprobs
+    return replace(
+        outputs,
+        teacher_logprobs=logprobs,
+        teacher_tokens=scores.tokens,
+        teacher_token_logprobs=scores.token_logprobs,
+    )

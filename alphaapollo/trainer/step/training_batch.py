@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -28,7 +28,7 @@ from alphaapollo.algorithms.reward_shaping import (
     overlong_filter,
     soft_overlong_punishment,
 )
-from alphaapollo.config.schema import Actor, Algorithm, Config
+from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.shared_prompts import find_shared_prefixes
@@ -103,7 +103,7 @@ def build_batch(
     """
     actor, algorithm, seed = config.actor_rollout_ref.actor, config.algorithm, config.trainer.seed
     pairs, trajectories, group_of = _list_trainable(groups)
-    rows = [row for trajectory in trajectories for row in trajectory.rows]
+    rows = [row for pair in pairs for row in _list_rows(*pair, config.teacher)]
     owners = torch.tensor([index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows])
     policy_loss, max_length = get_policy_loss(actor.policy_loss.loss_mode), config.data.max_response_length
     layout = build_train_batch(
@@ -155,6 +155,14 @@ def _list_trainable(groups: Sequence[TrajectoryGroup]) -> tuple[list[PromptTraje
     ]
     pairs = [pair for _, pair in kept]
     return pairs, [one for _, one in pairs], torch.tensor([index for index, _ in kept])
+
+
+def _list_rows(prompt: Prompt, trajectory: Trajectory, teacher: Teacher) -> list[Row]:
+    """Return the rows of a trajectory, with the weights of the teachers of its data source if there are several."""
+    if not teacher.models:
+        return trajectory.rows
+    weights = teacher.find_shares(prompt.data_source)
+    return [replace(row, teacher_shares=weights) for row in trajectory.rows]
 
 
 def draw_token_order(

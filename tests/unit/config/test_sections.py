@@ -17,6 +17,7 @@ from alphaapollo.config.schema import (
     RmConfig,
     RunFolder,
     SftConfig,
+    Teacher,
 )
 from alphaapollo.config.schema.base import Section
 from tests.unit.config.overrides import from_overrides
@@ -182,6 +183,46 @@ def test_one_problem_of_main_ppo(overrides: list[str], says: str):
 )
 def test_one_problem_of_other_commands(command: str, overrides: list[str], says: str):
     assert says in problem(command, *overrides)
+
+
+MODELS = "teacher.models={math: {path: a}, code: {base_url: 'http://h/v1', name: b}}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["teacher.model={path: a, base_url: x, name: y}"], "teacher.model.path=a and base_url=x are both set"),
+        (["teacher.model.base_url=x"], "teacher.model.name is required with base_url"),
+        ([MODELS], "teacher.models needs by_source. Set by_source={*: code} or patterns"),
+        (["teacher.models={a: {}}", "teacher.by_source={a: a}"], "teacher.models.a has no model"),
+        (
+            [MODELS, "teacher.by_source={a/*: maths}"],
+            "'a/*' names the teacher 'maths'. Use a name in models (math, code",
+        ),
+        ([MODELS, "teacher.by_source={a: {math: 0.5, code: 0.4}}"], "the weights of 'a' sum to 0.9. Set weights that"),
+        (
+            [MODELS, "teacher.by_source={a: math}", "teacher.divergence=jsd"],
+            "teacher.top_k is required: the server of teacher.models.code cannot return full distributions",
+        ),
+        (
+            [MODELS, "teacher.by_source={a: math}", "teacher.divergence=sampled", f"{ROLLOUT}.temperature=0.7"],
+            f"{ROLLOUT}.temperature=0.7, but the server of teacher.models.code returns log-probs at temperature 1",
+        ),
+    ],
+)
+def test_teachers_that_cannot_work(overrides: list[str], says: str):
+    assert says in problem("ppo", *overrides)
+
+
+def test_the_first_matching_pattern_chooses_the_teachers_of_a_data_source():
+    by_source = "teacher.by_source={OpenAI/gsm8k: math, '*gsm8k': {math: 0.25, code: 0.75}}"
+    teacher = from_overrides(Config, MODELS, by_source, "teacher.divergence=sampled").teacher
+    assert teacher.find_shares("openai/gsm8k") == [1.0, 0.0]
+    assert teacher.find_shares("my-GSM8K") == [0.25, 0.75]
+    assert teacher.find_shares("apps") == [0.0, 0.0]
+    assert list(teacher.local_models) == ["teacher.models.math"] and list(teacher.servers) == ["teacher.models.code"]
+    assert Teacher(divergence="sampled", model={"path": "a"}).find_shares("apps") == [1.0]
+    assert not Teacher().models_by_key
 
 
 def test_every_problem_is_named_at_once():

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from alphaapollo.config.resolve import resolve_model, resolve_rollout
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, Teacher
 from alphaapollo.launch.memory.fit import CHECKPOINTING, fit_config_to_memory, replace_values
 from alphaapollo.launch.memory.plan import (
     FURTHER_PROCESS,
@@ -218,6 +218,24 @@ def test_a_cache_too_small_for_one_sequence_is_refused():
 
 def test_a_cache_that_is_too_large_is_refused():
     assert on_cpu(kv_cache_gib=1e5).problem.endswith("Set actor_rollout_ref.rollout.kv_cache_gib=0.5.")
+
+
+def test_several_teachers_are_counted_and_compute_one_after_the_other():
+    """The larger of two offloaded teachers decides the memory of the teacher's pass. A server needs no memory."""
+
+    def plan(*sizes: str, **keys: object) -> MemoryPlan:
+        models = {
+            size: {"path": str(PUBLISHED / f"qwen2.5-{size}"), "fsdp_config": {"param_offload": True}} for size in sizes
+        }
+        models["server"] = {"base_url": "http://127.0.0.1:9/v1", "name": "big"}
+        return planned("qwen2.5-1.5b", 8, 80, teacher=Teacher(models=models, by_source={"*": sizes[0]}, **keys))[1]
+
+    both, large = plan("1.5b", "7b", divergence="sampled"), plan("7b", divergence="sampled")
+    assert both.usage_by_phase == large.usage_by_phase
+    assert both.offloaded_bytes - large.offloaded_bytes == 8 * 2 * -(-1_543_714_304 // 8)
+    full = [plan(*sizes, divergence="jsd", top_k=5) for sizes in (("1.5b",), ("7b",), ("1.5b", "7b"))]
+    small, large, both = (one.usage_by_phase["update of the policy, head"].frozen_models for one in full)
+    assert both == small + large
 
 
 def test_the_teacher_is_counted():

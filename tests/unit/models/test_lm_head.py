@@ -5,7 +5,14 @@ import torch
 
 from alphaapollo.algorithms.divergence import REVERSE, Divergence
 from alphaapollo.models import lm_head as head_module
-from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, compute_token_stats
+from alphaapollo.models.lm_head import (
+    DivergenceTarget,
+    LmHead,
+    LmHeadInput,
+    TopTokens,
+    WeightedModel,
+    compute_token_stats,
+)
 from tests.unit.plain import entropy, jsd, kl_full
 
 NUM_TOKENS, VOCABULARY, HIDDEN = 7, 11, 5
@@ -79,6 +86,62 @@ def test_divergences_and_statistics_equal_plain_autograd(divergence: Divergence,
     torch.testing.assert_close(stats.agreement, common.detach())
     got = torch.autograd.grad((weights * stats.divergence).sum(), (hidden, weight, bias))
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("chunk_logits", [2 * VOCABULARY, 100 * VOCABULARY])
+@pytest.mark.parametrize(
+    "divergence", [REVERSE, Divergence("forward"), Divergence("jsd", 0.2)], ids=lambda one: one.kind
+)
+def test_weighted_models_over_top_tokens_equal_plain_autograd(divergence: Divergence, chunk_logits: int):
+    """Two models, of which one gives only its top tokens; the plain reference compares k + 1 outcomes."""
+    k = 3
+    hidden, weight, bias, targets, other_states, other_weight = inputs()
+    logits, other_logits = (hidden @ weight.T + bias) / 0.7, other_states @ other_weight.T / 0.7
+    shares = torch.tensor([[1.0, 0.0, 0.3, 0.0, 0.0, 0.5, 1.0][:NUM_TOKENS]], dtype=torch.float64)
+    shares = torch.cat([shares, 1 - shares])
+    top = other_logits.flip(0).softmax(-1).topk(k)
+    models = [
+        WeightedModel(LmHeadInput(other_states, LmHead(other_weight)), shares[0]),
+        WeightedModel(TopTokens(top.indices, top.values.log(), (1 - top.values.sum(-1)).log()), shares[1]),
+    ]
+
+    def bucketed(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        """Divergence between the outcomes `one of the top k of q` and `another token`."""
+        ids = q.topk(k).indices
+        one, other = (torch.cat([x.gather(1, ids), 1 - x.gather(1, ids).sum(1, keepdim=True)], 1) for x in (p, q))
+        mixture = 0.2 * other + 0.8 * one
+        kinds = {
+            "reverse": (one * (one / other).log()).sum(1),
+            "forward": (other * (other / one).log()).sum(1),
+            "jsd": (0.2 * other * (other / mixture).log() + 0.8 * one * (one / mixture).log()).sum(1),
+        }
+        return kinds[divergence.kind]
+
+    p, q = logits.softmax(-1), other_logits.softmax(-1)
+    own = shares[0] * bucketed(p, q.detach()) + shares[1] * bucketed(p, q.flip(0).detach())
+    weights = torch.linspace(-1, 1, NUM_TOKENS, dtype=torch.float64)
+    expected = torch.autograd.grad((weights * own).sum(), (hidden, weight, bias))
+
+    target = DivergenceTarget(models, divergence, top_k=k)
+    policy = LmHeadInput(hidden, LmHead(weight, bias))
+    stats = compute_token_stats(policy, targets, 0.7, divergence_target=target, chunk_logits=chunk_logits)
+    assert stats.divergence is not None
+    torch.testing.assert_close(stats.divergence, own)
+    got = torch.autograd.grad((weights * stats.divergence).sum(), (hidden, weight, bias))
+    torch.testing.assert_close(got, expected)
+
+
+def test_top_tokens_of_the_full_vocabulary_equal_full_distributions():
+    hidden, weight, bias, targets, other_states, other_weight = inputs()
+    other, policy = LmHeadInput(other_states, LmHead(other_weight)), LmHeadInput(hidden, LmHead(weight, bias))
+    values = []
+    for top_k in (None, VOCABULARY):
+        target = DivergenceTarget(other, REVERSE, with_statistics=True, top_k=top_k)
+        stats = compute_token_stats(policy, targets, 0.7, divergence_target=target)
+        assert stats.divergence is not None
+        gradient = torch.autograd.grad(stats.divergence.sum(), (hidden, weight, bias))
+        values.append((stats.divergence.detach(), stats.forward_kl, stats.agreement, *gradient))
+    torch.testing.assert_close(values[0], values[1])
 
 
 def test_two_tokens_by_hand():

@@ -53,6 +53,48 @@ def test_same_gradients_on_two_ranks(model_folder):
             assert own_figures == pytest.approx(metrics, rel=1e-5, abs=1e-6)
 
 
+def two_teachers(model_folder, divergence: str) -> Case:
+    """Rows of the first teacher, of the second one, and of both."""
+    folders = {"first": str(model_folder("llama")), "second": str(model_folder("qwen2"))}
+    models = {name: {"path": folder} for name, folder in folders.items()}
+    teacher = {"divergence": divergence, "models": models, "by_source": {"*": "first"}, "coef": 0.7}
+    weights = ((1.0, 0.0), (0.0, 1.0), (0.25, 0.75))
+    return Case(str(model_folder("qwen3")), teacher=teacher, teacher_shares=weights, max_tokens=40)
+
+
+@pytest.mark.timeout(240)
+def test_several_teachers_equal_plain_logits_and_are_the_same_on_two_ranks(model_folder):
+    from transformers import AutoModelForCausalLM
+
+    case = replace(two_teachers(model_folder, "jsd"), no_advantages=True)
+    ours, metrics = alone(case)
+    paths = [case.folder, *(model["path"] for model in case.teacher["models"].values())]
+    policy, *teachers = (AutoModelForCausalLM.from_pretrained(path).eval() for path in paths)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.1)
+    rows, terms = make_batch(case, 1).rank_batches[0].rows, []
+    for row in range(len(rows)):
+        ids = torch.from_numpy(rows.token_ids[rows.token_offsets[row] : rows.token_offsets[row + 1]])
+        start, part = int(rows.response_starts[row]), slice(*rows.response_offsets[row : row + 2])
+        mask = torch.from_numpy(rows.action_mask[part]).bool()
+        logits, *others = (model(ids[None]).logits[0, start - 1 : -1][mask] / 0.9 for model in (policy, *teachers))
+        weights = zip(rows.teacher_shares[row].tolist(), others, strict=True)
+        terms.append(sum(weight * jsd(logits, other.detach(), 0.5) for weight, other in weights))
+    total = 0.7 * torch.cat(terms).mean()
+    total.backward()
+    assert metrics["actor/loss"] == pytest.approx(total.item(), rel=1e-5)
+    for name, parameter in policy.named_parameters():
+        np.testing.assert_allclose(ours[f"model.{name}"], parameter.grad.numpy(), atol=2e-6, rtol=1e-3)
+    shared = replace(case, sequence_parallel=2, attention="sdpa")
+    cases = [replace(case, num_rows=1), shared]
+    ranks = run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200)
+    for index, one in enumerate(cases):
+        expected, _ = alone(replace(one, sequence_parallel=1))
+        for rank in ranks:
+            assert_same(rank[index][0], expected)
+
+
 @pytest.mark.parametrize("kind", ["reverse", "forward", "jsd"])
 def test_equals_the_explicit_divergence_on_plain_logits(model_folder, tmp_path: Path, kind: str):
     """Token-mean, row by row through the plain Hugging Face models; the teacher's head is wider than the policy's."""
@@ -111,6 +153,41 @@ def test_teacher_log_probs_equal_those_of_the_plain_model(model_folder):
     shared = replace(case, sequence_parallel=2, attention="sdpa")
     for own in run_ranks(teacher_column, 2, shared, batch):  # whole on each of two that share every sequence
         np.testing.assert_allclose(own, column, atol=1e-5)
+
+
+@pytest.mark.timeout(240)
+def test_top_tokens_of_a_server_equal_those_of_the_same_model_on_the_ranks(model_folder):
+    """Also with a rank without rows, and with sequence parallelism."""
+    folder = str(model_folder("llama"))
+    server, local = {"base_url": "http://127.0.0.1:9/v1", "name": "big"}, {"path": folder}
+    case = Case(str(model_folder("qwen3")), teacher=JSD | {"top_k": 5, "model": local}, max_tokens=40)
+    served = replace(case, teacher=case.teacher | {"model": server}, server_folder=folder)
+    cases = [replace(served, num_rows=1), replace(served, sequence_parallel=2, attention="sdpa")]
+    ranks = run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200)
+    for index, rows in enumerate((1, case.num_rows)):
+        expected, metrics = alone(replace(case, num_rows=rows))
+        for rank in ranks:
+            ours, own_figures = rank[index]
+            np.testing.assert_allclose(own_figures["distill/divergence"], metrics["distill/divergence"], rtol=1e-4)
+            for name, gradient in expected.items():
+                np.testing.assert_allclose(ours[name], gradient, atol=1e-5, rtol=1e-3)
+
+
+def test_log_probs_of_several_teachers_are_mixed_with_the_weights_of_each_row(model_folder):
+    case = two_teachers(model_folder, "sampled")
+    rows = make_batch(case, 1).rank_batches[0].rows
+    mixed, *single = (
+        teacher_column(0, 1, free_address(), one, make_batch(one, 1).rank_batches[0])
+        for one in (
+            case,
+            *(
+                replace(case, teacher={"divergence": "sampled", "model": model}, teacher_shares=())
+                for model in case.teacher["models"].values()
+            ),
+        )
+    )
+    weights = np.repeat(rows.teacher_shares, rows.response_lengths, axis=0)
+    np.testing.assert_allclose(mixed, weights[:, 0] * single[0] + weights[:, 1] * single[1], atol=1e-5)
 
 
 def teacher_column(rank: int, num_ranks: int, address: str, case: Case, batch: RankBatch) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.config.schema.base import Device
-from alphaapollo.data.batch import Columns, TrainBatch
+from alphaapollo.data.batch import Columns, Rows, TrainBatch
 from alphaapollo.data.packing import build_train_batch
-from alphaapollo.launch.builders import make_teacher_model_section
+from alphaapollo.launch.builders import make_teacher_model_sections
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.training.train_state import OptimizerStep
@@ -54,6 +55,8 @@ class Case:
     device: Device = "cpu"
     teacher: dict[str, Any] = field(default_factory=dict)
     teacher_folder: str = ""
+    teacher_shares: tuple[tuple[float, ...], ...] = ()  # of the first, second, ... row, repeated
+    server_folder: str = ""  # model of a teacher behind a server
     no_advantages: bool = False
     freeze_vision: bool = True
     pictures: bool = False  # the rows are those of tests/vision/rows.py
@@ -82,7 +85,7 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
         ),
         case.device,
     )
-    teacher = Teacher(model={"path": case.teacher_folder}, **case.teacher)
+    teacher = Teacher(**{"model": {"path": case.teacher_folder}} | case.teacher)
     sender = arguments.pop("sender", None)
     setup = PolicyWorkerConfig(
         model=model,
@@ -92,7 +95,7 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
         optimizer_steps=10,
         temperature=0.9,
         teacher=teacher,
-        teacher_model=make_teacher_model_section(model, teacher) if teacher.divergence else None,
+        teacher_models=make_teacher_model_sections(model, teacher),
         **arguments,
     )
     placement = RankPlacement(rank, num_ranks, address, case.device, 1, case.sequence_parallel)
@@ -105,6 +108,8 @@ def make_batch(case: Case, num_ranks: int) -> TrainBatch:
         rows = [cut_to_one_token(row) if index in (0, 2) else row for index, row in enumerate(rows)]
     if case.replay:
         rows = [replace(row, routed_experts=some_experts(row, index)) for index, row in enumerate(rows)]
+    weights = cycle(case.teacher_shares or [()])
+    rows = [replace(row, teacher_shares=next(weights)) for row in rows]
     rows = [rows[index] for index in case.row_order]
     padded = case.attention == "padded"
     return build_train_batch(
@@ -158,7 +163,27 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
         value_weights=batch.split_row_values(of_values)[rank],
         trajectory_ids=batch.split_row_values(case.row_order)[rank],
         selected_tokens=chosen if get_policy_loss(Actor(**case.actor).policy_loss.loss_mode).select_tokens else None,
+        **(make_top_tokens(case.server_folder, batch.rank_batches[rank].rows) if case.server_folder else {}),
     )
+
+
+@torch.no_grad()
+def make_top_tokens(folder: str, rows: Rows, k: int = 5) -> dict[str, np.ndarray]:
+    """Columns with a model's k most probable tokens and the probability of all others, like those from a server."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens, logprobs = [torch.zeros(0, k, dtype=torch.int64)], [torch.zeros(0, k + 1)]
+    for row in range(len(rows)):
+        ids = torch.from_numpy(rows.token_ids[rows.token_offsets[row] : rows.token_offsets[row + 1]])
+        logits = model(ids[None]).logits[0, rows.response_starts[row] - 1 : -1] / 0.9
+        top = logits.softmax(-1).topk(k)
+        tokens.append(top.indices)
+        logprobs.append(torch.cat([top.values, 1 - top.values.sum(-1, keepdim=True)], -1).log())
+    return {
+        "teacher_tokens": torch.cat(tokens)[:, None].int().numpy(),
+        "teacher_token_logprobs": torch.cat(logprobs)[:, None].numpy(),
+    }
 
 
 def scale_weights(model: torch.nn.Module, factor: float) -> None:

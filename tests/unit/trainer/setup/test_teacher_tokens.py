@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.config.schema import Model, Teacher
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.trainer.setup.inputs import check_teacher_vocabulary
+from alphaapollo.trainer.setup.teacher_checks import check_teacher_vocabulary
 from examples.quickstart.make_task import make_tokenizer
 
 SIZE = 272  # of the quickstart's vocabulary
@@ -24,7 +24,9 @@ def make(folder: Path, size: int = SIZE, more_words: tuple[str, ...] = ()) -> st
 
 def check(teacher: str, divergence: str, policy: str) -> list[str]:
     own = Teacher(divergence=divergence, model={"path": teacher})
-    return check_teacher_vocabulary(own, Model(path=policy), Renderer(load_tokenizer(policy)))
+    return check_teacher_vocabulary(
+        "teacher.model", own.model, own, Model(path=policy), Renderer(load_tokenizer(policy))
+    )
 
 
 def test_the_same_tokenizer_allows_every_divergence(tmp_path: Path) -> None:

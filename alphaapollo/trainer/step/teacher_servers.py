@@ -1,0 +1,163 @@
+"""Log-probs of the response tokens from teachers behind vLLM servers.
+
+Each row is one request to /completions with its token ids as the prompt and `prompt_logprobs=k`. The answer has for
+each prompt token its own log-prob and those of the k most probable tokens, at temperature 1. A request that fails is
+sent again; if it fails MAX_RETRIES times more, the run stops with TeacherServerError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from alphaapollo.config.schema import Teacher, TeacherModel
+from alphaapollo.types import Row
+from alphaapollo.utils.heartbeat import HEARTBEAT
+
+CONNECTIONS = 64  # maximum concurrent requests to one server
+MAX_RETRIES = 4
+FIRST_PAUSE = 1.0  # seconds before the first retry; doubled for each further one
+RETRIED_STATUS = (408, 409, 429)  # and all of 500 and above
+MIN_TAIL = 1e-7  # smallest probability of all tokens beyond the top k, because log-probs are rounded to float32
+
+
+class TeacherServerError(ConnectionError):
+    """Error: a teacher's server does not answer, or its answer cannot be used."""
+
+
+class TokenLogprob(msgspec.Struct):
+    logprob: float
+
+
+class Choice(msgspec.Struct):
+    prompt_logprobs: list[dict[int, TokenLogprob] | None]
+
+
+class CompletionReply(msgspec.Struct):
+    choices: list[Choice]
+
+
+@dataclass(frozen=True)
+class ServerScores:
+    """Scores of the n response tokens of a batch, by S servers. None: not needed."""
+
+    logprobs: np.ndarray | None = None  # float32 [n], of the sampled tokens, summed with the weights of each row
+    tokens: np.ndarray | None = None  # int32 [n, S, k], most probable tokens
+    token_logprobs: np.ndarray | None = None  # float32 [n, S, k + 1]; the last is of all other tokens together
+
+
+async def score_rows(teacher: Teacher, rows: Sequence[Row], vocabulary_size: int) -> ServerScores:
+    """Request the log-probs of all response tokens from the teachers behind servers.
+
+    vocabulary_size: number of the policy's logits. A teacher's further tokens count as tokens beyond the top k.
+
+    Raises TeacherServerError.
+    """
+    keys, k = list(teacher.models_by_key), 0 if teacher.uses_sampled_tokens else teacher.top_k or 0
+    starts = [row.response_start for row in rows]
+    ends = np.cumsum([len(row.token_ids) - start for row, start in zip(rows, starts, strict=True)])
+    logprobs = np.zeros(ends[-1], np.float32)
+    tokens = np.zeros((ends[-1], len(teacher.servers), k), np.int32)
+    token_logprobs = np.zeros((ends[-1], len(teacher.servers), k + 1), np.float32)
+
+    async def score_row(client: TeacherClient, index: int, weight: float, server: int) -> None:
+        row, end = rows[index], ends[index]
+        scored = (await client.score(row.token_ids, k))[starts[index] :]
+        part, sampled = slice(end - len(scored), end), row.token_ids[starts[index] :]
+        if teacher.uses_sampled_tokens:
+            logprobs[part] += [weight * one[token].logprob for one, token in zip(scored, sampled, strict=True)]
+            return
+        top = [select_top_tokens(one, k, vocabulary_size) for one in scored]
+        tokens[part, server], token_logprobs[part, server] = zip(*top, strict=True)
+
+    clients = [TeacherClient(key, model) for key, model in teacher.servers.items()]
+    try:
+        async with asyncio.TaskGroup() as group:
+            for server, client in enumerate(clients):
+                for index, row in enumerate(rows):
+                    if weight := row.teacher_shares[keys.index(client.key)] if row.teacher_shares else 1.0:
+                        group.create_task(score_row(client, index, weight, server))
+    except* TeacherServerError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        for client in clients:
+            await client.close()
+    return ServerScores(logprobs) if teacher.uses_sampled_tokens else ServerScores(None, tokens, token_logprobs)
+
+
+def select_top_tokens(scores: dict[int, TokenLogprob], k: int, vocabulary_size: int) -> tuple[list[int], list[float]]:
+    """Return the k most probable tokens, and their log-probs followed by the log-prob of all other tokens together.
+
+    The first token is repeated if there are fewer than k tokens below `vocabulary_size`.
+    """
+    known = ((one.logprob, token) for token, one in scores.items() if token < vocabulary_size)
+    top = sorted(known, reverse=True)[:k]
+    tail = math.log(max(1.0 - math.fsum(math.exp(logprob) for logprob, _ in top), MIN_TAIL))
+    top += top[:1] * (k - len(top))
+    return [token for _, token in top], [*(logprob for logprob, _ in top), tail]
+
+
+class TeacherClient:
+    """HTTP client of one teacher's server. Its event loop must be running. key: configuration key of the teacher."""
+
+    def __init__(self, key: str, model: TeacherModel):
+        self.key, self.model = key, model
+        token = os.environ.get(model.api_key_env, "")
+        self.session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=model.timeout),
+        )
+        self.slots = asyncio.Semaphore(CONNECTIONS)
+
+    async def close(self) -> None:
+        await self.session.close()
+
+    async def score(self, token_ids: Sequence[int], k: int) -> list[dict[int, TokenLogprob]]:
+        """Return the log-probs of each token and of the k most probable tokens at its position. {} for the first."""
+        request = {"model": self.model.name, "prompt": list(token_ids), "max_tokens": 1, "prompt_logprobs": k}
+        async with self.slots:
+            reply = await self.post(self.model.base_url.rstrip("/") + "/completions", request)
+        try:
+            scores = msgspec.json.decode(reply, type=CompletionReply).choices[0].prompt_logprobs
+        except (msgspec.MsgspecError, IndexError) as error:
+            raise self.make_error(f"returns no prompt_logprobs ({error}). Use a vLLM server") from None
+        found = [one or {} for one in scores]
+        positions = range(1, len(token_ids))
+        if len(found) != len(token_ids) or any(token_ids[position] not in found[position] for position in positions):
+            raise self.make_error("does not return the log-prob of each token of a request. Use a vLLM server")
+        return found
+
+    async def post(self, url: str, request: dict[str, Any]) -> bytes:
+        """Send a request and return the body of the answer. Raises TeacherServerError."""
+        problem = ""
+        for attempt in range(MAX_RETRIES + 1):
+            if attempt:
+                await asyncio.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
+            try:
+                with HEARTBEAT.record_call(f"a request to {url}", timeout=self.model.timeout):
+                    async with self.session.post(url, json=request) as response:
+                        body = await response.read()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                problem = f"{type(error).__name__}: {error}"
+                continue
+            if response.status < 400:
+                return body
+            problem = f"status {response.status}: {body.decode(errors='replace')[:300]}"
+            if response.status < 500 and response.status not in RETRIED_STATUS:
+                raise self.make_error(f"refused a request ({problem}). Check the name of the model and the request")
+        raise self.make_error(
+            f"did not answer {MAX_RETRIES + 1} requests ({problem}). Check that it runs, or raise {self.key}.timeout="
+            f"{self.model.timeout:g}"
+        )
+
+    def make_error(self, problem: str) -> TeacherServerError:
+        return TeacherServerError(f"{self.key}.base_url={self.model.base_url}: the server {problem}.")
