@@ -96,9 +96,9 @@ def _list_correction_errors(config: Config, policy_loss: PolicyLoss) -> Iterator
             ratio = f"the ratio of {LOSS}={policy_loss.name} already includes it"
             yield f"{CORRECTION}.method={correction.method} corrects twice: {ratio}. Set {CORRECTION}.method=null."
     elif not correction.method:
-        max_staleness = trainer.max_staleness if trainer.async_mode else 0
+        stale = {"trainer.max_staleness": trainer.max_staleness if trainer.async_mode else 0}
         fix = f"Set {CORRECTION}.method=tis" + (", bypass=false." if correction.bypass else ".")
-        for key, value in {"trainer.max_staleness": max_staleness, "data.reuse.groups": config.data.reuse.groups}.items():
+        for key, value in (stale | {"data.reuse.groups": config.data.reuse.groups}).items():
             if value:
                 yield f"{key}={value} trains on tokens of older weights without a correction. {fix}"
 
