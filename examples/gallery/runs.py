@@ -63,7 +63,7 @@ def prepare(folder: Path, seed: int) -> None:
     harder than the quickstart and separates the algorithms."""
     if (folder / "sft" / "model" / "config.json").exists():
         return
-    coin = ("--carry_rate", "0.5", "--wrong_carry_rate", "0.5", "--num_sft", str(900 * 32))
+    coin = ("--carry_rate", "0.5", "--wrong_carry_rate", "0.5", "--num_sft", str(900 * 32), "--all_sums")
     python("-m", "examples.quickstart.make_task", "--out", str(folder), "--seed", str(seed), *coin)
     rows = pd.read_parquet(folder / "data" / "train.parquet")
     rows["extra_info"] = [info | {"length_budget": LENGTH_BUDGET} for info in rows["extra_info"]]

@@ -73,12 +73,13 @@ def make_data(
     num_val: int,
     carry_rate: float = CARRY_RATE,
     wrong_carry_rate: float = 0.0,
+    all_sums: bool = False,
 ) -> None:
     """Write sft.parquet (warm-up examples), train.parquet and val.parquet (questions with the true sum)."""
     import pandas as pd
 
     rng = random.Random(seed)
-    sft = make_lessons(rng, num_sft, carry_rate, wrong_carry_rate)
+    sft = make_lessons(rng, num_sft, carry_rate, wrong_carry_rate, all_sums)
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(sft).to_parquet(folder / "sft.parquet")
     for name, count, source in (
@@ -90,11 +91,17 @@ def make_data(
 
 
 def make_lessons(
-    rng: random.Random, count: int, carry_rate: float = CARRY_RATE, wrong_carry_rate: float = 0.0
+    rng: random.Random,
+    count: int,
+    carry_rate: float = CARRY_RATE,
+    wrong_carry_rate: float = 0.0,
+    all_sums: bool = False,
 ) -> list[dict[str, Any]]:
     """Rows of a data file for the warm-up: chats that add without some of the carries."""
-    # half of the sums without a carry are left out: otherwise, lines with a carry are too rare to learn their digits
-    practised = (pair for pair in pairs(rng, want_held_out=False) if needs_carry(*pair) or rng.random() < 0.5)
+    practised: Iterable[tuple[int, int]] = pairs(rng, want_held_out=False)
+    if not all_sums:
+        # half of the sums without a carry are left out: lines with a carry would be too rare to learn their digits
+        practised = (pair for pair in practised if needs_carry(*pair) or rng.random() < 0.5)
     return [
         {
             "messages": [
@@ -133,11 +140,12 @@ def main() -> None:
     parser.add_argument(
         "--wrong_carry_rate", type=float, default=0.0, help="share of wrong carries in the warm-up data"
     )
+    parser.add_argument("--all_sums", action="store_true", help="warm-up data with all sums without a carry, not half")
     args = parser.parse_args()
     make_tokenizer(args.out / "model")
     make_model(args.out / "model", args.seed)
     counts = (args.num_sft, args.num_rl, args.num_val)
-    make_data(args.out / "data", args.seed, *counts, args.carry_rate, args.wrong_carry_rate)
+    make_data(args.out / "data", args.seed, *counts, args.carry_rate, args.wrong_carry_rate, args.all_sums)
     print(f"tokenizer and model in {args.out / 'model'}, {args.num_sft} warm-up examples, {args.num_rl} training and "
           f"{args.num_val} held-out prompts in {args.out / 'data'}")  # fmt: skip
 
