@@ -84,7 +84,7 @@ class Report:
 
 
 def names_of(seed: int, cases: int) -> Iterator[list[Name]]:
-    """Pairs of each case in turn. 22 cases contain all pairs."""
+    """Pairs of each case in turn. len(pairs()) / PAIRS_PER_CASE cases, rounded up, contain all pairs."""
     every = pairs()
     for number in range(cases):
         chosen = [every[(number * PAIRS_PER_CASE + i) % len(every)] for i in range(PAIRS_PER_CASE)]
