@@ -188,7 +188,7 @@ def test_ppo_with_critic_and_warmup(ppo: Runner) -> None:
 
 def judge_digits(content: str) -> str:
     """Reply of a judge about the criterion `digits`."""
-    answer = content.partition("<answer>")[2].partition("</answer>")[0]
+    answer = content.partition("<answer>\n")[2].rpartition("\n</answer>\n\n<criteria>")[0]
     return f'It is so: {{"digits": {int(any(map(str.isdigit, answer)))}}}'
 
 
@@ -211,7 +211,7 @@ def test_rloo_with_two_epochs_full_kl_and_a_rubric(ppo: Runner, monkeypatch: pyt
     assert last["judge/judgements"] == last["rollout/trajectories"] == 16 and last["outcome/failed"] == 0
     assert 0 <= last["judge/cache_hit_rate"] < 1 and last["judge/seconds"] > 0
     for record in done.rollouts(2):
-        parts, text = record["components"], record["turns"][-1]["text"]
+        parts, text = record["components"], record["turns"][-1]["text"].rpartition("</think>")[2]
         assert parts["rubric"] == parts["rubric/digits"] == any(map(str.isdigit, text))
         assert record["reward"] == pytest.approx(parts["task"] + 0.5 * parts["rubric"])
 
