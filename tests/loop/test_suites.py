@@ -87,7 +87,7 @@ def trained(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
     for name, content in files.items():
         (out / name).write_text(content.replace("FOLDER", str(out)))
     runner = Runner(task, out)
-    suites = [f"lm-eval:both --include_path {out} --apply_chat_template", f"inspect:{out}/nothing.py@nothing"]
+    suites = [f"lm-eval:both --include_path {out} --apply_chat_template", "lm-eval:nothing --unknown"]
     done = runner.run(
         f"actor_rollout_ref.model.path={out / 'model'}",
         f"trainer.val_suites={json.dumps(suites)}",
@@ -153,7 +153,7 @@ def test_failed_suite_has_no_score_and_a_reason(trained: tuple[Runner, FinishedR
     _, done = trained
     assert done.metrics[-1]["val/suite/nothing/failed"] == 1
     assert [name for name in done.metrics[-1] if name.startswith("val/suite/nothing/")] == ["val/suite/nothing/failed"]
-    assert "nothing.py@nothing failed: exit code" in done.output.replace("\n", " ")
+    assert "lm-eval:nothing --unknown failed: exit code 2:" in done.output
 
 
 def test_command_runs_inspect_on_the_newest_model(trained: tuple[Runner, FinishedRun]) -> None:
