@@ -61,7 +61,6 @@ def test_async_run_resumes_after_kill(ppo: Runner, mode: str) -> None:
     settings = (
         *(mode, CORRECTED, "trainer.max_staleness=2", "trainer.save_freq=3", "trainer.test_freq=3"),
         *("data.max_response_length=48", "actor_rollout_ref.rollout.max_num_seqs=24", "trainer.total_training_steps=6"),
-        "data.sampler=difficulty",
     )
     killed = ppo.start(*settings)
     progress = ppo.out / "test/run/checkpoints/step_000003/progress.json"
@@ -69,8 +68,7 @@ def test_async_run_resumes_after_kill(ppo: Runner, mode: str) -> None:
         assert killed.wait(0.05) is None, killed.printed
     killed.signal(signal.SIGKILL)
     saved = json.loads(progress.read_text())
-    assert saved["unfinished"] == [int(position) for position in saved["curriculum"]["drawn"]]
-    assert saved["unfinished"] and (progress.parent / "pass_rates.npy").is_file()
+    assert saved["unfinished"]
     wait_until_nothing_is_left(ppo)
     done = ppo.run(LOCAL, *settings)
     assert "resumed from" in done.output

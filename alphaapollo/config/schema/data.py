@@ -97,7 +97,7 @@ class Curriculum(Section):
 class Reuse(Section):
     groups: NonNegativeInt = 0
     """Groups of recent iterations, with different rewards, that each iteration trains on again (docs/curriculum.md);
-    0 = off. Needs algorithm.rollout_correction.method."""
+    0 = off. Needs algorithm.rollout_correction.method, or a loss that includes the correction (DPPO, VESPO)."""
     max_age: Annotated[PositiveInt, ActiveWhen("groups")] = 4
     """Iterations for which a group can be reused after the one that generated it."""
 
