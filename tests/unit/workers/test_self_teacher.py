@@ -65,7 +65,7 @@ def test_equals_plain_models_in_float64(model_folder, monkeypatch: pytest.Monkey
             p, q = (logits, others) if top_k is None else join_least_likely(logits, others, top_k)
             terms.append({"reverse": kl_full(p, q), "forward": kl_full(q, p), "jsd": jsd(p, q, 0.3)}[kind])
             logp = logits.detach().log_softmax(-1).gather(-1, ids[start:][mask][:, None])[:, 0]
-            weights.append((logp - torch.from_numpy(old[part]).double()[mask]).exp().clamp(max=1.01))
+            weights.append((logp - torch.tensor(old[part]).double()[mask]).exp().clamp(max=1.01))
         assert 2 < len(terms) < len(rows)
         total = 0.7 * (torch.cat(terms) * torch.cat(weights)).mean()
         total.backward()

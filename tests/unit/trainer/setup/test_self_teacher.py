@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
-from alphaapollo.trainer.setup.inputs import check_self_teacher
+from alphaapollo.trainer.setup.teacher_checks import check_self_teacher
 from alphaapollo.types import Prompt
 from tests.unit.tiny import save_model
 
