@@ -285,22 +285,19 @@ def _estimate_rank_memory_by_phase(config: Config, device: Device) -> tuple[dict
     copies = sum(one.checkpoint_bytes() for one in trained.values())
     if config.algorithm.reference_reset.every or config.algorithm.reference_reset.patience:
         copies += count_frozen_bytes(policy.sizes, policy.shards, get_dtype_bytes(role.model.dtype))
-    if config.teacher.uses_self_teacher and not role.model.lora_rank:
-        copies += teachers[0].loaded.frozen_models
+    copies += teachers[0].loaded.frozen_models if config.teacher.uses_self_teacher and not role.model.lora_rank else 0
     return phases, offloaded, copies
 
 
 def _estimate_teacher_memory(config: Config, shards: int, device: Device) -> list[tuple[Model, FrozenModelMemory]]:
-    """Return model section and memory of each teacher on the policy's ranks. A self-teacher has float32 weights, as the
-    policy that it follows."""
+    """Return model section and memory of each teacher on the ranks. A self-teacher has the policy's float32 weights."""
     policy, teacher = config.actor_rollout_ref.model, config.teacher
     if teacher.uses_self_teacher:
         width = get_dtype_bytes(policy.dtype if policy.lora_rank else "float32")
         return [(policy, plan_frozen_model(policy, config.actor_rollout_ref.actor.fsdp_config, shards, device, width))]
-    sections = make_teacher_model_sections(policy, teacher)
     return [
         (model, plan_frozen_model(model, teacher.local_models[key].fsdp_config, shards, device))
-        for key, model in sections.items()
+        for key, model in make_teacher_model_sections(policy, teacher).items()
     ]
 
 
