@@ -257,15 +257,25 @@ class Row:
     routed_experts: np.ndarray | None = None  # [T, layers, k], see Completion
     images: Sequence[ImageInput] = ()  # pictures whose placeholders are in token_ids, in order
     teacher_shares: Sequence[float] = ()  # weight of each teacher, set by the trainer; empty: one teacher or none
+    teacher_prompt_ids: Sequence[int] = ()
+    """Prompt with more context, after which a self-teacher reads the row's response; empty: without a self-teacher, or
+    no context was found."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         compact = (array("i", self.token_ids), array("b", self.action_mask), array("d", self.logprobs))
-        return Row, (*compact, self.turn_ends, self.first_turn, self.weight_versions, self.routed_experts, self.images)
+        fields = (self.turn_ends, self.first_turn, self.weight_versions, self.routed_experts, self.images)
+        return Row, (*compact, *fields, array("i", self.teacher_prompt_ids))
 
     @property
     def response_start(self) -> int:
         """Position of the first action token; earlier tokens are the prompt."""
         return bytes(self.action_mask).index(1)  # ten times faster than searching an array
+
+    @property
+    def max_length(self) -> int:
+        """Number of tokens, with the longer of the policy's and the self-teacher's prompt."""
+        longer = len(self.teacher_prompt_ids) - self.response_start if self.teacher_prompt_ids else 0
+        return len(self.token_ids) + max(0, longer)
 
 
 @dataclass(slots=True)

@@ -36,6 +36,7 @@ EXAMPLES = {
     "quickstart": Example("grpo", 0.95),
     "distill": Example("distill", 0.9),
     "teachers": Example("teachers", 0.9),
+    "self_distillation": Example("sdpo", 0.9),
     "informal_math": Example("grpo", 0.9),
     "guessing_game": Example("grpo", 0.9),
     "grid_world": Example("gigpo", 0.95),

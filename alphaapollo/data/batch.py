@@ -12,7 +12,7 @@ sequences to ranks and mini-batches never changes after packing.build_train_batc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar
 
@@ -22,7 +22,8 @@ from alphaapollo.data.shared_prompts import SharedPrefixes
 from alphaapollo.types import ImageInput, Row
 
 A = TypeVar("A")
-PER_ROW = ("loss_weights", "sequence_weights", "value_weights", "trajectory_ids")  # columns with one value per row
+PER_ROW = ("loss_weights", "sequence_weights", "value_weights", "teacher_weights", "trajectory_ids")
+"""Columns with one value per row."""
 INTEGERS = ("trajectory_ids", "teacher_tokens")  # columns that are not converted to floating point
 
 
@@ -45,6 +46,7 @@ class Rows:
     prefixes: SharedPrefixes | None = None  # prefixes that rows of a micro-batch share; None: no sharing
     images: tuple[tuple[ImageInput, ...], ...] | None = None  # pictures of each row; None: no row has a picture
     teacher_shares: np.ndarray | None = None  # float32 [R, teachers], each row sums to 1; None: one teacher or none
+    teacher_prompts: tuple[Sequence[int], ...] | None = None  # Row.teacher_prompt_ids; None: no row has one
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], prefixes: SharedPrefixes | None = None) -> Rows:
@@ -63,6 +65,9 @@ class Rows:
             images=tuple(tuple(row.images) for row in rows) if any(row.images for row in rows) else None,
             teacher_shares=np.array([row.teacher_shares for row in rows], np.float32)
             if any(row.teacher_shares for row in rows)
+            else None,
+            teacher_prompts=tuple(row.teacher_prompt_ids for row in rows)
+            if any(row.teacher_prompt_ids for row in rows)
             else None,
         )
 
@@ -98,6 +103,36 @@ class Rows:
             prefixes=None if self.prefixes is None else self.prefixes.select(row_indices),
             images=None if self.images is None else tuple(self.images[index] for index in row_indices),
             teacher_shares=None if self.teacher_shares is None else self.teacher_shares[list(row_indices)],
+            teacher_prompts=None
+            if self.teacher_prompts is None
+            else tuple(self.teacher_prompts[index] for index in row_indices),
+        )
+
+    @cached_property
+    def has_teacher_prompt(self) -> np.ndarray:
+        """Whether a self-teacher has a prompt with more context for each row, bool [R]."""
+        return np.array([len(prompt) > 0 for prompt in self.teacher_prompts or [()] * len(self)], dtype=bool)
+
+    @cached_property
+    def teacher_rows(self) -> Rows:
+        """The rows as a self-teacher reads them: with its prompt, if there is one, before the same response."""
+        if self.teacher_prompts is None:
+            return self
+        assert self.images is None and self.prefixes is None, "self-teachers read neither pictures nor shared prompts"
+        starts, ends = self.token_offsets[:-1] + self.response_starts, self.token_offsets[1:]
+        prompts = [
+            np.array(prompt, dtype=np.int32) if len(prompt) else self.token_ids[first:start]
+            for prompt, first, start in zip(self.teacher_prompts, self.token_offsets[:-1], starts, strict=True)
+        ]
+        responses = [self.token_ids[start:end] for start, end in zip(starts, ends, strict=True)]
+        response_starts = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+        return replace(
+            self,
+            token_ids=np.concatenate([part for pair in zip(prompts, responses, strict=True) for part in pair]),
+            lengths=response_starts + self.response_lengths,
+            response_starts=response_starts,
+            routed_experts=None,
+            teacher_prompts=None,
         )
 
     def get_segment_and_prefix_lengths(self, row_indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -133,6 +168,7 @@ class Columns(Generic[A]):
     loss_weights: A | None = None  # float32 [R], weight of the token sum of each row in the loss
     sequence_weights: A | None = None  # float32 [R], weight of the row's trajectory in a sequence-level loss
     value_weights: A | None = None  # float32 [R], weight of the token sum of each row in the loss of the critic
+    teacher_weights: A | None = None  # float32 [R], weight of its divergence from the teacher; None: loss_weights
     trajectory_ids: A | None = None  # int64 [R], equal for all rows of a trajectory
     selected_tokens: A | None = None  # uint8 [sum responses], tokens selected by PolicyLoss.select_tokens
     teacher_tokens: A | None = None  # int32 [sum responses, servers, k], most probable tokens of each teacher server

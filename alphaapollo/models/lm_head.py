@@ -81,6 +81,7 @@ class DivergenceTarget:
     divergence: Divergence
     with_statistics: bool = False  # also compute reverse_kl, forward_kl and agreement
     top_k: int | None = None  # compare only the k most probable tokens of a model with hidden states
+    selects_policy_tokens: bool = False  # these are the policy's most probable tokens (arXiv 2601.20802, Eq. 11)
 
 
 def compute_token_stats(
@@ -148,11 +149,12 @@ class _ChunkedHead:
             return spread_tail(logp, output.token_ids[chunk], output.logprobs[chunk].to(logp), output.tail[chunk])
         transform = LogitTransform.of_head(output.head, self.temperature)
         logq = transform(compute_raw_logits(output.states[chunk], output.head)).log_softmax(dim=-1)
-        if self.divergence_target is None or self.divergence_target.top_k is None:
+        target = self.divergence_target
+        if target is None or target.top_k is None:
             return logq
-        top = logq.topk(min(self.divergence_target.top_k, logq.shape[1]))
-        tail = logq.scatter(1, top.indices, -math.inf).logsumexp(dim=-1)
-        return spread_tail(logp, top.indices, top.values, tail)
+        tokens = (logp if target.selects_policy_tokens else logq).topk(min(target.top_k, logq.shape[1])).indices
+        tail = logq.scatter(1, tokens, -math.inf).logsumexp(dim=-1)
+        return spread_tail(logp, tokens, logq.gather(1, tokens), tail)
 
 
 class LogitTransform(NamedTuple):

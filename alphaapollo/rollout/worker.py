@@ -21,6 +21,7 @@ from pathlib import Path
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
 from alphaapollo.config.schema.base import Device
+from alphaapollo.config.schema.teacher import SelfTeacher
 from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
@@ -39,6 +40,7 @@ from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
 from alphaapollo.rollout.policy_judge import make_policy_judge
 from alphaapollo.rollout.prompts import PromptRenderer
+from alphaapollo.rollout.self_teacher import TeacherPromptWriter
 from alphaapollo.rollout.suites import ModelServer, Suite, SuiteResult, run_suite
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.tool_calls import ToolCallParser
@@ -63,6 +65,7 @@ class RolloutWorkerConfig:
     reward: Reward
     custom_reward: CustomRewardFunction
     device: Device
+    self_teacher: SelfTeacher | None = None
     run_dir: str  # the run's folder; engine logs go to its `logs/`
     transport: TransportKind = "shared_memory"  # weight transport
     shared_memory: str = ""  # the run's folder under /dev/shm, removed when a worker dies; empty: no folder
@@ -114,6 +117,7 @@ class RolloutWorker:
         self._stop_token_ids: tuple[int, ...] = ()
         self._sees_images = False
         self._runner: EpisodeRunner | AgentRunner | None = None
+        self._teacher_prompts: TeacherPromptWriter | None = None  # None: there is no self-teacher
         self._agents = AsyncExitStack()  # endpoints, and the programs of env.env_name=agent
         self._suite_server: ModelServer | None = None
 
@@ -123,7 +127,7 @@ class RolloutWorker:
 
     async def start(self) -> None:
         """Open the tools, then start engine, graders and tokenizer. Raises ValueError if a tool is unusable."""
-        model, env, data = self._setup.model, self._setup.env, self._setup.data
+        model, env, data, teacher = self._setup.model, self._setup.env, self._setup.data, self._setup.self_teacher
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         self._tools = await open_toolbox(env)
         gc.disable()  # garbage collection takes a quarter of the import time and finds nothing
@@ -148,6 +152,9 @@ class RolloutWorker:
         if (judge := self._setup.reward.judge).backend == "policy":
             self._rewards.policy = make_policy_judge(self.engine, renderer, judge)
         self._sees_images = images is not None
+        if teacher:
+            longest = teacher.max_prompt_length or data.max_length
+            self._teacher_prompts = TeacherPromptWriter(teacher, renderer.encode_prompt, longest)
         grade = self._rewards.score if self._environment.is_graded(env) else None
         if env.env_name == "agent":
             self._runner = await self._agents.enter_async_context(open_agent_runner(self.engine, env, data, grade))
@@ -192,7 +199,10 @@ class RolloutWorker:
         if not request.sampling.stop_token_ids:
             request = replace(request, sampling=replace(request.sampling, stop_token_ids=self._stop_token_ids))
         with SPANS.use_track(f"rollout {self._index}"):
-            return await run_group(request, self._runner, self._make_environment)
+            group = await run_group(request, self._runner, self._make_environment)
+        if self._teacher_prompts and not request.validate:
+            self._teacher_prompts.add_prompts(group)
+        return group
 
     def _make_environment(self, turns: Sequence[Turn]) -> Environment:
         score = partial(self._rewards.score, turns=turns)

@@ -39,6 +39,7 @@ from alphaapollo.workers.model_worker import TrainingWorker
 from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
 from alphaapollo.workers.policy_objective import build_objective_inputs, compute_policy_objective, normalize_metrics
 from alphaapollo.workers.process_group import RankPlacement
+from alphaapollo.workers.self_teacher import SelfTeacher, select_taught_tokens
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from alphaapollo.workers.teacher import FrozenTeacher, TeacherGroup, sum_distillation_metrics
 
@@ -88,7 +89,9 @@ class PolicyWorker(TrainingWorker):
             self.state.offload()  # while the reference is loaded
             self.reference = load_policy(model, self.mesh, self.dtype, ref_fsdp.offload_policy)
         self.reference_parameters = make_parameter_offloader(self.reference, ref_fsdp.param_offload)
-        self.teacher = self._load_teachers(setup.teacher_models) if setup.teacher.divergence else None
+        self.teacher = self._load_teachers(setup.teacher_models) if setup.teacher.models_by_key else None
+        self.seed = setup.seed
+        self.self_teacher = self.load_self_teacher() if setup.teacher.uses_self_teacher else None
         self.flops = FlopsEstimator.from_model(self.policy.model)
         self.peak_flops = find_peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         self.has_reset_reference = False
@@ -166,6 +169,8 @@ class PolicyWorker(TrainingWorker):
                         balancer,
                     )
                 done.append(self.state.step(skip_bad_step))
+                if self.self_teacher is not None:
+                    self.self_teacher.follow(self.policy, self.teacher_config.self_teacher.ema_rate)
                 if recorded_logprobs is not None:
                     old = merge_token_values(batch.rows, recorded_logprobs, old)
         self.last_old_logprobs, self.last_mini_batches = old, mini_batches
@@ -215,8 +220,9 @@ class PolicyWorker(TrainingWorker):
         if self.reference is not None:
             reshard(self.reference)
             self.reference_parameters.offload()
-        if self.teacher is not None:
-            self.teacher.offload()
+        for teacher in (self.teacher, self.self_teacher):
+            if teacher is not None:
+                teacher.offload()
         super().offload()
 
     @torch.no_grad()
@@ -252,6 +258,8 @@ class PolicyWorker(TrainingWorker):
         if self.reference is not None and self.has_reset_reference:
             self.reference_parameters.reload()
             parts.append(take_snapshot(f"{checkpoint_folder}/reference", self.reference, (), {}))
+        if self.self_teacher is not None:
+            parts.append(self.self_teacher.snapshot(checkpoint_folder))
         self.writer.start(parts)
 
     def load(self, checkpoint_folder: str) -> None:
@@ -260,6 +268,16 @@ class PolicyWorker(TrainingWorker):
         if self.reference is not None and self.has_reset_reference:
             self.reference_parameters.reload()
             load_snapshot(f"{checkpoint_folder}/reference", self.reference, ())
+        if self.self_teacher is not None:
+            self.state.reload()
+            self.self_teacher.load(checkpoint_folder, self.policy)
+            self.offload()
+
+    def load_self_teacher(self) -> SelfTeacher:
+        """Load a self-teacher with the initial weights of the policy."""
+        self.state.offload()
+        self.reference_parameters.offload()
+        return SelfTeacher(self.config, self.actor.fsdp_config, self.mesh, self.seed)
 
     def _load_teachers(self, models: Mapping[str, Model]) -> TeacherGroup:
         self.state.offload()  # while the teachers are loaded
@@ -306,7 +324,7 @@ class PolicyWorker(TrainingWorker):
         recorded_logprobs: if not None, this pass's log-probs are appended to this list and used as old log-probs.
         """
         micro = self.builder.build(self.batch.rows, row_indices, replace(columns, returns=None, values=None))
-        target = self._make_divergence_target(micro)
+        target = self._make_divergence_target(micro, row_indices)
         stats = self.policy(micro, self.temperature, needs_entropy, target)
         old = None
         if recorded_logprobs is not None:
@@ -319,11 +337,15 @@ class PolicyWorker(TrainingWorker):
         if balancer:
             loss = loss + balancer.compute_last_pass_loss()
         (loss * self.placement.world_size).backward()  # FSDP averages over the ranks; the loss weights are global
-        metric_sums.add(metrics | sum_distillation_metrics(stats, micro.mask))
+        taught = micro.mask if self.self_teacher is None else select_taught_tokens(micro)
+        metric_sums.add(metrics | sum_distillation_metrics(stats, taught))
 
     @torch.no_grad()
-    def _make_divergence_target(self, micro: MicroBatch) -> DivergenceTarget | None:
+    def _make_divergence_target(self, micro: MicroBatch, row_indices: list[int]) -> DivergenceTarget | None:
         """Return the teacher's or reference's next-token distributions, if the loss compares the policy's with them."""
+        if self.self_teacher is not None:
+            longer = self.builder.build(self.batch.rows.teacher_rows, row_indices)
+            return self.self_teacher.make_divergence_target(micro, longer, self.teacher_config)
         if self.teacher is not None and self.teacher_config.uses_full_vocabulary:
             return self.teacher.make_divergence_target(micro, self.teacher_config)
         if not self.actor.uses_full_kl:

@@ -168,4 +168,5 @@ def sum_distillation_metrics(stats: TokenStats, mask: Tensor) -> dict[str, Tenso
     if stats.reverse_kl is None:
         return {}
     names = ("divergence", "reverse_kl", "forward_kl", "agreement")
-    return {f"distill/{name}": (mask * getattr(stats, name).detach()).sum() for name in names}
+    sums = {f"distill/{name}": (mask * getattr(stats, name).detach()).sum() for name in names}
+    return sums | {"taught_tokens": mask.sum()}

@@ -40,8 +40,8 @@ FIT = {  # recipes that need more than a group size
     # with grpo's division by the group's deviation, one token would count as much as a right answer
     "length_budget": (*GROUP, "algorithm.adv_estimator=dr_grpo"),
 }
-ELSEWHERE = {  # recipes that need teachers (examples/distill, examples/teachers) or turns (examples/grid_world)
-    *("distill", "mopd"),
+ELSEWHERE = {  # recipes that need teachers (distill, teachers, self_distillation) or turns (examples/grid_world)
+    *("distill", "mopd", "sdft", "sdpo"),
     *("turn_ppo", "turn_group"),
 }
 LONGER = 2.5  # factor on iterations for recipes with one optimizer step per iteration instead of four

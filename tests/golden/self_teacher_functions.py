@@ -2,6 +2,116 @@
 
 from __future__ import annotations
 
-from tests.golden.common import Function
+import torch
+from torch import Tensor
 
-FUNCTIONS: dict[str, Function] = {}
+from alphaapollo.algorithms.divergence import Divergence, compute_teacher_advantages
+from alphaapollo.algorithms.masked import apply_mask
+from alphaapollo.algorithms.self_distillation import truncated_ratios, update_moving_average
+from alphaapollo.config.schema import AggregationMode
+from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, compute_token_stats
+from tests.golden.common import AggKw, Function, Results, aggregated, log_ratio
+
+
+def make_divergence(alpha: float) -> Divergence:
+    """Divergence of the parameter `alpha`: 1 is the reverse KL, 0 the forward KL, and jsd between."""
+    if alpha in (0.0, 1.0):
+        return Divergence("reverse" if alpha else "forward")
+    return Divergence("jsd", beta=alpha)
+
+
+def token_divergences(logits: Tensor, teacher_logits: Tensor, divergence: Divergence, topk: int | None) -> Tensor:
+    """Divergences of all positions, by the project's output head with an identity as weights. [B, L, V] -> [B, L]."""
+    size = logits.shape[-1]
+    head = LmHead(torch.eye(size, dtype=logits.dtype))
+    output = LmHeadInput(teacher_logits.reshape(-1, size), head)
+    target = DivergenceTarget(output, divergence, top_k=topk, selects_policy_tokens=True)
+    states, tokens = logits.reshape(-1, size), torch.zeros(logits[..., 0].numel(), dtype=torch.int64)
+    stats = compute_token_stats(LmHeadInput(states, head), tokens, 1.0, divergence_target=target)
+    assert stats.divergence is not None
+    return stats.divergence.view(logits.shape[:-1])
+
+
+def select_top_logits(logits: Tensor, teacher_logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+    """Both models' logits of the student's top k tokens, which a softmax renormalizes. The project does not offer
+    this variant."""
+    tokens = logits.detach().topk(topk, dim=-1).indices
+    return logits.gather(-1, tokens), teacher_logits.gather(-1, tokens)
+
+
+def self_distillation(
+    logits: Tensor,
+    teacher_logits: Tensor,
+    mask: Tensor,
+    alpha: float = 1.0,
+    topk: int | None = None,
+    tail: bool = True,
+    agg: AggregationMode = "token-mean",
+    coef: float = 1.0,
+    token_weights: Tensor | None = None,
+    agg_kw: AggKw = None,
+) -> Results:
+    if topk is not None and not tail:
+        logits, teacher_logits = select_top_logits(logits, teacher_logits, topk)
+        topk = None
+    divergence = apply_mask(token_divergences(logits, teacher_logits, make_divergence(alpha), topk), mask)
+    weighted = divergence if token_weights is None else divergence * token_weights
+    return {"loss": coef * aggregated(weighted, mask, agg, agg_kw), "token_divergence": divergence}
+
+
+def self_distillation_sampled(
+    logp: Tensor,
+    teacher_logp: Tensor,
+    mask: Tensor,
+    old_logp: Tensor | None = None,
+    is_clip: float | None = None,
+    agg: AggregationMode = "token-mean",
+    coef: float = 1.0,
+    agg_kw: AggKw = None,
+) -> Results:
+    advantages = compute_teacher_advantages(logp.detach(), teacher_logp, mask).advantages
+    losses = apply_mask(-advantages * logp, mask)
+    if old_logp is not None and is_clip is not None:
+        losses = losses * truncated_ratios(logp, old_logp, mask, is_clip)
+    return {"loss": coef * aggregated(losses, mask, agg, agg_kw), "token_loss": losses}
+
+
+def ref_kl_policy_gradient(
+    logp: Tensor,
+    behavior_logp: Tensor,
+    teacher_logp: Tensor,
+    mask: Tensor,
+    delta_low: float = 0.2,
+    kl_tau: float = 0.001,
+    agg: AggregationMode = "token-mean",
+    agg_kw: AggKw = None,
+) -> Results:
+    """prime-rl's form, which the project does not offer."""
+    advantages = compute_teacher_advantages(logp.detach(), teacher_logp, mask).advantages
+    log_ratios = log_ratio(logp, behavior_logp, mask)
+    keep = apply_mask((logp.detach().exp() - behavior_logp.exp() >= -delta_low).to(logp.dtype), mask)
+    losses = apply_mask(-keep * advantages * log_ratios.exp() + kl_tau * log_ratios.square(), mask)
+    return {"loss": aggregated(losses, mask, agg, agg_kw), "token_loss": losses, "keep": keep}
+
+
+def trust_region_teacher(logits: Tensor, ref_logits: Tensor, alpha: float) -> Results:
+    """Teacher q ~ q_ref^(1 - alpha) q_theta^alpha, which the project does not offer. [B, L, V] each."""
+    mixed = torch.lerp(ref_logits.log_softmax(-1), logits.log_softmax(-1), alpha)
+    return {"log_probs": mixed.log_softmax(-1)}
+
+
+def ema_teacher(teacher: Tensor, students: Tensor, rate: float) -> Results:
+    """Teacher after each of the students' steps. teacher [n], students [steps, n] -> [steps, n]."""
+    return {"value": torch.stack([update_moving_average(teacher, student, rate).clone() for student in students])}
+
+
+FUNCTIONS: dict[str, Function] = {
+    function.__name__: function
+    for function in (
+        self_distillation,
+        self_distillation_sampled,
+        ref_kl_policy_gradient,
+        trust_region_teacher,
+        ema_teacher,
+    )
+}

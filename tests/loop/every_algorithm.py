@@ -22,8 +22,10 @@ from alphaapollo.algorithms.advantages import estimator_names
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
 from alphaapollo.config.load import NO_USER_SETTINGS, find_shipped_config_folder, flatten_maps, load_config
 from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
+from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.launch.session import TrainingSession, start_workers
 from alphaapollo.observability.console import Console
+from alphaapollo.rollout.self_teacher import TeacherPromptWriter
 from alphaapollo.trainer.lifecycle import make_training_run, prepare_run
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.progress import Progress
@@ -40,6 +42,7 @@ def compute_score(prompt, completion):
 '''
 PASSK = ["algorithm.passk_k=2"]  # of groups of 4
 TEACHER = "TEACHER"  # replaced by the teacher's folder
+LONGER_PROMPTS = "teacher.self_teacher.max_prompt_length=256"  # the tokenizer has one token per byte
 EXTRA = {  # in addition to the case's own settings
     "distill": [f"teacher.model.path={TEACHER}"],
     "mopd": [f"teacher.model.path={TEACHER}"],
@@ -47,6 +50,8 @@ EXTRA = {  # in addition to the case's own settings
     "magistral": ["reward.components={}", "reward.required=[]"],
     "prorl": ["algorithm.reference_reset.every=1", "algorithm.reference_reset.patience=null"],
     "gdpo": ["algorithm.gdpo_rewards=[accuracy,length]"],
+    "sdft": [LONGER_PROMPTS],
+    "sdpo": [LONGER_PROMPTS],
     "trpo_dual": ["algorithm.kl_ctrl.kl_coef=0.1"],
 }
 
@@ -110,6 +115,14 @@ def use(worker: Any, actor: Actor, correction: RolloutCorrection, teacher: Teach
     """Change the settings of a training rank."""
     worker.actor, worker.correction, worker.teacher_config = actor, correction, teacher
     worker.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
+    worker.self_teacher = worker.load_self_teacher() if teacher.uses_self_teacher else None
+
+
+def use_self_teacher(worker: Any, teacher: Teacher) -> None:
+    """Change the self-teacher of a rollout worker."""
+    renderer, own = Renderer(load_tokenizer(worker._setup.model.path)), teacher.self_teacher
+    writer = TeacherPromptWriter(own, renderer.encode_prompt, own.max_prompt_length or 48)
+    worker._teacher_prompts = writer if teacher.uses_self_teacher else None
 
 
 async def run_case(config: Config, workers: Any, start: Path) -> list[dict[str, float]]:
@@ -118,6 +131,7 @@ async def run_case(config: Config, workers: Any, start: Path) -> list[dict[str, 
     )  # it has an event loop of its own
     actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
     await workers.policy.ranks.call(lambda worker: use(worker, actor, correction, config.teacher))
+    await workers.engines.ranks.call(lambda worker: use_self_teacher(worker, config.teacher))
     await workers.policy.load(str(start / "policy"))
     await workers.critic.load(str(start / "critic"))
     needed = SimpleNamespace(
@@ -139,7 +153,7 @@ async def run_case(config: Config, workers: Any, start: Path) -> list[dict[str, 
 async def main(model: str, data: str, out: Path) -> None:
     (out / "reward.py").write_text(REWARD)
     rows = pd.read_parquet(data)
-    rows["extra_info"] = [info | {"length_budget": 8} for info in rows["extra_info"]]
+    rows["extra_info"] = [info | {"length_budget": 8, "demonstration": "7"} for info in rows["extra_info"]]
     rows.to_parquet(out / "train.parquet")
     data = str(out / "train.parquet")
     make_tokenizer(out / "teacher")

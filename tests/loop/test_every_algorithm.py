@@ -27,7 +27,7 @@ ALWAYS = {
 }
 CORRECTED = {"tis", "icepop", "mis", "mopd"}
 ENGINE_LOGPROBS = {"bypass", "deepseek_v32", "dppo", "loss_mode=dppo_kl", "vespo"}
-TAUGHT_ALONE = {"distill", "divergence=jsd"}  # by whole distributions, and by nothing else: there are no advantages
+TAUGHT_ALONE = {"distill", "divergence=jsd", "sdft", "sdpo"}  # by whole distributions only: there are no advantages
 
 
 def test_every_algorithm_trains(task: Task, tmp_path: Path) -> None:
@@ -61,6 +61,10 @@ def test_every_algorithm_trains(task: Task, tmp_path: Path) -> None:
     for name in ("distill", "mopd", "divergence=sampled", "divergence=jsd", "divergence=forward"):
         (case,) = (case["lines"] for case in cases if case["name"] == name)
         assert all(line["distill/reverse_kl"] > 0 and 0 < line["distill/agreement"] <= 1 for line in case), (name, case)
+    for name in ("sdft", "sdpo"):
+        (case,) = (case["lines"] for case in cases if case["name"] == name)
+        assert all(line["distill/rows_with_context"] > (0.5 if name == "sdpo" else 0.99) for line in case), (name, case)
+        assert all(line["distill/divergence"] > 0 for line in case), (name, case)
     by_name = {case["name"]: case["lines"] for case in cases}
     assert by_name["ppo"][0]["critic/grad_norm"] > 0
     assert "critic/grad_norm" not in by_name["grpo"][0]

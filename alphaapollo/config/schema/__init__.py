@@ -28,6 +28,6 @@ from alphaapollo.config.schema.reward import Criterion, CustomRewardFunction, Ju
 from alphaapollo.config.schema.rm import RewardData, RmConfig
 from alphaapollo.config.schema.rollout import EngineKwargs, Rollout, ValSampling
 from alphaapollo.config.schema.sft import SftConfig, SftData
-from alphaapollo.config.schema.teacher import NO_TEACHER, Teacher, TeacherModel
+from alphaapollo.config.schema.teacher import NO_TEACHER, SelfTeacher, Teacher, TeacherModel
 from alphaapollo.config.schema.trainer import RunFolder, Trainer, Training
 from alphaapollo.config.schema.tuning import TuningConfig, TuningTrainer

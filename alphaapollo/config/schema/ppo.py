@@ -89,6 +89,12 @@ class Config(Section):
         actor = self.actor_rollout_ref.actor
         return self.algorithm.use_kl_in_reward or (actor.use_kl_loss and not actor.uses_full_kl)
 
+    @property
+    def max_teacher_length(self) -> int:
+        """Maximum number of tokens of a row that the teacher reads."""
+        prompt = self.teacher.self_teacher.max_prompt_length or self.data.max_length
+        return prompt + self.data.max_response_length if self.teacher.uses_self_teacher else self.data.max_length
+
     def count_policy_optimizer_steps(self, iterations: int) -> int:
         """Return the policy's optimizer steps in the first `iterations` iterations; critic warmup has none."""
         return max(0, iterations - self.trainer.critic_warmup) * self.steps_per_iteration
@@ -142,12 +148,23 @@ class Config(Section):
                 f"{ROLLOUT}.temperature={temperature:g}, but the server of {next(iter(self.teacher.servers))} returns "
                 "log-probs at temperature 1. Set it to 1."
             )
+        yield from self._find_self_teacher_problems()
         if reset.every is None and reset.patience is None:
             return
         if not (actor.use_kl_loss or algorithm.use_kl_in_reward):
             yield f"algorithm.reference_reset needs a reference model. Set {ACTOR}.use_kl_loss=true."
         if rank := self.actor_rollout_ref.model.lora_rank:
             yield f"algorithm.reference_reset does not work with LoRA, got {MODEL}.lora_rank={rank}. Set it to 0."
+
+    def _find_self_teacher_problems(self) -> Iterator[str]:
+        if not self.teacher.uses_self_teacher:
+            return
+        context = f"teacher.self_teacher.context={self.teacher.self_teacher.context}"
+        if self.env.context == "memory" or self.env.env_name == "agent":
+            key = "env.context=memory" if self.env.context == "memory" else "env.env_name=agent"
+            yield f"{context} needs one prompt per episode, got {key}. Set env.context=append and another environment."
+        if self.reward_model.enable and self.teacher.self_teacher.context == "feedback":
+            yield f"{context} needs rewards during the rollout. Set reward_model.enable=false."
 
     def _find_model_problems(self) -> Iterator[str]:
         rank = self.actor_rollout_ref.model.lora_rank

@@ -1,4 +1,5 @@
-"""`teacher`: frozen models that the policy learns from on its own samples (docs/algorithms/distill.md)."""
+"""`teacher`: models that the policy learns from on its own samples: frozen ones (docs/algorithms/distill.md), or the
+policy itself with more context (docs/algorithms/self_distillation.md)."""
 
 from __future__ import annotations
 
@@ -7,14 +8,25 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import CHANGES_TEACHER, ActiveUnless, ActiveWhen, FilePath, Section
+from alphaapollo.config.schema.base import CHANGES_TEACHER, ActiveUnless, ActiveWhen, FilePath, Ratio, Section
 from alphaapollo.config.schema.model import FrozenFsdp
 
 Distance = Literal["sampled", "reverse", "forward", "jsd"]
 WHEN_TEACHER = ActiveWhen("divergence")
 WHEN_LOCAL, WHEN_SERVER = ActiveUnless("base_url"), ActiveWhen("base_url")
+WHEN_SELF, UNLESS_SELF = ActiveWhen("context"), ActiveUnless("self_teacher.context")
+WHEN_FEEDBACK, WHEN_DEMONSTRATION = ActiveWhen("context", "feedback"), ActiveWhen("context", "demonstration")
+
+
+def _check_template(template: str) -> str:
+    if missing := [name for name in ("{question}", "{context}") if name not in template]:
+        raise ValueError(f"the template lacks {' and '.join(missing)}. Add what is missing.")
+    return template
+
+
+Template = Annotated[str, AfterValidator(_check_template)]
 
 
 class TeacherModel(Section):
@@ -42,6 +54,39 @@ class TeacherModel(Section):
             yield "name is required with base_url. Set the name of the model on the server."
 
 
+class SelfTeacher(Section):
+    context: Annotated[Literal["feedback", "demonstration"] | None, CHANGES_TEACHER] = None
+    """What the teacher reads in addition to the prompt; null = the teacher is another model. feedback = a successful
+    sample of the same group, or else feedback of grader or environment (SDPO). demonstration = a text of the data row
+    (SDFT)."""
+    ema_rate: Annotated[Ratio, WHEN_SELF, CHANGES_TEACHER] = 0.05
+    """The policy's share in the teacher's weights after each optimizer step: teacher = (1 - ema_rate) teacher +
+    ema_rate policy. 0 = initial model, 1 = current policy."""
+    max_ratio: Annotated[PositiveFloat | None, WHEN_SELF] = None
+    """Weight the divergence at a token by its ratio of new to old probability, at most max_ratio; null = weight 1."""
+    min_reward: Annotated[float, WHEN_FEEDBACK] = 0.5
+    """Reward from which a sample is successful."""
+    demonstration_key: Annotated[str, WHEN_DEMONSTRATION] = "demonstration"
+    """Key in extra_info, or column, with the demonstration."""
+    max_prompt_length: Annotated[PositiveInt | None, WHEN_SELF] = None
+    """Maximum tokens of the teacher's prompt; a row with a longer one is not trained on. null =
+    data.max_prompt_length + data.max_response_length."""
+    solution_template: Annotated[Template, WHEN_FEEDBACK] = (
+        "{question}\n\nCorrect solution:\n\n{context}\n\nCorrectly solve the original question."
+    )
+    """The teacher's last user message, with a successful sample as context."""
+    feedback_template: Annotated[Template, WHEN_FEEDBACK] = (
+        "{question}\n\nThe following is feedback from your unsuccessful earlier attempt:\n\n{context}\n\n"
+        "Correctly solve the original question."
+    )
+    """The teacher's last user message, with feedback as context."""
+    demonstration_template: Annotated[Template, WHEN_DEMONSTRATION] = (
+        "{question}\n\nThis is an example for a response to the question:\n\n{context}\n\n"
+        "Now answer with a response of your own, including the thinking process."
+    )
+    """The teacher's last user message, with a demonstration as context."""
+
+
 class Teacher(Section):
     divergence: Annotated[Distance | None, CHANGES_TEACHER] = None
     """Divergence to minimize; null = no teacher. sampled = reverse KL on the sampled tokens, as a policy gradient. Over
@@ -53,9 +98,10 @@ class Teacher(Section):
     """jsd: the teacher's share of the mixture; near 0 it behaves as the forward KL, near 1 as the reverse."""
     top_k: Annotated[PositiveInt | None, ActiveWhen("divergence", "reverse", "forward", "jsd"), CHANGES_TEACHER] = None
     """Compare only the teacher's k most probable tokens; all other tokens count as one (required for servers, which
-    allow up to vLLM's --max-logprobs, by default 20). null = the full vocabulary."""
-    model: Annotated[TeacherModel, WHEN_TEACHER, ActiveUnless("models")] = TeacherModel()
-    models: Annotated[dict[str, TeacherModel], WHEN_TEACHER, CHANGES_TEACHER] = {}
+    allow up to vLLM's --max-logprobs, by default 20), with a self_teacher the policy's. null = the full vocabulary."""
+    self_teacher: Annotated[SelfTeacher, WHEN_TEACHER] = SelfTeacher()
+    model: Annotated[TeacherModel, WHEN_TEACHER, UNLESS_SELF, ActiveUnless("models")] = TeacherModel()
+    models: Annotated[dict[str, TeacherModel], WHEN_TEACHER, UNLESS_SELF, CHANGES_TEACHER] = {}
     """Several teachers by name, instead of `model`: {math: {path: ...}, code: {base_url: ..., name: ...}}."""
     by_source: Annotated[dict[str, str | dict[str, PositiveFloat]], ActiveWhen("models"), CHANGES_TEACHER] = {}
     """Teacher of each data source: {pattern: name}, or {pattern: {name: weight, ...}} with weights that sum to 1. The
@@ -72,9 +118,15 @@ class Teacher(Section):
         return self.divergence not in (None, "sampled")
 
     @property
+    def uses_self_teacher(self) -> bool:
+        """Whether the teacher is the policy with more context, instead of other models."""
+        return self.divergence is not None and self.self_teacher.context is not None
+
+    @property
     def models_by_key(self) -> dict[str, TeacherModel]:
-        """Teachers by their configuration key, e.g. {"teacher.models.math": ...}; empty without a divergence."""
-        if self.divergence is None:
+        """Teachers by their configuration key, e.g. {"teacher.models.math": ...}; empty without a divergence, and with
+        a self-teacher."""
+        if self.divergence is None or self.uses_self_teacher:
             return {}
         return {f"teacher.models.{name}": model for name, model in self.models.items()} or {"teacher.model": self.model}
 
@@ -101,6 +153,10 @@ class Teacher(Section):
         return [weights.get(name, 0.0) for name in self.models]
 
     def find_problems(self) -> Iterator[str]:
+        if self.uses_self_teacher and (self.models or self.divergence == "sampled"):
+            other = "divergence=sampled" if self.divergence == "sampled" else "models"
+            fix = "divergence=jsd, reverse or forward" if self.divergence == "sampled" else "models={}"
+            yield f"self_teacher.context={self.self_teacher.context} does not work with {other}. Set {fix}."
         if self.models and not self.by_source:
             yield f"models needs by_source. Set by_source={{*: {min(self.models)}}} or patterns of data sources."
         for name, model in self.models.items():

@@ -19,7 +19,7 @@ import torch
 
 from alphaapollo.algorithms.divergence import Divergence
 from alphaapollo.config.resolve import Attention, get_attention_kernel
-from alphaapollo.config.schema import FrozenFsdp, Fsdp, Model
+from alphaapollo.config.schema import FrozenFsdp, Fsdp, Model, RoleFsdp
 from alphaapollo.config.schema.base import Device
 from alphaapollo.config.schema.model import OptimizerName
 from alphaapollo.models.activation_memory import (
@@ -263,14 +263,16 @@ class FrozenModelMemory:
     idle: MemoryUsage = MemoryUsage()  # while another model uses the device
 
 
-def plan_frozen_model(model: Model, fsdp: FrozenFsdp, shards: int, device: Device) -> FrozenModelMemory:
-    """Return the memory of a frozen model that is sharded over `shards` ranks."""
+def plan_frozen_model(
+    model: Model, fsdp: FrozenFsdp | RoleFsdp, shards: int, device: Device, dtype_bytes: int | None = None
+) -> FrozenModelMemory:
+    """Return the memory of a frozen model that is sharded over `shards` ranks. dtype_bytes: of its stored weights; None
+    = those of model.dtype."""
     on_gpu = device == "cuda"
     if fsdp.offload_policy and on_gpu:
         return FrozenModelMemory()
-    loaded = MemoryUsage(
-        frozen_models=count_frozen_bytes(load_model_sizes(model), shards, get_dtype_bytes(model.dtype))
-    )
+    width = dtype_bytes or get_dtype_bytes(model.dtype)
+    loaded = MemoryUsage(frozen_models=count_frozen_bytes(load_model_sizes(model), shards, width))
     return FrozenModelMemory(loaded, MemoryUsage() if fsdp.param_offload and on_gpu else loaded)
 
 

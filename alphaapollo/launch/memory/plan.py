@@ -261,8 +261,7 @@ def _estimate_rank_memory_by_phase(config: Config, device: Device) -> tuple[dict
 
     phases: dict[str, MemoryUsage] = {}
     passes: list[MemoryUsage] = []
-    for key, model in make_teacher_model_sections(role.model, config.teacher).items():
-        teacher = plan_frozen_model(model, config.teacher.local_models[key].fsdp_config, policy.shards, device)
+    for model, teacher in _estimate_teacher_memory(config, policy.shards, device):
         head, forward = _plan_teacher_head_and_forward(config, model)
         idle += teacher.idle
         if config.teacher.uses_full_vocabulary:  # its head stays gathered in the policy's update
@@ -286,12 +285,26 @@ def _estimate_rank_memory_by_phase(config: Config, device: Device) -> tuple[dict
     copies = sum(one.checkpoint_bytes() for one in trained.values())
     if config.algorithm.reference_reset.every or config.algorithm.reference_reset.patience:
         copies += count_frozen_bytes(policy.sizes, policy.shards, get_dtype_bytes(role.model.dtype))
+    copies += teachers[0].loaded.frozen_models if config.teacher.uses_self_teacher and not role.model.lora_rank else 0
     return phases, offloaded, copies
+
+
+def _estimate_teacher_memory(config: Config, shards: int, device: Device) -> list[tuple[Model, FrozenModelMemory]]:
+    """Return model section and memory of each teacher on the ranks. A self-teacher has the policy's float32 weights."""
+    policy, teacher = config.actor_rollout_ref.model, config.teacher
+    if teacher.uses_self_teacher:
+        width = get_dtype_bytes(policy.dtype if policy.lora_rank else "float32")
+        return [(policy, plan_frozen_model(policy, config.actor_rollout_ref.actor.fsdp_config, shards, device, width))]
+    return [
+        (model, plan_frozen_model(model, teacher.local_models[key].fsdp_config, shards, device))
+        for key, model in make_teacher_model_sections(policy, teacher).items()
+    ]
 
 
 def _plan_teacher_head_and_forward(config: Config, model: Model) -> tuple[MemoryUsage, MemoryUsage]:
     """Return the memory of the teacher's output head, gathered from all ranks, and of the rest of its forward pass."""
-    sizes, width, (rows, length) = load_model_sizes(model), get_dtype_bytes(model.dtype), find_micro_batch_shape(config)
+    sizes, width = load_model_sizes(model), get_dtype_bytes(model.dtype)
+    rows, length = find_micro_batch_shape(config, config.max_teacher_length)
     layers = MemoryUsage(
         gathered_layers=2 * width * sizes.layer_parameters, activations=measure_forward_bytes(model, rows * length)
     )
@@ -339,11 +352,11 @@ def _estimate_trained_model_memory(
     return replace(trained, activations=replace(own, saved=own.saved + of_layer * layers))
 
 
-def find_micro_batch_shape(config: Config) -> tuple[int, int]:
-    """Return (rows, tokens per row) of the largest micro-batch on a rank."""
+def find_micro_batch_shape(config: Config, longest_row: int | None = None) -> tuple[int, int]:
+    """Return (rows, tokens per row) of the largest micro-batch on a rank. longest_row: None = data.max_length."""
     data, actor = config.data, config.actor_rollout_ref.actor
     return compute_micro_batch_shape(
-        longest_row=data.max_length,
+        longest_row=longest_row or data.max_length,
         rows_per_step=min(actor.ppo_mini_batch_size, config.trajectories_per_update),
         max_tokens=get_resolved(actor.ppo_max_token_len_per_gpu),
         num_ranks=config.trainer.num_ranks,

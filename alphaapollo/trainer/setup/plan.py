@@ -115,19 +115,20 @@ def can_skip_rows_without_advantage(config: Config, policy_loss: PolicyLoss) -> 
     """Whether sequences with zero advantage get no gradient from any loss term, so the policy update can skip them."""
     role = config.actor_rollout_ref
     other_terms = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
-    other_terms = other_terms or config.teacher.uses_full_vocabulary
+    other_terms = other_terms or (config.teacher.uses_full_vocabulary and not config.teacher.uses_self_teacher)
     return not other_terms and not has_gradient_without_advantages(policy_loss, role.actor)
 
 
 def _decide_prompt_sharing(config: Config, notices: list[str]) -> bool:
     """Decide whether each prompt is computed once for all its samples (docs/shared_prompts.md).
 
-    Router losses and router replay of mixture-of-experts models do not support this.
+    Router losses and router replay of mixture-of-experts models, and self-teachers do not support this.
     """
     role = config.actor_rollout_ref
     experts = {
         "model.router_aux_loss_coef": role.model.router_aux_loss_coef,
         "rollout.router_replay": role.rollout.router_replay,
+        "teacher.self_teacher": config.teacher.uses_self_teacher,
     }
     problem = next(
         (f"{name} needs a copy of the prompt for each sample" for name, value in experts.items() if value), None

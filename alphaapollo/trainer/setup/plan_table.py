@@ -47,6 +47,7 @@ def _describe_algorithm_and_data(plan: Plan, inputs: TrainingInputs, config: Con
         beta = f" (beta {teacher.beta:g})" if teacher.divergence == "jsd" else ""
         top = f" over the top {teacher.top_k} tokens" if teacher.top_k and teacher.uses_full_vocabulary else ""
         names = ", ".join(one.path or f"{one.name} ({one.base_url})" for one in teacher.models_by_key.values())
+        names = f"the policy with {teacher.self_teacher.context}" if teacher.uses_self_teacher else names
         rows["teacher"] = f"{teacher.coef:g} x {teacher.divergence}{beta}{top}, from {names}"
     if inputs.reward_model_tokenizer:
         scores = inputs.reward_model_tokenizer.describe_reward(config.reward_model)

@@ -7,8 +7,10 @@ import json
 from collections.abc import Sequence
 
 from alphaapollo.config.schema import Config, Model, Teacher, TeacherModel
+from alphaapollo.data.images import reads_pictures
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.models.load import load_config
+from alphaapollo.rollout.self_teacher import check_demonstrations
 from alphaapollo.trainer.step.teacher_servers import TeacherClient, TeacherServerError
 from alphaapollo.types import Prompt
 
@@ -21,6 +23,8 @@ FIX = (
 
 def check_teachers(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> list[str]:
     """Check the teachers of the training prompts. Returns notices; raises ValueError if one cannot be used."""
+    if config.teacher.uses_self_teacher:
+        check_self_teacher(config, prompts)
     teacher, notices = config.teacher, []
     sources = {prompt.data_source: prompt for prompt in prompts}
     weights = {source: teacher.find_shares(source) for source in sources}
@@ -43,6 +47,26 @@ def check_teachers(config: Config, renderer: Renderer, prompts: Sequence[Prompt]
         except TeacherServerError as error:
             raise ValueError(str(error)) from None
     return notices
+
+
+def check_self_teacher(config: Config, prompts: Sequence[Prompt]) -> None:
+    """Raise ValueError if the policy cannot read the self-teacher's prompts, or a prompt has no demonstration."""
+    teacher, model, data = config.teacher.self_teacher, config.actor_rollout_ref.model, config.data
+    model_config, key = load_config(model), "teacher.self_teacher"
+    if reads_pictures(model_config):
+        raise ValueError(
+            f"{key}.context={teacher.context} does not support {model.path}, a vision-language model. Set "
+            f"{key}.context=null and teacher.model.path, or choose a text model."
+        )
+    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and config.max_teacher_length > limit:
+        raise ValueError(
+            f"the self-teacher reads up to {config.max_teacher_length} tokens, its prompt and data.max_response_length="
+            f"{data.max_response_length}, more than the context length of {model.path}, {limit} tokens. Set "
+            f"{key}.max_prompt_length to at most {limit - data.max_response_length}."
+        )
+    if teacher.context == "demonstration":
+        check_demonstrations(prompts, teacher.demonstration_key)
 
 
 def _has_pictures(prompt: Prompt) -> bool:

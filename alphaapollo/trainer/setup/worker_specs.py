@@ -48,6 +48,7 @@ def make_worker_specs(
         reward=config.reward,
         custom_reward=custom_reward,
         device=placement.device,
+        self_teacher=config.teacher.self_teacher if config.teacher.uses_self_teacher else None,
         run_dir=str(config.trainer.folder.resolve()),
         transport=transport.kind,
         shared_memory=transport.shared_folder,

@@ -72,7 +72,7 @@ class AssignedCredit:
     """Advantages and other inputs of the loss, split by training rank."""
 
     columns: list[Columns[np.ndarray]]  # one set of columns per rank
-    has_gradient: np.ndarray  # bool [B], rows of trajectories that have a loss weight and a non-zero advantage
+    has_gradient: np.ndarray  # bool [B], rows of trajectories with a loss weight and an advantage or teacher context
     metrics: dict[str, float]
 
 
@@ -109,7 +109,12 @@ def assign_credit(
         )
     columns = _pack_columns(batch, computed, advantages, returns, actor, np.dtype(dtype))
     owners, has_weight = batch.trajectory_ids.numpy(), (batch.loss_weights != 0) | (batch.sequence_weights != 0)
-    return AssignedCredit(columns, np.isin(owners, owners[has_advantage & has_weight]), metrics)
+    has_gradient = has_advantage & has_weight
+    if config.teacher.uses_self_teacher:
+        has_context = np.array([bool(row.teacher_prompt_ids) for row in batch.rows])
+        metrics["distill/rows_with_context"] = float(has_context.mean())
+        has_gradient |= has_context & (batch.teacher_weights != 0)
+    return AssignedCredit(columns, np.isin(owners, owners[has_gradient]), metrics)
 
 
 def _add_kl_penalty(
@@ -257,6 +262,7 @@ def _pack_columns(
         "loss_weights": layout.split_row_values(batch.loss_weights.astype(dtype)),
         "sequence_weights": layout.split_row_values(batch.sequence_weights.astype(dtype)),
         "value_weights": layout.split_row_values(batch.value_weights.astype(dtype)),
+        "teacher_weights": layout.split_row_values(batch.teacher_weights.astype(dtype)),
         "trajectory_ids": layout.split_row_values(batch.trajectory_ids.numpy()),
     }
     return [

@@ -35,7 +35,7 @@ from alphaapollo.data.shared_prompts import find_shared_prefixes
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 
-WEIGHTS = ("loss_weights", "sequence_weights", "value_weights")
+WEIGHTS = ("loss_weights", "sequence_weights", "value_weights", "teacher_weights")
 PromptTrajectory = tuple[Prompt, Trajectory]
 BUDGET = "length_budget"
 """Key in extra_info that algorithm.length_budget reads: a number of tokens."""
@@ -63,6 +63,7 @@ class Batch:
     loss_weights: np.ndarray  # float64 [B], as in Columns
     sequence_weights: np.ndarray  # float64 [B]
     value_weights: np.ndarray  # float64 [B]
+    teacher_weights: np.ndarray  # float64 [B]
     token_order_keys: np.ndarray | None  # float64 [n] random order of the action tokens, for losses that choose tokens
 
     @property
@@ -287,19 +288,24 @@ def _compute_loss_weights(
     group_ids: Tensor,
     config: Config,
 ) -> Tensor:
-    """Compute the loss weights of the N trajectories in their mini-batches (of all ranks), as a matrix [3, N].
+    """Compute the loss weights of the N trajectories in their mini-batches (of all ranks), as a matrix [4, N].
 
-    The rows are for the token-level policy loss, the sequence-level policy loss, and the critic's loss (a mean over
-    tokens). mini_batches: trajectory indices of each mini-batch. group_ids: [N].
+    The rows are for the token-level policy loss, the sequence-level policy loss, the critic's loss (a mean over
+    tokens), and the divergence from the teacher: as the first, but over the trajectories for which a self-teacher has a
+    context. mini_batches: trajectory indices of each mini-batch. group_ids: [N].
     """
     actor = config.actor_rollout_ref.actor
     horizon = actor.loss_scale_factor or float(config.data.max_response_length)
     cut = torch.tensor([config.algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
     loss_lengths = overlong_filter(num_actions.unsqueeze(1), cut).squeeze(1)
-    weights = torch.zeros(3, len(trajectories), dtype=torch.float64)
+    has_context = [any(row.teacher_prompt_ids for row in trajectory.rows) for trajectory in trajectories]
+    has_teacher = torch.tensor(has_context) | (not config.teacher.uses_self_teacher)
+    weights = torch.zeros(4, len(trajectories), dtype=torch.float64)
     for ids in mini_batches:
         groups = group_ids[ids]
         weights[0, ids] = row_weights(loss_lengths[ids], groups, actor.loss_agg_mode, horizon)
         weights[1, ids] = row_weights(loss_lengths[ids], groups, "seq-mean-token-sum", horizon)
         weights[2, ids] = row_weights(num_actions[ids], groups, "token-mean", horizon)
+        taught = ids[has_teacher[ids]]
+        weights[3, taught] = row_weights(loss_lengths[taught], group_ids[taught], actor.loss_agg_mode, horizon)
     return weights

@@ -24,6 +24,7 @@ from tests.unit.config.overrides import from_overrides
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
 CORRECTION, RANK = "algorithm.rollout_correction", f"{MODEL}.lora_rank=16"
+SELF = "teacher.self_teacher"
 POLICY = "models={policy: {path: some/model}}"
 SCHEMAS: dict[str, type[Section]] = {
     "ppo": Config,
@@ -88,6 +89,18 @@ def problem(command: str, *argv: str) -> str:
             f"teacher.divergence=reverse does not work with {ACTOR}.kl_loss_type=full",
         ),
         (['trainer.val_suites=["lm-eval:gsm8k"]', f"{ROLLOUT}.name=hf"], f"needs {ROLLOUT}.name=vllm"),
+        (
+            ["teacher.divergence=sampled", f"{SELF}.context=feedback"],
+            "teacher.self_teacher.context=feedback does not work with divergence=sampled",
+        ),
+        (
+            ["teacher.divergence=jsd", f"{SELF}.context=feedback", "env.context=memory"],
+            f"{SELF}.context=feedback needs one prompt per episode, got env.context=memory",
+        ),
+        (
+            ["teacher.divergence=jsd", f"{SELF}.context=feedback", "reward_model.enable=true"],
+            f"{SELF}.context=feedback needs rewards during the rollout",
+        ),
         (["trainer.controller=local", f"{ROLLOUT}.num_engines=2"], "trainer.controller=local has one engine"),
         (["trainer.controller=local", "trainer.n_gpus_per_node=2"], "trainer.controller=local has one rank"),
         ([f"{ROLLOUT}.tensor_model_parallel_size=2", f"{ROLLOUT}.name=hf"], "needs name=vllm, got name=hf"),

@@ -98,3 +98,22 @@ def test_row_values_go_to_the_ranks_of_their_rows():
     for rank, values in zip(batch.rank_batches, parts, strict=True):
         starts = rank.rows.token_ids[rank.rows.token_offsets[:-1]]
         assert starts.tolist() == [first_tokens[value] for value in values]
+
+
+def test_the_teacher_reads_its_prompt_before_the_same_response() -> None:
+    """Rows (5, 6 | 7, 8) with the teacher prompt (1, 2, 3), and (9 | 4) without one."""
+    rows = Rows.from_rows(
+        [
+            Row([5, 6, 7, 8], [0, 0, 1, 1], [0.0, 0.0, -0.5, -0.25], [3], teacher_prompt_ids=[1, 2, 3]),
+            Row([9, 4], [0, 1], [0.0, -0.125], [1]),
+        ]
+    )
+    longer = rows.teacher_rows
+    assert longer.token_ids.tolist() == [1, 2, 3, 7, 8, 9, 4]
+    assert longer.lengths.tolist() == [5, 2] and longer.response_starts.tolist() == [3, 1]
+    assert longer.action_mask.tolist() == rows.action_mask.tolist()
+    assert rows.has_teacher_prompt.tolist() == [True, False]
+    assert rows.select([1]).teacher_rows.token_ids.tolist() == [9, 4]
+    assert rows.select([1, 0]).teacher_rows.token_ids.tolist() == [9, 4, 1, 2, 3, 7, 8]
+    plain = Rows.from_rows([Row([9, 4], [0, 1], [0.0, -0.125], [1])])
+    assert plain.teacher_rows is plain

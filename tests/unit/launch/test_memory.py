@@ -258,3 +258,13 @@ def test_the_teacher_is_counted():
         whole.usage_by_phase[head].gathered_layers - taught.usage_by_phase[head].gathered_layers
         == 2 * 2 * 152_064 * 3584 + 2 * 3584
     )
+
+
+def test_a_self_teacher_is_counted():
+    """An eighth of its float32 weights per GPU, and once more for the copy that a checkpoint is written from."""
+    taught = {"teacher__divergence": "jsd", "teacher__self_teacher__context": "demonstration"}
+    _, alone = planned("qwen2.5-1.5b", 8, 80)
+    _, plan = planned("qwen2.5-1.5b", 8, 80, **taught)
+    slices = 4 * -(-1_543_714_304 // 8)
+    assert plan.usage_by_phase["publish"].frozen_models - alone.usage_by_phase["publish"].frozen_models == slices
+    assert plan.checkpoint_copy_bytes - alone.checkpoint_copy_bytes == 8 * slices

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -210,3 +212,20 @@ def test_the_fused_head_equals_the_separate_operations(
         results.append((stats.logprobs, stats.entropy, *torch.autograd.grad(loss, (hidden, weight, bias))))
     assert traced == ["compute_chunk_stats", "compute_logit_gradient"]
     torch.testing.assert_close(results[1], results[0])
+
+
+def test_the_policys_top_token_by_hand():
+    """p = (1/2, 1/4, 1/4), q = (1/4, 1/2, 1/4), k = 1: events (1/2, 1/2) and (1/4, 3/4). KL(p||q) = 1/2 ln 2 + 1/2 ln
+    2/3. With q's own top token, the events would be (1/4, 3/4) and (1/2, 1/2). The forward gradient p - q of the events
+    is (1/4, -1/4); the other two tokens have half of the second each."""
+    head = LmHead(torch.eye(3, dtype=torch.float64))
+    q = LmHeadInput(torch.tensor([[0.25, 0.5, 0.25]], dtype=torch.float64).log(), head)
+    logits = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log().requires_grad_()
+    values = {}
+    for kind in ("reverse", "forward"):
+        target = DivergenceTarget(q, Divergence(kind), top_k=1, selects_policy_tokens=True)
+        stats = compute_token_stats(LmHeadInput(logits, head), torch.zeros(1, dtype=torch.int64), 1.0, False, target)
+        values[kind] = stats.divergence
+    assert values["reverse"].item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
+    (gradient,) = torch.autograd.grad(values["forward"].sum(), logits)
+    assert gradient[0].tolist() == pytest.approx([0.25, -0.125, -0.125])

@@ -57,6 +57,7 @@ class Case:
     teacher_folder: str = ""
     teacher_shares: tuple[tuple[float, ...], ...] = ()  # of the first, second, ... row, repeated
     server_folder: str = ""  # model of a teacher behind a server
+    contexts: bool = False  # rows have prompts for a self-teacher, except every third one
     no_advantages: bool = False
     freeze_vision: bool = True
     pictures: bool = False  # the rows are those of tests/vision/rows.py
@@ -110,11 +111,18 @@ def make_batch(case: Case, num_ranks: int) -> TrainBatch:
         rows = [replace(row, routed_experts=some_experts(row, index)) for index, row in enumerate(rows)]
     weights = cycle(case.teacher_shares or [()])
     rows = [replace(row, teacher_shares=next(weights)) for row in rows]
+    if case.contexts:
+        rows = [replace(row, teacher_prompt_ids=longer_prompt(row, index)) for index, row in enumerate(rows)]
     rows = [rows[index] for index in case.row_order]
     padded = case.attention == "padded"
     return build_train_batch(
         rows, list(range(case.num_rows)), num_ranks, case.mini_batch_size, case.max_tokens, padded, 0, False
     )
+
+
+def longer_prompt(row: Row, index: int) -> list[int]:
+    """Prompt of a self-teacher: three tokens, some more, and the row's prompt; none for every third row."""
+    return [] if index % 3 == 2 else [7, 8, 9, *range(2, 2 + index), *row.token_ids[: row.response_start]]
 
 
 def cut_to_one_token(row: Row) -> Row:
@@ -138,11 +146,14 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
     if case.rough:
         lengths[torch.from_numpy(np.isin(case.row_order, (1, 2)))] = 0
     groups = torch.from_numpy(case.row_order) // 2
-    weights, per_sequence, of_values = (np.zeros(batch.num_rows, np.float32) for _ in range(3))
+    weights, per_sequence, of_values, taught = (np.zeros(batch.num_rows, np.float32) for _ in range(4))
     mode = Actor(**case.actor).loss_agg_mode
     for rows in batch.mini_batch_rows:
         weights[rows] = row_weights(lengths[rows], groups[rows], mode, 16.0).numpy()
         per_sequence[rows] = row_weights(lengths[rows], groups[rows], "seq-mean-token-sum", 16.0).numpy()
+        if case.contexts:
+            with_context = [row for row in rows if case.row_order[row] % 3 != 2]
+            taught[with_context] = row_weights(lengths[with_context], groups[with_context], mode, 16.0).numpy()
         of_values[rows] = row_weights(all_lengths[rows], groups[rows], "token-mean", 16.0).numpy()
 
     def column(scale: float, shift: float = 0.0) -> np.ndarray:
@@ -161,6 +172,7 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
         loss_weights=batch.split_row_values(weights)[rank],
         sequence_weights=batch.split_row_values(per_sequence)[rank],
         value_weights=batch.split_row_values(of_values)[rank],
+        teacher_weights=batch.split_row_values(taught)[rank] if case.contexts else None,
         trajectory_ids=batch.split_row_values(case.row_order)[rank],
         selected_tokens=chosen if get_policy_loss(Actor(**case.actor).policy_loss.loss_mode).select_tokens else None,
         **(make_top_tokens(case.server_folder, batch.rank_batches[rank].rows) if case.server_folder else {}),

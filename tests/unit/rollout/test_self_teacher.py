@@ -1,0 +1,115 @@
+"""Prompts of a self-teacher: which context each trajectory of a group gets, and how it is rendered."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.schema import SelfTeacher
+from alphaapollo.rollout.self_teacher import (
+    TeacherContext,
+    TeacherPromptWriter,
+    add_context,
+    check_demonstrations,
+    choose_context,
+    fill_template,
+    get_answer_text,
+)
+from alphaapollo.types import Message, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
+from tests.unit.trainer.samples import group, trajectory
+
+FEEDBACK = SelfTeacher(
+    context="feedback", solution_template="{question}|{context}", feedback_template="F{question}{context}"
+)
+
+
+def attempt(sample: int, reward: float, text: str = "", reason: str = "", seen: str = "") -> Trajectory:
+    made = trajectory(sample, reward, 3)
+    made.turns[0].text = text or f"answer {sample}"
+    made.turns[0].observation = [Message(role="user", content=seen)] if seen else None
+    made.score = Score(reward, reason=reason, outcome=Outcome.GRADER_FAILED if math.isnan(reward) else Outcome.SCORED)
+    made.first_observation = [Message(role="user", content="2+2=?")]
+    return made
+
+
+def contexts(of: TrajectoryGroup, config: SelfTeacher = FEEDBACK) -> list[str | None]:
+    chosen = [choose_context(of, one, config) for one in of.trajectories]
+    return [context and context.text for context in chosen]
+
+
+def test_a_trajectory_reads_the_first_other_success() -> None:
+    """Rewards 0, 1, .5, 0: the second is shown to all but itself, which reads the third."""
+    assert contexts(group(*(attempt(i, reward) for i, reward in enumerate([0.0, 1.0, 0.5, 0.0])))) == [
+        "answer 1",
+        "answer 2",
+        "answer 1",
+        "answer 1",
+    ]
+    strict = FEEDBACK.model_copy(update={"min_reward": 1.0})
+    assert contexts(group(attempt(0, 0.0), attempt(1, 1.0), attempt(2, 0.5)), strict) == ["answer 1", None, "answer 1"]
+
+
+def test_feedback_is_for_failures_without_a_success_beside_them() -> None:
+    """What the environment answered last comes before the score's reason. A failed grader's reason is no success."""
+    samples = [
+        attempt(0, 0.0, reason="the sum is wrong"),
+        attempt(1, 0.0, reason="x", seen="3 is too low"),
+        attempt(2, 0),
+    ]
+    assert contexts(group(*samples)) == ["the sum is wrong", "3 is too low", None]
+    assert contexts(group(attempt(0, 1.0, reason="well done"), attempt(1, math.nan))) == [None, "answer 0"]
+
+
+def test_thoughts_are_not_shown() -> None:
+    assert get_answer_text(attempt(0, 1.0, "<think>2 and 2</think>\n4")) == "4"
+    thoughtful = attempt(1, 1.0, "<think>2 and 2</think>")  # without an answer there is nothing to show
+    assert contexts(group(attempt(0, 0.0), thoughtful, attempt(2, 1.0)))[0] == "answer 2"
+
+
+def test_the_demonstration_is_the_same_for_all_samples() -> None:
+    config = SelfTeacher(context="demonstration", demonstration_key="worked")
+    assert contexts(group(attempt(0, 0.0), attempt(1, 1.0), worked="2+2=4"), config) == ["2+2=4", "2+2=4"]
+
+
+def test_templates_are_filled_once() -> None:
+    """Braces and names in the texts stay as they are."""
+    assert fill_template("{question} {x} {context}", "{context}", "{question}") == "{context} {x} {question}"
+    with pytest.raises(ValueError, match=r"the template lacks \{context\}"):
+        SelfTeacher(context="feedback", solution_template="{question}")
+
+
+def test_the_last_user_message_gets_the_context() -> None:
+    chat = [
+        Message(role="system", content="s"),
+        Message(role="user", content="q"),
+        Message(role="assistant", content="a"),
+    ]
+    longer = add_context(chat, TeacherContext("c", "{question}+{context}"))
+    assert [message["content"] for message in longer] == ["s", "q+c", "a"]
+    assert chat[1]["content"] == "q"
+    assert add_context("text", TeacherContext("c", "{question}+{context}")) == "text+c"
+
+
+def test_rows_get_prompts_within_the_limit() -> None:
+    """The prompt is rendered to one token per character: '2+2=?|answer 1' has 14."""
+
+    def encode(content: Any) -> list[int]:
+        return [ord(letter) for letter in content[-1]["content"]]
+
+    for limit, expected in ((14, "2+2=?|answer 1"), (13, "")):
+        samples = group(attempt(0, 0.0), attempt(1, 1.0))
+        TeacherPromptWriter(FEEDBACK, encode, limit).add_prompts(samples)
+        rows = [one.rows[0] for one in samples.trajectories]
+        assert "".join(map(chr, rows[0].teacher_prompt_ids)) == expected
+        assert not rows[1].teacher_prompt_ids  # no other success, and no feedback
+
+
+def test_a_missing_demonstration_is_named() -> None:
+    prompts = [Prompt(3, "test", "text", extra_info={"demonstration": "4"}), Prompt(5, "test", "text")]
+    check_demonstrations(prompts[:1], "demonstration")
+    with pytest.raises(
+        ValueError, match=r"extra_info.demonstration, or in the column demonstration, .* row 5 has None"
+    ):
+        check_demonstrations(prompts, "demonstration")
