@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, Teacher
 from alphaapollo.controller.placement import Machine
 from alphaapollo.controller.worker_groups import LocalWorkerGroups
 from alphaapollo.observability.console import Console
@@ -23,6 +25,7 @@ from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.trainer.step.learn import learn
 from tests.unit.tiny import save_model
 from tests.unit.trainer.samples import group, trajectory
+from tests.unit.trainer.teacher_server import Answer, serve
 
 ITERATIONS = 3
 
@@ -75,3 +78,35 @@ def test_the_student_approaches_the_teacher_without_a_reward(tmp_path: Path, div
     assert (
         ("distill/divergence" in lines[0]) == (divergence == "jsd") == ("critic/advantages/share_zero" not in lines[0])
     )
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("divergence", ["sampled", "jsd"])
+def test_a_teacher_behind_a_server_trains_like_the_same_model_on_the_ranks(tmp_path: Path, divergence: str) -> None:
+    """Half of the divergence is from the server, half from the ranks."""
+    from transformers import AutoModelForCausalLM
+
+    folder = save_model("llama", tmp_path / "teacher")
+    plain = AutoModelForCausalLM.from_pretrained(folder).eval()
+
+    @torch.no_grad()
+    def answer(path: str, request: dict[str, Any]) -> Answer:
+        tokens, scores = request["prompt"], [None]
+        for token, logp in zip(tokens[1:], plain(torch.tensor([tokens])).logits[0].log_softmax(-1), strict=False):
+            chosen = {token, *logp.topk(request["prompt_logprobs"]).indices.tolist()}
+            scores.append({str(one): {"logprob": float(logp[one])} for one in chosen})
+        return {"choices": [{"text": "", "prompt_logprobs": scores}]}
+
+    async def compare() -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+        local = config_of(save_model("qwen3", tmp_path / "policy"), folder, divergence)
+        local = replace_value(local, "teacher.top_k", 6)
+        async with serve(answer) as url:
+            models = {"near": {"path": str(folder)}, "far": {"base_url": url, "name": "big"}}
+            by_source = {"*": {"near": 0.5, "far": 0.5}}
+            mixed = Teacher(divergence=divergence, top_k=6, models=models, by_source=by_source)
+            return await distances(local), await distances(replace_value(local, "teacher", mixed))
+
+    alone, mixed = asyncio.run(compare())
+    for one, other in zip(alone, mixed, strict=True):
+        names = [name for name in one if name.startswith("distill/")] + ["actor/loss", "actor/grad_norm"]
+        assert {name: other[name] for name in names} == pytest.approx({name: one[name] for name in names}, rel=1e-4)
