@@ -63,7 +63,7 @@ def test_every_algorithm_trains(task: Task, tmp_path: Path) -> None:
         assert all(line["distill/reverse_kl"] > 0 and 0 < line["distill/agreement"] <= 1 for line in case), (name, case)
     for name in ("sdft", "sdpo"):
         (case,) = (case["lines"] for case in cases if case["name"] == name)
-        assert all(line["distill/rows_with_context"] > (0.5 if name == "sdpo" else 0.99) for line in case), (name, case)
+        assert all(line["distill/rows_with_context"] > (0.2 if name == "sdpo" else 0.99) for line in case), (name, case)
         assert all(line["distill/divergence"] > 0 for line in case), (name, case)
     by_name = {case["name"]: case["lines"] for case in cases}
     assert by_name["ppo"][0]["critic/grad_norm"] > 0
