@@ -256,10 +256,10 @@ class Row:
     weight_versions: list[tuple[int, int]] = field(default_factory=list)  # (version, number of action tokens) in order
     routed_experts: np.ndarray | None = None  # [T, layers, k], see Completion
     images: Sequence[ImageInput] = ()  # pictures whose placeholders are in token_ids, in order
-    teacher_shares: Sequence[float] = ()  # weight of each teacher, set by the trainer; empty: one teacher or none
     teacher_prompt_ids: Sequence[int] = ()
     """Prompt with more context, after which a self-teacher reads the row's response; empty: without a self-teacher, or
     no context was found."""
+    teacher_shares: Sequence[float] = ()  # weight of each teacher, set by the trainer; empty: one teacher or none
 
     def __reduce__(self) -> tuple[Any, ...]:
         compact = (array("i", self.token_ids), array("b", self.action_mask), array("d", self.logprobs))

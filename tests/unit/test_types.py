@@ -16,9 +16,8 @@ def group() -> TrajectoryGroup:
     experts = np.ones((4, 1, 2), dtype=np.uint8)
     completion = Completion([7, 150_000, 9], LOGPROBS, StopReason.STOP, 4, 2, ((3, 1),), experts)
     turn = Turn([1, 2], completion, "14", 0.5, False, {"state": "s"}, [{"role": "tool", "content": "24"}])
-    row = Row(
-        [1, 2, 7, 150_000, 9], [0, 0, 1, 1, 1], [0.0, 0.0, *LOGPROBS], [4], 1, completion.weight_versions, experts
-    )
+    tokens, versions = ([1, 2, 7, 150_000, 9], [0, 0, 1, 1, 1], [0.0, 0.0, *LOGPROBS]), completion.weight_versions
+    row = Row(*tokens, [4], 1, versions, experts, teacher_prompt_ids=[1, 2, 3])
     score = Score(1.0, {"accuracy": 1.0})
     return TrajectoryGroup(Prompt(17, "x", "7+7=?"), [Trajectory(17, 0, [turn], [row], score, EpisodeEnd.DONE)])
 
