@@ -53,4 +53,5 @@ def test_validation_that_is_greedy_there():
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_example_configurations_get_no_warning(file: Path):
-    assert notices("--config-dir", str(file.parent), "--config-name", file.stem) == []
+    lines = notices("--config-dir", str(file.parent), "--config-name", file.stem)
+    assert not [line for line in lines if "max_num_gen_batches" not in line]  # its meaning differs at any value

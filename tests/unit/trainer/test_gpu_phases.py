@@ -228,6 +228,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
             padded=False,
             max_tokens=16_384,
             needs_old_logprobs=True,
+            uses_rollout_logprobs=False,
             sampling=Sampling(8),
             greedy_baseline=False,
             shares_prompts=True,
