@@ -17,7 +17,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +31,7 @@ from rich.progress import Progress
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.config.schema.base import Ratio, Section
+from alphaapollo.config.schema.reward import find_policy_judge_errors
 from alphaapollo.observability.json_values import finite_or_none
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.answer_extraction import find_marked_answer
@@ -50,6 +51,9 @@ class AuditConfig(Section):
 
     reward: Reward = Reward()
     custom_reward_function: CustomRewardFunction = CustomRewardFunction()
+
+    def find_problems(self) -> Iterator[str]:
+        yield from find_policy_judge_errors(self.reward)
 
 
 def _convert_ground_truth_to_text(truth: Any) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from alphaapollo.config.schema.base import FilePath, Section
-from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
+from alphaapollo.config.schema.reward import CustomRewardFunction, Reward, find_policy_judge_errors
 from alphaapollo.config.schema.trainer import RunFolder
 
 
@@ -23,3 +24,6 @@ class EvalConfig(Section):
     reward: Reward = Reward()
     custom_reward_function: CustomRewardFunction = CustomRewardFunction()
     trainer: RunFolder = RunFolder(experiment_name="eval")
+
+    def find_problems(self) -> Iterator[str]:
+        yield from find_policy_judge_errors(self.reward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Literal
 
@@ -114,6 +115,15 @@ class Reward(Section):
     """A language model that scores responses."""
     rubric: Rubric = Rubric()
     """Weighted criteria of which the judge decides whether a response meets them."""
+
+
+def find_policy_judge_errors(reward: Reward) -> Iterator[str]:
+    """Yield an error if the policy is the judge, for a command that has no policy."""
+    if reward.judge.backend == "policy":
+        yield (
+            "reward.judge.backend=policy works only in main_ppo and main_generation, which have an engine. Set "
+            "reward.judge.backend=server, reward.judge.model and reward.judge.base_url."
+        )
 
 
 class RewardModelPath(Section):

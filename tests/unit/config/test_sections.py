@@ -178,6 +178,7 @@ def test_one_problem_of_main_ppo(overrides: list[str], says: str):
         ("rm", ["trainer.export_lora=adapter"], 'trainer.export_lora: expected merged, got "adapter"'),
         ("evolving", [POLICY, "env.context=memory"], 'env.context: expected append, got "memory"'),
         ("evolving", [POLICY, "env.action_format=chat_template"], "env.action_format: expected tags"),
+        ("evolving", [POLICY, "reward.judge.backend=policy"], "reward.judge.backend=policy works only in main_ppo"),
         ("evolving", ["models={policy: {base_url: x}}"], "models.policy.name is required with base_url"),
         (
             "evolving",

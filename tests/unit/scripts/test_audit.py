@@ -41,7 +41,9 @@ def test_what_is_known(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 def test_unavailable_index_is_not_a_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     answer(monkeypatch, "", "Traceback ...\nConnectionError: no route\n")
     assert audit.main() == 2
-    assert capsys.readouterr().out.count("NOT checked because the advisory index is unavailable: Connection") == len(audit.LISTS)
+    assert capsys.readouterr().out.count("NOT checked because the advisory index is unavailable: Connection") == len(
+        audit.LISTS
+    )
     answer(monkeypatch, json.dumps({"dependencies": [SKIPPED, SKIPPED]}))  # a mirror without advisories
     assert audit.main() == 2
     assert "NOT checked" in capsys.readouterr().out
