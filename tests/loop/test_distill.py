@@ -80,17 +80,17 @@ def test_teacher_behind_a_server_equals_the_same_model_on_the_ranks(ppo: Runner,
         f"teacher.models={{near:{{path:{teacher}}},far:{{base_url:'{url}',name:big}}}}",
         "teacher.by_source={quickstart/*:{near:0.25,far:0.75}}",
     )
-    shared = (LOCAL, UNREWARDED, "data.val_files=null")
+    shared = (LOCAL, UNREWARDED, "trainer.test_freq=-1", "trainer.total_training_steps=1")
     for name, words in {
         "distill": ("algorithm=distill", "algorithm.adv_estimator=none", "teacher.top_k=5"),
         "mopd": ("algorithm=mopd", "algorithm.adv_estimator=none"),
     }.items():
         alone = ppo.run(*shared, *words, near, name=f"{name}_near").metrics
         mixed = ppo.run(*shared, *words, *far, name=f"{name}_far").metrics
-        for one, other in zip(alone, mixed, strict=True):
-            names = [key for key in one if key.startswith("distill/")] + ["actor/loss", "actor/grad_norm"]
-            assert len(names) == (6 if name == "distill" else 4)
-            assert {key: other[key] for key in names} == pytest.approx({key: one[key] for key in names}, rel=1e-3)
+        (one,), (other,) = ([line for line in lines if "actor/loss" in line] for lines in (alone, mixed))
+        names = [key for key in one if key.startswith("distill/")] + ["actor/loss", "actor/grad_norm"]
+        assert len(names) == (6 if name == "distill" else 4)
+        assert {key: other[key] for key in names} == pytest.approx({key: one[key] for key in names}, rel=1e-3)
 
     other = make_teacher(tmp_path / "other", ("<left>",))
     done = ppo.refuse("algorithm=distill", f"actor_rollout_ref.model.path={other}", *far, "teacher.divergence=sampled")
