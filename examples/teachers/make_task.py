@@ -1,7 +1,7 @@
 """Make the student, two teachers and the data of two tasks: additions (examples/quickstart/task.py) and reversals.
 
-    user: 40718 reversed?
-    assistant: <answer>81704</answer>
+    user: 407 reversed?
+    assistant: <answer>704</answer>
 
 python -m examples.teachers.make_task --out outputs/teachers --seed 0
 """
@@ -20,7 +20,7 @@ import pandas as pd
 from examples.quickstart.make_task import make_model, make_prompts, make_tokenizer
 from examples.quickstart.task import CARRY_RATE, held_out, lesson, pairs, question
 
-REVERSAL_RATE = 0.3  # share of the student's reversals that are right in its warm-up data; the others are copies
+REVERSAL_RATE = 0.5  # share of the student's reversals that are right in its warm-up data; the others are copies
 NUM_SFT = {"student": 32000, "adder": 38400, "reverser": 12800}
 
 
@@ -29,9 +29,9 @@ def reversal_question(digits: str) -> str:
 
 
 def list_digits(rng: random.Random, want_held_out: bool) -> Iterator[str]:
-    """Yield numbers with five digits, either all or none held out."""
+    """Yield numbers with three digits, either all or none held out."""
     while True:
-        digits = f"{rng.randrange(100_000):05d}"
+        digits = f"{rng.randrange(1000):03d}"
         if held_out(reversal_question(digits)) is want_held_out:
             yield digits
 

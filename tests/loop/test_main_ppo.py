@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -339,3 +340,29 @@ def test_run_on_two_nodes_of_an_existing_cluster(ppo: Runner, tmp_path: Path, mo
         )
         assert head.poll() is None and other.poll() is None, "the cluster is not ours to end"
     assert done.metrics[-1]["step"] == 1 and done.metrics[-1]["sync/probe_gap"] < 1e-5
+
+
+def test_stages_open_at_their_gates_and_stay_open_after_resume(ppo: Runner, tmp_path: Path) -> None:
+    frame = pd.read_parquet(ppo.task.data / "train.parquet")
+    frame["data_source"] = [("first", "second", "third")[index % 3] for index in range(len(frame))]
+    frame.to_parquet(tmp_path / "train.parquet")
+    stages = (
+        "{data_source: first, threshold: 0.01}",
+        "{data_source: second, metric: val/accuracy, threshold: 0}",
+        "{data_source: third}",
+    )
+    settings = (
+        LOCAL,
+        f"data.train_files={tmp_path / 'train.parquet'}",
+        f"data.curriculum.stages=[{','.join(stages)}]",
+        "trainer.save_freq=1",
+        "trainer.test_freq=2",
+    )
+    ppo.run(*settings, "trainer.total_training_steps=2")
+    done = ppo.run(*settings, "trainer.total_training_steps=4")
+    lines = [line for line in done.metrics if "actor/loss" in line]
+    opened = [line["curriculum/stage"] for line in lines]
+    assert opened[0] in (1, 2) and opened[-1] == 3 and opened == sorted(opened)
+    for step, number in enumerate([1, *opened[:-1]], 1):
+        drawn = {record["data_source"] for record in done.rollouts(step)}
+        assert drawn <= {*["first", "second", "third"][: int(number)]}, (step, drawn)

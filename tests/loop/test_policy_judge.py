@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -41,7 +42,7 @@ def make_judge_model(folder: Path) -> None:
     (layer,) = model.model.layers
     reply = tokenizer.encode("\nSCORE: ")
     digits = tokenizer.encode("01")
-    following = [*zip(reply, reply[1:], strict=False), *((reply[-1], digit) for digit in digits)]
+    following = [*pairwise(reply), *((reply[-1], digit) for digit in digits)]
     following += [(digit, tokenizer.eos_token_id) for digit in digits]
     with torch.no_grad():
         for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight, model.lm_head.weight):
