@@ -22,8 +22,9 @@ import aiohttp
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.tag_parser import read_action
-from alphaapollo.environments.text_game import derive_instance_seed, fill_template
+from alphaapollo.environments.text_game import derive_instance_seed
 from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.utils.templates import fill_template
 from alphaapollo.utils.time_limit import exclude_from_time_limit
 
 logger = logging.getLogger(__name__)

@@ -12,10 +12,11 @@ from typing import Any
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.tag_parser import read_action
-from alphaapollo.environments.text_game import derive_instance_seed, fill_template
+from alphaapollo.environments.text_game import derive_instance_seed
 from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_puzzle_dataset
 from alphaapollo.types import Message, Prompt
 from alphaapollo.utils.registry import suggest_similar
+from alphaapollo.utils.templates import fill_template
 
 PROMPT = "{question}\n\nThink first. Then give the answer, and nothing else, in <answer>...</answer>."
 EXCLUDED_TASKS = frozenset({"composite"})  # a mixture of other tasks

@@ -24,13 +24,6 @@ def derive_instance_seed(config: Env, prompt: Prompt) -> int:
     return derive_seed(config.seed, config.env_name, prompt.id if seed is None else int(seed))
 
 
-def fill_template(template: str, **values: object) -> str:
-    """Replace each `{name}` in a prompt template by its value. Other braces are not changed."""
-    for name, value in values.items():
-        template = template.replace(f"{{{name}}}", str(value))
-    return template
-
-
 @dataclass(frozen=True, slots=True)
 class MoveResult:
     """Result of one move in a text game."""

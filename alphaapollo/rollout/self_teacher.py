@@ -5,12 +5,12 @@ The response tokens of the policy follow the teacher's prompt unchanged; they ar
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from alphaapollo.config.schema import SelfTeacher
 from alphaapollo.types import Message, Prompt, Trajectory, TrajectoryGroup
+from alphaapollo.utils.templates import fill_template
 
 
 @dataclass(frozen=True)
@@ -76,18 +76,12 @@ def get_feedback(trajectory: Trajectory) -> str:
 def add_context(content: list[Message] | str, context: TeacherContext) -> list[Message] | str:
     """Replace the last user message of a chat, or a text, by the template with the question and the context."""
     if isinstance(content, str):
-        return fill_template(context.template, content, context.text)
+        return fill_template(context.template, question=content, context=context.text)
     users = [index for index, message in enumerate(content) if message["role"] == "user"]
     last = users[-1] if users else len(content) - 1
-    question = content[last]["content"]
-    longer: Message = {**content[last], "content": fill_template(context.template, question, context.text)}
+    text = fill_template(context.template, question=content[last]["content"], context=context.text)
+    longer: Message = {**content[last], "content": text}
     return [*content[:last], longer, *content[last + 1 :]]
-
-
-def fill_template(template: str, question: str, context: str) -> str:
-    """Replace {question} and {context}; braces in the texts are kept."""
-    values = {"{question}": question, "{context}": context}
-    return re.sub(r"\{question\}|\{context\}", lambda match: values[match[0]], template)
 
 
 def check_demonstrations(prompts: Sequence[Prompt], key: str) -> None:

@@ -90,7 +90,7 @@ def _import_file(file: Path, module_name: str, path_key: str, path: str) -> None
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         del sys.modules[module_name]
-        fix = "Install the missing package" if isinstance(error, ImportError) else "Fix the file"
+        fix = "Install the missing package" if isinstance(error, ModuleNotFoundError) else "Fix the file"
         raise ValueError(f"{path_key}: {path} cannot be imported: {format_error(error, file)}. {fix}.") from error
     finally:
         sys.dont_write_bytecode = before

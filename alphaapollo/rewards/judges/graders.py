@@ -15,6 +15,7 @@ from alphaapollo.config.schema import Criterion, Reward, Rubric
 from alphaapollo.rewards.base import get_question
 from alphaapollo.rewards.judges.client import THOUGHTS, JudgeClient, wait_for_all
 from alphaapollo.types import Prompt, Score
+from alphaapollo.utils.templates import fill_template
 
 SCORE = re.compile(r"^\W*SCORE\W*[:=]\W*?(-?\d+(?:\.\d+)?|-?\.\d+)\W*$", re.IGNORECASE | re.MULTILINE)
 WINNER = re.compile(r"^\W*WINNER\W*[:=]\W*(A|B|TIE)\W*$", re.IGNORECASE | re.MULTILINE)
@@ -51,9 +52,9 @@ async def compare_with_reference(client: JudgeClient, reward: Reward, prompt: Pr
     if prompt.ground_truth is None:
         raise ValueError(f"row {prompt.id} has no ground truth with which the judge could compare the completion")
     answers = [THOUGHTS.sub("", text).strip() for text in (completion, prompt.ground_truth)]
-    fields = {"question": get_question(prompt)}
+    question, template = get_question(prompt), reward.judge.pairwise_prompt
     contents = [
-        fill_template(reward.judge.pairwise_prompt, fields | {"answer_a": one, "answer_b": other})
+        fill_template(template, question=question, answer_a=one, answer_b=other)
         for one, other in (answers, answers[::-1])
     ]
     verdicts = await wait_for_all(client.ask(content, read_winner) for content in contents)
@@ -102,19 +103,11 @@ def compute_rubric_score(verdicts: Mapping[str, float], criteria: Mapping[str, C
     return math.fsum(criterion.weight * verdicts[name] for name, criterion in criteria.items()) / possible
 
 
-def fill_template(template: str, fields: Mapping[str, str]) -> str:
-    """Replace {NAME} by its field. Other text in braces, also inside of fields, stays."""
-    return re.sub(rf"\{{({'|'.join(fields)})\}}", lambda match: fields[match[1]], template)
-
-
 def _fill_for_answer(template: str, prompt: Prompt, completion: str, **fields: str) -> str:
     """Fill a template with question, ground truth, answer (the completion without its thoughts) and `fields`."""
-    fields |= {
-        "question": get_question(prompt),
-        "ground_truth": "none is given" if prompt.ground_truth is None else prompt.ground_truth,
-        "answer": THOUGHTS.sub("", completion).strip(),
-    }
-    return fill_template(template, fields)
+    truth = "none is given" if prompt.ground_truth is None else prompt.ground_truth
+    answer = THOUGHTS.sub("", completion).strip()
+    return fill_template(template, question=get_question(prompt), ground_truth=truth, answer=answer, **fields)
 
 
 def read_score(reply: str) -> float:

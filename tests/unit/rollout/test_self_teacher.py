@@ -14,7 +14,6 @@ from alphaapollo.rollout.self_teacher import (
     add_context,
     check_demonstrations,
     choose_context,
-    fill_template,
     get_answer_text,
 )
 from alphaapollo.types import Message, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
@@ -73,9 +72,7 @@ def test_the_demonstration_is_the_same_for_all_samples() -> None:
     assert contexts(group(attempt(0, 0.0), attempt(1, 1.0), worked="2+2=4"), config) == ["2+2=4", "2+2=4"]
 
 
-def test_templates_are_filled_once() -> None:
-    """Braces and names in the texts stay as they are."""
-    assert fill_template("{question} {x} {context}", "{context}", "{question}") == "{context} {x} {question}"
+def test_templates_need_question_and_context() -> None:
     with pytest.raises(ValueError, match=r"the template lacks \{context\}"):
         SelfTeacher(context="feedback", solution_template="{question}")
 

@@ -14,7 +14,6 @@ from alphaapollo.config.schema import Criterion, CustomRewardFunction, Judge, Re
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges.graders import (
     compute_rubric_score,
-    fill_template,
     list_criteria,
     read_criteria,
     read_score,
@@ -134,11 +133,6 @@ def test_criteria_of_a_row_are_added() -> None:
 def test_a_malformed_rubric_of_a_row_is_named(rows: object) -> None:
     with pytest.raises(ValueError, match=r"row 0 has the rubric .* Write a list of \{text: TEXT"):
         list_criteria(RUBRIC, replace(PROMPT, extra_info={"rubric": rows}))
-
-
-def test_placeholders_in_an_answer_stay() -> None:
-    fields = {"question": "{answer}?", "answer": "{question}"}
-    assert fill_template("Q {question} A {answer} {other}", fields) == "Q {answer}? A {question} {other}"
 
 
 @pytest.mark.parametrize(
