@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import logging
 
 __version__ = "0.1.0"
 
 API = ("dpo", "evaluate", "evolve", "rl", "sft")  # imported from cli/api.py on first use; __init__.pyi has their types
+
+# transformers imports torchao if it is installed, which warns of kernels for other devices and of its own enums.
+logging.getLogger("torchao").setLevel(logging.ERROR)
+logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
 
 
 def __getattr__(name: str) -> object:

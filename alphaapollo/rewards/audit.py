@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import sys
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 from rich.progress import Progress
+from scipy.stats import binomtest
 
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import CustomRewardFunction, Reward
@@ -152,7 +152,7 @@ def compute_statistics(scores: Sequence[Score], labels: Sequence[float]) -> dict
     names, correlations = table.columns.difference(["accuracy", "label"]), table.astype(float).corr()["label"]
     return counts | {
         "agreement": observed,
-        "interval": compute_wilson_interval(num_equal, count),
+        "interval": [*binomtest(num_equal, count).proportion_ci(method="wilson")],
         "kappa": None if share in (0, 1) else (observed - by_chance) / (1 - by_chance),
         "calibration": [
             [number / NUM_BINS, (number + 1) / NUM_BINS, len(own), own["reward"].mean(), own["label"].mean()]
@@ -160,14 +160,6 @@ def compute_statistics(scores: Sequence[Score], labels: Sequence[float]) -> dict
         ],
         "components": {name: [float(table[name].mean()), finite_or_none(correlations[name])] for name in names},
     }
-
-
-def compute_wilson_interval(successes: int, count: int) -> list[float]:
-    """Compute the 95 % Wilson score interval of a share."""
-    z, share = 1.959964, successes / count
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return [centre - half, centre + half]
 
 
 def _print_disagreement(row: int, answer: LabelledAnswer, score: Score) -> None:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Train a student that makes mistakes in two tasks and one teacher per task, and distill both teachers: one on the
-# training ranks, and one behind a server.
+# Train a student that makes mistakes in two tasks and one teacher per task, and distill both teachers in three ways.
+# One teacher is on the training ranks, the other behind a server.
 #   examples/teachers/run.sh [SEED [OUT]]       writes to OUT (default: outputs/teachers); an existing OUT is moved to OUT.1, ...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -45,3 +45,6 @@ echo "== the student learns from both teachers, each in its task (examples/teach
 "${ppo[@]}"
 echo "== the same with MOPD's policy gradient (configs/algorithm/mopd.yaml)"
 "${ppo[@]}" algorithm=mopd trainer.experiment_name=mopd
+echo "== MOPD with two teachers at each token: that of the task, and the student before this training"
+"${ppo[@]}" algorithm=mopd trainer.experiment_name=mixed teacher.models.start.path="$out/student_sft/model" \
+    'teacher.by_source={quickstart/addition:{adder:0.75,start:0.25},teachers/reversal:{reverser:0.75,start:0.25}}'

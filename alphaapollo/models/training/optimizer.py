@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -31,7 +30,6 @@ def make_optimizers(model: nn.Module, config: Optimizer) -> list[torch.optim.Opt
     if matrices:
         optimizers.append(ShardedMuon(matrices, lr=config.lr))
     if adam_groups and config.name == "adamw_8bit":
-        logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns of kernels for other devices
         from alphaapollo.models.training.adamw_8bit import make_adamw_8bit  # torchao may not be installed
 
         optimizers.append(make_adamw_8bit(adam_groups, config.lr, trained[0].is_cuda))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alphaapollo.rewards.audit import compute_statistics, compute_wilson_interval, main, read_labelled_answers
+from alphaapollo.rewards.audit import compute_statistics, main, read_labelled_answers
 from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.types import Score
 from tests.mock_judge import MockJudge
@@ -130,12 +130,6 @@ def test_kappa_and_correlation():
     assert found["components"]["half"] == pytest.approx([0.375, 3**-0.5])
     assert compute_statistics(scores[:2], [1.0, 1.0])["kappa"] is None  # all labels are equal
     assert "agreement" not in compute_statistics([make_failed_score("it hung")], [1.0])
-
-
-def test_wilson_interval():
-    # z = 1.96, 8 of 10: centre (.8 + z^2/20) / (1 + z^2/10) = .71674, half width .22659
-    assert compute_wilson_interval(8, 10) == pytest.approx([0.49016, 0.94332], abs=1e-5)
-    assert compute_wilson_interval(0, 4)[0] == pytest.approx(0.0)
 
 
 def test_a_rubric_and_pairs_are_audited_against_a_server(tmp_path, monkeypatch, capsys):
