@@ -129,35 +129,41 @@ class RunIndex:
 
     def update(self, database: sqlite3.Connection) -> None:
         """Read what the runs have written since the last update, and forget runs that were removed."""
-        known = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
         found = {str(folder) for folder in find_runs(self.root)}
+        database.execute("BEGIN IMMEDIATE")  # two viewers of a folder update the same index
+        known = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
+        is_changed = found != known.keys()
         for path in known.keys() - found:
             for table, column in (("runs", "id"), *((name, "run") for name in ("files", *DATA_TABLES))):
                 database.execute(f"DELETE FROM {table} WHERE {column} = ?", (known[path],))
         for path in sorted(found - known.keys()):
             known[path] = database.execute("INSERT INTO runs (path) VALUES (?)", (path,)).lastrowid or 0
-        if found != known.keys() or database.in_transaction:
-            self._commit(database, 0)
+        database.commit()
+        if is_changed:
+            self._count_change(0)
         for path in sorted(found):
             if self._stop.is_set():
                 return
             self._update_run(database, known[path], Path(path))
 
     def _update_run(self, database: sqlite3.Connection, run: int, folder: Path) -> None:
-        states = {row["name"]: row for row in database.execute("SELECT * FROM files WHERE run = ?", (run,))}
+        query = "SELECT * FROM files WHERE run = ?"
+        read = {(row["name"], row["inode"], row["mtime"]) for row in database.execute(query, (run,))}
         for name, stat in list_indexed_files(folder):
+            if (name, stat.st_ino, stat.st_mtime_ns) in read:
+                continue
+            database.execute("BEGIN IMMEDIATE")  # then find out how far another viewer has read
+            state = database.execute(f"{query} AND name = ?", (run, name)).fetchone()
             start, damaged = 0, 0
-            if (state := states.get(name)) is not None:
-                if state["inode"] == stat.st_ino and state["offset"] <= stat.st_size:
-                    if state["mtime"] == stat.st_mtime_ns:
-                        continue
-                    start, damaged = state["offset"], state["damaged"]
-                else:
-                    self._forget_file(database, run, name)
+            if state is not None and state["inode"] == stat.st_ino and state["offset"] <= stat.st_size:
+                start, damaged = state["offset"], state["damaged"]
+            elif state is not None:
+                self._forget_file(database, run, name)
             end, damaged = self._read_lines(database, run, folder / name, name, start, damaged)
             values = (run, name, stat.st_ino, end, damaged, stat.st_mtime_ns)
             database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", values)
-            self._commit(database, run)
+            database.commit()
+            self._count_change(run)
 
     def _read_lines(
         self, database: sqlite3.Connection, run: int, path: Path, name: str, start: int, damaged: int
@@ -213,8 +219,7 @@ class RunIndex:
             place = (run, *parse_file_name(name))
             database.execute("DELETE FROM trajectories WHERE run = ? AND kind = ? AND step = ?", place)
 
-    def _commit(self, database: sqlite3.Connection, run: int) -> None:
-        database.commit()
+    def _count_change(self, run: int) -> None:
         for key in {0, run}:
             self.changes[key] += 1
 

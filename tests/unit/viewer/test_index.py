@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -125,3 +127,22 @@ def test_index_of_a_folder_is_outside_of_it(tmp_path: Path, monkeypatch: pytest.
 def test_file_names() -> None:
     assert parse_file_name("rollouts/val_greedy_000012.jsonl") == ("val_greedy", 12)
     assert parse_file_name("results.jsonl") == ("results", 0)
+
+
+def test_two_viewers_of_a_folder_index_each_line_once(tmp_path: Path) -> None:
+    root = tmp_path / "outputs"
+    for number in range(20):
+        write_run(root / f"run_{number}")
+    indexes = [RunIndex(root, tmp_path / "index.sqlite") for _ in range(2)]
+    together = threading.Barrier(2)
+
+    def update(index: RunIndex) -> None:
+        with closing(index.connect()) as database:
+            together.wait(10)
+            index.update(database)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(update, indexes))
+    with closing(indexes[0].connect()) as database:
+        counts = database.execute("SELECT run, count(*) FROM trajectories GROUP BY run").fetchall()
+    assert len(counts) == 20 and len({count for _, count in counts}) == 1
