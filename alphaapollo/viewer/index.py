@@ -148,11 +148,11 @@ class RunIndex:
 
     def _update_run(self, database: sqlite3.Connection, run: int, folder: Path) -> None:
         query = "SELECT * FROM files WHERE run = ?"
-        read = {(row["name"], row["inode"], row["mtime"]) for row in database.execute(query, (run,))}
+        indexed = {(row["name"], row["inode"], row["mtime"]) for row in database.execute(query, (run,))}
         for name, stat in list_indexed_files(folder):
-            if (name, stat.st_ino, stat.st_mtime_ns) in read:
+            if (name, stat.st_ino, stat.st_mtime_ns) in indexed:
                 continue
-            database.execute("BEGIN IMMEDIATE")  # then find out how far another viewer has read
+            database.execute("BEGIN IMMEDIATE")  # another viewer may have read the file in the meantime
             state = database.execute(f"{query} AND name = ?", (run, name)).fetchone()
             start, damaged = 0, 0
             if state is not None and state["inode"] == stat.st_ino and state["offset"] <= stat.st_size:

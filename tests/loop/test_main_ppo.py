@@ -344,7 +344,8 @@ def test_run_on_two_nodes_of_an_existing_cluster(ppo: Runner, tmp_path: Path, mo
 
 def test_stages_open_at_their_gates_and_stay_open_after_resume(ppo: Runner, tmp_path: Path) -> None:
     frame = pd.read_parquet(ppo.task.data / "train.parquet")
-    frame["data_source"] = [("first", "second", "third")[index % 3] for index in range(len(frame))]
+    sources = ("first", "second", "third")
+    frame["data_source"] = [sources[index % 3] for index in range(len(frame))]
     frame.to_parquet(tmp_path / "train.parquet")
     stages = (
         "{data_source: first, threshold: 0.01}",
@@ -365,4 +366,4 @@ def test_stages_open_at_their_gates_and_stay_open_after_resume(ppo: Runner, tmp_
     assert opened[0] in (1, 2) and opened[-1] == 3 and opened == sorted(opened)
     for step, number in enumerate([1, *opened[:-1]], 1):
         drawn = {record["data_source"] for record in done.rollouts(step)}
-        assert drawn <= {*["first", "second", "third"][: int(number)]}, (step, drawn)
+        assert drawn <= set(sources[: int(number)]), (step, drawn)

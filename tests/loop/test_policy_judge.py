@@ -8,11 +8,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from examples.quickstart.make_task import make_tokenizer
 from tests.loop.conftest import Runner
+from tests.loop.engine_kit import make_model
 
+ASYNC = ("trainer.async_mode=carry", "trainer.max_staleness=1", "algorithm.rollout_correction.method=tis")
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
 
@@ -24,21 +26,8 @@ def make_judge_model(folder: Path) -> None:
     make_tokenizer(folder)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     size = 288  # at least one dimension per token
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=size,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        intermediate_size=64,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    model = Qwen3ForCausalLM(config)
+    sizes = {"hidden_size": size, "num_hidden_layers": 1, "tie_word_embeddings": False}
+    model = make_model("Qwen3", seed=0, eos_token_id=tokenizer.eos_token_id, **sizes)
     (layer,) = model.model.layers
     reply = tokenizer.encode("\nSCORE: ")
     digits = tokenizer.encode("01")
@@ -53,7 +42,7 @@ def make_judge_model(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-@pytest.mark.parametrize("words", [(), ("trainer.async_mode=carry", "trainer.max_staleness=1")], ids=["sync", "async"])
+@pytest.mark.parametrize("words", [(), ASYNC], ids=["sync", "async"])
 def test_policy_judges_its_own_answers(ppo: Runner, tmp_path: Path, words: tuple[str, ...]) -> None:
     make_judge_model(tmp_path / "model")
     data = tmp_path / "train.parquet"
@@ -61,8 +50,8 @@ def test_policy_judges_its_own_answers(ppo: Runner, tmp_path: Path, words: tuple
     done = ppo.run(
         "trainer.controller=local",
         *words,
-        *(("algorithm.rollout_correction.method=tis",) if words else ()),
         f"actor_rollout_ref.model.path={tmp_path / 'model'}",
+        "actor_rollout_ref.actor.optim.lr=1e-5",  # replies keep their form
         f"data.train_files={data}",
         f"data.val_files={data}",
         "data.max_prompt_length=128",

@@ -121,13 +121,17 @@ def test_agreement_is_computed_without_failures():
     assert found["components"]["a"] == [1.0, None]
 
 
-def test_kappa_and_correlation():
+def test_kappa_correlation_and_interval():
     scores = [Score(value, {"half": value / 2}) for value in (1.0, 1.0, 1.0, 0.0)]
     found = compute_statistics(scores, [1.0, 1.0, 0.0, 0.0])
     # p_o = 3/4, p_e = 3/4 * 1/2 + 1/4 * 1/2 = 1/2; correlation (3/2 - 1) / sqrt(...) = 1 / sqrt(3)
     assert found["kappa"] == 0.5
     assert found["components"]["reward"] == pytest.approx([0.75, 3**-0.5])
     assert found["components"]["half"] == pytest.approx([0.375, 3**-0.5])
+    # z = 1.96, 8 of 10: centre (.8 + z^2/20) / (1 + z^2/10) = .71674, half width .22659
+    found = compute_statistics([Score(1.0)] * 10, [1.0] * 8 + [0.0] * 2)
+    assert found["interval"] == pytest.approx([0.49016, 0.94332], abs=1e-5)
+    assert compute_statistics([Score(1.0)] * 4, [0.0] * 4)["interval"][0] == pytest.approx(0.0)
     assert compute_statistics(scores[:2], [1.0, 1.0])["kappa"] is None  # all labels are equal
     assert "agreement" not in compute_statistics([make_failed_score("it hung")], [1.0])
 

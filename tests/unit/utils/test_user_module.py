@@ -91,6 +91,7 @@ def test_not_python(tmp_path: Path):
             "import nowhere_to_be_found",
             r"ModuleNotFoundError: .*bad\.py, line 1: import nowhere_to_be_found\)\. Install the missing package\.",
         ),
+        ("from json import nowhere", r"ImportError: cannot import name 'nowhere'.*\. Fix the file\."),
         ("x = 1\n1 / 0", r"ZeroDivisionError: division by zero \(.*bad\.py, line 2: 1 / 0\)\. Fix the file\."),
         ("x = 1\ndef broken(:", r"SyntaxError: .*bad\.py, line 2: def broken\(:\)\. Fix"),
         ("x = 1\nraise SystemExit(2)", r"SystemExit: 2 \(.*bad\.py, line 2: raise SystemExit"),
