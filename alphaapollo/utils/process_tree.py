@@ -22,5 +22,5 @@ def list_child_pids(pid: int) -> list[int]:
     """Return the pids of a process's direct children; empty if the process has ended."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends while its file is read
         return []

@@ -19,6 +19,7 @@ from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.process import EngineProcess
 from alphaapollo.types import Sampling
 from tests.loop.engine_kit import PROBE, make_model, start_engine
+from tests.processes import is_running
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -38,14 +39,6 @@ async def main(model, log, shared, ranks):
 if __name__ == "__main__":
     asyncio.run(main(*sys.argv[1:]))
 """
-
-
-def exists(pid: int) -> bool:
-    """Whether a process is running. A zombie is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def shared_memory_of(pids: list[int]) -> set[str]:
@@ -69,14 +62,14 @@ def test_kill_of_the_parent_leaves_no_process(tmp_path: Path) -> None:
     )
     assert parent.stdout is not None
     pids = [int(word) for word in parent.stdout.readline().split()]
-    assert len(pids) >= 4 and all(map(exists, pids))  # core, two ranks, fork server
+    assert len(pids) >= 4 and all(map(is_running, pids))  # core, two ranks, fork server
     left = {str(shared), *shared_memory_of(pids)}
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     end = time.monotonic() + 30
-    while time.monotonic() < end and (any(map(exists, pids)) or any(map(os.path.exists, left))):
+    while time.monotonic() < end and (any(map(is_running, pids)) or any(map(os.path.exists, left))):
         time.sleep(0.02)
-    assert [pid for pid in pids if exists(pid)] == []
+    assert [pid for pid in pids if is_running(pid)] == []
     assert [path for path in left if os.path.exists(path)] == []
 
 
@@ -88,9 +81,12 @@ def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path) -> N
                 asyncio.ensure_future(session.engine.generate(PROBE, Sampling(200, seed=seed), f"r{seed}"))
                 for seed in range(64)
             ]
-            while session.engine._running_llm.get_num_unfinished_requests() < 64:
+            count_requests = session.engine._running_llm.get_num_unfinished_requests
+            while not count_requests():
                 await asyncio.sleep(0)
-            os.kill(session.engine.list_pids()[0], signal.SIGSTOP)  # it answers nothing any more
+            os.kill(session.engine.list_pids()[0], signal.SIGSTOP)  # from now on it answers nothing
+            while count_requests() < 64:
+                await asyncio.sleep(0)
             waiting.append(asyncio.ensure_future(session.engine._call_workers("alphaapollo_compute_weight_digest")))
             await asyncio.sleep(0.1)
             os.kill(session.engine.list_pids()[0], signal.SIGKILL)

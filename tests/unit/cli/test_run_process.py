@@ -13,6 +13,7 @@ import pytest
 
 from alphaapollo.cli import run_process
 from alphaapollo.cli.run_process import AppendedLineReader, RunFailed, run_in_child_process
+from tests.processes import is_running
 
 PROGRAM = """
 import json, os, pathlib, sys, time
@@ -61,7 +62,7 @@ def run(what: str, folder: Path, on_iteration: run_process.OnIteration | None = 
 
 
 def is_gone(folder: Path) -> bool:
-    return not Path(f"/proc/{(folder / 'pid').read_text()}").exists()
+    return not is_running(int((folder / "pid").read_text()))
 
 
 def test_output_of_the_run_is_shown_and_each_iteration_is_reported(

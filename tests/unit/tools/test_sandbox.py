@@ -20,6 +20,7 @@ from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxStatus, run_
 from alphaapollo.tools.sandbox.processes import interpret_wait_status
 from alphaapollo.tools.sandbox.types import MAX_CODE_BYTES, OutputCapture
 from alphaapollo.tools.sandbox.zygote import remove_tree
+from tests.processes import is_running
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -279,15 +280,8 @@ def test_killed_program_leaves_no_processes() -> None:
         snippets = Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
         assert len(snippets) == 1
         host.kill()
-    assert wait_until(lambda: not any(runs(pid) for pid in (zygote, *snippets)))
+    assert wait_until(lambda: not any(is_running(int(pid)) for pid in (zygote, *snippets)))
     assert not Path(folder).exists()
-
-
-def runs(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_command(tmp_path: Path) -> None:

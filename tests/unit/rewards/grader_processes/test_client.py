@@ -14,6 +14,7 @@ import pytest
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Outcome, Prompt, Score
+from tests.processes import is_running
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -342,6 +343,6 @@ def test_graders_die_with_their_parent(custom):
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 10
-    while os.path.exists(f"/proc/{grader}") and time.monotonic() < deadline:
+    while is_running(grader) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not os.path.exists(f"/proc/{grader}")
+    assert not is_running(grader)
