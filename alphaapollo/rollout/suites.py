@@ -171,7 +171,7 @@ class Suite:
 
 
 def check_suites(suites: Sequence[Suite]) -> None:
-    """Raise ValueError if a package is not installed, or two suites have the same name."""
+    """Raise ValueError if a package is not installed, a file is missing, or two suites have the same name."""
     for index, suite in enumerate(suites):
         query = f"import importlib.metadata as found; found.version({suite.kind.package!r})"
         try:
@@ -181,6 +181,9 @@ def check_suites(suites: Sequence[Suite]) -> None:
                 f"{suite.interpreter} does not have the package {suite.kind.package}. Install it, or set the Python of "
                 "an environment that has it (docs/install.md#evaluation-suites)."
             ) from None
+        file = suite.working_folder / suite.task.partition("@")[0]
+        if file.suffix == ".py" and not file.is_file():
+            raise ValueError(f"the suite {suite.text!r} needs the file {file}, which does not exist.")
         if suite.name in [other.name for other in suites[:index]]:
             raise ValueError(f"two suites are named {suite.name}. Remove one of them.")
 

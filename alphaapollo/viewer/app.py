@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -26,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alphaapollo.observability.pictures import FOLDER as PICTURES
 from alphaapollo.viewer.curves import group_by_seed, make_metric_traces, make_prompt_traces
-from alphaapollo.viewer.index import RunIndex
+from alphaapollo.viewer.index import RunIndex, read_num_changes
 from alphaapollo.viewer.pages import evolution, examples, iteration, runs, trajectory
 from alphaapollo.viewer.pages.query import FILTERS, Describe, Query
 from alphaapollo.viewer.run_folders import make_run_name
@@ -172,17 +171,18 @@ class Viewer:
         run = int(request.query_params.get("run") or 0)
 
         async def watch() -> AsyncIterator[str]:
-            known, waited = self.index.changes[run], 0.0
-            yield "retry: 3000\n\n"
-            while not request.app.state.is_stopping() and not await request.is_disconnected():
-                await asyncio.sleep(POLL_SECONDS)
-                waited += POLL_SECONDS
-                if self.index.changes[run] != known:
-                    known, waited = self.index.changes[run], 0.0
-                    yield f"event: change\ndata: {json.dumps(known)}\n\n"
-                elif waited >= KEEPALIVE_SECONDS:
-                    waited = 0.0
-                    yield ": keep-alive\n\n"
+            with closing(self.index.connect()) as database:
+                known, waited = read_num_changes(database, run), 0.0
+                yield "retry: 3000\n\n"
+                while not request.app.state.is_stopping() and not await request.is_disconnected():
+                    await asyncio.sleep(POLL_SECONDS)
+                    waited += POLL_SECONDS
+                    if (number := read_num_changes(database, run)) != known:
+                        known, waited = number, 0.0
+                        yield f"event: change\ndata: {known}\n\n"
+                    elif waited >= KEEPALIVE_SECONDS:
+                        waited = 0.0
+                        yield ": keep-alive\n\n"
 
         return StreamingResponse(watch(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 

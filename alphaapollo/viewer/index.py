@@ -12,7 +12,6 @@ import hashlib
 import os
 import sqlite3
 import threading
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import islice
@@ -24,11 +23,12 @@ import msgspec
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.viewer.run_folders import find_runs
 
-VERSION = 2  # change it with the tables
+VERSION = 3  # change it with the tables
 POLL_SECONDS = 1.0
 CHUNK_LINES = 2000
 SCHEMA = """
 CREATE TABLE runs (id INTEGER PRIMARY KEY, path TEXT UNIQUE);
+CREATE TABLE changes (run INTEGER PRIMARY KEY, number INT);
 CREATE TABLE files (run INT, name TEXT, inode INT, offset INT, damaged INT, mtime INT, PRIMARY KEY (run, name))
     WITHOUT ROWID;
 CREATE TABLE metrics (run INT, name TEXT, step INT, value REAL, PRIMARY KEY (run, name, step)) WITHOUT ROWID;
@@ -96,7 +96,6 @@ class RunIndex:
     def __init__(self, root: Path, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         self.root, self.path = root, path
-        self.changes: defaultdict[int, int] = defaultdict(int)  # run -> number of changes; 0: all runs
         self._advisors: dict[int, MetricsAdvisor] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._update_until_stopped, name="index", daemon=True)
@@ -138,9 +137,9 @@ class RunIndex:
                 database.execute(f"DELETE FROM {table} WHERE {column} = ?", (known[path],))
         for path in sorted(found - known.keys()):
             known[path] = database.execute("INSERT INTO runs (path) VALUES (?)", (path,)).lastrowid or 0
-        database.commit()
         if is_changed:
-            self._count_change(0)
+            _count_change(database, 0)
+        database.commit()
         for path in sorted(found):
             if self._stop.is_set():
                 return
@@ -162,8 +161,8 @@ class RunIndex:
             end, damaged = self._read_lines(database, run, folder / name, name, start, damaged)
             values = (run, name, stat.st_ino, end, damaged, stat.st_mtime_ns)
             database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", values)
+            _count_change(database, run)
             database.commit()
-            self._count_change(run)
 
     def _read_lines(
         self, database: sqlite3.Connection, run: int, path: Path, name: str, start: int, damaged: int
@@ -219,9 +218,16 @@ class RunIndex:
             place = (run, *parse_file_name(name))
             database.execute("DELETE FROM trajectories WHERE run = ? AND kind = ? AND step = ?", place)
 
-    def _count_change(self, run: int) -> None:
-        for key in {0, run}:
-            self.changes[key] += 1
+
+def read_num_changes(database: sqlite3.Connection, run: int) -> int:
+    """Return how often the index of a run has changed, whichever viewer changed it. Run 0: all runs."""
+    row = database.execute("SELECT number FROM changes WHERE run = ?", (run,)).fetchone()
+    return row["number"] if row else 0
+
+
+def _count_change(database: sqlite3.Connection, run: int) -> None:
+    query = "INSERT INTO changes VALUES (?, 1) ON CONFLICT DO UPDATE SET number = number + 1"
+    database.executemany(query, [(key,) for key in {0, run}])
 
 
 def list_indexed_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:

@@ -80,6 +80,15 @@ def test_other_text_is_refused(text: str) -> None:
         Suite(text)
 
 
+def test_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sums.py").touch()
+    suites = [Suite(f"inspect:{name}@sums", python="/bin/true") for name in ("sums.py", "products.py")]
+    check_suites(suites[:1])
+    with pytest.raises(ValueError, match=f"needs the file {tmp_path}/products.py, which does not exist"):
+        check_suites(suites)
+
+
 def test_scores_of_lm_eval(tmp_path: Path) -> None:
     folder = write(tmp_path, "results_2026-11-25.json", LM_EVAL)
     assert list(read_lm_eval_scores(folder)) == [
