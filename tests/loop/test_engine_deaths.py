@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.process import EngineProcess
 from alphaapollo.types import Sampling
 from tests.loop.engine_kit import PROBE, make_model, start_engine
-from tests.processes import is_running
+from tests.processes import is_running, wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -66,9 +65,7 @@ def test_kill_of_the_parent_leaves_no_process(tmp_path: Path) -> None:
     left = {str(shared), *shared_memory_of(pids)}
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    end = time.monotonic() + 30
-    while time.monotonic() < end and (any(map(is_running, pids)) or any(map(os.path.exists, left))):
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(is_running, pids)) and not any(map(os.path.exists, left)), seconds=30)
     assert [pid for pid in pids if is_running(pid)] == []
     assert [path for path in left if os.path.exists(path)] == []
 

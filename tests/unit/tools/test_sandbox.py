@@ -9,8 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxStatus, run_
 from alphaapollo.tools.sandbox.processes import interpret_wait_status
 from alphaapollo.tools.sandbox.types import MAX_CODE_BYTES, OutputCapture
 from alphaapollo.tools.sandbox.zygote import remove_tree
-from tests.processes import is_running
+from tests.processes import is_running, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -162,13 +161,6 @@ def num_children(sandbox: Sandbox) -> int:
     return len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()) - ("bubblewrap" in sandbox.mode)
 
 
-def wait_until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 20
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    return condition()
-
-
 def test_mixed_load_leaks_no_descriptors() -> None:
     """Many ends, timeouts and sessions at once."""
 
@@ -190,17 +182,14 @@ def test_mixed_load_leaks_no_descriptors() -> None:
 
 
 def test_slow_run_does_not_block_others(sandbox: Sandbox) -> None:
-    async def main() -> float:
-        slow = asyncio.create_task(sandbox.run_async("import time; time.sleep(4)"))
+    async def main() -> None:
+        slow = asyncio.create_task(sandbox.run_async("import time; time.sleep(60)", timeout=60))
         await asyncio.sleep(0)
-        start = time.monotonic()
         await asyncio.gather(*(sandbox.run_async("pass") for _ in range(10)))
-        elapsed = time.monotonic() - start
         assert not slow.done()
-        await slow
-        return elapsed
+        slow.cancel()
 
-    assert asyncio.run(main()) < 3
+    asyncio.run(main())
 
 
 def test_session_keeps_its_variables(sandbox: Sandbox) -> None:

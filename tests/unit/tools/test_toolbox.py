@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import pytest
@@ -99,15 +98,23 @@ def test_long_answers_are_cut() -> None:
 
 
 def test_concurrency_limit() -> None:
-    async def main(at_a_time: int) -> float:
-        toolbox = box(max_concurrent=at_a_time, timeout=0.5)
-        start = time.monotonic()
-        results = await asyncio.gather(*(toolbox.call("sleep", {"seconds": 0.1}, Session()) for _ in range(6)))
-        assert all(result.text == "awake" for result in results)  # the wait does not count for the timeout
-        return time.monotonic() - start
+    running = [0]
 
-    assert asyncio.run(main(1)) >= 0.6
-    assert asyncio.run(main(6)) < 0.6
+    async def count() -> int:
+        """Count running calls."""
+        running.append(running[-1] + 1)
+        await asyncio.sleep(0.4)
+        running.append(running[-1] - 1)
+        return 1
+
+    async def main(at_a_time: int) -> int:
+        toolbox = ToolBox([FunctionTool(count)], ToolLimits(max_concurrent=at_a_time, timeout=2.0))
+        results = await asyncio.gather(*(toolbox.call("count", {}, Session()) for _ in range(6)))
+        assert all(result.text == "1" for result in results)  # the wait does not count for the timeout
+        return max(running)
+
+    assert asyncio.run(main(1)) == 1
+    assert asyncio.run(main(6)) == 6
 
 
 class Broken:

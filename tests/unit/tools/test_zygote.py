@@ -18,6 +18,7 @@ import pytest
 
 from alphaapollo.tools.sandbox import Sandbox, child
 from alphaapollo.tools.sandbox.zygote import Zygote
+from tests.processes import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +33,13 @@ def test_session_does_not_compute_between_snippets(sandbox: Sandbox) -> None:
     thread = "import threading\nthreading.Thread(target=count, daemon=True).start()\n"
     for session, code in (("f", "import os\nos.write(3, b'D\\0')\ncount()"), ("left thread", thread)):
         assert sandbox.run(count + code, session=session, timeout=5).status == "ok"
-        time.sleep(0.1)
+        assert wait_until(lambda: len(stopped_children(sandbox)) == 1)
         (pid,) = stopped_children(sandbox)
         before = cpu_ticks(pid)
         time.sleep(1)
         assert cpu_ticks(pid) == before
         sandbox.end_session(session)
-        end = time.monotonic() + 20
-        while stopped_children(sandbox) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert not stopped_children(sandbox)
+        assert wait_until(lambda: not stopped_children(sandbox))
 
 
 def stopped_children(sandbox: Sandbox) -> list[str]:

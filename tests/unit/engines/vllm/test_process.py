@@ -32,7 +32,7 @@ def test_an_engine_process_writes_to_its_log_and_dies_with_its_parent(tmp_path):
         assert child.poll() is None
     parent.kill()
     parent.wait()
-    assert child.wait(2) == 1
+    assert child.wait(20) == 1
     assert child.stdout is not None and child.stdout.read() == b""
     assert log.read_text() == "hello\nfrom C" and not weights.exists()
 
