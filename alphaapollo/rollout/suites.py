@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from alphaapollo.observability.disk import explain_write_errors, replace_file
+from alphaapollo.utils.heartbeat import list_descendants
 from alphaapollo.utils.redaction import redact
 
 FOLDER, RESULT, LOG, FILES = "suites", "result.json", "log.txt", "files"
@@ -240,9 +240,9 @@ async def _run_command(suite: Suite, server: ModelServer, files: Path) -> int:
 
 def _kill_tree(pid: int) -> None:
     """Kill the leader of a session, and all processes that it has started."""
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(pid).children(recursive=True):
-            child.kill()
+    for child in list_descendants(pid):
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
