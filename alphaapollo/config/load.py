@@ -292,8 +292,11 @@ def _compose_values(
         if user_values is not None:
             store.store(name=USER_FILE, node=user_values)
         with initialize_config_dir(str(config_folders[0]), version_base="1.3"):
-            selected = compose("_composed", overrides=[search], return_hydra_config=True).hydra.runtime.choices
-            words = [_format_hydra_override(override, set(selected), config_folders) for override in overrides]
+            selected = set[str]()  # groups of presets that the YAML files select
+            if any(_is_preset_group(override.key_or_group, config_folders) for override in overrides):
+                composed = compose("_composed", overrides=[search], return_hydra_config=True)
+                selected = {*composed.hydra.runtime.choices}
+            words = [_format_hydra_override(override, selected, config_folders) for override in overrides]
             values = OmegaConf.to_container(compose("_composed", overrides=[search, *words]), resolve=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(_format_hydra_error(error, config_name)) from None
