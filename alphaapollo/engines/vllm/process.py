@@ -9,6 +9,7 @@ takes seconds. On GPUs, vLLM's default start method is used.
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -51,6 +52,7 @@ class EngineProcess(ForkServerProcess):
     def run(self) -> None:
         os.environ.update(self._environment)
         set_up_engine_process()
+        gc.unfreeze = gc.freeze  # so that vLLM's last collection, before the process exits, skips all objects
         from tqdm import tqdm  # type: ignore[import-untyped]
         from vllm.v1.executor import multiproc_executor
 
