@@ -226,7 +226,7 @@ def read_num_changes(database: sqlite3.Connection, run: int) -> int:
 
 
 def _count_change(database: sqlite3.Connection, run: int) -> None:
-    query = "INSERT INTO changes VALUES (?, 1) ON CONFLICT DO UPDATE SET number = number + 1"
+    query = "INSERT INTO changes VALUES (?, 1) ON CONFLICT (run) DO UPDATE SET number = number + 1"
     database.executemany(query, [(key,) for key in {0, run}])
 
 
