@@ -52,7 +52,7 @@ class EngineProcess(ForkServerProcess):
     def run(self) -> None:
         os.environ.update(self._environment)
         set_up_engine_process()
-        gc.unfreeze = gc.freeze  # before the process exits, vLLM would unfreeze and collect all objects, for a second
+        gc.unfreeze = gc.freeze  # vLLM's collection of all objects before the process exits takes a second
         from tqdm import tqdm  # type: ignore[import-untyped]
         from vllm.v1.executor import multiproc_executor
 

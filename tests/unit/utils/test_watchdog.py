@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.utils.watchdog import exit_when_process_ends, list_mapped_shared_memory, remove_paths, wait_for_exit
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -127,8 +128,5 @@ def test_reaper_ends_only_processes_of_the_run(tmp_path):
     driver.kill()
     driver.wait()
     wait_for_exit(ours)
-    deadline = time.monotonic() + 10
-    while (tmp_path / "weights").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not (tmp_path / "weights").exists()
+    assert wait_until(lambda: not (tmp_path / "weights").exists())
     os.kill(others, signal.SIGKILL)  # it is still there
