@@ -39,20 +39,21 @@ class Message(TypedDict):
     images: NotRequired[list[Any]]  # of type Picture, which msgspec cannot decode
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class ImageInput:
-    """Picture as input of a model, prepared once by the model's processor. Engine and trainer get the same tensors.
+    """Picture as input of a model, prepared by the model's processor. Engine and trainer get the same tensors.
 
     Placeholder tokens in the prompt mark its position. The model replaces the embedding of each by one image feature.
-    Instances are compared by identity: messages with the same picture share one instance.
+    Two inputs with the same tensors are equal, also if the picture was prepared twice.
     """
 
-    tensors: dict[str, np.ndarray]
+    tensors: dict[str, np.ndarray] = field(compare=False)
     """Arguments of the model's `get_image_features`. Arrays of several pictures are concatenated on dimension 0."""
-    token_ids: Sequence[int]  # tokens of the picture in a prompt: placeholders, and possibly others around them
-    placeholder_id: int  # id of the placeholder token
+    token_ids: Sequence[int] = field(compare=False)  # tokens in a prompt: placeholders, and possibly others around them
+    placeholder_id: int = field(compare=False)  # id of the placeholder token
     digest: str  # of the tensors
-    grid: tuple[int, int] | None = None  # (rows, columns) of the placeholders, for models with M-RoPE
+    grid: tuple[int, int] | None = field(default=None, compare=False)
+    """(rows, columns) of the placeholders, for models with M-RoPE."""
 
     @cached_property
     def num_placeholders(self) -> int:

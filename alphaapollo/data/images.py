@@ -4,7 +4,7 @@
       -> chat template: ... <|image_pad|> How many? ...      one placeholder per picture
       -> token ids:     ... 151655 x 64 How many? ...        as many placeholders as the model has image features
 
-Each picture is prepared once. The engine and the trainer get the same tensors (`ImageInput`).
+The engine and the trainer get the same tensors (`ImageInput`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ImageProcessor:
         self._prepare_cached = lru_cache(CACHE_SIZE)(self._prepare)
 
     def prepare(self, picture: Picture) -> ImageInput:
-        """Prepare a picture. Returns the same object for the same picture, as long as it is in the cache.
+        """Prepare a picture, or return it from the cache.
 
         Raises ValueError if the picture cannot be read (read_picture) or the model's processor rejects it.
         """

@@ -59,7 +59,7 @@ def test_chat_with_a_picture_in_each_turn_is_one_path(server):
     assert list_new_messages(first.request, None) == [{"role": "user", "content": "<image>one", "images": pictures[:1]}]
     assert list_new_messages(second.request, first)[0]["images"] == pictures[1:]
     assert second.parent is first and second.prompt_ids[: len(first.token_ids)] == first.token_ids
-    assert len(first.images) == 1 and len(second.images) == 2 and second.images[0] is first.images[0]
+    assert len(first.images) == 1 and len(second.images) == 2 and second.images[0] == first.images[0]
     for answer in (first, second):
         placeholders = answer.prompt_ids.count(answer.images[0].placeholder_id)
         assert placeholders == PLACEHOLDERS * len(answer.images)

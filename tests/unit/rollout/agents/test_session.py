@@ -227,8 +227,9 @@ def test_unknown_request_of_a_reward():
 
 
 def test_rows_have_the_pictures_of_their_requests():
-    """A picture in the first message, one in the third, and another branch with a picture of its own."""
-    first, second, other = (ImageInput({}, [5] * count, 5, str(count)) for count in (2, 3, 1))
+    """A picture in the first message, one in the third, and another branch with a picture of its own. The processor
+    prepares the first picture again for the second request, as if it were no longer in its cache."""
+    first, again, second, other = (ImageInput({}, [5] * count, 5, str(count)) for count in (2, 2, 3, 1))
     session = Session(Sampling(100), lambda number: number, SessionLimits(200, 10))
 
     def ask(texts: list[str], images: tuple[ImageInput, ...], answer: str) -> None:
@@ -244,7 +245,7 @@ def test_rows_have_the_pictures_of_their_requests():
         request.finish(True)
 
     ask(["a"], (first,), "x")
-    ask(["a", "x", "b"], (first, second), "y")
+    ask(["a", "x", "b"], (again, second), "y")
     ask(["c"], (other,), "z")
     turns, rows, *prompts = build_turns_and_rows(session, "all", ())
     check_rows_match_turns(rows, turns, *prompts)
