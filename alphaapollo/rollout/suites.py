@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -171,21 +172,52 @@ class Suite:
 
 
 def check_suites(suites: Sequence[Suite]) -> None:
-    """Raise ValueError if a package is not installed, a file is missing, or two suites have the same name."""
+    """Raise ValueError if a package is not installed, a task is missing, or two suites have the same name."""
     for index, suite in enumerate(suites):
-        query = f"import importlib.metadata as found; found.version({suite.kind.package!r})"
+        module = suite.kind.package.replace("-", "_")
+        query = f"import importlib.util as found; print(found.find_spec({module!r}).submodule_search_locations[0])"
         try:
-            subprocess.run([suite.interpreter, "-c", query], env=make_environment(), check=True, capture_output=True)
+            package = _run_for_output(suite, "-c", query)
         except (OSError, subprocess.CalledProcessError):
             raise ValueError(
                 f"{suite.interpreter} does not have the package {suite.kind.package}. Install it, or set the Python of "
                 "an environment that has it (docs/install.md#evaluation-suites)."
             ) from None
+        if suite.name in [other.name for other in suites[:index]]:
+            raise ValueError(f"two suites are named {suite.name}. Remove one of them.")
         file = suite.working_folder / suite.task.partition("@")[0]
         if file.suffix == ".py" and not file.is_file():
             raise ValueError(f"the suite {suite.text!r} needs the file {file}, which does not exist.")
-        if suite.name in [other.name for other in suites[:index]]:
-            raise ValueError(f"two suites are named {suite.name}. Remove one of them.")
+        if module == "lm_eval":
+            _check_lm_eval_task(suite, Path(package))
+
+
+def _check_lm_eval_task(suite: Suite, package: Path) -> None:
+    """Raise ValueError if lm-eval has no task, group or tag of this name. lm-eval needs up to half a minute to load its
+    list, so it is asked only if no file defines the name in the usual way."""
+    if not re.fullmatch(r"[\w-]+", suite.task) or (suite.working_folder / suite.task).exists():
+        return  # a file, a folder, a pattern or a list
+    words = [word for option in suite.options for word in option.split("=", 1)]
+    folders = [value for option, value in pairwise(words) if option == "--include_path"]
+    name = re.compile(rf"^(task|group|tag): *[\"']?{re.escape(suite.task)}[\"']?\s*(#|$)".encode(), re.MULTILINE)
+    searched = [*(suite.working_folder / folder for folder in folders), package / "tasks"]
+    if any(name.search(file.read_bytes()) for folder in searched for file in folder.rglob("*.yaml")):
+        return
+    options = [f"--include_path={folder}" for folder in folders]
+    try:
+        _run_for_output(suite, "-m", "lm_eval", "validate", "--tasks", suite.task, *options)
+    except subprocess.CalledProcessError:
+        raise ValueError(
+            f"lm-eval does not find the task of the suite {suite.text!r}. Write one that "
+            f"`{suite.interpreter} -m lm_eval ls tasks` shows, or add --include_path FOLDER."
+        ) from None
+
+
+def _run_for_output(suite: Suite, *arguments: str) -> str:
+    """Run the suite's Python and return its output. Raises OSError, or CalledProcessError if the exit code is not 0."""
+    command, environment = (suite.interpreter, *arguments), make_environment()
+    options: Any = {"cwd": suite.working_folder, "env": environment, "capture_output": True, "text": True}
+    return subprocess.run(command, check=True, **options).stdout.strip()
 
 
 def make_environment() -> dict[str, str]:

@@ -86,7 +86,7 @@ def test_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     suites = [Suite(f"inspect:{name}@sums", python="/bin/true") for name in ("sums.py", "products.py")]
     check_suites(suites[:1])
     with pytest.raises(ValueError, match=f"needs the file {tmp_path}/products.py, which does not exist"):
-        check_suites(suites)
+        check_suites(suites[1:])
 
 
 def test_scores_of_lm_eval(tmp_path: Path) -> None:
@@ -126,12 +126,16 @@ def test_commands_send_requests_to_the_server() -> None:
     assert "openai-api/alphaapollo/policy" in words and "http://127.0.0.1:9/v1" in words
 
 
-def run(tmp_path: Path, script: str, text: str = "lm-eval:gsm8k", timeout: float = 60.0) -> Any:
-    """Run a suite with a shell script instead of its Python."""
-    python = tmp_path / "python"
+def make_suite(folder: Path, script: str, text: str = "lm-eval:gsm8k", timeout: float = 60.0) -> Suite:
+    """A suite with a shell script instead of its Python."""
+    python = folder / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
-    suite = Suite(text, str(python), timeout, tmp_path)
+    return Suite(text, str(python), timeout, folder)
+
+
+def run(tmp_path: Path, *arguments: Any, **options: Any) -> Any:
+    suite = make_suite(tmp_path, *arguments, **options)
     result = asyncio.run(run_suite(suite, SERVER, tmp_path / "run/suites/step_3/gsm8k"))
     assert read_suite_results(tmp_path / "run") == [result]
     return result
@@ -196,3 +200,20 @@ def test_missing_package_and_equal_names_are_errors(tmp_path: Path) -> None:
         check_suites([Suite("lm-eval:gsm8k", "/bin/false")])
     with pytest.raises(ValueError, match="two suites are named gsm8k"):
         check_suites([Suite(text, "/bin/true") for text in ("lm-eval:gsm8k", "lm-eval:gsm8k --num_fewshot 5")])
+
+
+def test_name_that_lm_eval_does_not_know_is_an_error(tmp_path: Path) -> None:
+    """The script is lm-eval with one task in its package, which knows a second one from elsewhere."""
+    for file, content in {
+        "tasks/maths/sums.yaml": "task: 'sums'  # of two numbers\n",
+        "own/more.yaml": "tag: more\n",
+    }.items():
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(content)
+    script = f'[ "$1" = -c ] && echo {tmp_path} || [ "$3 $4 $5" = "validate --tasks differences" ]'
+    known = ("sums", "differences", "more --include_path own", "more --include_path=own", "a.yaml", "sums_*", "own")
+    for task in known:
+        check_suites([make_suite(tmp_path, script, f"lm-eval:{task}")])
+    for task in ("sum", "more", "own_tasks --include_path own"):
+        with pytest.raises(ValueError, match="does not find the task of the suite 'lm-eval:"):
+            check_suites([make_suite(tmp_path, script, f"lm-eval:{task}")])
