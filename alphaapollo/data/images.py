@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 CACHE_SIZE = 256  # prepared pictures
+NUM_LOCKS = 64  # so that few different pictures share a lock
 MAX_PIXELS = 2**26  # of a picture, before the processor resizes it
 GRID, MERGE = "image_grid_thw", "merge_size"  # of processors for models with M-RoPE
 EXCLUDED_LOGIT = -1e9  # of placeholders in engine and trainer
@@ -55,13 +57,15 @@ class ImageProcessor:
         self.placeholder_id: int = processor.image_token_id
         self._arguments = dict(processor.valid_processor_kwargs._defaults.get("images_kwargs", {}))
         self._prepare_cached = lru_cache(CACHE_SIZE)(self._prepare)
+        self._locks = [Lock() for _ in range(NUM_LOCKS)]
 
     def prepare(self, picture: Picture) -> ImageInput:
-        """Prepare a picture, or return it from the cache.
+        """Prepare a picture, or return it from the cache. Threads that need the same picture wait for the first one.
 
         Raises ValueError if the picture cannot be read (read_picture) or the model's processor rejects it.
         """
-        return self._prepare_cached(picture)
+        with self._locks[hash(picture) % NUM_LOCKS]:
+            return self._prepare_cached(picture)
 
     def count_tokens(self, picture: Picture) -> int:
         """Return the number of tokens of a picture in a prompt, `len(prepare(picture).token_ids)`, without decoding its

@@ -3,6 +3,7 @@
 import io
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -164,7 +165,9 @@ def test_features_of_hand_made_pictures(vision_folder):
 def test_the_same_picture_is_prepared_once(vision_folder, tmp_path):
     processor, _ = load(vision_folder("qwen3_vl"))
     picture, other = make_picture(), make_picture(seed=1)
-    assert processor.prepare(picture) is processor.prepare(bytes(bytearray(picture)))
+    with ThreadPoolExecutor(8) as threads:
+        first, *others = threads.map(processor.prepare, [bytes(bytearray(picture)) for _ in range(8)])
+    assert all(one is first for one in others)
     assert processor.prepare(picture).digest != processor.prepare(other).digest
     (tmp_path / "a.png").write_bytes(picture)
     assert processor.prepare(str(tmp_path / "a.png")).digest == processor.prepare(picture).digest
