@@ -132,7 +132,7 @@ def test_slow_call_times_out_without_ending_the_server() -> None:
     async def main() -> None:
         server = stdio()
         try:
-            await play(ToolBox(await server.start(), ToolLimits(timeout=1.0)))
+            await play(ToolBox(await server.start(), ToolLimits(timeout=3.0)))
         finally:
             await server.close()
 
