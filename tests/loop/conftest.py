@@ -96,6 +96,22 @@ def check_first_and_last_lines(done: FinishedRun, *next_commands: str) -> None:
     assert all(f" {done.folder} " in line for line in end.splitlines()), last
 
 
+HOLD = """
+import asyncio
+from pathlib import Path
+from alphaapollo.trainer import loop
+
+part = loop.{part}
+
+async def hold(run, step, *rest):
+    while step == {step} and not Path({release!r}).exists():
+        await asyncio.sleep(0.01)
+    return await part(run, step, *rest)
+
+loop.{part} = hold
+"""
+
+
 class Runner:
     """Start main_ppo with small sizes, as a user's command line."""
 
@@ -144,6 +160,13 @@ class Runner:
         )
         self.programs.append(program)
         return program
+
+    def hold(self, part: str, step: int) -> str:
+        """Write a module that makes runs of main_ppo wait before a part of an iteration until the file `release`
+        exists. Returns the setting that loads it."""
+        module = self.out / "hold.py"
+        module.write_text(HOLD.format(part=part, step=step, release=str(self.out / "release")))
+        return f"algorithm.custom_module={module}"
 
     def finish(self, program: Program, name: str = "run", deadline: float = DEADLINE) -> FinishedRun:
         code = program.wait(deadline)

@@ -101,12 +101,14 @@ def test_exact_tokens_and_bitwise_resume(ppo: Runner, tmp_path: Path) -> None:
         assert [turn["reward"] for turn in record["turns"]] == [*(count / 10 for count in digits[:3]), 0.5]
         assert sum(sum(row["mask"]) for row in record["rows"]) == sum(turn["num_tokens"] for turn in record["turns"])
 
+    settings = (*settings, ppo.hold("learn_and_record", step=3))
     program = ppo.start(*settings, name="killed")
     progress = ppo.out / "test/killed/checkpoints/step_000001/progress.json"
     while not progress.exists():
         assert program.wait(0.05) is None, program.printed
     program.signal(signal.SIGKILL)
     wait_until_nothing_is_left(ppo)
+    (ppo.out / "release").touch()
     resumed = ppo.run(*settings, name="killed")
     assert "resumed from" in resumed.output
     for name in ("actor/loss", "actor/grad_norm", "critic/score/mean", "agent/reused_tokens"):

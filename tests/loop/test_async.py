@@ -61,12 +61,14 @@ def test_async_run_resumes_after_kill(ppo: Runner, mode: str) -> None:
     settings = (
         *(mode, CORRECTED, "trainer.max_staleness=2", "trainer.save_freq=3", "trainer.test_freq=3"),
         *("data.max_response_length=48", "actor_rollout_ref.rollout.max_num_seqs=24", "trainer.total_training_steps=6"),
+        ppo.hold("learn_and_record", step=5),
     )
     killed = ppo.start(*settings)
     progress = ppo.out / "test/run/checkpoints/step_000003/progress.json"
     while not progress.exists():
         assert killed.wait(0.05) is None, killed.printed
     killed.signal(signal.SIGKILL)
+    (ppo.out / "release").touch()
     saved = json.loads(progress.read_text())
     assert saved["unfinished"]
     wait_until_nothing_is_left(ppo)

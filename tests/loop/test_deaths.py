@@ -88,20 +88,6 @@ def test_kill_of_a_worker_is_named(ppo: Runner, leaves_nothing: Callable[[], Non
 
 
 SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "trainer.val_before_train=False")
-HOLD = """
-import asyncio
-from pathlib import Path
-from alphaapollo.trainer import loop
-
-part = loop.{part}
-
-async def hold(run, step, *rest):
-    while step == 4 and not Path({release!r}).exists():
-        await asyncio.sleep(0.01)
-    return await part(run, step, *rest)
-
-loop.{part} = hold
-"""
 
 
 @pytest.mark.parametrize(
@@ -123,9 +109,8 @@ def test_run_continues_unchanged_after_a_kill(
     leaves_nothing: Callable[[], None],
 ) -> None:
     """An engine that dies during generation is replaced; after any other death the run restarts from the checkpoint."""
-    (ppo.out / "hold.py").write_text(HOLD.format(part=before, release=str(ppo.out / "release")))
     settings = (*SIX, f"actor_rollout_ref.rollout.name={engine}")
-    program = ppo.start(*settings, f"trainer.controller={controller}", f"algorithm.custom_module={ppo.out / 'hold.py'}")
+    program = ppo.start(*settings, f"trainer.controller={controller}", ppo.hold(before, step=4))
     whole = ppo.run(*settings, "trainer.controller=local", name="whole")
     metrics, end = ppo.out / "test/run/metrics.jsonl", time.monotonic() + 200
     checkpoint = ppo.out / "test/run/checkpoints/step_000002"  # written in the background

@@ -74,15 +74,13 @@ def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path) -> N
     with start_engine(make_model("Qwen3", 0), tmp_path) as session:
 
         async def die() -> list[BaseException]:
+            await session.engine.generate(PROBE, Sampling(1), "first")  # asks the core what it supports
+            os.kill(session.engine.list_pids()[0], signal.SIGSTOP)  # from now on it answers nothing
             waiting = [
                 asyncio.ensure_future(session.engine.generate(PROBE, Sampling(200, seed=seed), f"r{seed}"))
                 for seed in range(64)
             ]
-            count_requests = session.engine._running_llm.get_num_unfinished_requests
-            while not count_requests():
-                await asyncio.sleep(0)
-            os.kill(session.engine.list_pids()[0], signal.SIGSTOP)  # from now on it answers nothing
-            while count_requests() < 64:
+            while session.engine._running_llm.get_num_unfinished_requests() < 64:
                 await asyncio.sleep(0)
             waiting.append(asyncio.ensure_future(session.engine._call_workers("alphaapollo_compute_weight_digest")))
             await asyncio.sleep(0.1)
