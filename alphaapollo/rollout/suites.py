@@ -83,6 +83,27 @@ def make_lm_eval_command(server: ModelServer, task: str, folder: Path) -> list[s
     return [*words, "--tasks", task, "--output_path", str(folder), "--log_samples"]
 
 
+def check_lm_eval_task(suite: Suite, package: Path) -> None:
+    """Raise ValueError if lm-eval does not find the task. lm-eval needs up to half a minute to load its list, so it is
+    asked only if no YAML file has a line `task: NAME`, `group: NAME` or `tag: NAME`."""
+    if not re.fullmatch(r"[\w-]+", suite.task) or (suite.working_folder / suite.task).exists():
+        return  # a file, a folder, a pattern or a list
+    words = [word for option in suite.options for word in option.split("=", 1)]
+    folders = [value for option, value in pairwise(words) if option == "--include_path"]
+    name = re.compile(rf"^(task|group|tag): *[\"']?{re.escape(suite.task)}[\"']?\s*(#|$)".encode(), re.MULTILINE)
+    searched = [*(suite.working_folder / folder for folder in folders), package / "tasks"]
+    if any(name.search(file.read_bytes()) for folder in searched for file in folder.rglob("*.yaml")):
+        return
+    options = [f"--include_path={folder}" for folder in folders]
+    try:
+        _run_for_output(suite, "-m", "lm_eval", "validate", "--tasks", suite.task, *options)
+    except subprocess.CalledProcessError:
+        raise ValueError(
+            f"lm-eval does not find the task of the suite {suite.text!r}. Write one that "
+            f"`{suite.interpreter} -m lm_eval ls tasks` shows, or add --include_path FOLDER."
+        ) from None
+
+
 def read_lm_eval_scores(folder: Path) -> Iterator[SuiteScore]:
     found = _read_only_file(folder, "results_*.json")
     for task, values in found["results"].items():  # tasks and groups
@@ -101,6 +122,13 @@ def make_inspect_command(server: ModelServer, task: str, folder: Path) -> list[s
     words = ["inspect_ai", "eval", task, "--model", f"openai-api/alphaapollo/{server.model_name}"]
     words += ["--model-base-url", server.url, "--max-retries", "2"]
     return [*words, "--log-dir", str(folder), "--log-format", "json", "--display", "plain"]
+
+
+def check_inspect_task(suite: Suite, _: Path) -> None:
+    """Raise ValueError if the task's file does not exist. Whether it has the task is not checked."""
+    file = suite.working_folder / suite.task.partition("@")[0]
+    if file.suffix == ".py" and not file.is_file():
+        raise ValueError(f"the suite {suite.text!r} needs the file {file}, which does not exist.")
 
 
 def read_inspect_scores(folder: Path) -> Iterator[SuiteScore]:
@@ -122,13 +150,16 @@ class SuiteKind:
 
     package: str
     key_variable: str  # environment variable of the API key
+    check_task: Callable[[Suite, Path], None]  # (suite, the package's folder): raises ValueError if the task is missing
     make_command: Callable[[ModelServer, str, Path], list[str]]  # (server, task, folder) -> arguments of `python -m`
     read_scores: Callable[[Path], Iterator[SuiteScore]]  # raises ValueError if the run failed
 
 
 KINDS = {
-    "lm-eval": SuiteKind("lm-eval", "OPENAI_API_KEY", make_lm_eval_command, read_lm_eval_scores),
-    "inspect": SuiteKind("inspect-ai", "ALPHAAPOLLO_API_KEY", make_inspect_command, read_inspect_scores),
+    "lm-eval": SuiteKind("lm-eval", "OPENAI_API_KEY", check_lm_eval_task, make_lm_eval_command, read_lm_eval_scores),
+    "inspect": SuiteKind(
+        "inspect-ai", "ALPHAAPOLLO_API_KEY", check_inspect_task, make_inspect_command, read_inspect_scores
+    ),
 }
 
 
@@ -183,41 +214,16 @@ def check_suites(suites: Sequence[Suite]) -> None:
                 f"{suite.interpreter} does not have the package {suite.kind.package}. Install it, or set the Python of "
                 "an environment that has it (docs/install.md#evaluation-suites)."
             ) from None
+        suite.kind.check_task(suite, Path(package))
         if suite.name in [other.name for other in suites[:index]]:
             raise ValueError(f"two suites are named {suite.name}. Remove one of them.")
-        file = suite.working_folder / suite.task.partition("@")[0]
-        if file.suffix == ".py" and not file.is_file():
-            raise ValueError(f"the suite {suite.text!r} needs the file {file}, which does not exist.")
-        if module == "lm_eval":
-            _check_lm_eval_task(suite, Path(package))
-
-
-def _check_lm_eval_task(suite: Suite, package: Path) -> None:
-    """Raise ValueError if lm-eval has no task, group or tag of this name. lm-eval needs up to half a minute to load its
-    list, so it is asked only if no file defines the name in the usual way."""
-    if not re.fullmatch(r"[\w-]+", suite.task) or (suite.working_folder / suite.task).exists():
-        return  # a file, a folder, a pattern or a list
-    words = [word for option in suite.options for word in option.split("=", 1)]
-    folders = [value for option, value in pairwise(words) if option == "--include_path"]
-    name = re.compile(rf"^(task|group|tag): *[\"']?{re.escape(suite.task)}[\"']?\s*(#|$)".encode(), re.MULTILINE)
-    searched = [*(suite.working_folder / folder for folder in folders), package / "tasks"]
-    if any(name.search(file.read_bytes()) for folder in searched for file in folder.rglob("*.yaml")):
-        return
-    options = [f"--include_path={folder}" for folder in folders]
-    try:
-        _run_for_output(suite, "-m", "lm_eval", "validate", "--tasks", suite.task, *options)
-    except subprocess.CalledProcessError:
-        raise ValueError(
-            f"lm-eval does not find the task of the suite {suite.text!r}. Write one that "
-            f"`{suite.interpreter} -m lm_eval ls tasks` shows, or add --include_path FOLDER."
-        ) from None
 
 
 def _run_for_output(suite: Suite, *arguments: str) -> str:
     """Run the suite's Python and return its output. Raises OSError, or CalledProcessError if the exit code is not 0."""
-    command, environment = (suite.interpreter, *arguments), make_environment()
-    options: Any = {"cwd": suite.working_folder, "env": environment, "capture_output": True, "text": True}
-    return subprocess.run(command, check=True, **options).stdout.strip()
+    command, folder, variables = (suite.interpreter, *arguments), suite.working_folder, make_environment()
+    done = subprocess.run(command, cwd=folder, env=variables, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def make_environment() -> dict[str, str]:
