@@ -19,12 +19,16 @@ from alphaapollo.types import (
 
 
 def make_completion(
-    tokens: int | Sequence[int], logprobs: float | Sequence[float] = -0.5, version: int = 0, **fields: Any
+    tokens: int | Sequence[int],
+    logprobs: float | Sequence[float] = -0.5,
+    version: int = 0,
+    stop_reason: StopReason = StopReason.STOP,
+    **fields: Any,
 ) -> Completion:
     """Completion of these tokens, or of the tokens 0, 1, 2, ... if `tokens` is their number."""
     tokens = list(range(tokens)) if isinstance(tokens, int) else list(tokens)
     logprobs = [logprobs] * len(tokens) if isinstance(logprobs, float) else list(logprobs)
-    return Completion(tokens, logprobs, fields.pop("stop_reason", StopReason.STOP), version, **fields)
+    return Completion(tokens, logprobs, stop_reason, version, **fields)
 
 
 def make_turn(
