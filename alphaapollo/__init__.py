@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 API = ("dpo", "evaluate", "evolve", "rl", "sft")  # imported from cli/api.py on first use; __init__.pyi has their types
 
