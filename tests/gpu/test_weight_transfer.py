@@ -41,4 +41,4 @@ def test_several_gpus(tmp_path: Path, name: str) -> None:
     needed = int(case.engine_gpus[-1]) + 1
     if torch.cuda.device_count() < needed:
         pytest.skip(f"needs {needed} CUDA devices")
-    run_ranks(transfer, case.num_trainers, case, tmp_path, timeout=500)
+    run_ranks(transfer, case.num_trainers, case, tmp_path, timeout=500, fresh=True)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import functools
+import gc
 import multiprocessing
 import os
 import pickle
 import tempfile
+import time
+import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from uuid import uuid4
 
 import numpy as np
@@ -137,33 +143,77 @@ PRELOADED = [
     "transformers.models.qwen3.modeling_qwen3",
     "torch.distributed.fsdp",
 ]
+_groups: dict[int, list[tuple[BaseProcess, Connection]]] = {}  # kept processes of 1, 2, ... ranks, and their pipes
 
 
-def run_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any, timeout: float = 90.0) -> list[Any]:
-    """Call `function(rank, num_ranks, address, *arguments)` in one process per rank. Returns the results by rank."""
-    context = multiprocessing.get_context("forkserver")  # one process imports torch, once for all ranks of all tests
+def run_ranks(
+    function: Callable[..., Any], num_ranks: int, *arguments: Any, timeout: float = 90.0, fresh: bool = False
+) -> list[Any]:
+    """Call `function(rank, num_ranks, address, *arguments)` in one process per rank. Returns the results by rank.
+
+    The processes are kept for later calls, unless one fails or exceeds the time. fresh: start processes for this call
+    only, because the function starts processes or changes state that `_serve` does not reset.
+    """
+    group = [] if fresh else _groups.pop(num_ranks, [])
+    if not group or not all(process.is_alive() for process, _ in group):
+        group = [_start_rank(is_kept=not fresh) for _ in range(num_ranks)]
+    address, end, results = free_address(), time.monotonic() + timeout, dict[Any, Any]()
+    try:
+        for rank, (_, connection) in enumerate(group):
+            connection.send_bytes(pickle.dumps((function, rank, num_ranks, address, *arguments)))
+        while waiting := [connection for _, connection in group if connection not in results]:
+            ready: Any = wait(waiting, max(end - time.monotonic(), 0.0))
+            assert ready, f"no result within {timeout} s"
+            for connection in ready:
+                result, error = pickle.loads(connection.recv_bytes())
+                assert not error, error
+                results[connection] = result
+        if not fresh:
+            _groups[num_ranks] = group
+    except (AssertionError, EOFError, ConnectionError) as error:
+        for process, _ in group:
+            process.join(1.0)  # the other ranks may end, too, because a connection is closed
+        error.add_note(f"exit codes of the ranks: {[process.exitcode for process, _ in group]}")
+        raise
+    finally:
+        for process, _ in group if _groups.get(num_ranks) is not group else ():
+            process.kill()
+            process.join()
+    return [results[connection] for _, connection in group]
+
+
+def _start_rank(is_kept: bool) -> tuple[BaseProcess, Connection]:
+    context = multiprocessing.get_context("forkserver")  # one process imports torch, once for all ranks
     context.set_forkserver_preload(PRELOADED)
-    address = free_address()
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            context.Process(target=_rank, args=(function, rank, num_ranks, address, arguments, folder))
-            for rank in range(num_ranks)
-        ]
-        for process in processes:
-            process.start()
+    own, other = context.Pipe()
+    process = context.Process(target=_serve, args=(other,), daemon=is_kept)  # a daemon ends with pytest
+    process.start()
+    return process, own
+
+
+def _serve(connection: Connection) -> None:
+    """Run functions on one rank until pytest closes the pipe, and reset the state that they change."""
+    from torch.distributed.tensor import _redistribute, debug
+
+    from alphaapollo.models import sharding
+    from alphaapollo.workers.process_group import shut_down_rank
+
+    gc.freeze()  # a collection takes 0.3 s if it visits the objects of all imported modules
+    while True:
         try:
-            for process in processes:
-                process.join(timeout)
-            codes = [process.exitcode for process in processes]
-            assert codes == [0] * num_ranks, f"exit codes of the ranks: {codes}"
-        finally:
-            for process in processes:
-                process.kill()
-        return [pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(num_ranks)]
-
-
-def _rank(function: Callable[..., Any], rank: int, num_ranks: int, address: str, arguments: tuple, folder: str) -> None:
-    torch.set_num_threads(1)
-    result = function(rank, num_ranks, address, *arguments)
-    Path(folder, str(rank)).write_bytes(pickle.dumps(result))
-    os._exit(0)  # without waiting for threads of gloo
+            function, *arguments = pickle.loads(connection.recv_bytes())
+        except EOFError:
+            os._exit(0)  # without waiting for threads of gloo
+        try:
+            torch.set_num_threads(1)
+            torch.manual_seed(0)
+            np.random.seed(0)
+            with mock.patch.dict(os.environ), mock.patch.dict(vars(sharding)):
+                result = function(*arguments)
+            shut_down_rank()
+            debug._clear_sharding_prop_cache()  # DTensor's caches contain process groups
+            _redistribute._gen_transform_infos.cache_clear()
+        except BaseException:  # noqa: BLE001 the caller raises it
+            connection.send_bytes(pickle.dumps((None, traceback.format_exc())))
+            os._exit(1)
+        connection.send_bytes(pickle.dumps((result, "")))
