@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
@@ -21,7 +22,7 @@ from alphaapollo.launch.builders import make_teacher_model_sections
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.training.train_state import OptimizerStep
-from alphaapollo.types import Row
+from alphaapollo.types import Row, WeightUpdate
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 from tests.matrices import join, split
@@ -182,13 +183,9 @@ def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref
 @torch.no_grad()
 def make_top_tokens(folder: str, rows: Rows, k: int = 5) -> dict[str, np.ndarray]:
     """Columns with a model's k most probable tokens and the probability of all others, like those from a server."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    tokens, logprobs = [torch.zeros(0, k, dtype=torch.int64)], [torch.zeros(0, k + 1)]
-    for row in range(len(rows)):
-        ids = torch.from_numpy(rows.token_ids[rows.token_offsets[row] : rows.token_offsets[row + 1]])
-        logits = model(ids[None]).logits[0, rows.response_starts[row] - 1 : -1] / 0.9
+    model, tokens, logprobs = load_plain(folder), [torch.zeros(0, k, dtype=torch.int64)], [torch.zeros(0, k + 1)]
+    for ids, start, _, _ in iterate_rows(rows):
+        logits = model(ids[None]).logits[0, start - 1 : -1] / 0.9
         top = logits.softmax(-1).topk(k)
         tokens.append(top.indices)
         logprobs.append(torch.cat([top.values, 1 - top.values.sum(-1, keepdim=True)], -1).log())
@@ -196,6 +193,55 @@ def make_top_tokens(folder: str, rows: Rows, k: int = 5) -> dict[str, np.ndarray
         "teacher_tokens": torch.cat(tokens)[:, None].int().numpy(),
         "teacher_token_logprobs": torch.cat(logprobs)[:, None].numpy(),
     }
+
+
+def iterate_rows(rows: Rows) -> Iterator[tuple[torch.Tensor, int, slice, torch.Tensor]]:
+    """Token ids of each row, start of its response, the response's part of a column, and its mask of actions."""
+    for row in range(len(rows)):
+        part = slice(*rows.response_offsets[row : row + 2])
+        ids = torch.from_numpy(rows.token_ids[rows.token_offsets[row] : rows.token_offsets[row + 1]])
+        yield ids, int(rows.response_starts[row]), part, torch.from_numpy(rows.action_mask[part]).bool()
+
+
+def load_plain(folder: object, factor: float = 1.0) -> Any:
+    """Model of transformers in float32, with weights times a factor."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
+    scale_weights(model, factor)
+    return model
+
+
+def plain_logprobs(model: Any, ids: torch.Tensor, temperature: float = 0.9) -> torch.Tensor:
+    """Log-probs of the tokens after the first one."""
+    with torch.no_grad():
+        logprobs = (model(ids[None]).logits[0, :-1] / temperature).log_softmax(-1)
+    return logprobs.gather(1, ids[1:, None])[:, 0]
+
+
+def assert_close(
+    found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], atol: float = 1e-6, rtol: float = 1e-4
+) -> None:
+    """Compare arrays by name. rtol=atol=0 compares bits."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, atol=atol, rtol=rtol, err_msg=name)
+
+
+def parameters(worker: Any) -> dict[str, np.ndarray]:
+    """Copies of a worker's complete parameters by name."""
+    return {name: full_tensor(p.detach()).numpy().copy() for name, p in worker.state.module.named_parameters()}
+
+
+class Recorder:
+    """Sender that keeps the weights that it gets."""
+
+    def send(self, tensors: Any, version: int) -> WeightUpdate:
+        self.sent = {name: tensor.clone() for name, tensor in tensors}
+        return WeightUpdate(version, "digest")
+
+    def release_sent_weights(self) -> None:
+        pass
 
 
 def scale_weights(model: torch.nn.Module, factor: float) -> None:
@@ -233,10 +279,8 @@ def gradients_of_losses(rank: int, num_ranks: int, address: str, cases: list[Cas
     scale_weights(worker.policy, 1.1)
     found = []
     for case in cases:
-        assert (case.folder, case.attention, case.needs_reference) == (
-            cases[0].folder,
-            cases[0].attention,
-            cases[0].needs_reference,
+        assert all(
+            getattr(case, name) == getattr(cases[0], name) for name in ("folder", "attention", "needs_reference")
         )
         worker.actor, worker.correction = Actor(**case.actor), RolloutCorrection(**case.correction)
         worker.policy_loss = get_policy_loss(worker.actor.policy_loss.loss_mode)
