@@ -16,12 +16,7 @@ from examples.data_preprocess.common import (
     source_name,
     write_parquet,
 )
-
-
-def write(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    return path
+from tests.unit.data_preprocess.scripts import check_counts, write
 
 
 @pytest.mark.parametrize(
@@ -56,44 +51,32 @@ def test_an_answer_column_beside_a_solution():
 
 
 def test_numbers_and_chats_are_read_as_text():
-    problem = find_problem(
-        {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}], "answer": 145.0}
-    )
+    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    problem = find_problem({"prompt": chat, "answer": 145.0})
     assert (problem.question, problem.ground_truth) == ("q", "145")
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({}, "no question (looked for question, problem, prompt, Problem, instruction, Question)"),
-        (
-            {"question": None, "answer": "1"},
-            "no question (looked for question, problem, prompt, Problem, instruction, Question)",
-        ),
-        (
-            {"question": "q"},
-            "no answer (looked for answer, solution, ground_truth, final_answer, target, boxed_answer, Answer)",
-        ),
-        ({"question": "", "answer": "1"}, "the question is empty (column question)"),
-        ({"question": " \n", "answer": "1"}, "the question is empty (column question)"),
-        ({"question": ["a", "b"], "answer": "1"}, "the question is not text (column question)"),
-        ({"question": True, "answer": "1"}, "the question is not text (column question)"),
-        ({"question": "q", "answer": {"a": 1}}, "the answer is not text (column answer)"),
-        ({"question": "q \ud83d", "answer": "1"}, "the question is not valid Unicode (column question)"),
-        ({"question": "q", "answer": r"\boxed{}"}, "the ground truth is empty"),
-        ({"question": "q", "answer": math.nan}, "the answer is not text (column answer)"),
-        (
-            {"question": "q", "answer": "word " * 41},
-            r"the answer is a text without \boxed{}, #### or a last line 'A: ...' (column answer): name the column of "
-            "the final answer with --answer_key",
-        ),
-        ({"Question": "q", "Body": "\ud83d", "Answer": 1}, "the question is not valid Unicode (column Body)"),
+        ({}, r"no question \(.*question, problem, prompt"),
+        ({"question": None, "answer": "1"}, r"no question \("),
+        ({"question": "q"}, r"no answer \(.*answer, solution, ground_truth"),
+        ({"question": "", "answer": "1"}, "empty .*column question"),
+        ({"question": " \n", "answer": "1"}, "empty .*column question"),
+        ({"question": ["a", "b"], "answer": "1"}, "not text .*column question"),
+        ({"question": True, "answer": "1"}, "not text .*column question"),
+        ({"question": "q", "answer": {"a": 1}}, "not text .*column answer"),
+        ({"question": "q", "answer": math.nan}, "not text .*column answer"),
+        ({"question": "q", "answer": r"\boxed{}"}, "ground truth is empty"),
+        ({"question": "q", "answer": "word " * 41}, "column answer.*--answer_key"),
+        ({"question": "q \ud83d", "answer": "1"}, "not valid Unicode .*column question"),
+        ({"Question": "q", "Body": "\ud83d", "Answer": 1}, "not valid Unicode .*column Body"),
     ],
 )
-def test_unusable_rows_say_why(row, reason):
-    with pytest.raises(Dropped) as error:
+def test_unusable_rows_are_dropped_with_a_reason(row, reason):
+    with pytest.raises(Dropped, match=reason):
         find_problem(row)
-    assert str(error.value) == reason
 
 
 @pytest.mark.parametrize(
@@ -122,11 +105,7 @@ def test_kept_and_dropped_rows_are_counted_with_reasons():
     rows = [{"question": "q", "answer": "1"}, {}, {"question": "", "answer": "1"}, {}]
     made, count = convert(rows, lambda row, index: {"index": index, "problem": find_problem(row)}, "rows")
     assert [row["index"] for row in made] == [0]
-    assert str(count) == (
-        "1 rows kept, 3 dropped\n"
-        "  2 dropped: no question (looked for question, problem, prompt, Problem, instruction, Question)\n"
-        "  1 dropped: the question is empty (column question)"
-    )
+    check_counts(str(count), 1, {"no question": 2, "is empty": 1})
 
 
 def test_lines_that_are_no_rows_are_counted_too(tmp_path):
@@ -142,11 +121,7 @@ def test_lines_that_are_no_rows_are_counted_too(tmp_path):
     rows = read_splits(str(tmp_path / "dirty.jsonl"), ["train"], None)["train"]
     made, count = convert(rows, lambda row, index: {"question": find_problem(row).question}, "rows")
     assert made == [{"question": "q"}, {"question": "p"}]
-    assert count.dropped == {
-        "not valid JSON": 3,
-        "not an object {...}": 2,
-        "the question is not valid Unicode (column question)": 1,
-    }
+    check_counts(str(count), 2, {"not valid JSON": 3, "not an object": 2, "not valid Unicode": 1})
 
 
 def test_long_texts_of_the_sample_row_are_cut(capsys):
@@ -210,7 +185,7 @@ def test_a_folder_is_searched_for_its_splits(tmp_path):
 
 def test_a_folder_without_the_splits_lists_its_files(tmp_path):
     write(tmp_path / "data.jsonl", [{"question": "q"}])
-    with pytest.raises(ValueError, match=r"no file is named like one of the splits train, test; it has data\.jsonl"):
+    with pytest.raises(ValueError, match=r"train, test.* data\.jsonl"):
         read_splits(str(tmp_path), ["train", "test"], None)
 
 
@@ -236,7 +211,7 @@ def test_a_hub_id_is_read_with_its_configuration(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     assert read_splits("openai/gsm8k", ["train", "test"], "main") == {"train": [{"question": "q"}]}
     assert asked == [("openai/gsm8k", "main")]
-    with pytest.raises(ValueError, match="has none of the splits dev; it has train, other"):
+    with pytest.raises(ValueError, match="dev; it has train, other"):
         read_splits("openai/gsm8k", ["dev"], "main")
 
 
@@ -245,5 +220,5 @@ def test_what_the_hub_raises_is_said(monkeypatch):
         raise ConnectionError("no network")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(ValueError, match=r"cannot be loaded from the hub \(ConnectionError: no network\)"):
+    with pytest.raises(ValueError, match="ConnectionError: no network"):
         read_splits("openai/gsm8k", ["train"], None)

@@ -4,7 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from tests.unit.data_preprocess.test_more_scripts import made, refused, write
+from tests.unit.data_preprocess.scripts import check_counts, made, refused, write
 
 HUMANEVAL = {"prompt": "def f(x):\n", "test": "def check(c):\n    assert c(1) == 2\n", "entry_point": "f"}
 
@@ -16,8 +16,8 @@ def test_repositories_with_hidden_tests(tmp_path: Path):
         {"question": "Write f.", "test_cases": ["assert f(1) == 2"], "test_setup_code": "import math"},
         {"question": "Echo.", "tests": {"inputs": ["1\n"], "outputs": ["1\n"]}},
     ]
-    written, said = made("prepare_code", tmp_path, "--repository", "--data_source", write(tmp_path / "x.jsonl", rows))
-    assert "1 dropped: the tests are neither asserts nor a function check" in said
+    written, said = made("prepare_code", tmp_path, rows, "--repository")
+    check_counts(said, 3, {"neither asserts nor a function check": 1})
     files = [row["env_kwargs"]["files"] for row in written]
     assert files == [{"solution.py": text} for text in ("def f(x):\n", "def f(x):\n    return x\n", "")]
     asked = [row["prompt"][0]["content"] for row in written]
@@ -47,14 +47,10 @@ def test_search_rows_and_corpus(tmp_path: Path):
         {"question": "What is black?", "answer": "coffee"},
         {"question": "What is black?", "answer": "coffee", "context": {"title": ["\ud83d"], "sentences": [["x"]]}},
     ]
-    source = write(tmp_path / "hotpot_train.jsonl", rows)
-    written, said = made("prepare_search", tmp_path, "--data_source", source)
-    for reason in ("no answer (", "no passages (column context", "a passage is not valid Unicode (column context)"):
-        assert f"1 dropped: {reason}" in said
-    assert [(row["data_source"], row["reward_model"]["ground_truth"]) for row in written] == [
-        ("hotpot", "tea"),
-        ("hotpot", "yes"),
-    ]
+    written, said = made("prepare_search", tmp_path, write(tmp_path / "hotpot_train.jsonl", rows))
+    check_counts(said, 2, {"no answer (": 1, "no passages (column context": 1, "not valid Unicode (column context)": 1})
+    assert [row["reward_model"]["ground_truth"] for row in written] == ["tea", "yes"]
+    assert {row["data_source"] for row in written} == {"hotpot"}
     assert written[0]["env_kwargs"]["question"] == "What is brown?"
     assert json.loads(written[0]["metadata"]) == {"level": "easy"}
     lines = (tmp_path / "out" / "corpus" / "passages.jsonl").read_text().splitlines()
@@ -63,5 +59,5 @@ def test_search_rows_and_corpus(tmp_path: Path):
 
 
 def test_search_data_without_passages_is_refused(tmp_path: Path):
-    source = write(tmp_path / "x.jsonl", [{"question": "What is black?", "answer": "coffee"}])
-    assert "no usable row" in refused("prepare_search", tmp_path, "--data_source", source)
+    rows = [{"question": "What is black?", "answer": "coffee"}]
+    assert "no usable row" in refused("prepare_search", tmp_path, rows)

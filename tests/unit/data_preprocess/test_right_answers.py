@@ -12,6 +12,7 @@ from alphaapollo.data.files import read_rows
 from examples.data_preprocess import prepare_preference, prepare_sft
 from examples.data_preprocess.columns import Columns
 from examples.data_preprocess.prepare_right_answers import prepare
+from tests.unit.data_preprocess.scripts import check_counts, write
 
 
 def record(number: int, text: str, accuracy: float = 1.0, tokens: int = 3, **changes: Any) -> dict[str, Any]:
@@ -56,20 +57,12 @@ SAID = [
 
 
 def test_right_answers_are_kept_once_and_other_reasons_are_reported(tmp_path: Path, capsys) -> None:
-    first, *others = made(tmp_path, SAID)
-    assert first == ("1+1?", "it is surely 2")
-    assert others == [("1+1?", "2"), ("1+1?", "so 2"), ("3+3?", "6")]
+    rows = made(tmp_path, SAID)
+    assert rows == [("1+1?", "it is surely 2"), ("1+1?", "2"), ("1+1?", "so 2"), ("3+3?", "6")]
     told = capsys.readouterr().out
-    assert "right answers of 2 problems): 4 rows kept, 6 dropped" in told
-    for reason in (
-        "wrong",
-        "a duplicate",
-        "truncated by a limit",
-        "its grader or environment failed",
-        "an incomplete line",
-        "an empty turn",
-    ):
-        assert f"1 dropped: {reason}" in told
+    assert "2 problems" in told
+    reasons = ("wrong", "duplicate", "truncated", "failed", "incomplete line", "empty turn")
+    check_counts(told, 4, dict.fromkeys(reasons, 1))
 
 
 def test_the_shortest_of_a_problem(tmp_path: Path) -> None:
@@ -83,9 +76,7 @@ def test_what_a_tool_said_stands_between_the_turns(tmp_path: Path) -> None:
         {"text": "<python_code>3+3</python_code>", "observation": answered, "num_tokens": 4, "reward": 0.0},
         {"text": "6", "observation": None, "num_tokens": 1, "reward": 0.0},
     ]
-    results = tmp_path / "results.jsonl"
-    results.write_text(json.dumps(record(3, "", turns=turns)) + "\n")
-    prepare([str(results)], tmp_path, 1.0, 4, False)
+    prepare([str(write(tmp_path / "results.jsonl", [record(3, "", turns=turns)]))], tmp_path, 1.0, 4, False)
     (row,) = read_rows(str(tmp_path / "train.parquet"))
     assert [(one["role"], one["content"]) for one in row["messages"]] == [
         ("user", "3+3?"),
@@ -115,8 +106,7 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
 
 
 def test_prepare_preference_and_prepare_sft_read_the_results_of_a_generation(tmp_path: Path, capsys) -> None:
-    source = tmp_path / "results.jsonl"
-    source.write_text("".join(json.dumps(one) + "\n" for one in SAID))
+    source = write(tmp_path / "results.jsonl", SAID)
     prepare_preference.prepare(str(source), tmp_path / "pairs", ["train"], None, 4, Columns())
     pairs = read_rows(str(tmp_path / "pairs/train.parquet"))
     assert [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in pairs] == [
@@ -125,7 +115,7 @@ def test_prepare_preference_and_prepare_sft_read_the_results_of_a_generation(tmp
         ("so 2", "3"),
     ]
     assert all(row["prompt"] == [{"role": "user", "content": "1+1?"}] for row in pairs)
-    assert "1 dropped: no pair of a right and a wrong answer" in capsys.readouterr().out
+    assert "1 dropped: no pair" in capsys.readouterr().out
     prepare_sft.prepare(str(source), tmp_path / "chats", ["train"], None, "plain", 1, Columns())
     chats = [row["messages"][1]["content"] for row in read_rows(str(tmp_path / "chats/train.parquet"))]
     assert chats == ["it is surely 2", "6"]

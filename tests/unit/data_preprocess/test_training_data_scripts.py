@@ -1,0 +1,145 @@
+"""prepare_sft and prepare_preference, and prepare_informal_math on rows with solutions."""
+
+import pytest
+
+from alphaapollo.data.prompts import read_chat
+from tests.unit.data_preprocess.scripts import DATA, DIRTY, GOOD, REASONS, check_counts, made, refused, write
+
+SOLUTIONS = DATA / "gsm8k_model_solutions.jsonl"
+
+
+def roles(row):
+    return [message["role"] for message in row["messages"]]
+
+
+def test_sft_plain_and_with_tools(tmp_path):
+    source = write(tmp_path / "gsm8k_train.jsonl", [GOOD, *DIRTY])
+    rows, said = made("prepare_sft", tmp_path, source)
+    assert roles(rows[0]) == ["user", "assistant"] and rows[0]["messages"][1]["content"] == "1+1 = 2\n\\boxed{2}"
+    assert "(3 assistant turns)" in said
+    check_counts(said, 3, REASONS)
+    rows, said = made("prepare_sft", tmp_path, source, "--protocol", "tools")
+    assert roles(rows[0]) == ["user", "assistant", "user", "assistant"]
+    assert rows[0]["extra_info"] == {"split": "train", "index": 0, "ground_truth": "2"}
+    assert "(4 assistant turns): 3 rows kept" in said
+    assert all(read_chat(row["messages"], "messages") for row in rows)
+
+
+def test_sft_takes_chats_as_they_are(tmp_path):
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    rows = [
+        {"messages": chat},
+        {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
+        {"messages": chat[:1]},
+        {"messages": [chat[0], {"role": "assistant", "content": " "}]},
+        {"messages": "hi"},
+        {"messages": [1]},
+        {"messages": [{"role": "user"}]},
+        {"messages": [chat[0], {"role": "assistant", "content": "\ud83d"}]},
+    ]
+    written, said = made("prepare_sft", tmp_path, rows)
+    assert [row["messages"] for row in written] == [chat, chat]
+    check_counts(said, 2, {"no text": 2, "not a list": 1, "{role, content}": 2, "not valid Unicode": 1})
+
+
+MODELS = {
+    "question": "A robe takes 2 bolts of blue fiber and half that much white. How many in all?",
+    "ground_truth": "It takes 2/2=<<2/2=1>>1 bolt of white fiber\nSo it is 2+1=<<2+1=3>>3 bolts of fabric in all\nA: 3",
+    "small_model": {"is_correct": True, "solution": "White is 1, so 2+1=<<2+1=3>>3\nA: 3"},
+    "large_model": {"is_correct": False, "solution": "It takes 2*100=<<2*100=200>>200 meters\nA: 200"},
+}
+UNSOLVED = {**MODELS, "small_model": {"is_correct": False, "solution": "It is 5\nA: 5"}}
+
+
+def test_sft_takes_the_solutions_that_are_labelled_as_right(tmp_path):
+    rows, said = made("prepare_sft", tmp_path, [MODELS, UNSOLVED])
+    assert [row["messages"][1]["content"] for row in rows] == ["White is 1, so 2+1=3\n\\boxed{3}"]
+    assert rows[0]["extra_info"]["ground_truth"] == "3"
+    check_counts(said, 1, {"no right solution": 1})
+
+
+def test_sft_of_one_column_and_a_filter(tmp_path):
+    right = {**UNSOLVED, "large_model": {"is_correct": 1, "solution": "1+2=<<1+2=3>>3\nA: 3"}}
+    source = [MODELS, UNSOLVED, right]
+    chosen = ["--answer_key", "large_model.solution", "--where", "large_model.is_correct"]
+    rows, said = made("prepare_sft", tmp_path, source, *chosen, "--protocol", "tools")
+    assert [row["messages"][-1]["content"] for row in rows] == ["<think>\n3\n</think>\n<answer>\\boxed{3}</answer>"]
+    check_counts(said, 1, {"--where large_model.is_correct": 2})
+    rows, _ = made("prepare_sft", tmp_path, source, "--answer_key", "ground_truth")
+    assert len(rows) == 3 and rows[0]["messages"][1]["content"].endswith("in all\n\\boxed{3}")
+
+
+@pytest.mark.parametrize("option", ["--question_key", "--answer_key", "--where"])
+def test_a_missing_column_is_an_error_that_lists_the_columns(tmp_path, option):
+    said = refused("prepare_sft", tmp_path, [MODELS], option, "solution")
+    names = ["question", "ground_truth", "small_model", "small_model.is_correct", "small_model.solution"]
+    assert all(name in said for name in [f"{option} solution", *names]), said
+
+
+def test_rl_rows_of_solutions_have_their_final_answers(tmp_path):
+    prose = {"question": "Why?", "answer": "Because the sum of all the parts is\nthe whole, and so on"}
+    source = [MODELS, prose, {"question": "q", "answer": "no", "mine": r"so \boxed{7}"}]
+    rows, said = made("prepare_informal_math", tmp_path, source)
+    assert [row["reward_model"]["ground_truth"] for row in rows] == ["3", "no"]
+    check_counts(said, 2, {"--answer_key": 1})
+    rows, _ = made("prepare_informal_math", tmp_path, source, "--answer_key", "mine")
+    assert [row["reward_model"]["ground_truth"] for row in rows] == ["7"]
+
+
+def test_sft_on_real_labelled_solutions(tmp_path):
+    rows, said = made("prepare_sft", tmp_path, SOLUTIONS)
+    check_counts(said, 9, {"no right solution": 3})
+    right = {"18": 1, "20": 4, "5,600": 1, "4": 3, "3000": 2, "-10": 1, "2": 1, "22": 1, "6,250": 2}
+    truths = [row["extra_info"]["ground_truth"] for row in rows]
+    assert truths == [truth for truth, count in right.items() for _ in range(count)]
+    boxed = [row["messages"][1]["content"].rpartition("\\boxed")[2] for row in rows]
+    assert boxed == [f"{{{truth}}}" for truth in truths]
+
+
+def test_sft_on_gsm8k(tmp_path):
+    rows, said = made("prepare_sft", tmp_path, DATA / "gsm8k_train.jsonl", "--protocol", "tools")
+    assert "(44 assistant turns): 10 rows kept, 0 dropped" in said
+    text = "".join(message["content"] for row in rows for message in row["messages"])
+    assert "<<" not in text and "####" not in text
+
+
+def test_preference_pairs(tmp_path):
+    def solution(text, right):
+        return {"solution": text, "is_correct": right}
+
+    chat = [{"role": "user", "content": "hi"}]
+    good, bad = {"role": "assistant", "content": "hello"}, {"role": "assistant", "content": "go"}
+    rows = [
+        {"question": "q", "answer": "2", "a": solution("1+1=<<1+1=2>>2", True), "b": solution("3", False)},
+        {"question": "q", "solutions": [solution("a", 1), solution("b", True), solution("c", 0), solution("d", "no")]},
+        {"prompt": "p", "chosen": "x", "rejected": "y"},
+        {"chosen": [*chat, good], "rejected": [*chat, bad]},
+        {"question": "q", "a": solution("2", True), "b": solution("2", False)},
+        {"prompt": "p", "chosen": "x", "rejected": "x"},
+        {"prompt": "p", "chosen": "x"},
+        {"chosen": "x", "rejected": "y"},
+        {"chosen": [*chat, good], "rejected": [{"role": "user", "content": "ho"}, bad]},
+        *DIRTY,
+    ]
+    written, said = made("prepare_preference", tmp_path, rows)
+    short = [
+        (row["extra_info"]["index"], row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in written
+    ]
+    assert short == [(0, "1+1=2", "3"), (1, "a", "c"), (1, "b", "c"), (2, "x", "y"), (3, "hello", "go")]
+    assert written[0]["prompt"] == [{"role": "user", "content": "q"}] and written[4]["prompt"] == chat
+    assert written[0]["extra_info"]["ground_truth"] == "2"
+    assert "(5 pairs)" in said
+    reasons = {
+        "a right and a wrong": 1,
+        "the same": 1,
+        "rejected answer (": 1,
+        "no question": 1,
+        "different questions": 1,
+    }
+    check_counts(said, 4, {"labelled solutions": 8, **reasons})
+
+
+def test_preference_on_real_labelled_solutions(tmp_path):
+    rows, said = made("prepare_preference", tmp_path, SOLUTIONS)
+    check_counts(said, 8, {"no pair of a right and a wrong": 4})
+    assert len(rows) == 26 and all(row["chosen"] != row["rejected"] for row in rows)
