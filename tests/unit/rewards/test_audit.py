@@ -1,6 +1,7 @@
 """The audit command and its parts."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from alphaapollo.types import Score
 from tests.mock_judge import MockJudge
 
 ROOT = Path(__file__).resolve().parents[3]
-SOLUTIONS = ROOT / "../shared/data/gsm8k_model_solutions.jsonl"
+SOLUTIONS = ROOT / "tests/data/gsm8k_model_solutions.jsonl"
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -43,23 +44,18 @@ def call(*args):
         return end.code
 
 
-def run(*args):
-    command = [sys.executable, "-m", "alphaapollo.rewards.audit", *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def test_the_last_line_has_the_counts_and_disagreements_are_listed(tmp_path):
-    done = run(write(tmp_path / "rows.jsonl", ROWS), "--json")
+    command = [sys.executable, "-m", "alphaapollo.rewards.audit", write(tmp_path / "rows.jsonl", ROWS), "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()
     counts = json.loads(last)
     assert counts["rows_per_s"] > 0 and {name: counts[name] for name in COUNTS} == COUNTS
     text = "\n".join(lines)
-    assert "row 2, false positive\n  truth  4\n  answer 4" in text
-    assert "row 3, false negative: no number in the answer\n  truth  4\n  answer no idea \\ud83d" in text
-    assert "row 4, failure: the reward function failed: ValueError: the ground truth 'none' has no number" in text
-    assert "row 0" not in text and lines[-1].startswith("6 rows, 1 false positives, 1 false negatives, 1 failures, ")
-    assert lines[-2] == "agreement 60.00% (95 % interval 23.07% to 88.24%), kappa 0.167"
+    listed = re.findall(r"^row (\d+), ([\w ]+)[^\n]*\n +truth +(.*)\n +answer +(.*)", text, re.MULTILINE)
+    assert listed[:2] == [("2", "false positive", "4", "4"), ("3", "false negative", "4", "no idea \\ud83d")]
+    assert re.search(r"row 4, failure: .*ValueError: .*'none'", text) and len(re.findall("^row ", text, re.M)) == 3
+    assert [float(n) for n in re.findall(r"\d+(?:\.\d+)?", lines[-2])] == [60.0, 95, 23.07, 88.24, 0.167]
 
 
 def test_parquet_without_json_and_another_data_source(tmp_path, capsys):
@@ -74,12 +70,12 @@ def test_parquet_without_json_and_another_data_source(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        ({"data_source": "gsm8k"}, "2 invalid values, first in row 0, response: Field required"),
-        ({**ROWS[0], "is_correct": "perhaps"}, "row 0, is_correct: Input should be a valid number"),
-        ({**ROWS[0], "is_correct": 2}, "row 0, is_correct: Input should be less than or equal to 1"),
-        ({"chosen": None}, "row 0, response: Input should be a valid string"),
-        ({**ROWS[0], "response": ["4"]}, "row 0, response: Input should be a valid string"),
-        ([1], "row 0: Input should be a valid dictionary"),
+        ({"data_source": "gsm8k"}, "2 invalid values.* row 0, response"),
+        ({**ROWS[0], "is_correct": "perhaps"}, "row 0, is_correct: .*number"),
+        ({**ROWS[0], "is_correct": 2}, "row 0, is_correct: .*less than or equal to 1"),
+        ({"chosen": None}, "row 0, response: .*string"),
+        ({**ROWS[0], "response": ["4"]}, "row 0, response: .*string"),
+        ([1], "row 0: .*dictionary"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, row, what):
@@ -102,8 +98,8 @@ def test_unreadable_files_are_one_line(tmp_path, text, what):
         ({**ROWS[0], "ground_truth": None}, [], "1 of 1 prompts have no ground truth"),
         ({**ROWS[0], "data_source": "poems"}, [], "no reward function for data_source 'poems'"),
         (ROWS[0], ["reward.timeou=3"], "reward.timeou (got 3): unknown key"),
-        (ROWS[0], ["--data_source", "rubric"], "data_source 'rubric' is graded by a judge, but reward.judge.model"),
-        ({"prompt": "?", "chosen": "a", "rejected": "b"}, [], "data_source 'pairwise' is graded by a judge"),
+        (ROWS[0], ["--data_source", "rubric"], "'rubric' is graded by a judge, but reward.judge.model"),
+        ({"prompt": "?", "chosen": "a", "rejected": "b"}, [], "'pairwise' is graded by a judge"),
     ],
 )
 def test_invalid_settings_are_one_line(tmp_path, row, args, what):
@@ -161,20 +157,19 @@ def test_a_rubric_and_pairs_are_audited_against_a_server(tmp_path, monkeypatch, 
     assert (found["rows"], found["failures"], found["false_negatives"]) == (4, 1, 1)
     assert found["calibration"] == [[0.0, 0.2, 2, 0.0, 0.65], [0.6, 0.8, 1, 0.75, 1.0]]
     assert list(found["components"]) == ["reward", "rubric/kind"]
-    assert "1 failures: the judge's answer does not end with a JSON object: '?' (in 2 replies)" in shown
+    assert re.search(r"1 failures: .*JSON object: '\?' \(in 2 replies\)", shown)
     found = json.loads(shown_for_pairs.splitlines()[-1])
     assert (found["agreement"], found["kappa"]) == (0.5, None)
-    assert "decided by the order of the answers: 50.0% of the pairs" in shown_for_pairs
+    assert "50.0% of the pairs" in shown_for_pairs
 
 
 def test_if_every_row_fails_the_exit_status_is_1(tmp_path, capsys):
     assert call(write(tmp_path / "rows.jsonl", [ROWS[4]])) == 1
-    assert "1 rows, 0 false positives, 0 false negatives, 1 failures" in capsys.readouterr().out
+    assert re.search("^1 rows, 0 .* 0 .* 1 failures", capsys.readouterr().out, re.MULTILINE)
 
 
-@pytest.mark.skipif(not SOLUTIONS.exists(), reason="the labelled GSM8K solutions are not at hand")
 @pytest.mark.parametrize("data_source", ["gsm8k", "math"])
-def test_both_graders_agree_with_all_labelled_solutions(tmp_path, data_source):
+def test_both_graders_agree_with_labelled_solutions(tmp_path, capsys, data_source):
     rows = []
     for line in SOLUTIONS.read_text(encoding="utf-8").splitlines():
         problem = json.loads(line)
@@ -182,7 +177,6 @@ def test_both_graders_agree_with_all_labelled_solutions(tmp_path, data_source):
         for solution in (value for value in problem.values() if isinstance(value, dict)):
             row = {"response": solution["solution"], "ground_truth": truth, "is_correct": solution["is_correct"]}
             rows.append({"data_source": data_source, **row})
-    done = run(write(tmp_path / "rows.jsonl", rows), "--json")
-    assert done.returncode == 0, done.stderr
-    counts = json.loads(done.stdout.splitlines()[-1])
-    assert (counts["rows"], counts["agreement"], counts["failures"]) == (5276, 1.0, 0)
+    assert call(write(tmp_path / "rows.jsonl", rows), "--json") == 0
+    counts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (counts["rows"], counts["agreement"], counts["failures"]) == (48, 1.0, 0)

@@ -7,7 +7,7 @@ import pytest
 from alphaapollo.rewards.language_consistency import detect_language, extract_prose, score_language
 from alphaapollo.types import Prompt
 
-GSM8K = Path(__file__).parents[3] / "../shared/data/gsm8k_test.jsonl"
+DATA = Path(__file__).parents[2] / "data"
 
 ENGLISH = "Natalia sold clips to 48 of her friends in April, and then half as many in May. How many did she sell?"
 THOUGHTS = "First I look at how many clips were sold in May, which is half of what she sold in the month before."
@@ -107,8 +107,6 @@ def test_100k_characters_are_fast(piece):
     assert time.process_time() - start < 1.0
 
 
-@pytest.mark.skipif(not GSM8K.exists(), reason="the GSM8K questions are not at hand")
-def test_english_questions_are_recognized():
-    rows = [json.loads(line) for line in GSM8K.read_text(encoding="utf-8").splitlines()]
-    assert {detect_language(row["question"]) for row in rows} <= {"en", None}
-    assert sum(detect_language(row["question"]) is None for row in rows) < 5
+def test_real_english_questions_are_recognized():
+    lines = [line for path in DATA.glob("gsm8k_*.jsonl") for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [detect_language(json.loads(line)["question"]) for line in lines] == ["en"] * 28

@@ -1,7 +1,6 @@
 """Code against tests, in the real sandbox."""
 
 import asyncio
-import gzip
 import json
 from pathlib import Path
 
@@ -20,7 +19,7 @@ except SandboxUnavailableError as error:
 from alphaapollo.rewards.code.grader import extract_code, grade, is_same_output
 from alphaapollo.rewards.code.test_cases import find_undefined_functions
 
-HUMANEVAL = Path(__file__).parents[4] / "../shared/data/HumanEval.jsonl.gz"
+HUMANEVAL = Path(__file__).parents[3] / "data/humaneval.jsonl"
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -34,7 +33,7 @@ RIGHT = "def square(x):\n    return x * x\n"
 
 
 def score(code, truth=CHECK, fenced=True):
-    prompt = Prompt(id=0, data_source="code", content="?", ground_truth=json.dumps(truth))
+    prompt = Prompt(0, "code", "?", json.dumps(truth))
     return grade(prompt, f"<think>```python\nno\n```</think>Here:\n```python\n{code}\n```\n" if fenced else code)
 
 
@@ -140,8 +139,7 @@ def test_the_last_block_is_the_answer(text, code):
 
 @pytest.mark.parametrize("text", ["", "  \n", "```python\n\n```", "<think>def f(): pass</think>"])
 def test_no_code_is_a_wrong_format(text):
-    prompt = Prompt(id=0, data_source="code", content="?", ground_truth=json.dumps(CHECK))
-    assert grade(prompt, text).outcome is Outcome.WRONG_FORMAT
+    assert score(text, fenced=False).outcome is Outcome.WRONG_FORMAT
 
 
 def test_asserts():
@@ -241,7 +239,7 @@ def test_in_grader_processes():
     async def main():
         client = RewardClient(Reward(timeout=20.0), CustomRewardFunction())
         await client.start()
-        prompt = Prompt(id=0, data_source="openai_humaneval", content="?", ground_truth=json.dumps(CHECK))
+        prompt = Prompt(0, "openai_humaneval", "?", json.dumps(CHECK))
         try:
             return [await client.score(prompt, text) for text in (RIGHT, "def square(x): return 1")]
         finally:
@@ -251,14 +249,9 @@ def test_in_grader_processes():
     assert (right.reward, wrong.reward) == (1.0, 0.0)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(not HUMANEVAL.exists(), reason="HumanEval is not at hand")
-def test_humaneval():
-    with gzip.open(HUMANEVAL, "rt") as file:
-        problems = [json.loads(line) for line in file]
-    assert len(problems) == 164
-    truths = [{key: problem[key] for key in ("test", "entry_point", "prompt")} for problem in problems]
-    for problem, truth in zip(problems, truths, strict=True):
-        assert score(problem["prompt"] + problem["canonical_solution"], truth).reward == 1
-    for problem, truth in zip(problems[::8], truths[::8], strict=True):
-        assert score(problem["prompt"] + "    return None\n", truth).reward == 0
+@pytest.mark.parametrize("line", HUMANEVAL.read_text().splitlines(), ids=lambda line: json.loads(line)["task_id"])
+def test_humaneval(line):
+    problem = json.loads(line)
+    truth = {key: problem[key] for key in ("test", "entry_point", "prompt")}
+    assert score(problem["prompt"] + problem["canonical_solution"], truth).reward == 1
+    assert score(problem["prompt"] + "    return None\n", truth).reward == 0
