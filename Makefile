@@ -26,14 +26,14 @@ setup-suites: ## install the runtime requirements, and lm-eval and inspect-ai in
 setup-dev: ## install the runtime, test and check requirements into .venv
 	@scripts/setup.sh dev
 
-test: setup-dev ## run all tests (GPU tests are skipped without a GPU)
-	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
+test: setup-dev ## run the core tests: mathematics, config, data, rewards, and one complete run per promise (ten minutes)
+	@$(PYTEST) $(SIDE_BY_SIDE) -m core --durations=10 $(ARGS)
 
-test-unit: setup-dev ## run the unit tests, which need neither an engine nor Ray
-	@$(PYTEST) $(SIDE_BY_SIDE) tests/unit $(ARGS)
+test-all: setup-dev ## run all tests (GPU tests are skipped without a GPU)
+	@$(PYTEST) $(SIDE_BY_SIDE) --durations=10 $(ARGS)
 
-test-loop: setup-dev ## run the end-to-end tests on the real stack, on a CPU
-	@$(PYTEST) tests/loop $(ARGS)
+test-gpu: setup-dev ## run the tests that need a GPU
+	@$(PYTEST) tests/gpu $(ARGS)
 
 check: setup-dev ## check format, lint, types, import layers and file sizes
 	@status=0; for tool in "ruff format --check" "ruff check" mypy "pytest -q $(CHECKS)"; do \
@@ -43,8 +43,8 @@ format: setup-dev ## format and fix the code with ruff
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-docs: setup-dev ## write docs/config/, verl_keys.md, reference.md and models.md from the code and its tests
-	@$(PY) -m scripts.config_pages && $(PY) -m scripts.api_page && $(PY) -m scripts.models_page
+docs: setup-dev ## write generated pages of docs/ from the code and its tests, and docs/pictures/ from the quickstart's run
+	@for script in config_pages api_page models_page pictures; do $(PY) -m scripts.$$script; done
 
 docs-site: setup-dev ## build the documentation site in site/ (checks links and anchors)
 	@$(PY) -m scripts.docs_site

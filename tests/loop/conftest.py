@@ -181,12 +181,22 @@ class Runner:
         assert done.code == 0, done.output[-6000:]
         return done
 
-    def refuse(self, *overrides: str, warm: bool = True) -> FinishedRun:
-        """Run a command that must be refused before any worker starts."""
-        done = self.finish(self.start(*overrides, warm=warm), deadline=120)
-        assert done.code == 2, done.output[-4000:]
-        assert "Traceback" not in done.output, done.output
-        return done
+    def prepare(self, *overrides: str) -> Any:
+        """Do in this process what main_ppo does before it starts a worker."""
+        from alphaapollo.config.load import load_config_and_user_settings
+        from alphaapollo.config.schema import Config
+        from alphaapollo.observability.console import Console
+        from alphaapollo.trainer.lifecycle import prepare_run
+
+        config, user_settings = load_config_and_user_settings(Config, "ppo", self.words(overrides))
+        return prepare_run(config, user_settings, Console())
+
+    def refuse(self, *overrides: str) -> str:
+        """Prepare a run that must be refused before any worker starts. Returns the error without line breaks."""
+        with pytest.raises(ValueError) as refused:
+            self.prepare(*overrides)
+        assert not (self.out / "test").exists(), "nothing is written"
+        return " ".join(str(refused.value).split())
 
     def close(self) -> None:
         """Kill processes left by a failed test."""

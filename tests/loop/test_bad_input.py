@@ -9,61 +9,86 @@ import pandas as pd
 import pytest
 
 from alphaapollo.utils.folder_lock import lock_folder
-from tests.loop.conftest import Runner
+from tests.loop.conftest import FinishedRun, Runner
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(120)]
 
 
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ("algorithm.adv_estimator=gpro", "grpo"),
-        ("trainer.total_step=3", "trainer.total_training_steps"),
-        ("data.train_batch_size=four", "integer"),
-        ("env.rollout.n=1", "group size"),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=5", "divide"),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size=64", "core"),
-        ("actor_rollout_ref.model.path=/no/such/model", "no such folder"),
-        ("data.train_files=/no/such/data.parquet", "no such file"),
-        ("data.prompt_key=question", "no column"),
-        ("data.max_prompt_length=4", "longer than data.max_prompt_length"),
-        ("custom_reward_function.name=score", "compute_score"),
-        ("env.env_name=gym", "single_turn"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=pppo", "ppo"),
-        ("trainer.experiment_name=", "the name is empty"),
-        ("actor_rollout_ref.actor.optim.lr=1e30", "expected number > 0.0 and <= 1.0, got 1e+30"),
-    ],
-)
-def test_invalid_value_is_refused(ppo: Runner, override: str, says: str) -> None:
-    done = ppo.refuse(override)
-    assert says in done.output, done.output
-    assert not done.folder.exists(), "nothing is written"
+def run_and_refuse(ppo: Runner, *overrides: str, warm: bool = True) -> FinishedRun:
+    """Run the command. It must end with an error before it writes anything."""
+    done = ppo.finish(ppo.start(*overrides, warm=warm), deadline=120)
+    assert done.code == 2 and "error" in done.output and "Traceback" not in done.output, done.output[-4000:]
+    assert not done.folder.exists()
+    return done
+
+
+@pytest.mark.core
+def test_command_refuses_a_missing_model(ppo: Runner) -> None:
+    done = run_and_refuse(ppo, "actor_rollout_ref.model.path=/no/such/model")
+    assert "/no/such/model" in done.output
 
 
 def test_unknown_key_is_reported_before_slow_imports(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-    done = ppo.refuse("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2", warm=False)
+    done = run_and_refuse(ppo, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2", warm=False)
     imported = {line.rpartition("|")[2].strip() for line in done.output.splitlines() if line.startswith("import time:")}
     assert "alphaapollo.config.load" in imported and not imported & {"torch", "transformers", "ray", "vllm"}
 
 
+def test_folder_in_use_is_refused_with_its_process(ppo: Runner, tmp_path: Path) -> None:
+    with lock_folder(tmp_path / "test" / "run"):
+        assert str(os.getpid()) in run_and_refuse(ppo).output
+        assert ppo.finish(ppo.start("trainer.dry_run=True", warm=True)).code == 0
+
+
+@pytest.mark.core
 def test_dry_run_prints_the_plan_and_starts_nothing(ppo: Runner) -> None:
     done = ppo.finish(ppo.start("trainer.dry_run=True", warm=True))
     assert done.code == 0
-    for words in (
-        "4 prompts x 4 samples = 16 trajectories",
-        "2 mini-batches",
-        "data-parallel degree",
-        "rollout engines",
-    ):
+    for words in ("4 prompts x 4 samples = 16 trajectories", "2 mini-batches", "data-parallel", "rollout engines"):
         assert words in done.output, done.output
     assert not done.folder.exists()
 
 
+RAG = ("env.env_name=informal_math", "env.max_steps=2", "env.informal_math.enable_local_rag=True")
+ACTOR = "actor_rollout_ref.actor"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "facts"),
+    [
+        (["algorithm.adv_estimator=gpro"], ["'gpro'", "'grpo'"]),
+        (["trainer.total_step=3"], ["trainer.total_step", "trainer.total_training_steps"]),
+        (["data.train_batch_size=four"], ["data.train_batch_size", "four", "integer"]),
+        (["env.rollout.n=1"], ["env.rollout.n", "grpo"]),
+        ([f"{ACTOR}.ppo_mini_batch_size=5"], ["ppo_mini_batch_size=5", "16"]),
+        (["actor_rollout_ref.rollout.tensor_model_parallel_size=64"], ["tensor_model_parallel_size", "64", "core"]),
+        (["data.train_files=/no/such/data.parquet"], ["/no/such/data.parquet"]),
+        (["data.prompt_key=question"], ["'question'", "train.parquet"]),
+        (["data.max_prompt_length=4"], ["data.max_prompt_length"]),
+        (["custom_reward_function.name=score"], ["score", "compute_score"]),
+        (["env.env_name=gym"], ["'gym'", "single_turn"]),
+        ([f"{ACTOR}.policy_loss.loss_mode=pppo"], ["'pppo'", "'ppo'"]),
+        (["trainer.experiment_name="], ["trainer.experiment_name"]),
+        ([f"{ACTOR}.optim.lr=1e30"], [f"{ACTOR}.optim.lr", "1e+30", "1.0"]),
+        (
+            ["trainer.n_gpus_per_node=3", f"{ACTOR}.ulysses_sequence_parallel_size=3"],
+            ["ulysses_sequence_parallel_size=1"],
+        ),
+        (["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=[query]"], ["'query'"]),
+        ([*RAG, "env.tool_settings={local_rag: {index: /no/such/index}}"], ["/no/such/index", "retrieval build"]),
+    ],
+    ids=lambda value: value[-1].partition("=")[0] if "=" in value[-1] else "",
+)
+def test_invalid_value_is_refused(ppo: Runner, overrides: list[str], facts: list[str]) -> None:
+    error = ppo.refuse(*overrides)
+    assert [fact for fact in facts if fact not in error] == [], error
+
+
 def test_empty_prompts_are_named(ppo: Runner, tmp_path: Path) -> None:
-    file = tmp_path / "bad.parquet"
-    pd.DataFrame({"prompt": ["a question", ""]}).to_parquet(file)
-    assert "row 1" in ppo.refuse(f"data.train_files={file}").output
+    pd.DataFrame({"prompt": ["a question", ""]}).to_parquet(tmp_path / "bad.parquet")
+    error = ppo.refuse(f"data.train_files={tmp_path / 'bad.parquet'}")
+    assert "bad.parquet" in error and "row 1" in error
 
 
 def test_model_without_tokenizer(ppo: Runner, tmp_path: Path) -> None:
@@ -71,39 +96,29 @@ def test_model_without_tokenizer(ppo: Runner, tmp_path: Path) -> None:
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
         (folder / name).symlink_to(ppo.task.model / name)
-    assert "has no tokenizer" in ppo.refuse(f"actor_rollout_ref.model.path={folder}").output
+    error = ppo.refuse(f"actor_rollout_ref.model.path={folder}")
+    assert str(folder) in error and "tokenizer" in error
 
 
-def test_missing_document_index(ppo: Runner) -> None:
-    rag = ("env.env_name=informal_math", "env.max_steps=2", "env.informal_math.enable_local_rag=True")
-    done = ppo.refuse(*rag, "env.tool_settings={local_rag: {index: /no/such/index}}")
-    assert "no index of documents at /no/such/index" in done.output, done.output
-    assert "alphaapollo.tools.retrieval build" in done.output
+def test_language_model_as_reward_model_is_refused(ppo: Runner) -> None:
+    error = ppo.refuse("reward_model.enable=True", f"reward_model.model.path={ppo.task.model}")
+    assert str(ppo.task.model) in error and "not a reward model" in error
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "fact"),
     [
         ("import nothing_like_this", "nothing_like_this"),
         ("def compute_score(text):\n    return 1.0\n", "compute_score"),
+        ("def compute_score(prompt, completion):\n    raise KeyError('no such thing')\n", "no such thing"),
+        ("def compute_score(prompt, completion):\n    return float('nan')\n", "nan"),
+        ("def compute_score(prompt, completion):\n    return [1.0, 2.0]\n", "list"),
     ],
 )
-def test_unusable_reward_function(ppo: Runner, source: str, says: str) -> None:
+def test_unusable_reward_function_is_refused(ppo: Runner, source: str, fact: str) -> None:
     ppo.reward.write_text(source)
-    assert says in ppo.refuse().output
-
-
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ("raise KeyError('no such thing')", "no such thing"),
-        ("return float('nan')", "nan"),
-        ("return [1.0, 2.0]", "list"),
-    ],
-)
-def test_reward_function_that_fails_on_every_input_is_refused(ppo: Runner, body: str, says: str) -> None:
-    ppo.reward.write_text(f"def compute_score(prompt, completion):\n    {body}\n")
-    assert says in ppo.refuse().output
+    error = ppo.refuse()
+    assert str(ppo.reward) in error and fact in error
 
 
 def test_reward_function_that_fails_on_every_answer_of_the_model_stops_the_run(ppo: Runner) -> None:
@@ -115,11 +130,3 @@ def test_reward_function_that_fails_on_every_answer_of_the_model_stops_the_run(p
     )
     assert done.code == 1
     assert "string indices" in done.output and "Traceback" not in done.output, done.output
-
-
-def test_folder_in_use_is_refused_with_its_process(ppo: Runner, tmp_path: Path) -> None:
-    with lock_folder(tmp_path / "test" / "run"):
-        done = ppo.refuse()
-        assert f"is in use by process {os.getpid()} on " in done.output, done.output
-        assert not done.folder.exists(), "nothing is written"
-        assert ppo.finish(ppo.start("trainer.dry_run=True", warm=True)).code == 0

@@ -48,8 +48,3 @@ def test_two_ulysses_ranks_train_as_one(ppo: Runner, leaves_nothing: Callable[[]
             {name: expected[name] for name in names}, rel=2e-3, abs=1e-4
         )
     assert shared.metrics[-1]["actor/grad_norm"] > 0 and shared.metrics[-1]["critic/grad_norm"] > 0
-
-
-def test_indivisible_attention_heads_are_refused(ppo: Runner) -> None:
-    done = ppo.refuse("trainer.n_gpus_per_node=3", f"{ACTOR}.ulysses_sequence_parallel_size=3")
-    assert "Set actor_rollout_ref.actor.ulysses_sequence_parallel_size=1." in done.output
