@@ -89,7 +89,7 @@ def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path) -> N
 
         ends = session.run(die())  # pending calls fail
         assert all(isinstance(end, EngineError) for end in ends), ends
-        assert str(ends[0]) == f"rollout engine 0: its core process died. See its log: {tmp_path}/engine.log"
+        assert "rollout engine 0" in str(ends[0]) and f"{tmp_path}/engine.log" in str(ends[0])
         with pytest.raises(EngineError, match="core process died"):
             session.run(session.engine.generate(PROBE, Sampling(1), "late"))
 

