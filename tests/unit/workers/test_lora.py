@@ -17,7 +17,6 @@ from alphaapollo.config.schema import Critic, Model, SftConfig
 from alphaapollo.models import sharding
 from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.models.sharding import full_tensor, local_tensor
-from alphaapollo.types import WeightUpdate
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.export import export_checkpoint
 from alphaapollo.workers.policy import PolicyWorker
@@ -25,19 +24,23 @@ from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
 from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import free_address, run_ranks, some_rows
 from tests.unit.workers.test_sft_worker import SftCase, plain_loss, rank_batch
-from tests.unit.workers.training import Case, make_batch, make_columns, make_worker, record_gradients
+from tests.unit.workers.training import (
+    Case,
+    Recorder,
+    assert_close,
+    load_plain,
+    make_batch,
+    make_columns,
+    make_worker,
+    plain_logprobs,
+    record_gradients,
+)
 
 pytest.importorskip("peft")
 
 FAST = {"optim": {"lr": 1e-2}}
 FULL = FAST | {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss_type": "full"}
 TOKENS = torch.tensor([[5, 9, 3, 3, 40, 7, 8]])
-
-
-class Recorder:
-    def send(self, tensors: Any, version: int) -> WeightUpdate | None:
-        self.sent = dict(tensors)
-        return WeightUpdate(version, "digest")
 
 
 @torch.no_grad()
@@ -62,22 +65,14 @@ def adapters(model: nn.Module) -> dict[str, np.ndarray]:
     return {n: full_tensor(p.detach()).numpy().copy() for n, p in model.named_parameters() if is_adapter_parameter(n)}
 
 
-def plain(folder: str) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
 def in_peft(base: str, adapter: Path) -> Any:
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(plain(base), str(adapter), is_trainable=True).eval()
+    return PeftModel.from_pretrained(load_plain(base), str(adapter), is_trainable=True).eval()
 
 
-@torch.no_grad()
 def log_probs(model: Any) -> list[float]:
-    logp = model(TOKENS).logits[0, :-1].log_softmax(-1)
-    return logp.gather(1, TOKENS[0, 1:, None])[:, 0].tolist()
+    return plain_logprobs(model, TOKENS[0], 1.0).tolist()
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe"])
@@ -87,13 +82,13 @@ def test_forward_export_and_engine_equal_peft(model_folder, tmp_path: Path, name
     case = Case(str(model_folder(name)), lora_rank=4)
     worker = worker_of(case, sender=recorder)
     ours = worker.compute_probe_log_probs(TOKENS[0].tolist())
-    assert ours != pytest.approx(log_probs(plain(case.folder)), abs=1e-2)
+    assert ours != pytest.approx(log_probs(load_plain(case.folder)), abs=1e-2)
     worker.export(str(tmp_path / "adapter"), "adapter")
     worker.export(str(tmp_path / "merged"))
     worker.send_weights(1)
     worker.close()
     assert ours == pytest.approx(log_probs(in_peft(case.folder, tmp_path / "adapter")), abs=1e-4)
-    assert ours == pytest.approx(log_probs(plain(str(tmp_path / "merged"))), abs=1e-4)
+    assert ours == pytest.approx(log_probs(load_plain(tmp_path / "merged")), abs=1e-4)
 
     from safetensors.torch import load_file
 
@@ -123,11 +118,9 @@ def test_gradients_equal_peft(model_folder, tmp_path: Path):
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
-    assert recorded[0].keys() == expected.keys()
     assert len(expected) == 2 * 2 * 7  # A and B, layers, linear layers of each
-    for name, gradient in expected.items():
-        assert np.abs(gradient).max() > 1e-5
-        np.testing.assert_allclose(recorded[0][name], gradient, atol=1e-6, rtol=1e-4, err_msg=name)
+    assert min(np.abs(gradient).max() for gradient in expected.values()) > 1e-5
+    assert_close(recorded[0], expected)
 
 
 def gradients_and_weights(
@@ -168,58 +161,40 @@ def test_ranks_units_and_recomputation_change_nothing(model_folder):
     for rank in run_ranks(gradients_and_weights, 2, pairs, [free_address()], timeout=200):
         others += rank
     for own, sent, _ in others:
-        assert own.keys() == gradients.keys()
-        for name, gradient in gradients.items():
-            np.testing.assert_allclose(own[name], gradient, atol=1e-6, rtol=1e-4, err_msg=name)
-        for name, value in weights.items():
-            np.testing.assert_allclose(sent[name], value, atol=1e-6, err_msg=name)
+        assert_close(own, gradients)
+        assert_close(sent, weights, rtol=1e-7)
 
 
-def test_the_reference_is_the_base_model(model_folder):
-    case = Case(str(model_folder("qwen3")), FULL, lora_rank=4, needs_reference=True)
-    worker = worker_of(case)
+def test_the_reference_is_the_base_model(start):
+    worker, columns = start(actor=FULL, lora_rank=4, needs_reference=True)
     assert worker.reference is None
-    batch = make_batch(case, 1)
-    worker.load_batch(batch.rank_batches[0])
+    train_by_hand(worker.policy)
     before, reference = worker.compute_log_probs(), worker.compute_ref_log_probs()
     assert np.abs(before - reference).max() > 1e-2
     np.testing.assert_array_equal(worker.compute_log_probs(), before)
-    metrics = worker.update(make_columns(case, batch, 0))
-    assert metrics["actor/ref_kl"] > 1e-3
+    assert worker.update(columns)["actor/ref_kl"] > 1e-3
     np.testing.assert_array_equal(worker.compute_ref_log_probs(), reference)
-    worker.close()
-    whole = make_worker(replace(case, lora_rank=0), 0, 1, free_address())
-    whole.load_batch(batch.rank_batches[0])
+    whole, _ = start(actor=FULL, needs_reference=True)
     np.testing.assert_allclose(whole.compute_ref_log_probs(), reference, atol=1e-6)
-    whole.close()
 
 
-def test_a_new_adapter_changes_no_output_and_depends_on_the_seed(model_folder):
-    case = Case(str(model_folder("qwen3")), lora_rank=4)
-    found = []
+def test_a_new_adapter_changes_no_output_and_depends_on_the_seed(start, model_folder):
+    expected, found = log_probs(load_plain(model_folder("qwen3"))), []
     for seed in (0, 0, 1):
-        worker = make_worker(case, 0, 1, free_address(), seed=seed)
-        assert worker.compute_probe_log_probs(TOKENS[0].tolist()) == pytest.approx(
-            log_probs(plain(case.folder)), abs=1e-4
-        )
+        worker, _ = start(lora_rank=4, arguments={"seed": seed})
+        assert worker.compute_probe_log_probs(TOKENS[0].tolist()) == pytest.approx(expected, abs=1e-4)
         found.append(adapters(worker.policy))
-        worker.close()
     name = next(name for name in found[0] if ".lora_A." in name)
     np.testing.assert_array_equal(found[0][name], found[1][name])
     assert np.abs(found[0][name] - found[2][name]).max() > 0.01
 
 
-def test_checkpoints_contain_only_the_adapter_and_resume_bit_for_bit(model_folder, tmp_path: Path):
-    case = Case(str(model_folder("qwen3")), FAST, lora_rank=4, mini_batch_size=5)
-    batch = make_batch(case, 1)
-    columns = make_columns(case, batch, 0)
-    worker = make_worker(case, 0, 1, free_address())
-    worker.load_batch(batch.rank_batches[0])
+def test_checkpoints_contain_only_the_adapter_and_resume_bit_for_bit(start, tmp_path: Path):
+    fields = {"actor": FAST, "mini_batch_size": 5}
+    worker, columns = start(lora_rank=4, **fields)
     worker.update(columns)
     worker.save(str(tmp_path / "saved"))
     worker.update(columns)
-    after = adapters(worker.policy)
-    worker.close()
 
     from torch.distributed.checkpoint import FileSystemReader
 
@@ -227,18 +202,14 @@ def test_checkpoints_contain_only_the_adapter_and_resume_bit_for_bit(model_folde
     tensors = [name for name in kept if not name.startswith("optimizer.param_groups")]
     assert tensors and all(is_adapter_parameter(f"{name}.") for name in tensors), tensors
 
-    resumed = make_worker(case, 0, 1, free_address(), seed=5)
+    resumed, _ = start(lora_rank=4, arguments={"seed": 5}, **fields)
     resumed.load(str(tmp_path / "saved"))
-    resumed.load_batch(batch.rank_batches[0])
     resumed.update(columns)
-    for name, value in adapters(resumed.policy).items():
-        np.testing.assert_array_equal(after[name], value)
-    resumed.close()
+    assert_close(adapters(resumed.policy), adapters(worker.policy), atol=0, rtol=0)
 
-    whole = make_worker(replace(case, lora_rank=0), 0, 1, free_address())
-    with pytest.raises(ValueError, match="cannot be read"):
+    whole, _ = start(**fields)
+    with pytest.raises(ValueError, match=f"{tmp_path}/saved cannot be read"):
         whole.load(str(tmp_path / "saved"))
-    whole.close()
 
 
 def save_on_two(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> list[float]:
@@ -255,37 +226,33 @@ def test_export_of_a_checkpoint_of_two_ranks(model_folder, tmp_path: Path):
     case = Case(str(model_folder("qwen3")), lora_rank=4)
     ours, _ = run_ranks(save_on_two, 2, case, str(tmp_path / "saved"))
     model = Model(path=case.folder, lora_rank=4)
-    export_checkpoint(str(tmp_path / "saved"), model, torch.float32, str(tmp_path / "merged"), "merged", "policy")
-    export_checkpoint(str(tmp_path / "saved"), model, torch.float32, str(tmp_path / "adapter"), "adapter", "policy")
-    assert log_probs(plain(str(tmp_path / "merged"))) == pytest.approx(ours, abs=1e-4)
+    for kind in ("merged", "adapter"):
+        export_checkpoint(str(tmp_path / "saved"), model, torch.float32, str(tmp_path / kind), kind, "policy")
+    assert log_probs(load_plain(tmp_path / "merged")) == pytest.approx(ours, abs=1e-4)
     for adapter in ("adapter", "saved_adapter"):
         assert log_probs(in_peft(case.folder, tmp_path / adapter)) == pytest.approx(ours, abs=1e-4)
 
 
-def test_the_base_has_the_dtype_of_forward_and_backward(model_folder):
-    case = Case(str(model_folder("llama")), FULL, dtype="bfloat16", lora_rank=4, needs_reference=True)
-    worker = make_worker(case, 0, 1, free_address())
+def test_the_base_has_the_dtype_of_forward_and_backward(start):
+    worker, columns = start("llama", actor=FULL, dtype="bfloat16", lora_rank=4, needs_reference=True)
     for name, parameter in worker.policy.named_parameters():
         assert parameter.dtype == (torch.float32 if is_adapter_parameter(name) else torch.bfloat16)
         assert parameter.requires_grad == is_adapter_parameter(name)
     states = worker.state.optimizers[0].state
-    batch = make_batch(case, 1)
-    worker.load_batch(batch.rank_batches[0])
     before = worker.compute_log_probs()
-    worker.update(make_columns(case, batch, 0))
+    worker.update(columns)
     assert np.abs(worker.compute_log_probs() - before).max() > 1e-2
     assert {state["exp_avg"].dtype for state in states.values()} == {torch.float32}
     assert len(states) == sum(is_adapter_parameter(name) for name, _ in worker.policy.named_parameters())
-    worker.close()
 
 
-def test_the_critic_trains_its_adapter_and_its_head(model_folder, tmp_path: Path):
+def test_the_critic_trains_its_adapter_and_its_head(model_folder, close_later, tmp_path: Path):
     sharding.MIN_UNIT = 0
     case = Case(str(model_folder("llama")))
     model = Model(path=case.folder, attention="padded", dtype="bfloat16", lora_rank=4)
 
     def make(seed: int) -> CriticWorker:
-        return CriticWorker(model, Critic(**FAST), RankPlacement(0, 1, free_address(), "cpu", 1), 10, seed)
+        return close_later(CriticWorker(model, Critic(**FAST), RankPlacement(0, 1, "", "cpu", 1), 10, seed))
 
     worker, batch = make(0), make_batch(case, 1)
     start = {name: local_tensor(p).clone() for name, p in worker.model.named_parameters()}
@@ -298,9 +265,7 @@ def test_the_critic_trains_its_adapter_and_its_head(model_folder, tmp_path: Path
         assert torch.equal(start[name], local_tensor(parameter)) != trained, name
     values = worker.compute_values()
     worker.save(str(tmp_path / "saved"))
-    worker.close()
     resumed = make(9)
     resumed.load(str(tmp_path / "saved"))
     resumed.load_batch(batch.rank_batches[0])
     np.testing.assert_array_equal(resumed.compute_values(), values)
-    resumed.close()

@@ -15,25 +15,20 @@ from tests.unit.tiny import free_address, run_ranks
 from tests.unit.workers.training import (
     Case,
     Gradients,
-    gradients,
-    gradients_of_cases,
+    alone,
+    assert_close,
+    assert_same,
+    compare_ranks_with_one,
+    gradients_of,
     gradients_of_losses,
+    iterate_rows,
+    load_plain,
     make_batch,
     make_columns,
 )
 
 RICH = {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss_type": "k3+"}
 FULL = RICH | {"kl_loss_type": "full", "loss_agg_mode": "seq-mean-token-mean"}
-
-
-def assert_same(ours: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float = 1e-6) -> None:
-    assert ours.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_allclose(ours[name], expected[name], atol=tolerance, rtol=1e-4, err_msg=name)
-
-
-def alone(case: Case) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    return gradients(0, 1, free_address(), case)
 
 
 @pytest.mark.parametrize("actor", [RICH, FULL], ids=["ppo", "full_kl"])
@@ -48,9 +43,7 @@ def test_same_gradients_in_any_layout(model_folder, actor: dict):
         replace(case, checkpointing=True),
         replace(case, min_unit=10**9),
     ):
-        ours, own_figures = alone(other)
-        assert_same(ours, expected)
-        assert own_figures == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+        assert_same(alone(other), (expected, metrics))
 
 
 LOSSES = {name: Case("", {"policy_loss": {"loss_mode": name}}) for name in policy_loss_names()} | {
@@ -123,35 +116,21 @@ def test_same_gradients_on_two_ranks(model_folder):
     rich, full = (Case(str(model_folder("qwen3")), actor, needs_reference=actor is FULL) for actor in (RICH, FULL))
     lonely = Case(str(model_folder("qwen3_moe")), RICH, num_rows=1)
     cases = [rich, replace(rich, max_tokens=40, checkpointing=True), replace(rich, min_unit=10**9), full, lonely]
-    ranks = run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200)
-    for index, case in enumerate(cases):
-        expected, metrics = alone(case)
-        for rank in ranks:
-            ours, own_figures = rank[index]
-            assert_same(ours, expected)
-            assert own_figures == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+    compare_ranks_with_one(cases)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe"])
 def test_equals_the_explicit_loss_on_plain_logits(model_folder, name: str):
     """PPO's clip, full KL and entropy, token-mean, row by row through the plain Hugging Face model."""
-    from transformers import AutoModelForCausalLM
-
     folder = str(model_folder(name))
     case = Case(folder, RICH | {"kl_loss_type": "full"}, needs_reference=True)
     ours, metrics = alone(case)
-
-    policy, reference = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for _ in range(2))
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.mul_(1.1)
+    policy, reference = load_plain(folder, 1.1), load_plain(folder)
     batch = make_batch(case, 1)
     rows, columns = batch.rank_batches[0].rows, make_columns(case, batch, 0)
     assert columns.advantages is not None and columns.old_logprobs is not None
     actor, terms = Actor(**case.actor), []
-    for row in range(len(rows)):
-        ids = torch.from_numpy(rows.token_ids[rows.token_offsets[row] : rows.token_offsets[row + 1]])
-        start, part = int(rows.response_starts[row]), slice(*rows.response_offsets[row : row + 2])
+    for ids, start, part, mask in iterate_rows(rows):
         logits = policy(ids[None]).logits[0, start - 1 : -1] / 0.9
         ref_logits = reference(ids[None]).logits[0, start - 1 : -1].detach() / 0.9
         logp = logits.log_softmax(-1).gather(1, ids[start:, None])[:, 0]
@@ -159,11 +138,8 @@ def test_equals_the_explicit_loss_on_plain_logits(model_folder, name: str):
         advantages = torch.from_numpy(columns.advantages[part].copy())
         loss = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
         loss = loss + actor.kl_loss_coef * kl_full(logits, ref_logits) - actor.entropy_coeff * entropy(logits)
-        terms.append(loss[torch.from_numpy(rows.action_mask[part]).bool()])
+        terms.append(loss[mask])
     total = torch.cat(terms).mean()
     total.backward()
     assert metrics["actor/loss"] == pytest.approx(total.item(), rel=1e-5)
-    for parameter_name, parameter in policy.named_parameters():
-        assert parameter.grad is not None
-        expected = parameter.grad.numpy()
-        np.testing.assert_allclose(ours[f"model.{parameter_name}"], expected, atol=2e-6, rtol=1e-3)
+    assert_close(ours, gradients_of(policy), atol=2e-6, rtol=1e-3)

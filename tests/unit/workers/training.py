@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from alphaapollo.algorithms.aggregation import row_weights
@@ -26,7 +27,7 @@ from alphaapollo.types import Row, WeightUpdate
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 from tests.matrices import join, split
-from tests.unit.tiny import some_rows
+from tests.unit.tiny import free_address, run_ranks, some_rows
 from tests.vision.rows import make_rows_with_pictures
 
 NUM_ROWS = 10
@@ -298,3 +299,37 @@ def gradients_of_losses(rank: int, num_ranks: int, address: str, cases: list[Cas
 def gradients_of_cases(rank: int, num_ranks: int, address: str, cases: list[Case], more: list[str]) -> list[Gradients]:
     """Run cases one after the other, each with its own process group."""
     return [gradients(rank, num_ranks, own, case) for case, own in zip(cases, [address, *more], strict=False)]
+
+
+def alone(case: Case) -> Gradients:
+    """Gradients on one rank in this process."""
+    return gradients(0, 1, "", replace(case, sequence_parallel=1))
+
+
+def assert_same(found: Gradients, expected: Gradients) -> None:
+    assert_close(found[0], expected[0])
+    assert found[1] == pytest.approx(expected[1], rel=1e-5, abs=1e-6)
+
+
+def compare_ranks_with_one(cases: list[Case]) -> None:
+    """Compare the gradients and metrics of each case on two ranks with those on one."""
+    ranks = run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200)
+    for index, case in enumerate(cases):
+        expected = alone(case)
+        for rank in ranks:
+            assert_same(rank[index], expected)
+
+
+def check_layouts_compute_the_same(case: Case) -> None:
+    """Micro-batches, packed rows, checkpointing, two ranks, a rank without rows, and sequence parallelism."""
+    expected = alone(case)
+    for other in (replace(case, max_tokens=40, checkpointing=True), replace(case, attention="sdpa", max_tokens=60)):
+        assert_same(alone(other), expected)
+    small = replace(case, max_tokens=40)
+    shared = replace(small, sequence_parallel=2)
+    compare_ranks_with_one([small, replace(case, num_rows=1), shared, replace(shared, attention="sdpa")])
+
+
+def gradients_of(plain: torch.nn.Module) -> dict[str, np.ndarray]:
+    """Gradients of a plain model, with the names that workers use."""
+    return {f"model.{name}": parameter.grad.numpy() for name, parameter in plain.named_parameters()}
