@@ -20,6 +20,9 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
+JsonObject = dict[str, Any]
+"""Parsed JSON object, or a value like it: YAML, a tool schema, the arguments of a tool call."""
+
 Picture = bytes | str
 """Encoded picture (PNG, JPEG, ...), or the path of a picture file."""
 
@@ -37,6 +40,10 @@ class Message(TypedDict):
     content: str
     name: NotRequired[str]  # role tool: name of the tool
     images: NotRequired[list[Any]]  # of type Picture, which msgspec cannot decode
+
+
+ChatMessage = Message | JsonObject
+"""Message, or one with more keys for the chat template, e.g. `tool_calls`."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +79,8 @@ class Prompt:
     data_source: str  # selects the reward function
     content: list[Message] | str  # chat for the chat template, or text to continue
     ground_truth: str | None = None  # right answer; JSON if the data has a list
-    extra_info: dict[str, Any] = field(default_factory=dict)  # the column extra_info, and all columns not named here
-    env_kwargs: dict[str, Any] = field(default_factory=dict)  # for the environment
+    extra_info: JsonObject = field(default_factory=dict)  # the column extra_info, and all columns not named here
+    env_kwargs: JsonObject = field(default_factory=dict)  # for the environment
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,7 @@ class Completion:
     """uint8 or uint16 [prompt + T - 1, layers, k]: experts of every token but the last, with rollout.router_replay.
     rollout/context.py moves them to Row.routed_experts."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         small = (self.stop_reason, self.weight_version, self.num_cached_tokens, self.earlier_version_token_counts)
         compact = (array("i", self.token_ids), array("d", self.logprobs))
         return Completion, (*compact, *small, self.routed_experts)
@@ -208,12 +215,12 @@ class Turn:
     text: str  # decoded action, for display, graders and environments
     reward: float = 0.0  # step reward of the environment; the final score is in Trajectory.score
     valid: bool = True  # False: the environment could not parse the action
-    info: dict[str, Any] = field(default_factory=dict)
+    info: JsonObject = field(default_factory=dict)
     observation: list[Message] | None = None  # messages of the environment; None after the last turn
     context_images: tuple[ImageInput, ...] = ()  # pictures whose placeholders are in context_ids, in order
     answer_number: int = 0  # agents: position among the session's answers; the turns are in the order of rows
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         given = (self.text, self.reward, self.valid, self.info, self.observation)
         fields = (*given, self.context_images, self.answer_number)
         return Turn, (array("i", self.context_ids), self.completion, *fields)
@@ -230,7 +237,7 @@ class EpisodeTurn:
     observation: list[Message] | None = None
     reward: float = 0.0
     valid: bool = True
-    info: dict[str, Any] = field(default_factory=dict)
+    info: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -262,7 +269,7 @@ class Row:
     no context was found."""
     teacher_shares: Sequence[float] = ()  # weight of each teacher, set by the trainer; empty: one teacher or none
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         compact = (array("i", self.token_ids), array("b", self.action_mask), array("d", self.logprobs))
         fields = (self.turn_ends, self.first_turn, self.weight_versions, self.routed_experts, self.images)
         return Row, (*compact, *fields, array("i", self.teacher_prompt_ids))

@@ -68,7 +68,8 @@ def make_divergence(teacher: Teacher) -> Divergence:
 
 def kl(logp: Tensor, logq: Tensor) -> Tensor:
     """Compute KL(p||q) in nats. [..., V] each -> [...]."""
-    return torch.linalg.vecdot(logp.exp(), logp - logq)
+    kl_values: Tensor = torch.linalg.vecdot(logp.exp(), logp - logq)
+    return kl_values
 
 
 def forward_kl(logp: Tensor, logq: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -16,7 +16,7 @@ from alphaapollo.config.schema import Config
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
 
-def build_config(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
+def build_config(schema: type[SchemaT], values: dict[str, object]) -> SchemaT:
     """Create a configuration object from nested values. Raises ConfigError with all errors. May change `values`."""
     if schema is Config:
         rename_verl_group_size_key(values)
@@ -30,7 +30,7 @@ def build_config(schema: type[SchemaT], values: dict[str, Any]) -> SchemaT:
         raise ConfigError(list(dict.fromkeys(lines))) from None
 
 
-def _convert_number_to_text(values: Any, key_parts: Sequence[str]) -> None:
+def _convert_number_to_text(values: object, key_parts: Sequence[str]) -> None:
     """Replace the value of a text key by text if Hydra read it as a number, as in `trainer.experiment_name=7`."""
     for part in key_parts[:-1]:
         values = values.get(part) if isinstance(values, dict) else None

@@ -17,8 +17,8 @@ class ConfigChange:
     """Key whose value differs between the start and the resume of a run, with the verdict of its ResumeRule rule."""
 
     key: str
-    old: Any
-    new: Any
+    old: object
+    new: object
     verdict: Verdict
     reason: str = ""
 
@@ -28,7 +28,7 @@ class ConfigChange:
         return f"{self.key}: {format_value(self.old)} -> {format_value(self.new)}: {self.verdict}{reason}"
 
 
-def find_changes(saved_config: Mapping[str, Any], config: Section) -> list[ConfigChange]:
+def find_changes(saved_config: Mapping[str, object], config: Section) -> list[ConfigChange]:
     """Return the keys whose value in `config` differs from the parsed config.yaml of the earlier run.
 
     A key that is missing in `saved_config` counts as its default. A key that the schema does not have is ignored,
@@ -57,12 +57,12 @@ def find_resume_rule(config: Section, key: Key) -> ResumeRule:
     return ResumeRule("applied")
 
 
-def identify_command(saved_config: Mapping[str, Any]) -> str | None:
+def identify_command(saved_config: Mapping[str, object]) -> str | None:
     """Return the command, e.g. `main_sft`, whose configuration has the same sections as a parsed config.yaml."""
     return next((name for name, schema in COMMANDS.items() if schema.model_fields.keys() == saved_config.keys()), None)
 
 
-def _get_nested_value(values: Any, dotted_key: str, default: Any) -> Any:
+def _get_nested_value(values: object, dotted_key: str, default: object) -> object:
     for part in dotted_key.split("."):
         if not isinstance(values, Mapping) or part not in values:
             return default
@@ -70,7 +70,7 @@ def _get_nested_value(values: Any, dotted_key: str, default: Any) -> Any:
     return values
 
 
-def _make_paths_absolute(key: Key, value: Any) -> Any:
+def _make_paths_absolute(key: Key, value: Any) -> object:
     """Return the value of a path key as a list of absolute paths, so that `./a.parquet` equals `[a.parquet]`."""
     if not value or not get_field_markers(key, FilePath):
         return value

@@ -50,7 +50,7 @@ class Key:
 
     name: str
     type: str
-    default: Any
+    default: object
     meaning: str
     declared_by: SchemaClass = BaseModel
     """Schema class that declares the field: the class of the section, or one of its base classes."""
@@ -112,7 +112,7 @@ def _list_section_keys(
             yield Key(prefix + name, describe_type(field.annotation, field.metadata), value, meaning, owner, markers)
 
 
-def describe_type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+def describe_type(annotation: object, metadata: Iterable[object] = ()) -> str:
     """Describe the type of a field and its bounds (metadata): `integer >= 1`, `a | b`, `text or list of text`."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -129,7 +129,7 @@ def describe_type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         return f"list of {len(args)}: {', '.join(dict.fromkeys(map(describe_type, args)))}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"a section with {', '.join(annotation.model_fields)}"
-    words = {
+    words: dict[object, str] = {
         int: "integer",
         float: "number",
         str: "text",
@@ -139,7 +139,7 @@ def describe_type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     return words[annotation] + _describe_bounds(metadata)
 
 
-def _describe_bounds(metadata: Iterable[Any]) -> str:
+def _describe_bounds(metadata: Iterable[object]) -> str:
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     bounds = []
     for item in metadata:
@@ -165,7 +165,7 @@ def replace_value(config: ConfigT, key: str, value: object) -> ConfigT:
     return config.model_copy(update={name: inner})
 
 
-def format_value(value: Any, quote_text: Callable[[str], str] = str) -> str:
+def format_value(value: object, quote_text: Callable[[str], str] = str) -> str:
     """Format a value as on the command line: null, true, [console], ''; `quote_text` is applied to each text in it."""
     if isinstance(value, list | tuple):
         return f"[{','.join(format_value(item, quote_text) for item in value)}]"
@@ -176,7 +176,7 @@ def format_value(value: Any, quote_text: Callable[[str], str] = str) -> str:
     return (quote_text(value) if isinstance(value, str) else str(value)) or "''"
 
 
-def format_override(key: str, value: Any) -> str:
+def format_override(key: str, value: object) -> str:
     """Format `KEY=VALUE` so that Hydra parses the same value.
 
     >>> format_override("data.train_files", ["a b.parquet", "c=1.parquet"])
@@ -192,7 +192,7 @@ def _quote_for_hydra(text: str) -> str:
     return "'" + "\\'".join(doubled) + "'"
 
 
-def rename_verl_group_size_key(config_values: dict[str, Any]) -> None:
+def rename_verl_group_size_key(config_values: Mapping[str, object]) -> None:
     """Move the value of verl's actor_rollout_ref.rollout.n to env.rollout.n. Raises ConfigError if they contradict."""
     match config_values:
         case {"actor_rollout_ref": {"rollout": {"n": theirs} as engines}, "env": {"rollout": {"n": ours} as group}}:

@@ -6,24 +6,25 @@ from collections.abc import Iterator, Set
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
 from alphaapollo.config.keys import COMMANDS, format_value, list_sections
 from alphaapollo.config.schema import Config
+from alphaapollo.types import JsonObject
 
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 VALIDATION = "actor_rollout_ref.rollout.val_kwargs"
-Tables = dict[str, dict[str, Any]]
+Tables = dict[str, JsonObject]
 
 
 @cache
 def load_verl_key_tables() -> dict[str, Tables]:
     """Load verl_keys.yaml: {command: {table: entries}}. A comment at the start of the file describes the tables."""
     text = resources.files("alphaapollo.config").joinpath("verl_keys.yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text)
+    tables: dict[str, Tables] = yaml.safe_load(text)
+    return tables
 
 
 @cache

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from alphaapollo.data.shared_prompts import SharedPrefixes
 from alphaapollo.types import ImageInput, Row
@@ -38,8 +39,8 @@ class Rows:
     """
 
     token_ids: np.ndarray  # int32 [sum T]
-    lengths: np.ndarray  # int64 [R]
-    response_starts: np.ndarray  # int64 [R], always >= 1, because the first token has no log-prob
+    lengths: NDArray[np.int64]  # [R]
+    response_starts: NDArray[np.int64]  # [R], always >= 1, because the first token has no log-prob
     action_mask: np.ndarray  # uint8 [sum responses]
     rollout_logprobs: np.ndarray  # float32 [sum responses], from the engine; 0 off the mask
     routed_experts: np.ndarray | None = None  # uint8 or uint16 [sum T, layers, k], chosen by the engine's router
@@ -75,8 +76,8 @@ class Rows:
         return len(self.lengths)
 
     @property
-    def response_lengths(self) -> np.ndarray:
-        """Length of each response in tokens, int64 [R]."""
+    def response_lengths(self) -> NDArray[np.int64]:
+        """Length of each response in tokens, [R]."""
         return self.lengths - self.response_starts
 
     @cached_property

@@ -92,7 +92,7 @@ def _read_parquet(path: Path) -> list[DataRow]:
     import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.read_table(path).to_pylist()
+        return list(pyarrow.parquet.read_table(path).to_pylist())
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # ValueError: invalid UTF-8
         raise ValueError(f"{path}: the file is not a readable parquet file ({error}). Create it again.") from error
 
@@ -116,7 +116,7 @@ def _read_json(path: Path, strict: bool) -> list[DataRow | BadRow]:
     return [_check_json_row(value, f"{path}, row {index}", check_surrogates) for index, value in enumerate(values)]
 
 
-def _check_json_row(value: Any, location: str, check_surrogates: bool) -> DataRow | BadRow:
+def _check_json_row(value: object, location: str, check_surrogates: bool) -> DataRow | BadRow:
     """Return a parsed row, or BadRow if it is not an object or (with check_surrogates) has an unpaired surrogate."""
     if isinstance(value, BadRow):
         return value
@@ -131,7 +131,7 @@ def _check_json_row(value: Any, location: str, check_surrogates: bool) -> DataRo
     return value
 
 
-def _parse_json(text: str, location: str) -> Any:
+def _parse_json(text: str, location: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: also raised for a number with too many digits

@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from alphaapollo.data.images import collect_pictures, encode_png, make_count_error, open_picture
-from alphaapollo.types import IMAGE_MARK, Message, Picture
+from alphaapollo.types import IMAGE_MARK, ChatMessage, JsonObject, Message, Picture
 
 IMAGES = "images"  # key of a message, and column of a data row
 PICTURE_PART = "image_pil"  # type of a part of an agent's message whose `uuid` is the digest of a picture
@@ -39,14 +39,14 @@ class PictureReader:
     folder: Path = Path()
     allow_urls: bool | None = None  # download http(s) URLs; None: data.allow_image_urls does not apply
 
-    def read(self, value: Any) -> Picture:
+    def read(self, value: object) -> Picture:
         """Convert a picture to its file's bytes or absolute path, and check its header. Raises ValueError if the
         picture has another form, cannot be downloaded, is damaged, too large or animated."""
         picture = self._find(value)
         with open_picture(picture):
             return picture
 
-    def _find(self, value: Any) -> Picture:
+    def _find(self, value: object) -> Picture:
         from PIL import Image
 
         if isinstance(value, Mapping):
@@ -85,7 +85,7 @@ class RowPictures:
     reader: PictureReader = LOCAL_PICTURES
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any], reader: PictureReader) -> RowPictures:
+    def from_row(cls, row: Mapping[str, object], reader: PictureReader) -> RowPictures:
         """Read the column `images`. Raises ValueError if a picture cannot be read."""
         if IMAGES not in row:
             return cls(None, reader)
@@ -122,14 +122,14 @@ class RowPictures:
         return placed
 
 
-def convert_parts(message: Mapping[str, Any], reader: PictureReader) -> Message:
+def convert_parts(message: ChatMessage, reader: PictureReader) -> Message:
     """Convert a message with a list of parts to a message with text content, and read its pictures.
 
     A picture that the column `images` has to provide is None in the result (RowPictures.place). Raises ValueError if a
     part is malformed, a picture cannot be read, or the numbers of marks and pictures differ.
     """
     content = message.get("content")
-    parts: list[Any] = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    parts: list[JsonObject] = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts, slots, has_pictures = list[str](), list[Picture | None](), False
     for part in parts:
         kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, None)
@@ -142,7 +142,7 @@ def convert_parts(message: Mapping[str, Any], reader: PictureReader) -> Message:
             has_pictures = True
         else:
             raise ValueError(f"a part of a message is {part!r:.80}. Its type must be text, image or image_url.")
-    if own := message.get(IMAGES):
+    if own := message.get("images"):
         if slots.count(None) != len(own):
             raise make_count_error(f"a message of role {message['role']}", slots.count(None), len(own))
         remaining = iter([None if value is None else reader.read(value) for value in own])  # None stays for the column
@@ -151,7 +151,7 @@ def convert_parts(message: Mapping[str, Any], reader: PictureReader) -> Message:
     return cast(Message, {**converted, IMAGES: slots} if own or has_pictures else converted)
 
 
-def convert_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+def convert_messages(messages: Sequence[ChatMessage]) -> list[Message]:
     """Convert the messages of an environment: part lists and pictures of any form. Raises ValueError like
     convert_parts and RowPictures.place."""
     return RowPictures().place([convert_parts(message, LOCAL_PICTURES) for message in messages])
@@ -180,6 +180,6 @@ def _decode_data_url(url: str) -> bytes:
 def _download(url: str) -> bytes:
     try:
         with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT) as response:
-            return response.read()
+            return bytes(response.read())
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise ValueError(f"the picture {url:.80} cannot be downloaded ({error}). Correct the address.") from error

@@ -14,7 +14,7 @@ import inspect
 import io
 import struct
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alphaapollo.types import IMAGE_MARK, ImageInput, Picture
+from alphaapollo.types import IMAGE_MARK, ChatMessage, ImageInput, JsonObject, Picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
 CACHE_SIZE = 256  # prepared pictures
 NUM_LOCKS = 64  # so that few different pictures share a lock
@@ -51,7 +51,7 @@ class ImageProcessor:
     machine; the torchvision implementation differs by rounding.
     """
 
-    def __init__(self, processor: Any, tokenizer: PreTrainedTokenizerBase):
+    def __init__(self, processor: ProcessorMixin, tokenizer: PreTrainedTokenizerBase):
         self._processor, self._tokenizer = processor, tokenizer
         self.placeholder: str = processor.image_token  # rendered by the chat template, once per picture
         self.placeholder_id: int = processor.image_token_id
@@ -145,16 +145,16 @@ class LazyImages(Sequence[ImageInput]):
             return LazyImages(self.processor, self.pictures[index])
         return self.processor.prepare(self.pictures[index])
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return tuple, (tuple(self),)
 
 
-def collect_pictures(content: Sequence[Mapping[str, Any]] | str) -> list[Picture]:
+def collect_pictures(content: Sequence[ChatMessage] | str) -> list[Picture]:
     """Return the pictures of a chat, in order. A text without messages has none."""
     return [] if isinstance(content, str) else [picture for one in content for picture in one.get("images") or ()]
 
 
-def make_content_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+def make_content_parts(message: ChatMessage) -> JsonObject:
     """Convert a message with images to the form of chat templates, with a list of parts: `{"type": "image"}` and
     `{"type": "text", "text": ...}`. Raises ValueError if the numbers of marks and images differ."""
     texts, num_pictures = message["content"].split(IMAGE_MARK), len(message["images"])
@@ -274,7 +274,7 @@ def find_placeholders(token_ids: Sequence[int] | np.ndarray, images: Sequence[Im
     return positions
 
 
-def find_placeholder_ids(config: Any) -> tuple[int, ...]:
+def find_placeholder_ids(config: PretrainedConfig) -> tuple[int, ...]:
     """Return the ids of the image and video placeholder tokens of a transformers config, which a model must never
     sample. Empty for a text model."""
     ids = (getattr(config, name, None) for name in PLACEHOLDER_IDS)
@@ -329,7 +329,7 @@ def load_image_processor(
     return ImageProcessor(processor, tokenizer)
 
 
-def check_images_are_supported(messages: Sequence[Mapping[str, Any]] | str, processor: ImageProcessor | None) -> None:
+def check_images_are_supported(messages: Sequence[ChatMessage] | str, processor: ImageProcessor | None) -> None:
     """Raise ValueError if a chat has pictures and the model does not read pictures."""
     if processor is None and collect_pictures(messages):
         raise ValueError(

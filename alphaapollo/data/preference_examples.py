@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -229,7 +228,7 @@ def _split_common_text(chosen: str, rejected: str, data: PairData) -> tuple[str,
     return common[:end], chosen[end:], rejected[end:]
 
 
-def _count_equal_items(first: Sequence[Any], second: Sequence[Any]) -> int:
+def _count_equal_items(first: Sequence[object], second: Sequence[object]) -> int:
     """Return the length of the longest common prefix of two sequences."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, pair in pairs if pair[0] != pair[1]), min(len(first), len(second)))

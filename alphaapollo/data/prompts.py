@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from alphaapollo.data.files import DataRow, convert_rows, to_file_list
 from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import IMAGES, LOCAL_PICTURES, PictureReader, RowPictures, convert_parts
-from alphaapollo.types import Message, Prompt
+from alphaapollo.types import JsonObject, Message, Prompt
 
 READ_COLUMNS = (IMAGES, "data_source", "reward_model", "extra_info", "env_kwargs", "metadata", "ability")
 
@@ -44,7 +43,7 @@ def load_prompts(
     return [replace(prompt, id=index) for index, prompt in enumerate(prompts)]
 
 
-def read_chat(value: list[Any], column: str, reader: PictureReader = LOCAL_PICTURES) -> list[Message]:
+def read_chat(value: list[object], column: str, reader: PictureReader = LOCAL_PICTURES) -> list[Message]:
     """Convert a list of {role, content} from a data file to messages. Drops keys with the value None.
 
     `RowPictures.place` adds the pictures of the row. Raises ValueError if a message is malformed or all contents are
@@ -111,7 +110,7 @@ def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: P
     return messages
 
 
-def _read_struct_column(row: DataRow, column: str) -> dict[str, Any]:
+def _read_struct_column(row: DataRow, column: str) -> JsonObject:
     value = row.get(column)
     if value is None:
         return {}
@@ -121,7 +120,7 @@ def _read_struct_column(row: DataRow, column: str) -> dict[str, Any]:
     return {name: part for name, part in value.items() if part is not None}
 
 
-def _parse_metadata(value: Any) -> Any:
+def _parse_metadata(value: object) -> object:
     if not isinstance(value, str):
         return value
     try:
@@ -130,7 +129,7 @@ def _parse_metadata(value: Any) -> Any:
         raise ValueError(f"'metadata' is not valid JSON ({error}). Fix or remove it.") from error
 
 
-def _convert_ground_truth_to_text(truth: Any) -> str | None:
+def _convert_ground_truth_to_text(truth: object) -> str | None:
     """Convert a ground truth to text. A list or dict (several accepted answers) becomes JSON.
 
     Raises ValueError for bytes and NaN, which no answer can equal.
@@ -143,6 +142,6 @@ def _convert_ground_truth_to_text(truth: Any) -> str | None:
     return json.dumps(truth, ensure_ascii=False) if isinstance(truth, list | dict) else str(truth)
 
 
-def _shorten_repr(value: Any) -> str:
+def _shorten_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

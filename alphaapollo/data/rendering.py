@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from alphaapollo.data.images import (
     ImageProcessor,
@@ -22,7 +22,7 @@ from alphaapollo.data.images import (
     collect_pictures,
     make_content_parts,
 )
-from alphaapollo.types import ImageInput, Message, Picture
+from alphaapollo.types import ChatMessage, ImageInput, Message, Picture
 from alphaapollo.utils.hub import is_local_path
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Renderer:
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        template_arguments: Mapping[str, Any] = MappingProxyType({}),
+        template_arguments: Mapping[str, object] = MappingProxyType({}),
         images: ImageProcessor | None = None,
     ):
         self.tokenizer = tokenizer
@@ -77,17 +77,17 @@ class Renderer:
                 raise ValueError(f"row {row}: {error}") from error
         return lengths
 
-    def prepare_images(self, content: Sequence[Mapping[str, Any]] | str) -> tuple[ImageInput, ...]:
+    def prepare_images(self, content: Sequence[ChatMessage] | str) -> tuple[ImageInput, ...]:
         """Return the prepared pictures of a chat, in order. Raises ValueError if a picture cannot be read."""
         check_images_are_supported(content, self.images)
         return tuple(self.images.prepare(one) for one in collect_pictures(content)) if self.images else ()
 
-    def tokenize_pictures(self, content: Sequence[Mapping[str, Any]]) -> tuple[PictureTokens, ...]:
+    def tokenize_pictures(self, content: Sequence[ChatMessage]) -> tuple[PictureTokens, ...]:
         """Return the pictures of a chat with their tokens, in order. Raises ValueError if a picture cannot be read."""
         pairs = zip(collect_pictures(content), self.prepare_images(content), strict=True)
         return tuple(PictureTokens(picture, image.token_ids) for picture, image in pairs)
 
-    def expand_placeholders(self, token_ids: list[int], content: Sequence[Mapping[str, Any]] | str) -> list[int]:
+    def expand_placeholders(self, token_ids: list[int], content: Sequence[ChatMessage] | str) -> list[int]:
         """Replace the placeholder of each picture of `content` by the tokens of the picture."""
         if self.images is None:
             return token_ids
@@ -124,9 +124,9 @@ class Renderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens to text without special tokens, for display, graders and environments (never re-encoded)."""
-        return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render_chat(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> str:
         """Convert a chat to text with the chat template, including special tokens."""
         if not self.tokenizer.chat_template:
             raise ValueError(
@@ -166,7 +166,8 @@ class Renderer:
 
     def encode(self, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
         """Tokenize each text. The text of a rendered chat needs add_special_tokens=False."""
-        return self.tokenizer(texts, add_special_tokens=add_special_tokens, return_attention_mask=False)["input_ids"]
+        encoded = self.tokenizer(texts, add_special_tokens=add_special_tokens, return_attention_mask=False)
+        return [*encoded["input_ids"]]
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -181,7 +182,7 @@ class Renderer:
         return self._encode_following_messages([], add_generation_prompt=False) if self.tokenizer.chat_template else []
 
 
-def make_template_argument_warnings(arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def make_template_argument_warnings(arguments: Mapping[str, object], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return a warning for each of the template `arguments` that the chat template does not read."""
     template = tokenizer.chat_template
     if not isinstance(template, str):

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from alphaapollo.data.images import ImageProcessor
 from alphaapollo.data.rendering import PLACEHOLDER, Renderer
-from alphaapollo.types import Message
+from alphaapollo.types import ChatMessage, JsonObject, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,7 +27,7 @@ UNSUPPORTED_TEMPLATE = (
     "then the messages of the role tool. Use a model whose template shows them, or set env.action_format=tags."
 )
 QUESTION = Message(role="user", content="?")
-EXAMPLE_VALUES: dict[object, Any] = {"string": "x", "integer": 1, "number": 1.5, "boolean": True}  # type -> value
+EXAMPLE_VALUES: dict[object, str | float] = {"string": "x", "integer": 1, "number": 1.5, "boolean": True}
 
 
 class ToolRenderer(Renderer):
@@ -40,8 +40,8 @@ class ToolRenderer(Renderer):
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        schemas: Sequence[dict[str, Any]],
-        template_arguments: Mapping[str, Any] = MappingProxyType({}),
+        schemas: Sequence[JsonObject],
+        template_arguments: Mapping[str, object] = MappingProxyType({}),
         images: ImageProcessor | None = None,
     ):
         self.schemas = list(schemas)
@@ -52,7 +52,7 @@ class ToolRenderer(Renderer):
         ids = list(token_ids)
         if ids and ids[-1] in self.eos_token_ids:
             ids.pop()
-        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def check_template_shows_tools(self, in_append_context: bool) -> None:
         """Raise ValueError if the chat template does not render the tools and their results.
@@ -101,25 +101,25 @@ class ToolRenderer(Renderer):
         before = self.render_call(PLACEHOLDER, {}).partition(PLACEHOLDER)[0].rpartition("</think>")[2].strip()
         first = self.encode([before])[0][:1]
         if first and first[0] in self.tokenizer.added_tokens_decoder:
-            return self.tokenizer.decode(first).strip()
+            return str(self.tokenizer.decode(first)).strip()
         word = before.split()[0] if before else ""
         return word if len(word) > 3 else ""
 
     @cached_property
-    def example_call(self) -> tuple[str, dict[str, Any]]:
+    def example_call(self) -> tuple[str, JsonObject]:
         """Name and arguments of an example call of the first tool, to show the call format in a message."""
         function = self.schemas[0]["function"]
         types = {name: schema.get("type") for name, schema in function["parameters"].get("properties", {}).items()}
         return function["name"], {name: EXAMPLE_VALUES[kind] for name, kind in types.items() if kind in EXAMPLE_VALUES}
 
-    def render_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def render_call(self, name: str, arguments: Mapping[str, object]) -> str:
         """Return the text that the model must sample to call the tool `name`."""
         text = self.render_chat([QUESTION, _make_call_message([name], arguments)], False)
         pairs = zip(text, self.render_chat([QUESTION]), strict=False)
         start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         ids = self.encode([text[start:]])[0]
         action = list(takewhile(lambda token: token not in self.eos_token_ids, ids))
-        return self.tokenizer.decode(action, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(self.tokenizer.decode(action, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _encode_following_messages(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
         answers = list(takewhile(lambda message: message["role"] == "tool", messages))
@@ -127,7 +127,8 @@ class ToolRenderer(Renderer):
             return super()._encode_following_messages(messages, add_generation_prompt)
         names = [answer.get("name", "") for answer in answers]
         answered = [_add_call_id(answer, index) for index, answer in enumerate(answers)]
-        chat = [QUESTION, _make_call_message(names, {"_": PLACEHOLDER}), *answered, *messages[len(answers) :]]
+        call = _make_call_message(names, {"_": PLACEHOLDER})
+        chat: list[ChatMessage] = [QUESTION, call, *answered, *messages[len(answers) :]]
         _, found, rest = self.render_chat(chat, add_generation_prompt).partition(PLACEHOLDER)
         ids = self.encode([rest])[0]
         end = next((index for index, token in enumerate(ids) if token in self.eos_token_ids), None)
@@ -136,9 +137,9 @@ class ToolRenderer(Renderer):
         return ids[end:]
 
 
-def _make_call_message(tool_names: Sequence[str], last_arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _make_call_message(tool_names: Sequence[str], last_arguments: Mapping[str, object]) -> JsonObject:
     """Create an assistant message with one call per tool. Only the last call has arguments: `last_arguments`."""
-    arguments: list[Mapping[str, Any]] = [*({} for _ in tool_names[1:]), last_arguments]
+    arguments: list[Mapping[str, object]] = [*({} for _ in tool_names[1:]), last_arguments]
     calls = [
         {"id": _format_call_id(index), "type": "function", "function": {"name": name, "arguments": dict(values)}}
         for index, (name, values) in enumerate(zip(tool_names, arguments, strict=True))
@@ -146,7 +147,7 @@ def _make_call_message(tool_names: Sequence[str], last_arguments: Mapping[str, A
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _add_call_id(tool_result: Message, call_index: int) -> dict[str, Any]:
+def _add_call_id(tool_result: Message, call_index: int) -> JsonObject:
     return {**tool_result, "tool_call_id": _format_call_id(call_index)}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import yaml
 from alphaapollo.config.changes import identify_command
 from alphaapollo.config.keys import COMMANDS, format_value, list_keys
 from alphaapollo.config.load import flatten_maps
+from alphaapollo.types import JsonObject
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons, redact
 from alphaapollo.utils.versions import list_versions
@@ -31,9 +32,7 @@ KINDS = {
 }
 
 
-def format_model_card(
-    saved: Mapping[str, Any], run: Path, step: int, role: str, base_model: str, comparison: str
-) -> str:
+def format_model_card(saved: JsonObject, run: Path, step: int, role: str, base_model: str, comparison: str) -> str:
     """Return the model card of an exported checkpoint as Markdown.
 
     Args:
@@ -67,7 +66,7 @@ def shorten_path(path: str) -> str:
     return "/".join(Path(path).parts[-2:]).lstrip("/") if is_local_path(path) else path
 
 
-def list_non_default_keys(saved: Mapping[str, Any], command: str) -> Iterator[tuple[str, str]]:
+def list_non_default_keys(saved: JsonObject, command: str) -> Iterator[tuple[str, str]]:
     """Yield (key, value) of each configuration key with a non-default value, except secrets and output paths."""
     values, secret = flatten_maps(saved), {key for key, _ in find_secret_keys_and_reasons(saved)}
     for name, key in list_keys(COMMANDS[command]).items():
@@ -85,7 +84,7 @@ def _shorten_value(value: Any) -> str:
     return format_value(value)
 
 
-def _describe_training(saved: Mapping[str, Any], command: str) -> Iterator[str]:
+def _describe_training(saved: JsonObject, command: str) -> Iterator[str]:
     values = flatten_maps(saved)
     named = {"data.train_files": "trained on", "data.val_files": "validated on"}
     for key, label in named.items():

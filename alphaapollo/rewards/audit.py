@@ -37,7 +37,7 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.answer_extraction import find_marked_answer
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
-from alphaapollo.types import Prompt, Score
+from alphaapollo.types import JsonObject, Prompt, Score
 
 MAX_SHOWN = 160  # printed characters of an answer
 NUM_BINS = 5  # of the calibration table
@@ -56,7 +56,7 @@ class AuditConfig(Section):
         yield from find_policy_judge_errors(self.reward)
 
 
-def _convert_ground_truth_to_text(truth: Any) -> Any:
+def _convert_ground_truth_to_text(truth: object) -> str | None:
     if isinstance(truth, list | dict):
         return json.dumps(truth, ensure_ascii=False)
     return None if truth is None else str(truth)
@@ -67,7 +67,7 @@ class LabelledAnswer(BaseModel, extra="allow"):
     answer."""
 
     data_source: str
-    prompt: str | list[dict[str, Any]] = ""
+    prompt: str | list[JsonObject] = ""
     response: str
     ground_truth: Annotated[str | None, BeforeValidator(_convert_ground_truth_to_text)] = None
     label: Annotated[Ratio, Field(validation_alias=AliasChoices("label", "is_correct"))]
@@ -125,7 +125,7 @@ async def grade(answers: Sequence[LabelledAnswer], prompts: Sequence[Prompt], co
         await client.close()
 
 
-def compute_statistics(scores: Sequence[Score], labels: Sequence[float]) -> dict[str, Any]:
+def compute_statistics(scores: Sequence[Score], labels: Sequence[float]) -> JsonObject:
     """Compare scores with labels, both from 0 to 1. An answer counts as right above 0.5. Failed scores are left out.
 
     agreement, interval: share of equal verdicts, with its 95 % Wilson interval. kappa: Cohen's (p_o - p_e) / (1 - p_e),
@@ -181,7 +181,7 @@ def _keep_last_characters(text: str) -> str:
     return line if len(line) <= MAX_SHOWN else "..." + line[-MAX_SHOWN:]
 
 
-def _print_statistics(found: dict[str, Any], scores: Sequence[Score]) -> None:
+def _print_statistics(found: JsonObject, scores: Sequence[Score]) -> None:
     for reason, count in Counter(score.reason for score in scores if score.outcome.failed).most_common():
         print(f"{count} failures: {reason}")
     if "agreement" in found:

@@ -85,7 +85,7 @@ def get_question(prompt: Prompt) -> str:
     return "\n\n".join(message["content"] for message in prompt.content if message["role"] == "user")
 
 
-def takes_trajectory(function: Callable[..., Any]) -> bool:
+def takes_trajectory(function: Callable[..., object]) -> bool:
     """Return whether a reward function takes (prompt, trajectory) instead of (prompt, completion)."""
     return list(inspect.signature(function).parameters)[1:2] == ["trajectory"]
 
@@ -95,7 +95,7 @@ def adapt_to_episode(function: Callable[[Prompt, Any], ResultT]) -> Callable[[Pr
     return function if takes_trajectory(function) else lambda prompt, episode: function(prompt, episode.text)
 
 
-def explain_signature_mismatch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+def explain_signature_mismatch(function: Callable[..., object], *args: object, **kwargs: object) -> str:
     """Return why a function cannot be called with these arguments; empty if it can be called."""
     try:
         inspect.signature(function).bind(*args, **kwargs)

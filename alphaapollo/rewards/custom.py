@@ -8,8 +8,7 @@ may omit the others, or accept all with `**kwargs`. The lists for TRL's function
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from alphaapollo.rewards.base import RewardFunction, RewardResult, explain_signature_mismatch
 from alphaapollo.types import Prompt
@@ -48,7 +47,7 @@ def load_reward_function(path: str, name: str) -> RewardFunction:
     return adapted
 
 
-def adapt_verl_function(function: Callable[..., Any], parameter_names: list[str]) -> RewardFunction:
+def adapt_verl_function(function: Callable[..., RewardResult], parameter_names: list[str]) -> RewardFunction:
     """Wrap a reward function with verl's parameters so that it takes (prompt, completion)."""
 
     def reward(prompt: Prompt, completion: str) -> RewardResult:
@@ -59,7 +58,9 @@ def adapt_verl_function(function: Callable[..., Any], parameter_names: list[str]
     return reward
 
 
-def adapt_trl_function(function: Callable[..., Any], names: Collection[str] | None) -> RewardFunction:
+def adapt_trl_function(
+    function: Callable[..., Sequence[RewardResult]], names: Collection[str] | None
+) -> RewardFunction:
     """Wrap a reward function of TRL so that it takes (prompt, completion). `names`: its parameters; None: any."""
 
     def reward(prompt: Prompt, completion: str) -> RewardResult:
@@ -72,13 +73,12 @@ def adapt_trl_function(function: Callable[..., Any], names: Collection[str] | No
             "completions": [{"role": "assistant", "content": completion}] if is_chat else completion,
         }
         (value,) = function(**{name: [value] for name, value in columns.items() if names is None or name in names})
-        result: RewardResult = value
-        return result
+        return value
 
     return reward
 
 
-def convert_verl_result(result: Any) -> Any:
+def convert_verl_result(result: RewardResult) -> RewardResult:
     """Rename `score` and `acc` in the dict of a verl reward function, and remove entries that are not numbers.
 
     `{"score": 0.5, "acc": 1, "pred": "7"}` becomes `{"reward": 0.5, "accuracy": 1}`. Results other than a dict with

@@ -5,17 +5,15 @@ from __future__ import annotations
 import base64
 import importlib.util
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from alphaapollo.observability.pictures import find_picture_extension, read_picture_bytes
-from alphaapollo.types import IMAGE_MARK
+from alphaapollo.types import IMAGE_MARK, ChatMessage, JsonObject
 
 MALFORMED_RESPONSE_ERRORS = (ValueError, TypeError, AttributeError, IndexError)
 """Exceptions raised when a response is not OpenAI-compatible; the client accepts any JSON."""
 
 
-def make_connection_options(section: str, base_url: str, api_key_env: str) -> dict[str, Any]:
+def make_connection_options(section: str, base_url: str, api_key_env: str) -> JsonObject:
     """Return `base_url` and `api_key` for openai.OpenAI and openai.AsyncOpenAI.
 
     `section` is the configuration section that error messages name, e.g. reward.judge. Raises ValueError if the openai
@@ -31,13 +29,13 @@ def make_connection_options(section: str, base_url: str, api_key_env: str) -> di
     return {"base_url": base_url or None, "api_key": key or "none"}
 
 
-def make_openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def make_openai_message(message: ChatMessage) -> JsonObject:
     """Return a message in OpenAI's format, with its pictures as parts that contain `data:` URLs."""
     others = {key: value for key, value in message.items() if key != "images"}
     if not message.get("images"):
         return others
     first, *texts = message["content"].split(IMAGE_MARK)
-    parts: list[dict[str, Any]] = [{"type": "text", "text": first}] * bool(first)
+    parts: list[JsonObject] = [{"type": "text", "text": first}] * bool(first)
     for picture, text in zip(message["images"], texts, strict=True):
         data = read_picture_bytes(picture)
         url = f"data:image/{find_picture_extension(data)};base64,{base64.b64encode(data).decode()}"

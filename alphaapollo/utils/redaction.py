@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 SECRET_VARIABLE = re.compile(
     r"(?:^|_)(?:APIKEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTHORIZATION)(?:_|$)", re.IGNORECASE
@@ -31,7 +30,7 @@ def redact(text: str, secrets: Mapping[str, str] | None = None) -> str:
     return text
 
 
-def find_secret_keys_and_reasons(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def find_secret_keys_and_reasons(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
     """For each value with a secret in a nested map, yield (dotted key, reason). The reason does not show the secret."""
     known = find_secret_variables()
     for name, value in values.items():

@@ -134,7 +134,7 @@ class Estimator:
         """Compute one advantage per trajectory, [N], with an estimator of scope trajectories."""
         self._check_needs(trajectories)
         self._check_rewards(trajectories.scores.isfinite(), torch.arange(len(trajectories.scores)))
-        advantages = self.fn(trajectories, config)
+        advantages: Tensor = self.fn(trajectories, config)
         label = f"the advantages of {self}"
         check_float_tensor(label, advantages, trajectories.scores.shape)
         require(all_finite(advantages), f"{label} must be finite, but have NaN or infinite values.")
@@ -149,7 +149,7 @@ class Estimator:
         if self.scope == "trajectories":
             trajectories = Trajectories.from_inputs(inputs)
             return trajectories.expand_to_tokens(self.compute_for_trajectories(trajectories, config))
-        result = self.fn(inputs, config)
+        result: Advantages = self.fn(inputs, config)
         check_result_type(str(self), result, Advantages)
         self._check_result("advantages", result.advantages, inputs.mask)
         if result.returns is not result.advantages:

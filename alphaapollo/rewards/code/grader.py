@@ -63,7 +63,7 @@ def extract_code(completion: str) -> str:
     answer = completion.rpartition("</think>")[2]
     blocks = BLOCK.findall(answer)
     python = [text for language, text in blocks if language.lower() in ("python", "py", "python3")]
-    return (python or [text for _, text in blocks] or [answer])[-1]
+    return str((python or [text for _, text in blocks] or [answer])[-1])
 
 
 def find_function_test_failure(tests: FunctionTests, code: str, time_limit: float) -> str:
@@ -76,7 +76,7 @@ def find_function_test_failure(tests: FunctionTests, code: str, time_limit: floa
     program = f"{library}\nrun_answer({tests.setup_code + chr(10) + code!r})"
     request = {"tests": tests.test_code, "setup": tests.setup_code, "names": tests.function_names}
     request["check"] = tests.candidate_name
-    known: list[list[Any]] = []
+    known: list[list[object]] = []
     for _ in range(MAX_ROUNDS):
         try:
             stdin = json.dumps({**request, "known": known})

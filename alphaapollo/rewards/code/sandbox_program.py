@@ -44,7 +44,7 @@ class ArgumentError(TypeError):
     """Error for an argument of a test's call that cannot be sent as JSON."""
 
 
-def encode_value(value: Any, non_json: list[Any]) -> Any:
+def encode_value(value: Any, non_json: list[object]) -> object:
     """Convert a value to JSON data for `decode_value`. Values that JSON cannot represent are appended to `non_json`."""
     kind = type(value)
     if kind is UnknownCallResult:
@@ -74,12 +74,12 @@ def encode_value(value: Any, non_json: list[Any]) -> Any:
     return ["opaque", repr(value)[:MAX_TEXT]]
 
 
-def decode_value(data: Any) -> Any:
+def decode_value(data: object) -> Any:
     """Reverse `encode_value`. A value that JSON could not represent becomes an NonJsonResult."""
     if not isinstance(data, list):
         return data
     kind, *parts = data
-    kinds: dict[str, Callable[..., Any]] = {
+    kinds: dict[str, Callable[..., object]] = {
         "int": lambda text: int(text, 16),
         "float": lambda text: float(text) if text in ("inf", "-inf", "nan") else float.fromhex(text),
         "list": lambda items: list(map(decode_value, items)),
@@ -107,17 +107,17 @@ class UnknownCallResult:
     def __init__(self, call_depth: int):
         self._depth = call_depth
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> UnknownCallResult:
         return self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> UnknownCallResult:
         return _select_deepest_unknown_result(self, *args)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return iter(())
 
 
-def _select_deepest_unknown_result(*operands: Any) -> Any:
+def _select_deepest_unknown_result(*operands: object) -> UnknownCallResult:
     """Return the UnknownCallResult with the largest depth among the operands of an operator."""
     return max((value for value in operands if type(value) is UnknownCallResult), key=lambda value: value._depth)
 
@@ -140,25 +140,25 @@ class CallRecorder:
     """Recorder of the tests' calls to the answer's functions. A call with a known result returns that result."""
 
     def __init__(self, known_results: list[list[Any]]):
-        self.calls: list[Any] = []
+        self.calls: list[object] = []
         self.unknown = 0
         self._known: dict[str, list[Any]] = {}
         for call, result in known_results:
             self._known.setdefault(json.dumps(call), []).append(result)
 
-    def make_stub(self, name: str) -> Callable[..., Any]:
+    def make_stub(self, name: str) -> Callable[..., object]:
         """Return a function that replaces the answer's function of this name in the tests."""
 
-        def stub(*args: Any, **kwargs: Any) -> Any:
+        def stub(*args: object, **kwargs: object) -> object:
             return self._record_call(name, args, kwargs)
 
         stub.__name__ = name
         return stub
 
-    def _record_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record_call(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if len(self.calls) >= MAX_CALLS:
             raise CallLimitExceeded(f"the tests make more than {MAX_CALLS} calls to the answer's functions; use fewer")
-        non_json: list[Any] = []
+        non_json: list[object] = []
         encoded = [name, encode_value(args, non_json), encode_value(kwargs, non_json)]
         depth = max((value._depth for value in non_json if type(value) is UnknownCallResult), default=0)
         if depth >= MAX_DEPTH:
@@ -182,7 +182,7 @@ class CallRecorder:
         raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else Exception)(value[1])
 
 
-def _replace_content(container: Any, content: Any) -> None:
+def _replace_content(container: object, content: Any) -> None:
     """Repeat a change that the tested function made to its copy of an argument: set `container` to `content`."""
     if isinstance(container, list):
         container[:] = content
@@ -229,7 +229,7 @@ def run_tests() -> None:
         recorder = CallRecorder(request["known"])
         _run_tests_once(request, recorder, with_asserts=False)
         if recorder.unknown:
-            reply: dict[str, Any] = {"calls": recorder.calls}
+            reply: dict[str, object] = {"calls": recorder.calls}
         else:
             failure = _run_tests_once(request, CallRecorder(request["known"]), with_asserts=True)
             reply = {"passed": not failure, "failure": failure}
@@ -248,7 +248,7 @@ def run_answer(source: str) -> None:
         exec(compile(source, "<answer>", "exec"), namespace)
         if missing := sorted({name for name, _, _ in calls} - namespace.keys()):
             raise NameError(f"the code does not define {', '.join(missing)}")
-        reply: Any = [
+        reply: object = [
             _call_function(namespace[name], decode_value(args), decode_value(kwargs)) for name, args, kwargs in calls
         ]
     except BaseException as error:  # noqa: BLE001 an answer may raise anything
@@ -256,7 +256,9 @@ def run_answer(source: str) -> None:
     out.write("\n" + json.dumps(reply))
 
 
-def _call_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _call_function(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> list[object]:
     """Call a function of the answer. Returns [outcome, result or exception, arguments after the call] as JSON data."""
     sys.stdout = io.StringIO()
     try:

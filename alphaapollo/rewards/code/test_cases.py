@@ -14,7 +14,8 @@ import ast
 import builtins
 import json
 from dataclasses import dataclass
-from typing import Any
+
+from alphaapollo.types import JsonObject
 
 TIME_LIMIT = 4.0  # seconds for one run of the code
 
@@ -48,7 +49,7 @@ def read_tests_and_time_limit(ground_truth: str | None) -> tuple[FunctionTests |
         raise ValueError(f"the ground truth must be JSON with {keys} ({type(error).__name__}: {error})") from error
 
 
-def _parse_tests(fields: dict[str, Any]) -> FunctionTests | ProgramTests:
+def _parse_tests(fields: JsonObject) -> FunctionTests | ProgramTests:
     prompt, setup, entry = fields.get("prompt") or "", fields.get("setup") or "", fields.get("entry_point")
     if not isinstance(prompt, str) or not isinstance(setup, str):
         raise TypeError("the fields 'prompt' and 'setup' must be strings of Python code")

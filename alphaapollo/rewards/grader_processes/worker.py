@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.rewards.base import (
@@ -29,7 +29,7 @@ from alphaapollo.types import Episode, Prompt, Score
 from alphaapollo.utils.process_tree import exit_with_parent
 from alphaapollo.utils.user_module import format_error, load_user_module
 
-EpisodeFunction = Callable[[Prompt, Episode], Any]
+EpisodeFunction = Callable[[Prompt, Episode], object]
 
 
 class GraderWorker:

@@ -202,7 +202,7 @@ def parse_expressions(text: str) -> list[Any]:
     return list(parse(text, [NO_UNITS, ExprExtractionConfig()], parsing_timeout=None))
 
 
-def _parse_answer(answer: str) -> list[Any]:
+def _parse_answer(answer: str) -> list[object]:
     """Return the possible readings of a normalized answer. Inequalities joined by `or` become a union of sets."""
     parts = OR.split(answer)
     if len(parts) > 1:
@@ -213,7 +213,7 @@ def _parse_answer(answer: str) -> list[Any]:
     return [_replace_imaginary_unit(reading) for reading in readings]
 
 
-def _replace_imaginary_unit(expression: Any) -> Any:
+def _replace_imaginary_unit(expression: object) -> object:
     """Replace the letter i by the imaginary unit, except in sums and products, where it may be the index."""
     if not isinstance(expression, sympy.Basic) or expression.has(sympy.Sum, sympy.Product):
         return expression
@@ -230,7 +230,7 @@ def _is_tuple(text: str) -> bool:
     return text.startswith("(") and text.endswith(")") and text.count("(") == 1 and "," in text
 
 
-def has_equal_expression(truth_expressions: list[Any], answer_expressions: list[Any]) -> bool:
+def has_equal_expression(truth_expressions: list[object], answer_expressions: list[object]) -> bool:
     """Return whether a parsed expression of the answer equals one of the ground truth. May raise sympy errors."""
     errors: list[Exception] = []
     for one, other in itertools.product(truth_expressions, answer_expressions):
