@@ -62,80 +62,39 @@ def save_model(model: Any, folder: str | Path) -> None:
         save_file({name: weight.contiguous() for name, weight in weights.items()}, file, {"format": "pt"})
 
 
-def make_qwen3_vl() -> tuple[Any, Any]:
-    from transformers import (
-        Qwen3VLConfig,
-        Qwen3VLForConditionalGeneration,
-        Qwen3VLProcessor,
-        Qwen3VLVideoProcessor,
-    )
-
+def make_qwen3_vl(kind: str = "Qwen3VL", **text: Any) -> tuple[Any, Any]:
     tokenizer = make_tokenizer("<|vision_start|><|image_pad|><|vision_end|>", QWEN_TOKENS)
     vision = {"spatial_merge_size": 2, "out_hidden_size": 64, "num_position_embeddings": 64}
-    config = Qwen3VLConfig(
-        text_config=make_text_config(tokenizer, rope_parameters={**MROPE, "mrope_interleaved": True}),
-        vision_config={**VISION_LAYERS, **PATCHES, **vision, "deepstack_visual_indexes": [0]},
-        **find_qwen_token_ids(tokenizer),
+    return make_qwen(
+        kind,
+        "Qwen3VL",
+        tokenizer,
+        make_text_config(tokenizer, rope_parameters={**MROPE, "mrope_interleaved": True}, **text),
+        {**VISION_LAYERS, **PATCHES, **vision, "deepstack_visual_indexes": [0]},
     )
-    processor = make_qwen_processor(Qwen3VLProcessor, Qwen3VLVideoProcessor, tokenizer)
-    return Qwen3VLForConditionalGeneration(config), processor
 
 
 def make_qwen3_vl_moe() -> tuple[Any, Any]:
-    from transformers import (
-        Qwen3VLMoeConfig,
-        Qwen3VLMoeForConditionalGeneration,
-        Qwen3VLProcessor,
-        Qwen3VLVideoProcessor,
-    )
-
-    tokenizer = make_tokenizer("<|vision_start|><|image_pad|><|vision_end|>", QWEN_TOKENS)
-    vision = {"spatial_merge_size": 2, "out_hidden_size": 64, "num_position_embeddings": 64}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-    experts["norm_topk_prob"] = True  # in published configs; vLLM needs it
-    config = Qwen3VLMoeConfig(
-        text_config=make_text_config(tokenizer, rope_parameters={**MROPE, "mrope_interleaved": True}, **experts),
-        vision_config={**VISION_LAYERS, **PATCHES, **vision, "deepstack_visual_indexes": [0]},
-        **find_qwen_token_ids(tokenizer),
-    )
-    processor = make_qwen_processor(Qwen3VLProcessor, Qwen3VLVideoProcessor, tokenizer)
-    return Qwen3VLMoeForConditionalGeneration(config), processor
+    return make_qwen3_vl("Qwen3VLMoe", **experts, norm_topk_prob=True)  # in published configs; vLLM needs it
 
 
 def make_qwen2_vl() -> tuple[Any, Any]:
-    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLProcessor, Qwen2VLVideoProcessor
-
-    tokenizer = make_tokenizer("<|vision_start|><|image_pad|><|vision_end|>", QWEN_TOKENS)
-    text = make_text_config(tokenizer, rope_parameters=MROPE, hidden_size=128)
-    del text["head_dim"]  # always hidden_size / num_attention_heads
-    config = Qwen2VLConfig(
-        text_config=text,
-        vision_config={"embed_dim": 64, "hidden_size": 128, "num_heads": 4, "depth": 2, "mlp_ratio": 2, **PATCHES},
-        **find_qwen_token_ids(tokenizer),
-    )
-    processor = make_qwen_processor(Qwen2VLProcessor, Qwen2VLVideoProcessor, tokenizer)
-    return Qwen2VLForConditionalGeneration(config), processor
+    vision = {"embed_dim": 64, "hidden_size": 128, "num_heads": 4, "depth": 2, "mlp_ratio": 2, **PATCHES}
+    return make_qwen2("Qwen2VL", vision)
 
 
 def make_qwen2_5_vl() -> tuple[Any, Any]:
-    from transformers import (
-        Qwen2_5_VLConfig,
-        Qwen2_5_VLForConditionalGeneration,
-        Qwen2_5_VLProcessor,
-        Qwen2VLVideoProcessor,
-    )
+    windows = {"window_size": 32, "fullatt_block_indexes": [1]}
+    sizes = {"spatial_merge_size": 2, "out_hidden_size": 128}
+    return make_qwen2("Qwen2_5_VL", {**VISION_LAYERS, **PATCHES, **windows, **sizes})
 
+
+def make_qwen2(kind: str, vision: dict[str, Any]) -> tuple[Any, Any]:
     tokenizer = make_tokenizer("<|vision_start|><|image_pad|><|vision_end|>", QWEN_TOKENS)
     text = make_text_config(tokenizer, rope_parameters=MROPE, hidden_size=128)
     del text["head_dim"]  # always hidden_size / num_attention_heads
-    windows = {"window_size": 32, "fullatt_block_indexes": [1]}
-    config = Qwen2_5_VLConfig(
-        text_config=text,
-        vision_config={**VISION_LAYERS, **PATCHES, **windows, "spatial_merge_size": 2, "out_hidden_size": 128},
-        **find_qwen_token_ids(tokenizer),
-    )
-    processor = make_qwen_processor(Qwen2_5_VLProcessor, Qwen2VLVideoProcessor, tokenizer)
-    return Qwen2_5_VLForConditionalGeneration(config), processor
+    return make_qwen(kind, kind, tokenizer, text, vision)
 
 
 def make_internvl() -> tuple[Any, Any]:
@@ -202,20 +161,23 @@ def make_text_config(tokenizer: Any, **settings: Any) -> dict[str, Any]:
     return {**TEXT_LAYERS, "vocab_size": len(tokenizer), **ids, **settings}
 
 
-def find_qwen_token_ids(tokenizer: Any) -> dict[str, Any]:
+def make_qwen(
+    kind: str, processor: str, tokenizer: Any, text: dict[str, Any], vision: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Model and processor of transformers by the names of their classes."""
+    import transformers
+
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-    return dict(zip(names, tokenizer.convert_tokens_to_ids(list(QWEN_TOKENS)), strict=True)) | {
-        "tie_word_embeddings": True
-    }
-
-
-def make_qwen_processor(processor_class: Any, video_processor_class: Any, tokenizer: Any) -> Any:
-    from transformers import Qwen2VLImageProcessor
-
+    ids = dict(zip(names, tokenizer.convert_tokens_to_ids(list(QWEN_TOKENS)), strict=True))
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=vision, tie_word_embeddings=True, **ids
+    )
     limits = {"shortest_edge": 16 * 16, "longest_edge": 64 * 64}
-    return processor_class(
-        image_processor=Qwen2VLImageProcessor(**PATCHES, merge_size=2, size=limits),
+    video = "Qwen3VL" if processor == "Qwen3VL" else "Qwen2VL"
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    return model, getattr(transformers, f"{processor}Processor")(
+        image_processor=transformers.Qwen2VLImageProcessor(**PATCHES, merge_size=2, size=limits),
         tokenizer=tokenizer,
-        video_processor=video_processor_class(**PATCHES, merge_size=2),
+        video_processor=getattr(transformers, f"{video}VideoProcessor")(**PATCHES, merge_size=2),
         chat_template=tokenizer.chat_template,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -51,35 +52,39 @@ def test_a_valid_folder(folder: Path) -> None:
     check_weight_files(Model(path=str(folder)), "model.path")  # of another format, perhaps
 
 
-def test_truncated(folder: Path) -> None:
-    data = (folder / SINGLE).read_bytes()
-    for left in (len(data) - 1, len(data) // 2, 0, 5, 100):
-        (folder / SINGLE).write_bytes(data[:left])
-        assert refusal(folder).startswith(f"{SINGLE} is missing or damaged")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((SINGLE, left) for left in (-1, 0, 5, 100, 10_000)),  # bytes that are left
+        (SINGLE, "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        (INDEX, '{"weight_map": ['),
+    ],
+)
+def test_a_damaged_file_is_named(folder: Path, name: str, content: str | int) -> None:
+    new = content.encode() if isinstance(content, str) else (folder / name).read_bytes()[:content]
+    (folder / name).write_bytes(new)
+    assert refusal(folder).startswith(f"{name} is missing or damaged")
 
 
-def test_a_git_lfs_pointer(folder: Path) -> None:
-    (folder / SINGLE).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    assert refusal(folder).startswith(f"{SINGLE} is missing or damaged")
-
-
-def test_a_missing_file(folder: Path) -> None:
+def test_a_missing_file_is_named(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
-    assert refusal(folder).startswith("model-00001-of-00002.safetensors is missing or damaged: No such file")
-    (folder / INDEX).write_text('{"weight_map": [')
-    assert refusal(folder).startswith(f"{INDEX} is missing or damaged")
+    assert refusal(folder).startswith("model-00001-of-00002.safetensors is missing")
 
 
-def test_other_shapes(folder: Path) -> None:
-    configure(folder, intermediate_size=40)
-    assert refusal(folder).startswith(
-        "model.layers.0.mlp.gate_proj.weight has shape [48, 32] in the weights, but [40, 32]"
-    )
-
-
-def test_fewer_layers_than_the_weights(folder: Path) -> None:
-    configure(folder, num_hidden_layers=1, layer_types=["full_attention"])
-    assert refusal(folder).startswith("the weights have 2 layers, but config.json has num_hidden_layers=1.")
+@pytest.mark.parametrize(
+    ("changes", "facts"),
+    [
+        ({"intermediate_size": 40}, ("model.layers.0.mlp.gate_proj.weight", "[48, 32]", "[40, 32]")),
+        ({"num_hidden_layers": 1, "layer_types": ["full_attention"]}, ("2 layers", "num_hidden_layers=1")),
+        ({"hidden_size": -32}, ("no model", "config.json")),
+        ({"num_hidden_layers": 7}, ("cannot read config.json", "layer_types")),
+    ],
+)
+def test_a_configuration_that_does_not_fit(folder: Path, changes: dict[str, Any], facts: tuple[str, ...]) -> None:
+    configure(folder, **changes)
+    message = refusal(folder)
+    for fact in facts:
+        assert fact in message
 
 
 def test_an_extra_layer_for_multi_token_prediction(folder: Path) -> None:
@@ -97,17 +102,8 @@ def test_a_vocabulary_smaller_than_the_tokenizer(folder: Path) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})  # never in a text
     check_vocabulary_size(Model(path=str(folder)), tokenizer, "model.path")
     tokenizer.add_tokens(["one more"])
-    with pytest.raises(ValueError, match=r"the model has 48 embeddings, but the tokenizer has ids up to 49"):
+    with pytest.raises(ValueError, match=r"48 embeddings.* 49"):
         check_vocabulary_size(Model(path=str(folder)), tokenizer, "model.path")
-
-
-def test_an_invalid_configuration(folder: Path) -> None:
-    configure(folder, hidden_size=-32)
-    with pytest.raises(ValueError, match=r"no model can be built from its config\.json"):
-        check_weight_files(Model(path=str(folder)), "model.path")
-    configure(folder, hidden_size=32, num_hidden_layers=7)
-    with pytest.raises(ValueError, match=r"cannot read config\.json \(.*layer_types"):
-        check_weight_files(Model(path=str(folder)), "model.path")
 
 
 def test_a_critic_or_teacher_must_read_pictures_like_the_policy(vision_folder, sound: Path):
@@ -115,6 +111,6 @@ def test_a_critic_or_teacher_must_read_pictures_like_the_policy(vision_folder, s
     policy, same, other = (Model(path=str(vision_folder(name))) for name in ("qwen3_vl", "qwen2_5_vl", "internvl"))
     check_reads_pictures_like_policy(same, policy, "critic.model.path")
     for wrong in (other, Model(path=str(sound))):
-        with pytest.raises(ValueError, match=r"^teacher.model.path=.* does not read pictures like the policy .*\.$"):
+        with pytest.raises(ValueError, match=r"^teacher\.model\.path=.* pictures"):
             check_reads_pictures_like_policy(wrong, policy, "teacher.model.path")
     check_reads_pictures_like_policy(Model(path=str(sound)), Model(path=str(sound)), "critic.model.path")

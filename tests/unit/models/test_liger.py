@@ -16,7 +16,7 @@ from alphaapollo.models import load
 from alphaapollo.models.load import LIGER_ARCHITECTURES
 from tests.unit.tiny import build_model, save_model
 
-KEY = "model.use_liger"
+KEY, COMPILED = "model.use_liger", {"use_torch_compile": True}
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, "cuda", True),
         ({}, "cpu", False),
         ({"use_liger": False}, "cuda", False),
-        ({"use_torch_compile": True}, "cuda", False),
+        (COMPILED, "cuda", False),
         ({"dtype": "float32"}, "cuda", False),
         ({"dtype": "float32", "use_liger": True}, "cuda", True),
     ],
@@ -46,16 +46,17 @@ def test_auto_needs_a_gpu_half_precision_and_no_compilation(
 def test_auto_needs_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert resolve_model(Model(), "cuda").use_liger is False
-    with pytest.raises(ValueError, match=f"{KEY}=true, but liger-kernel is not installed. Install it with pip"):
+    with pytest.raises(ValueError, match=f"{KEY}=true.* liger-kernel"):
         resolve_model(Model(use_liger=True), "cuda")
 
 
 @pytest.mark.usefixtures("installed")
-def test_impossible_settings_are_errors() -> None:
-    with pytest.raises(ValueError, match=rf"^{KEY}=true needs a GPU, .*\. Set {KEY}=auto\.$"):
-        resolve_model(Model(use_liger=True), "cpu")
-    with pytest.raises(ValueError, match=r"model.use_torch_compile=true fuse the same layers"):
-        resolve_model(Model(use_liger=True, use_torch_compile=True), "cuda")
+@pytest.mark.parametrize(
+    ("device", "more", "fact"), [("cpu", {}, f"{KEY}=auto"), ("cuda", COMPILED, "torch_compile=true")]
+)
+def test_impossible_settings_are_errors(device: Device, more: dict[str, bool], fact: str) -> None:
+    with pytest.raises(ValueError, match=rf"{KEY}=true.*{fact}"):
+        resolve_model(Model(use_liger=True, **more), device)
 
 
 @pytest.mark.usefixtures("installed")
@@ -65,7 +66,7 @@ def test_unsupported_architectures(tmp_path: Path) -> None:
     assert choose_kernels(resolve_model(known, "cuda"), known).use_liger is True
     assert choose_kernels(resolve_model(other, "cuda"), other).use_liger is False
     assert choose_kernels(resolve_model(other, "cpu"), other).use_liger is False
-    with pytest.raises(ValueError, match=r"not tested on 'gemma2' models .* only on granite, llama"):
+    with pytest.raises(ValueError, match=r"'gemma2'.* granite, llama"):
         fused = other.model_copy(update={"use_liger": True})
         choose_kernels(resolve_model(fused, "cuda"), fused)
 

@@ -2,96 +2,63 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import ViTConfig
 
 from alphaapollo.config.schema import Model
 from alphaapollo.models.load import check_causal_lm, load_causal_lm
 
 
-def load(path: str | Path, **settings: bool) -> torch.nn.Module:
-    return load_causal_lm(Model(path=str(path), **settings), "padded")
+def cut_weights(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-1000])
 
 
-@pytest.fixture
-def broken(model_folder, tmp_path: Path) -> Path:
-    """A copy to damage."""
-    return Path(shutil.copytree(model_folder("llama"), tmp_path / "model"))
-
-
-def test_no_path():
-    with pytest.raises(ValueError, match=r"model.path is empty. Set model.path"):
-        load("")
-
-
-def test_missing_path():
-    with pytest.raises(ValueError, match=r"model.path=/nowhere/model does not exist. Set it to a folder"):
-        load("/nowhere/model")
-
-
-def test_folder_without_config(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"has no config.json"):
-        load(tmp_path)
-
-
-def test_unreadable_config(broken: Path):
-    (broken / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"cannot read config\.json"):
-        load(broken)
-
-
-def test_unknown_architecture(broken: Path):
-    (broken / "config.json").write_text(json.dumps({"model_type": "never_heard_of"}))
-    with pytest.raises(ValueError, match=r"cannot read config\.json \(.*never_heard_of"):
-        load(broken)
-
-
-def test_not_a_causal_language_model(tmp_path: Path):
-    from transformers import ViTConfig
-
-    ViTConfig().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="is a 'vit' model, which is not a causal language model"):
-        load(tmp_path)
-
-
-def test_a_reward_model_is_not_a_policy(tmp_path: Path, model_folder):
-    folder = shutil.copytree(model_folder("qwen3"), tmp_path / "rm")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForSequenceClassification"]}))
-    with pytest.raises(ValueError, match="is a 'Qwen3ForSequenceClassification' model, which is not a causal"):
-        check_causal_lm(Model(path=str(folder)))
-
-
-def test_no_weights(broken: Path):
-    (broken / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="its weights cannot be loaded"):
-        load(broken)
-
-
-def test_truncated_weights(broken: Path):
-    weights = broken / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match=r"its weights cannot be loaded .* truncated"):
-        load(broken)
-
-
-def test_incomplete_weights(broken: Path):
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(broken / "model.safetensors")
+def drop_a_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"weights are missing \(1 in total\), e.g. model.layers.1.mlp.up_proj.weight"):
-        load(broken)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_weights_of_another_shape(broken: Path):
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
-    with pytest.raises(ValueError, match="its weights cannot be loaded"):
-        load(broken)
+def configure(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changes))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "fact"),
+    [
+        (shutil.rmtree, "does not exist"),
+        (lambda folder: (folder / "config.json").unlink(), r"has no config\.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), r"cannot read config\.json"),
+        (configure(model_type="never_heard_of"), r"config\.json \(.*never_heard_of"),
+        (lambda folder: ViTConfig().save_pretrained(folder), "is a 'vit' model"),
+        (configure(architectures=["Qwen3ForSequenceClassification"]), "is a 'Qwen3ForSequenceClassification' model"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "weights cannot be loaded"),
+        (cut_weights, "weights cannot be loaded .* truncated"),
+        (drop_a_tensor, r"1 in total.* model\.layers\.1\.mlp\.up_proj\.weight"),
+        (configure(intermediate_size=64), "weights cannot be loaded"),
+    ],
+)
+def test_a_damaged_folder_is_an_error(model_folder, tmp_path: Path, damage: Callable[[Path], object], fact: str):
+    folder = Path(shutil.copytree(model_folder("llama"), tmp_path / "model"))
+    damage(folder)
+    with pytest.raises(ValueError, match=rf"model\.path={folder}.*{fact}"):
+        check_causal_lm(Model(path=str(folder)))
+        load_causal_lm(Model(path=str(folder)), "padded")
+
+
+def test_an_empty_path_is_an_error():
+    with pytest.raises(ValueError, match=r"model\.path is empty"):
+        load_causal_lm(Model(path=""), "padded")
 
 
 def test_shapes_only(model_folder):

@@ -25,23 +25,12 @@ def load(folder: object, dtype: torch.dtype | None = None, **lora: object) -> to
     return load_trainable_lm(Model(path=str(folder), lora_rank=4, **lora), "padded", dtype, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("target", "what"),
-    [
-        ("query", "'query' is not in the model"),
-        ("lm_head", "'lm_head' is not a linear layer before the output head"),
-        ("embed_tokens", "'embed_tokens' is not a linear layer before the output head"),
-        ("layers", "'layers' is not a linear layer before the output head"),
-    ],
-)
-def test_errors_about_target_modules_list_the_valid_names(model_folder, target: str, what: str) -> None:
+@pytest.mark.parametrize("target", ["query", "lm_head", "embed_tokens", "layers"])
+def test_errors_about_target_modules_list_the_valid_names(model_folder, target: str) -> None:
     model = Model(path=str(model_folder("llama")), lora_rank=4, target_modules=["q_proj", target])
-    with pytest.raises(ValueError) as caught:
-        check_target_modules(model, "actor_rollout_ref.model")
-    assert str(caught.value) == (
-        f"actor_rollout_ref.model.target_modules={what}. Use some of down_proj, gate_proj, k_proj, o_proj, "
-        "q_proj, up_proj, v_proj, or all-linear."
-    )
+    names = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    with pytest.raises(ValueError, match=rf"^some\.model\.target_modules='{target}' .*{names}, or all-linear"):
+        check_target_modules(model, "some.model")
     check_target_modules(Model(path="not read"), "model")  # without LoRA
 
 
@@ -56,13 +45,8 @@ def test_only_the_named_layers_get_adapters(model_folder) -> None:
 
 def test_all_linear_is_every_linear_layer_but_the_head(model_folder) -> None:
     adapted = {get_base_parameter_name(name) for name in get_lora_layers(load(model_folder("llama")))}
-    linear = {
-        f"{name}.weight"
-        for name, module in load_trainable_lm(
-            Model(path=str(model_folder("llama"))), "padded", None, seed=0
-        ).named_modules()
-        if isinstance(module, torch.nn.Linear)
-    }
+    plain = load_trainable_lm(Model(path=str(model_folder("llama"))), "padded", None, seed=0).named_modules()
+    linear = {f"{name}.weight" for name, module in plain if isinstance(module, torch.nn.Linear)}
     assert adapted == linear - {"lm_head.weight"}
 
 

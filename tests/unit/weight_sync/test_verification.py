@@ -7,13 +7,13 @@ from alphaapollo.weight_sync.verification import WeightSyncError, check_probe_fi
 def test_writing_ranks_must_send_equal_updates():
     update = WeightUpdate(4, "ab", "v4")
     assert merge_weight_updates([None, update, None, WeightUpdate(4, "ab", "v4")]) == update
-    with pytest.raises(WeightSyncError, match="different weights as version 4: digests ab and cd"):
+    with pytest.raises(WeightSyncError, match="version 4: digests ab and cd"):
         merge_weight_updates([update, None, WeightUpdate(4, "cd", "v4")])
 
 
 def test_corrupt_weights_raise_floating_point_error():
     check_probe_finite([-1.0, -500.0], 3)
-    with pytest.raises(FloatingPointError, match=r"weights are corrupt: .* log-prob nan\. Weight version 3"):
+    with pytest.raises(FloatingPointError, match=r"log-prob nan\. Weight version 3"):
         check_probe_finite([-1.0, float("nan")], 3)
     with pytest.raises(FloatingPointError, match=r"log-prob -1e\+06"):
         check_probe_finite([-1.0, -1e6], 0)
