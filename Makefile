@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
-SIDE_BY_SIDE := -n logical --maxprocesses 4
+SIDE_BY_SIDE := -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4))) # tests often wait for processes
 ARGS ?=
 CHECKS := tests/unit/test_layers.py tests/unit/test_sizes.py tests/unit/test_requirements.py tests/unit/test_language.py tests/unit/test_docs.py tests/unit/test_page_commands.py
 

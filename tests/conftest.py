@@ -29,14 +29,32 @@ for name, value in {
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tests")
 
+HERE = Path(__file__).parent
 STACK = ("loop", "gpu")  # folders of tests that start processes for themselves
+CORE = (  # `make test` runs these folders and files, and the tests of tests/loop that are marked `core`
+    "golden",
+    *(f"unit/{name}" for name in ("algorithms", "config", "data", "environments", "finetuning", "rewards", "trainer")),
+    "unit/tools/test_sandbox.py",
+    "unit/viewer/test_pages.py",
+)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import other tests for `make test`."""
+    if config.option.markexpr != "core" or not collection_path.is_relative_to(HERE):
+        return None
+    chosen = [HERE / name for name in (*CORE, "loop")]
+    near = any(collection_path.is_relative_to(one) or one.is_relative_to(collection_path) for one in chosen)
+    return None if near else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests/loop with `loop` and tests/gpu with `gpu`, and skip the latter without a CUDA device."""
+    """Mark tests/loop with `loop`, tests/gpu with `gpu` and CORE with `core`. Skip tests/gpu without a CUDA device."""
     for item in items:
         if (folder := folder_of(item)) in STACK:
             item.add_marker(folder)
+        if any(item.path.is_relative_to(HERE / name) for name in CORE):
+            item.add_marker("core")
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items:
         import torch
@@ -49,17 +67,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def folder_of(item: pytest.Item) -> str:
-    return Path(item.path).relative_to(Path(__file__).parent).parts[0]
+    return item.path.relative_to(HERE).parts[0]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several processes (`-n 2`), the tests of a file stay together in order, and all GPU tests do."""
+    """With several processes (`-n 2`), the tests of a file stay together in order, and all GPU tests do. The pages of
+    the documentation are three parts."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.split("::")[0]
+            file, _, test = nodeid.partition("::")
+            if "test_documentation" in file:
+                return f"{file}{'[docs/algorithms' in test}{'[docs/' in test}"
             return "gpu" if Path(file).parts[1] == "gpu" else file
 
     config.option.loadscopereorder = False

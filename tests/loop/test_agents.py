@@ -82,6 +82,7 @@ def count_turns(row: dict) -> int:
     return sum(end - start == 1 for start, end in pairwise([0, *row["mask"]]))
 
 
+@pytest.mark.core
 def test_exact_tokens_and_bitwise_resume(ppo: Runner, tmp_path: Path) -> None:
     """Killed in the middle of sessions; no program of the user survives. Each turn has its own reward and advantage."""
     settings = (*agent_of(tmp_path, "time.sleep(0.1)"), "trainer.controller=local", "trainer.save_freq=1")

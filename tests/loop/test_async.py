@@ -107,6 +107,7 @@ GREEDY = ("algorithm.adv_estimator=remax", "data.max_response_length=48", "data.
     [(SEPARATE, WITH_TOOLS, "critic/grad_norm"), (CARRY, GREEDY, "baseline/mean")],
     ids=["tools", "remax"],
 )
+@pytest.mark.core
 def test_critic_with_tools_and_greedy_baseline(ppo: Runner, mode: str, settings: Sequence[str], metric: str) -> None:
     done = ppo.run(
         *(LOCAL, mode, CORRECTED, "trainer.max_staleness=2", "trainer.total_training_steps=4", *settings),

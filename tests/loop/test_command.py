@@ -43,6 +43,7 @@ def settings(ppo: Runner, **more: Any) -> dict[str, Any]:
     return sizes | quick | more
 
 
+@pytest.mark.core
 def test_python_objects_then_export_and_chat(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARK, str(ppo.out))
     steps: list[int] = []

@@ -75,6 +75,7 @@ def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> 
     leaves_nothing()
 
 
+@pytest.mark.core
 def test_kill_of_a_worker_is_named(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
     program = start_run(ppo, "actor_rollout_ref.rollout.name=vllm", "trainer.max_restarts=0")
     os.kill(child(ppo, "RolloutActor"), signal.SIGKILL)
@@ -94,7 +95,10 @@ SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "trainer.val_bef
     ("words", "engine", "controller", "before", "named"),
     [
         ("PolicyActor", "fake", "ray", "learn_and_record", "the policy worker of rank 0"),
-        ("EngineCore", "vllm", "local", "learn_and_record", "rollout engine 0: its core process died"),
+        pytest.param(
+            *("EngineCore", "vllm", "local", "learn_and_record", "rollout engine 0: its core process died"),
+            marks=pytest.mark.core,
+        ),
         ("RolloutActor", "fake", "ray", "collect_groups", "the rollout worker of rank 0"),
         ("EngineCore", "vllm", "local", "collect_groups", "rollout engine 0: its core process died"),
     ],

@@ -27,6 +27,7 @@ def make_teacher(folder: Path, more_words: tuple[str, ...] = ()) -> Path:
     return folder
 
 
+@pytest.mark.core
 def test_student_approaches_teacher_without_a_reward(ppo: Runner, tmp_path: Path) -> None:
     teacher = f"teacher.model.path={make_teacher(tmp_path / 'teacher')}"
     shared = (LOCAL, UNREWARDED, "algorithm=distill", "algorithm.adv_estimator=none", teacher, "env.rollout.n=4")

@@ -201,7 +201,13 @@ def workplace(prepared: Path, tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path / "work")  # models and checkpoints of every page would fill the disk
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def page_case(page: Path) -> Any:
+    """Case of a page. `make test` runs one of them."""
+    name = str(page.relative_to(ROOT))
+    return pytest.param(page, id=name, marks=[pytest.mark.core] * (name == "docs/start.md"))
+
+
+@pytest.mark.parametrize("page", map(page_case, PAGES))
 def test_commands_of_the_page_run(page: Path, workplace: Path) -> None:
     name = str(page.relative_to(ROOT))
     blocks, _ = read_page(page.read_text(encoding="utf-8"))

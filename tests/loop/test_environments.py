@@ -38,6 +38,7 @@ def test_append_context_trains_on_one_row_with_several_turns(ppo: Runner) -> Non
         assert sum(row["mask"]) == sum(turn["num_tokens"] for turn in record["turns"])
 
 
+@pytest.mark.core
 def test_memory_context_trains_on_one_row_per_turn(ppo: Runner) -> None:
     done = ppo.run(
         *GAME,

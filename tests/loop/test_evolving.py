@@ -115,7 +115,7 @@ def results(folder: Path) -> dict[str, Any]:
     return {"report": report, "problems": problems, "metrics": (folder / "metrics.jsonl").read_text()}
 
 
-@pytest.mark.parametrize("engine", ["vllm", "hf"])
+@pytest.mark.parametrize("engine", ["vllm", pytest.param("hf", marks=pytest.mark.core)])
 def test_killed_run_with_its_own_engine_resumes(evolving: EvolvingRunner, engine: str) -> None:
     words = [f"rollout.name={engine}"]
     whole = evolving.finish(evolving.start(*words, name="whole", warm=True), "whole")

@@ -22,6 +22,7 @@ LORA = (
 SERVED = ("actor_rollout_ref.rollout.lora=adapter", "trainer.export_lora=adapter")
 
 
+@pytest.mark.core
 def test_resumed_run_equals_uninterrupted_run(ppo: Runner) -> None:
     whole = ppo.run(*LORA, name="whole")
     ppo.run(*LORA, "trainer.total_training_steps=1", name="parts")

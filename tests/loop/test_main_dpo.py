@@ -59,6 +59,7 @@ def weights(run: FinishedRun) -> bytes:
     return (run.folder / "model/model.safetensors").read_bytes()
 
 
+@pytest.mark.core
 def test_pairs_are_learned_and_resume_equals_uninterrupted_run(task: Task, pairs: Path, tmp_path: Path) -> None:
     """The reference's log-probs are computed once; if lost, they are recomputed with the initial model, not
     with that of the checkpoint."""
@@ -103,6 +104,7 @@ def test_two_ranks_equal_one(task: Task, pairs: Path, tmp_path: Path) -> None:
     assert alone.metrics[-1]["val/accuracy"] == both.metrics[-1]["val/accuracy"]
 
 
+@pytest.mark.core
 def test_reward_model_is_trained_and_loaded(task: Task, pairs: Path, tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer

@@ -107,6 +107,7 @@ def check_weights(done: FinishedRun, model_folder: Path) -> None:
         assert gap < 5e-5
 
 
+@pytest.mark.core
 def test_samples_equal_a_validation_in_training(generation: GenerationRunner, ppo: Runner) -> None:
     trained = ppo.run(
         "actor_rollout_ref.rollout.val_kwargs.n=2",

@@ -72,6 +72,7 @@ def resumed(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
     runner.close()
 
 
+@pytest.mark.core
 def test_resume_on_ray_equals_uninterrupted_local_run(resumed: Resumed) -> None:
     whole, parts = resumed.whole, resumed.parts
     assert "resumed from" in parts.output
@@ -84,12 +85,14 @@ def test_resume_on_ray_equals_uninterrupted_local_run(resumed: Resumed) -> None:
     assert first == second
 
 
+@pytest.mark.core
 def test_iteration_recorded_on_ray_replays_in_one_process(resumed: Resumed) -> None:
     """Bitwise. test_resume_on_ray... shows that recording changes no result."""
     again = replay(resumed.runner, recording(resumed.parts, 4))
     assert equal_lines(again) > 40 and "\nref_logprobs " in again.output
 
 
+@pytest.mark.core
 def test_profile_has_all_processes_on_one_clock(resumed: Resumed) -> None:
     """In one process and on Ray. test_resume_on_ray... shows that profiling changes no result."""
     for done, step in ((resumed.whole, 3), (resumed.parts, 4)):
@@ -116,6 +119,7 @@ def test_profile_has_all_processes_on_one_clock(resumed: Resumed) -> None:
     assert "\nval sample: reward " in resumed.whole.output
 
 
+@pytest.mark.core
 def test_output_begins_with_the_viewer_and_ends_with_changes_and_next_commands(resumed: Resumed) -> None:
     for done, duration in ((resumed.whole, r"\(\d+:\d\d\)"), (resumed.parts, r"\(\d+:\d\d since iteration 2\)")):
         check_first_and_last_lines(done, "view", "report", "samples", "chat")
@@ -133,6 +137,7 @@ def test_complete_run_starts_nothing(resumed: Resumed) -> None:
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == written
 
 
+@pytest.mark.core
 def test_grpo_writes_the_run_folder(resumed: Resumed) -> None:
     done = resumed.parts
     start, last = done.metrics[0], done.metrics[-1]
@@ -155,10 +160,12 @@ def test_grpo_writes_the_run_folder(resumed: Resumed) -> None:
     assert model.config.vocab_size == len(tokenizer)
 
 
+@pytest.mark.core
 def test_no_file_contains_the_secret(resumed: Resumed) -> None:
     assert files_with_secret(resumed.whole) == files_with_secret(resumed.parts) == []
 
 
+@pytest.mark.core
 def test_rollout_log_contains_every_token(resumed: Resumed) -> None:
     for done in (resumed.whole, resumed.parts):
         for record in done.rollouts(3):
@@ -168,6 +175,7 @@ def test_rollout_log_contains_every_token(resumed: Resumed) -> None:
             assert {"reward", "components", "outcome", "stop_reason", "weight_version", "text"} <= record.keys()
 
 
+@pytest.mark.core
 def test_ppo_with_critic_and_warmup(ppo: Runner) -> None:
     done = ppo.run(
         LOCAL,
@@ -217,6 +225,7 @@ def test_rloo_with_two_epochs_full_kl_and_a_rubric(ppo: Runner, monkeypatch: pyt
         assert record["reward"] == pytest.approx(parts["task"] + 0.5 * parts["rubric"])
 
 
+@pytest.mark.core
 def test_dapo_filter_refills_the_batch(ppo: Runner) -> None:
     settings = ("algorithm=dapo", "algorithm.filter_groups.max_num_gen_batches=3", "data.max_response_length=4")
     done = ppo.run(LOCAL, *settings)

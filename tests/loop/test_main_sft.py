@@ -85,6 +85,7 @@ def weights(done: FinishedRun) -> bytes:
     return (done.folder / "model/model.safetensors").read_bytes()
 
 
+@pytest.mark.core
 def test_loss_falls_by_source_and_the_model_loads(sft: SftRunner) -> None:
     both = f"[{sft.task.data / 'sft.parquet'},{sft.task.data / 'more.parquet'}]"
     (sft.task.data / "more.parquet").write_bytes((sft.task.data / "sft.parquet").read_bytes())
@@ -150,6 +151,7 @@ def test_death_of_one_of_two_ranks_and_resume_on_one(
         assert (two["step"], two["train/tokens"]) == (one["step"], one["train/tokens"])
 
 
+@pytest.mark.core
 def test_resume_after_kill_during_checkpoint_write_is_bitwise_equal(
     sft: SftRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

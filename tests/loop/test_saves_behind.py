@@ -51,6 +51,7 @@ def names(ppo: Runner) -> list[str]:
     return sorted(path.name for path in (ppo.out / "test/run/checkpoints").glob("step_*"))
 
 
+@pytest.mark.core
 def test_kill_during_write_resumes_from_the_previous_checkpoint(ppo: Runner, tmp_path: Path) -> None:
     whole = ppo.run(*SETTINGS, name="whole")
     assert "written while the next one runs" in " ".join(whole.output.split())

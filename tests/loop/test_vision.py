@@ -147,6 +147,7 @@ def write_two_turns(folder: Path) -> tuple[str, ...]:
     )
 
 
+@pytest.mark.core
 def test_two_turns_with_a_trained_tower_resume_bit_for_bit(ppo: Runner, tmp_path: Path) -> None:
     """The last iteration is recorded and replayed."""
     keys = (*write_two_turns(ppo.out), TRAINS_TOWER, "actor_rollout_ref.actor.use_kl_loss=true")

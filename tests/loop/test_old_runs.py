@@ -1,0 +1,54 @@
+"""Runs of every earlier format resume, and their recordings are replayed (tests/old_runs)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.launch.format import FORMAT
+from tests.loop.conftest import DEADLINE
+from tests.loop.warm import Program
+from tests.old_runs.make import ARCHIVES, RUNS, unpack
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(params=ARCHIVES, ids=lambda path: path.name)
+def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    with unpack(request.param, tmp_path) as folder:
+        yield folder
+
+
+def run(module: str, *words: object) -> str:
+    folder = Path.cwd()
+    program = Program(module, words, folder / "output.txt", dict(os.environ), folder, warm=True)
+    assert program.wait(DEADLINE) == 0, program.printed
+    return program.printed
+
+
+def repeat_command(folder: Path, **changes: str) -> str:
+    """Run the command of the run again, with other values of some keys."""
+    _, _, module, *words = shlex.split(json.loads((folder / "history.jsonl").read_bytes().splitlines()[0])["command"])
+    kept = [word for word in words if word.partition("=")[0] not in changes]
+    return run(module, *kept, *(f"{key}={value}" for key, value in changes.items()))
+
+
+def test_runs_resume_and_a_recording_is_replayed(runs: Path) -> None:
+    assert "values equal" in (said := run("alphaapollo.trainer.replay.__main__", runs / "rl/recorded/step_000002")), (
+        said
+    )
+    for name in ("rl", "sft"):
+        printed = repeat_command(runs / name, **{"trainer.total_training_steps": "3"})
+        assert f"resumes from {runs / name}/checkpoints/step_000002" in " ".join(printed.split())
+        steps = [json.loads(line)["step"] for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
+        assert steps[-3:] == [1, 2, 3]
+        for folder in (runs / name, runs / name / "checkpoints/step_000003"):
+            assert json.loads((folder / "format.json").read_text())["format"] == FORMAT
+    generation, evolution = (repeat_command(runs / name) for name in ("generation", "evolution"))
+    assert "finished 2 prompts" in " ".join(generation.split()) and "2 candidates" in evolution
+    assert {path.name for path in runs.iterdir() if path.is_dir()} == {*RUNS}, "no run is moved aside"
