@@ -17,6 +17,7 @@ PROGRAM = """
 import time
 from pathlib import Path
 from openai import OpenAI
+from openai.resources import chat, responses  # once, not in each session
 
 METRICS = Path(__file__).parent / "test/run/metrics.jsonl"  # not there yet while the program is tried out
 
@@ -87,7 +88,7 @@ def test_exact_tokens_and_bitwise_resume(ppo: Runner, tmp_path: Path) -> None:
     """Killed in the middle of sessions; no program of the user survives. Each turn has its own reward and advantage."""
     settings = (*agent_of(tmp_path, "time.sleep(0.1)"), "trainer.controller=local", "trainer.save_freq=1")
     settings += ("algorithm.adv_estimator=turn_group",)
-    settings += ("trainer.total_training_steps=3",)
+    settings += ("trainer.total_training_steps=3", "data.train_batch_size=2")
     done = ppo.run(*settings, name="whole")
     last = done.metrics[-1]
     assert last["outcome/failed"] == 0 and last["actor/grad_norm"] > 0
