@@ -75,16 +75,16 @@ def save_config(name: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_text"])
 def test_recurrent_layers_are_refused_where_rows_would_influence_each_other(tmp_path, name: str) -> None:
-    path, reason = save_config(name, tmp_path), "has layers of type linear_attention, which carry state"
+    path, reason = save_config(name, tmp_path), "layers of type linear_attention"
     configured = Model(path=path)
     assert choose_kernels(resolve_model(configured, "cuda"), configured).attention == "padded"
     packed = Model(path=path, attention="sdpa")
-    model = rf"model\.path={path} \({name}\) {reason}"
-    with pytest.raises(ValueError, match=rf"{model} .* cannot be packed\. Set model\.attention=padded"):
+    model = rf"model\.path={path} \({name}\) .*{reason}"
+    with pytest.raises(ValueError, match=rf"{model}.* model\.attention=padded"):
         choose_kernels(resolve_model(packed, "cuda"), packed)
-    with pytest.raises(ValueError, match=rf"{model} .* cannot be packed"):  # a critic or reward model
+    with pytest.raises(ValueError, match=rf"{model}.* packed"):  # a critic or reward model
         load_causal_lm(packed, "sdpa", load_without_weights(packed).dtype)
-    with pytest.raises(ValueError, match=rf"ulysses_sequence_parallel_size=2 is not supported: {model}"):
+    with pytest.raises(ValueError, match=rf"parallel_size=2 .*{model}"):
         check_sequence_parallel_size(2, "ulysses_sequence_parallel_size", {"model.path": configured})
     policy = PolicyModel(load_without_weights(configured))
     sharing = SharedPromptCheck(policy, policy, MicroBatchBuilder(True, CPU), policy.model.dtype)
@@ -92,14 +92,14 @@ def test_recurrent_layers_are_refused_where_rows_would_influence_each_other(tmp_
 
 
 def test_attention_with_a_mask_of_the_model_is_refused() -> None:
-    assert "DogeAttention has its own attention mask" in find_refusals(BY_NAME["doge"])["packed"]
-    assert "(llama4_text) has layers of type chunked_attention" in find_refusals(BY_NAME["llama4_text"])["packed"]
+    assert "DogeAttention" in find_refusals(BY_NAME["doge"])["packed"]
+    assert "layers of type chunked_attention" in find_refusals(BY_NAME["llama4_text"])["packed"]
 
 
 def test_dynamic_rope_needs_rows_within_the_context_length(tmp_path) -> None:
     path = save_config("llama, dynamic RoPE, rows above the context length", tmp_path)
     load_without_weights(resolve_model(Model(path=path), "cpu", 32))
-    with pytest.raises(ValueError, match=r"dynamic RoPE \(llama\) .* of up to 33 tokens\. Lower .* to 32"):
+    with pytest.raises(ValueError, match=r"dynamic RoPE \(llama\) .* 33 .* 32"):
         load_without_weights(resolve_model(Model(path=path), "cpu", 33))
     with pytest.raises(ValueError, match="33 exceeds the context length"):
         check_context_length(Model(path=path), Rollout(), Data(max_prompt_length=30, max_response_length=3))
@@ -115,9 +115,7 @@ def test_the_memory_of_longrope_models_can_be_planned(tmp_path, name: str) -> No
 def test_a_window_that_vllm_does_not_support_is_refused(tmp_path) -> None:
     path = save_config("qwen2_moe, sliding window in one layer", tmp_path)
     check_context_length(Model(path=path), Rollout(), Data(max_prompt_length=WINDOW - 1, max_response_length=1))
-    with pytest.raises(
-        ValueError, match=r"17 exceeds the sliding window of some layers \(which vLLM does not support\) of .*, 16"
-    ):
+    with pytest.raises(ValueError, match=r"17 exceeds the sliding window .*, 16"):
         check_context_length(Model(path=path), Rollout(), Data(max_prompt_length=WINDOW, max_response_length=1))
 
 

@@ -11,7 +11,6 @@ from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
 from tests.unit.models.test_policy_model import some_rows
-from tests.unit.tiny import ARCHITECTURES
 
 CPU = torch.device("cpu")
 
@@ -29,7 +28,7 @@ def computed(folder, layouts: list[list[int]], padded: bool) -> tuple[torch.Tens
     return logprobs.detach(), torch.cat([one.grad.flatten() for one in policy.parameters() if one.grad is not None])
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["gemma2", "qwen3_moe"])
 def test_another_layout_differs_in_the_sixteenth_digit(model_folder, name: str):
     folder = model_folder(name)
     with Float64Mode():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,15 +21,21 @@ from tests.unit.plain import entropy, jsd, kl_full
 NUM_TOKENS, VOCABULARY, HIDDEN = 7, 11, 5
 
 
+def every_divergence(test: Callable[..., None]) -> Callable[..., None]:
+    """In one chunk of tokens, and in several."""
+    kinds = [REVERSE, Divergence("forward"), Divergence("jsd", 0.2)]
+    test = pytest.mark.parametrize("divergence", kinds, ids=lambda one: one.kind)(test)
+    return pytest.mark.parametrize("chunk_logits", [2 * VOCABULARY, 100 * VOCABULARY])(test)
+
+
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+    """Hidden states, weight and bias of a head, targets, and hidden states and weight of another model."""
     generator = torch.Generator().manual_seed(3)
-    hidden = torch.randn(NUM_TOKENS, HIDDEN, generator=generator, dtype=dtype, requires_grad=True)
-    weight = torch.randn(VOCABULARY, HIDDEN, generator=generator, dtype=dtype, requires_grad=True)
-    bias = torch.randn(VOCABULARY, generator=generator, dtype=dtype, requires_grad=True)
+    shapes = [(NUM_TOKENS, HIDDEN), (VOCABULARY, HIDDEN), (VOCABULARY,), (NUM_TOKENS, HIDDEN), (VOCABULARY, HIDDEN)]
+    leaves, others = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes[:3]], shapes[3:]
     targets = torch.randint(VOCABULARY, (NUM_TOKENS,), generator=generator)
-    ref_states = torch.randn(NUM_TOKENS, HIDDEN, generator=generator, dtype=dtype)
-    ref_weight = torch.randn(VOCABULARY, HIDDEN, generator=generator, dtype=dtype)
-    return hidden, weight, bias, targets, ref_states, ref_weight
+    reference = [torch.randn(shape, generator=generator, dtype=dtype) for shape in others]
+    return *(leaf.requires_grad_() for leaf in leaves), targets, *reference
 
 
 def plain(temperature: float, scale: float, softcap: float | None) -> tuple[torch.Tensor, ...]:
@@ -65,10 +72,7 @@ def test_values_and_gradients_equal_plain_autograd(chunk_logits: int, scale: flo
     torch.testing.assert_close(torch.autograd.grad(loss, (hidden, weight, bias)), expected)
 
 
-@pytest.mark.parametrize("chunk_logits", [2 * VOCABULARY, 100 * VOCABULARY])
-@pytest.mark.parametrize(
-    "divergence", [REVERSE, Divergence("forward"), Divergence("jsd", 0.2)], ids=lambda one: one.kind
-)
+@every_divergence
 def test_divergences_and_statistics_equal_plain_autograd(divergence: Divergence, chunk_logits: int):
     weights = torch.linspace(-1, 1, NUM_TOKENS, dtype=torch.float64)
     hidden, weight, bias, targets, other_states, other_weight = inputs()
@@ -90,10 +94,7 @@ def test_divergences_and_statistics_equal_plain_autograd(divergence: Divergence,
     torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("chunk_logits", [2 * VOCABULARY, 100 * VOCABULARY])
-@pytest.mark.parametrize(
-    "divergence", [REVERSE, Divergence("forward"), Divergence("jsd", 0.2)], ids=lambda one: one.kind
-)
+@every_divergence
 def test_weighted_models_over_top_tokens_equal_plain_autograd(divergence: Divergence, chunk_logits: int):
     """Two models, of which one gives only its top tokens; the plain reference compares k + 1 outcomes."""
     k = 3
@@ -168,9 +169,8 @@ def test_only_a_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(head_module, "linear", recording)
     hidden, weight, _, targets, *_ = inputs(torch.float32)
-    compute_token_stats(
-        LmHeadInput(hidden, LmHead(weight)), targets, 1.0, chunk_logits=3 * VOCABULARY
-    ).logprobs.sum().backward()
+    stats = compute_token_stats(LmHeadInput(hidden, LmHead(weight)), targets, 1.0, chunk_logits=3 * VOCABULARY)
+    stats.logprobs.sum().backward()
     assert sizes == [3, 3, 1, 3, 3, 1]  # forward, and again backward
 
 

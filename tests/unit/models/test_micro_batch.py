@@ -11,27 +11,19 @@ from alphaapollo.models.ulysses import SequenceGroup
 CPU = torch.device("cpu")
 
 
-def two_rows() -> Rows:
-    """[5, 6 | 7, 8] and [9 | 2, 3, 4] (prompt | response)."""
+def two_rows(second: int = 4) -> Rows:
+    """[5, 6 | 7, 8] and [9 | 2, 3, 4] (prompt | response), or the first tokens of the second row."""
     return Rows(
-        token_ids=np.array([5, 6, 7, 8, 9, 2, 3, 4]),
-        lengths=np.array([4, 4]),
+        token_ids=np.array([5, 6, 7, 8, 9, 2, 3, 4][: 4 + second]),
+        lengths=np.array([4, second]),
         response_starts=np.array([2, 1]),
-        action_mask=np.array([1, 1, 1, 0, 1], dtype=np.uint8),
-        rollout_logprobs=np.zeros(5, dtype=np.float32),
+        action_mask=np.array([1, 1, 1, 0, 1][: 1 + second], dtype=np.uint8),
+        rollout_logprobs=np.zeros(1 + second, dtype=np.float32),
     )
 
 
 def test_padded_layout_by_hand():
-    rows = two_rows()
-    short = Rows(
-        token_ids=np.array([5, 6, 7, 8, 9, 2, 3]),
-        lengths=np.array([4, 3]),
-        response_starts=np.array([2, 1]),
-        action_mask=rows.action_mask[:4],
-        rollout_logprobs=rows.rollout_logprobs[:4],
-    )
-    micro = MicroBatchBuilder(True, CPU).build(short, [0, 1])
+    micro = MicroBatchBuilder(True, CPU).build(two_rows(3), [0, 1])
     assert micro.token_ids.tolist() == [[5, 6, 7, 8], [9, 2, 3, 0]]
     assert micro.position_ids.tolist() == [[0, 1, 2, 3]]
     assert micro.predicting_tokens.shard_positions.tolist() == [1, 2, 4, 5]  # the state at token t predicts token t + 1
@@ -95,9 +87,8 @@ def test_rows_of_different_trajectories_need_no_ids():
 def test_parts_of_all_ranks_make_up_the_micro_batch(padded: bool):
     """Rows of 4 and 4 tokens over 3 ranks: padded to 6 per row, or packed into 9 with a last row of one."""
     complete = MicroBatchBuilder(padded, CPU).build(two_rows(), [0, 1])
-    parts = [
-        MicroBatchBuilder(padded, CPU, SequenceGroup(None, rank, 3)).build(two_rows(), [0, 1]) for rank in range(3)
-    ]
+    builders = [MicroBatchBuilder(padded, CPU, SequenceGroup(None, rank, 3)) for rank in range(3)]
+    parts = [builder.build(two_rows(), [0, 1]) for builder in builders]
     tokens = torch.cat([part.token_ids for part in parts], dim=1)
     assert tokens.tolist() == ([[5, 6, 7, 8, 0, 0], [9, 2, 3, 4, 0, 0]] if padded else [[5, 6, 7, 8, 9, 2, 3, 4, 0]])
     positions = torch.cat([part.position_ids for part in parts], dim=1)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -56,10 +58,6 @@ def some_experts(rows: Rows, seed: int = 0, dtype: type = np.uint8) -> np.ndarra
     return generator.random((len(rows.token_ids), 2, 4)).argsort(-1)[..., :2].astype(dtype)
 
 
-def with_experts(rows: Rows, experts: np.ndarray) -> Rows:
-    return Rows(rows.token_ids, rows.lengths, rows.response_starts, rows.action_mask, rows.rollout_logprobs, experts)
-
-
 def hand_made(model: torch.nn.Module, token_ids: list[int], experts: np.ndarray) -> torch.Tensor:
     """Log-probs of a plain model with routers forced by hooks. [T - 1]"""
 
@@ -89,14 +87,12 @@ def test_forced_experts_are_used(model_folder, padded: bool, norm: bool):
     for router in (one for model in (policy.model, plain) for one in model.modules() if hasattr(one, "norm_topk_prob")):
         router.norm_topk_prob = norm
     rows = Rows.from_rows(some_rows(3))
-    forced = with_experts(rows, some_experts(rows, dtype=np.uint8 if padded else np.uint16))
+    forced = replace(rows, routed_experts=some_experts(rows, dtype=np.uint8 if padded else np.uint16))
     stats = policy(MicroBatchBuilder(padded, CPU).build(forced, [2, 0, 1]), 1.0)
-    expected = []
-    for row in (2, 0, 1):
-        span = slice(rows.token_offsets[row], rows.token_offsets[row + 1])
-        assert forced.routed_experts is not None
-        every = hand_made(plain, rows.token_ids[span].tolist(), forced.routed_experts[span])
-        expected.append(every[rows.response_starts[row] - 1 :])
+    assert forced.routed_experts is not None
+    spans = [slice(*rows.token_offsets[row : row + 2]) for row in (2, 0, 1)]
+    every = [hand_made(plain, rows.token_ids[span].tolist(), forced.routed_experts[span]) for span in spans]
+    expected = [one[rows.response_starts[row] - 1 :] for one, row in zip(every, (2, 0, 1), strict=True)]
     torch.testing.assert_close(stats.logprobs, torch.cat(expected), rtol=1e-4, atol=1e-5)
     stats.logprobs.sum().backward()
     assert policy.model.model.layers[0].mlp.gate.weight.grad.abs().max() > 1e-3
@@ -116,7 +112,9 @@ def test_checkpointing_recomputes_with_the_same_experts(model_folder):
         assert policy.routers is not None
         policy.routers.needs_probabilities = True
         rows = Rows.from_rows(some_rows(3))
-        stats = policy(MicroBatchBuilder(True, CPU).build(with_experts(rows, some_experts(rows)), [0, 1, 2]), 1.0)
+        stats = policy(
+            MicroBatchBuilder(True, CPU).build(replace(rows, routed_experts=some_experts(rows)), [0, 1, 2]), 1.0
+        )
         routing = policy.routers.current
         assert routing is not None and routing.probabilities is not None
         tokens = routing.counts.sum() / 2
@@ -126,18 +124,13 @@ def test_checkpointing_recomputes_with_the_same_experts(model_folder):
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_the_dummy_and_padding_do_not_count(model_folder):
+def test_the_dummy_does_not_count_and_experts_of_another_shape_are_refused(model_folder):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3_moe"))), "padded"))
     rows = Rows.from_rows(some_rows(3))
-    policy(MicroBatchBuilder(True, CPU).build(with_experts(rows, some_experts(rows)), []), 1.0)
+    policy(MicroBatchBuilder(True, CPU).build(replace(rows, routed_experts=some_experts(rows)), []), 1.0)
     assert policy.routers.current.counts.sum() == 0 == policy.routers.current.num_overridden
-
-
-def test_experts_of_another_shape_are_refused(model_folder):
-    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3_moe"))), "padded"))
-    rows = Rows.from_rows(some_rows(1))
-    other = with_experts(rows, np.zeros((len(rows.token_ids), 3, 2), np.uint8))
-    with pytest.raises(ValueError, match=r"returned 3 layers x 2 experts per token, but the model has 2 x 2"):
+    other = replace(rows, routed_experts=np.zeros((len(rows.token_ids), 3, 2), np.uint8))
+    with pytest.raises(ValueError, match=r"3 layers x 2 experts.* 2 x 2"):
         policy(MicroBatchBuilder(True, CPU).build(other, [0]), 1.0)
 
 
@@ -198,5 +191,5 @@ def test_expert_keys_need_a_mixture_of_experts(model_folder):
     dense, mixture = (Model(path=str(model_folder(name))) for name in ("qwen3", "qwen3_moe"))
     for balance in (True, False):
         check_routers_supported(mixture, "the key", balance)
-        with pytest.raises(ValueError, match=r"^the key: Qwen3ForCausalLM is not an MoE model .* Remove the key\.$"):
+        with pytest.raises(ValueError, match=r"^the key: Qwen3ForCausalLM "):
             check_routers_supported(dense, "the key", balance)

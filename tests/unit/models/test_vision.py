@@ -209,9 +209,9 @@ def test_adapters_are_only_in_the_language_model(vision_folder):
     assert len(adapted) == 2 * 7 and all(name.startswith("model.language_model.layers.") for name in adapted)
     plain = load_causal_lm(model, "padded")
     assert "fc1" not in resolve_target_modules(plain, model)
-    with pytest.raises(ValueError, match=r"'fc1' is not in the language part of the model. Use some of down_proj, "):
+    with pytest.raises(ValueError, match=r"'fc1' .*down_proj, "):
         resolve_target_modules(plain, Model(lora_rank=2, target_modules=["fc1"]))
-    with pytest.raises(ValueError, match="lora_rank=2 trains adapters of the language part only"):
+    with pytest.raises(ValueError, match="lora_rank=2 "):
         Model(lora_rank=2, freeze_vision=False)
 
 
@@ -230,7 +230,7 @@ def test_critic_computes_values_of_rows_with_pictures(vision_folder):
 
 def test_text_models_refuse_pictures(vision_folder, model_folder: Callable[[str], Path]):
     micro = build([make_row(prepare_pictures(vision_folder("internvl")))])
-    with pytest.raises(ValueError, match="rows have pictures, but Qwen3Model is a text model"):
+    with pytest.raises(ValueError, match="pictures, but Qwen3Model "):
         load(model_folder("qwen3"))(micro, 1.0)
 
 

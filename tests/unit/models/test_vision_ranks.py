@@ -24,10 +24,14 @@ from tests.vision.rows import compute_plain_logprobs, load_plain, make_rows_with
 WEIGHTS = [0.5, -1.0, 2.0, 1.0, -0.5]  # of the rows' log-probs in the loss
 
 
-def compute(rank: int, num_ranks: int, address: str, folder: str, size: int) -> list[Any]:
-    """Gradients and log-probs in each layout. Without sequence parallelism, rank 1 has the row without pictures."""
+def compute_all(rank: int, num_ranks: int, address: str, folder: str) -> list[list[Any]]:
     join_process_group("cpu", rank, num_ranks, address)
     sharding.MIN_UNIT = 0
+    return [compute(rank, num_ranks, folder, size) for size in (1, 2)]
+
+
+def compute(rank: int, num_ranks: int, folder: str, size: int) -> list[Any]:
+    """Gradients and log-probs in each layout. Without sequence parallelism, rank 1 has the row without pictures."""
     sequence, _ = create_sequence_groups("cpu", size)
     rows = make_rows_with_pictures(Path(folder))
     chosen = list(range(len(rows))) if sequence else [[0, 1, 3, 4], [2]][rank]
@@ -58,8 +62,7 @@ def test_two_ranks_equal_transformers(vision_folder, family: str):
     sum(weight * part.sum() for weight, part in zip(WEIGHTS, parts, strict=True)).backward()  # type: ignore[union-attr]
     expected = {name: parameter.grad for name, parameter in plain.named_parameters()}
     logprobs = torch.cat(parts).detach()
-    for size in (1, 2):
-        first, second = run_ranks(compute, 2, str(folder), size, timeout=150)
+    for size, first, second in zip((1, 2), *run_ranks(compute_all, 2, str(folder), timeout=150), strict=True):
         for (gradients, found), (_, other) in zip(first, second, strict=True):
             for name, gradient in gradients.items():
                 torch.testing.assert_close(torch.from_numpy(gradient), expected[name], rtol=1e-3, atol=2e-5)
