@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,10 +30,7 @@ KINDS = [
     "sdpa",
     "varlen",
     "flex",
-    pytest.param(
-        "flash",
-        marks=pytest.mark.skipif(not has_flash_attn(), reason="no flash-attn 2"),
-    ),
+    pytest.param("flash", marks=pytest.mark.skipif(not has_flash_attn(), reason="no flash-attn 2")),
 ]
 
 
@@ -45,22 +43,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+Computed = tuple[Tensor, list[Tensor]]  # log-probs and gradients
+
+
+def compute(policy: PolicyModel, rows: Rows, padded: bool) -> Computed:
+    policy.zero_grad()
+    logprobs = policy(MicroBatchBuilder(padded, torch.device("cuda")).build(rows, range(len(rows))), 1.0).logprobs
+    logprobs.sum().backward()
+    return logprobs.detach().cpu(), [parameter.grad.float().cpu() for parameter in policy.parameters()]
+
+
+def load(folder: object, attention: Any, **settings: Any) -> PolicyModel:
+    model = load_causal_lm(Model(path=str(folder), **settings), attention)
+    return PolicyModel(model.to(torch.device("cuda"), torch.bfloat16))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernels_agree_with_padded_attention(folder: Path, kind: str):
-    """Log-probs and gradients in bfloat16, within its rounding error."""
-    device = torch.device("cuda")
     rows = Rows.from_rows(some_rows(6))
-    results = []
-    for own in ("padded", kind):
-        model = load_causal_lm(Model(path=str(folder)), own).to(device, torch.bfloat16)
-        policy = PolicyModel(model)
-        logprobs = policy(MicroBatchBuilder(own == "padded", device).build(rows, list(range(6))), 1.0).logprobs
-        logprobs.sum().backward()
-        results.append((logprobs.detach().cpu(), [p.grad.float().cpu() for p in policy.parameters()]))
-    check_near(*results)
+    check_near(*(compute(load(folder, own), rows, own == "padded") for own in ("padded", kind)))
 
 
-def check_near(expected: tuple[Tensor, list[Tensor]], ours: tuple[Tensor, list[Tensor]]) -> None:
+def check_near(expected: Computed, ours: Computed) -> None:
     """Log-probs and gradients, within the rounding error of bfloat16."""
     assert (ours[0] - expected[0]).abs().mean() < 0.03
     for gradient, own_gradient in zip(expected[1], ours[1], strict=True):
@@ -69,17 +73,8 @@ def check_near(expected: tuple[Tensor, list[Tensor]], ours: tuple[Tensor, list[T
 
 @pytest.mark.parametrize("kind", ["padded", *KINDS])
 def test_shared_prompts_are_the_plain_layout(folder: Path, kind: str):
-    """Log-probs and gradients in bfloat16, within its rounding error."""
-    device = torch.device("cuda")
-    rows = draw_rows(3, 12, 9)
-    policy = PolicyModel(load_causal_lm(Model(path=str(folder)), kind).to(device, torch.bfloat16))
-    results = []
-    for layout in (replace(rows, prefixes=None), rows):
-        policy.zero_grad()
-        logprobs = policy(MicroBatchBuilder(kind == "padded", device).build(layout, range(len(rows))), 1.0).logprobs
-        logprobs.sum().backward()
-        results.append((logprobs.detach().cpu(), [p.grad.float().cpu() for p in policy.parameters()]))
-    check_near(*results)
+    rows, policy = draw_rows(3, 12, 9), load(folder, kind)
+    check_near(*(compute(policy, layout, kind == "padded") for layout in (replace(rows, prefixes=None), rows)))
 
 
 @pytest.fixture

@@ -8,19 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.models import sharding
-from alphaapollo.models.load import LIGER_ARCHITECTURES, load_causal_lm
-from alphaapollo.models.micro_batch import MicroBatchBuilder
-from alphaapollo.models.policy import PolicyModel
+from alphaapollo.models.load import LIGER_ARCHITECTURES
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
-from tests.gpu.test_attention import check_near
+from tests.gpu.test_attention import check_near, compute, load
 from tests.unit.tiny import build_model, free_address, save_tokenizer, some_rows
 from tests.unit.workers.training import Case, make_columns
 
@@ -39,16 +36,11 @@ def save(name: str, folder: Path) -> str:
 @pytest.mark.parametrize("attention", ["padded", "sdpa"])
 def test_fused_kernels_equal_plain_layers(tmp_path: Path, name: str, attention: Any, monkeypatch: pytest.MonkeyPatch):
     keep_rotations(name, monkeypatch)
-    folder, device = save(name, tmp_path), torch.device("cuda")
-    rows, padded = Rows.from_rows(some_rows(6)), attention == "padded"
-    results = []
+    folder, rows, results = save(name, tmp_path), Rows.from_rows(some_rows(6)), []
     for fused in (False, True):
-        model = load_causal_lm(Model(path=folder, use_liger=fused), attention).to(device, torch.bfloat16)
-        policy = PolicyModel(model)
-        assert ("Liger" in repr(model)) is fused
-        logprobs = policy(MicroBatchBuilder(padded, device).build(rows, list(range(6))), 1.0).logprobs
-        logprobs.sum().backward()
-        results.append((logprobs.detach().cpu(), [p.grad.float().cpu() for p in policy.parameters()]))
+        policy = load(folder, attention, use_liger=fused)
+        assert ("Liger" in repr(policy.model)) is fused
+        results.append(compute(policy, rows, attention == "padded"))
     check_near(*results)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.tiny import free_address, run_ranks, save_model
-from tests.unit.workers.training import Case, gradients, gradients_of_cases
+from tests.unit.tiny import run_ranks, save_model
+from tests.unit.workers.training import Case, call_for_each, gradients
 
 FULL = {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss_type": "full"}
 
@@ -26,8 +26,8 @@ def test_two_gpus_train_as_one_rank(tmp_path: Path):
         replace(gpus, actor=FULL | {"fsdp_config": {"fsdp_size": 1}}),
         replace(gpus, actor=FULL | {"fsdp_config": {"sync_each_micro_batch": False}}),
     ]
-    expected = gradients(0, 1, free_address(), alone)
-    for rank in run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200):
+    expected = gradients(0, 1, "", alone)
+    for rank in run_ranks(call_for_each, 2, gradients, cases, timeout=200):
         for ours in rank:
             for name, gradient in expected[0].items():
                 assert np.linalg.norm(ours[0][name] - gradient) < 1e-4 * np.linalg.norm(gradient), name
