@@ -1,9 +1,14 @@
-"""Small completions, turns, trajectories and groups."""
+"""Small completions, turns, trajectories and groups, and files of rows."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from alphaapollo.rollout.context import build_append_context_rows, build_memory_context_rows
 from alphaapollo.types import (
@@ -64,3 +69,13 @@ def make_group(
     """Group of trajectories. `extra_info` belongs to a prompt made here; otherwise pass `prompt`."""
     prompt = prompt or Prompt(trajectories[0].prompt_id, "test", "text", extra_info=extra_info)
     return TrajectoryGroup(prompt, list(trajectories), baseline)
+
+
+def write_rows(path: Path, rows: Sequence[Any]) -> Path:
+    """Write rows to a Parquet file, or to a file of JSON lines. Returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
