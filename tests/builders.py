@@ -71,11 +71,11 @@ def make_group(
     return TrajectoryGroup(prompt, list(trajectories), baseline)
 
 
-def write_rows(path: Path, rows: Sequence[Any]) -> Path:
-    """Write rows to a Parquet file, or to a file of JSON lines. Returns its path."""
+def write_rows(path: Path, rows: Sequence[Any]) -> str:
+    """Write rows to a Parquet file, or to a file of JSON lines. Returns its path as text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(list(rows)), path)
     else:
         path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return path
+    return str(path)
