@@ -10,11 +10,20 @@ import numpy as np
 import pytest
 
 from alphaapollo.models.export.hf_folder import gather_parameters
-from alphaapollo.models.sharding import full_tensor, local_tensor
+from alphaapollo.models.sharding import local_tensor
 from alphaapollo.weight_sync.digest import compute_joint_digest
 from alphaapollo.workers.policy import PolicyWorker
-from tests.unit.tiny import free_address, run_ranks
-from tests.unit.workers.training import Case, gradients, make_batch, make_columns, make_worker, scale_weights
+from tests.unit.tiny import run_ranks
+from tests.unit.workers.training import (
+    Case,
+    assert_close,
+    make_batch,
+    make_columns,
+    make_worker,
+    parameters,
+    record_gradients,
+    scale_weights,
+)
 
 Weights = dict[str, np.ndarray]
 ACTOR = {"optim": {"lr": 1e-3}, "grad_clip": 0.05, "use_kl_loss": True, "kl_loss_type": "full"}
@@ -58,14 +67,12 @@ def train(worker: PolicyWorker, case: Case, rank: int, num_ranks: int) -> float:
     return worker.update(make_columns(case, batch, own))["actor/grad_norm"]
 
 
-def run_layout(
-    rank: int, num_ranks: int, address: str, case: Case, address_of_gradients: str, folder: str, name: str, before: str
-) -> RankResult:
-    recorded = gradients(rank, num_ranks, address_of_gradients, case)[0]
+def run_layout(rank: int, num_ranks: int, address: str, case: Case, folder: str, name: str, before: str) -> RankResult:
     worker = make_worker(case, rank, num_ranks, address)
     scale_weights(worker.policy, 1.1)
-    part, shares = case.share(rank, num_ranks)
-    worker.load_batch(make_batch(case, shares).rank_batches[part])
+    recorded = record_gradients(worker)
+    train(worker, case, rank, num_ranks)
+    del worker.state.step  # the one that only records
     logprobs = worker.compute_log_probs()
     digest = compute_joint_digest(tensor for _, tensor in gather_parameters(worker.policy.model, worker.dtype))
     norms = [train(worker, case, rank, num_ranks)]
@@ -75,10 +82,10 @@ def run_layout(
     norms.append(train(worker, case, rank, num_ranks))
     worker.export(f"{folder}/model of {name}")
     published = dict(gather_parameters(worker.policy.model, worker.dtype))
-    weights = {key: full_tensor(p.detach()).numpy().copy() for key, p in worker.policy.named_parameters()}
+    weights = parameters(worker)
     worker.close()
     return RankResult(
-        gradients=recorded,
+        gradients=recorded[0],
         logprobs=logprobs,
         norms=norms,
         weights=weights,
@@ -97,9 +104,8 @@ def check_layouts_train_the_same(
 
     found: dict[str, list[RankResult]] = {}
     first, before = next(iter(layouts)), ""
-    for name, layout in layouts.items():  # each in its own processes: DTensor's caches keep old process groups
-        one = layout.apply_to(case)
-        found[name] = run_ranks(run_layout, num_ranks, one, free_address(), str(folder), name, before)
+    for name, layout in layouts.items():
+        found[name] = run_ranks(run_layout, num_ranks, layout.apply_to(case), str(folder), name, before)
         before = name
     plain = found[first][0]
     assert min(plain.norms) > case.actor["grad_clip"], "clipped"
@@ -113,11 +119,8 @@ def check_layouts_train_the_same(
             assert seen.digest == plain.digest
             # steps after the first: Adam amplifies rounding differences, which depend on the processor
             assert seen.norms == pytest.approx(plain.norms, rel=1e-4), name
-            for ours, expected in ((seen.weights, plain.weights), (seen.published, plain.published)):
-                assert ours.keys() == expected.keys()
-                for key, value in expected.items():
-                    np.testing.assert_allclose(ours[key], value, atol=1e-5, err_msg=f"{name}: {key}")
+            assert_close(seen.weights, plain.weights, atol=1e-5, rtol=1e-7)
+            assert_close(seen.published, plain.published, atol=1e-5, rtol=1e-7)
         exported = load_file(folder / f"model of {name}" / "model.safetensors")
-        for key, value in found[name][0].published.items():
-            np.testing.assert_array_equal(exported[key], value)
+        assert_close({key: exported[key] for key in ranks[0].published}, ranks[0].published, atol=0, rtol=0)
     return found

@@ -17,21 +17,15 @@ from alphaapollo.models.sharding import local_tensor
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.process_group import RankPlacement
 from tests.unit.tiny import run_ranks
-from tests.unit.workers.training import (
-    Case,
-    assert_close,
-    iterate_rows,
-    load_plain,
-    make_batch,
-    make_columns,
-    record_gradients,
-)
+from tests.unit.workers import training
+from tests.unit.workers.training import Case, Gradients
 
 
 def make_critic(case: Case, rank: int, num_ranks: int, address: str, seed: int = 0, **settings: Any) -> CriticWorker:
     sharding.MIN_UNIT = case.min_unit
     model = resolve_model(Model(path=case.folder, attention=case.attention), "cpu")
-    return CriticWorker(model, Critic(**settings), RankPlacement(rank, num_ranks, address, "cpu", 1), 10, seed)
+    placement = RankPlacement(rank, num_ranks, address, "cpu", 1, case.sequence_parallel)
+    return CriticWorker(model, Critic(**settings), placement, 10, seed)
 
 
 @pytest.fixture
@@ -40,17 +34,18 @@ def make(model_folder, close_later) -> Callable[..., tuple[CriticWorker, Columns
 
     def make_loaded(name: str = "qwen3", seed: int = 0, max_tokens: int = 10_000, **settings: Any) -> Any:
         case = Case(str(model_folder(name)), max_tokens=max_tokens)
-        worker, batch = close_later(make_critic(case, 0, 1, "", seed, **settings)), make_batch(case, 1)
+        worker, batch = close_later(make_critic(case, 0, 1, "", seed, **settings)), training.make_batch(case, 1)
         worker.load_batch(batch.rank_batches[0])
-        return worker, make_columns(case, batch, 0)
+        return worker, training.make_columns(case, batch, 0)
 
     return make_loaded
 
 
 def test_values_are_the_head_on_the_states_before_each_response_token(make, model_folder):
     worker, _ = make("llama", max_tokens=40)
-    values, plain, head = worker.compute_values(), load_plain(model_folder("llama")).base_model, worker.model.value_head
-    for ids, start, part, _ in iterate_rows(worker.batch.rows):
+    plain, head = training.load_plain(model_folder("llama")).base_model, worker.model.value_head
+    values = worker.compute_values()
+    for ids, start, part, _ in training.iterate_rows(worker.batch.rows):
         with torch.no_grad():
             states = plain(ids[None]).last_hidden_state[0, start - 1 : -1]
             expected = states @ head.weight.full_tensor()[0] + head.bias.full_tensor()
@@ -61,11 +56,11 @@ def test_values_are_float32_if_the_decoder_computes_in_bfloat16(model_folder, cl
     case = Case(str(model_folder("llama")), max_tokens=40)
     model = Model(path=case.folder, attention="padded", dtype="bfloat16")
     worker = close_later(CriticWorker(model, Critic(), RankPlacement(0, 1, "", "cpu", 1), 10, seed=0))
-    batch = make_batch(case, 1)
+    batch = training.make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
     values = torch.from_numpy(worker.compute_values())
     assert (values != values.bfloat16().float()).float().mean() > 0.9
-    assert worker.update(make_columns(case, batch, 0))["critic/grad_norm"] > 0
+    assert worker.update(training.make_columns(case, batch, 0))["critic/grad_norm"] > 0
 
 
 def test_the_new_head_depends_on_the_seed(make):
@@ -79,7 +74,7 @@ def test_loss_is_the_mean_over_action_tokens(make):
     """Values near zero, no clipping: half the mean of squared returns."""
     worker, columns = make(max_tokens=30, cliprange_value=None)
     worker.model.value_head.weight.data.zero_()
-    record_gradients(worker)
+    training.record_gradients(worker)
     metrics = worker.update(columns)
     actions = worker.batch.rows.action_mask.astype(bool)
     assert columns.returns is not None
@@ -95,23 +90,33 @@ def test_updates_move_values_towards_returns(make):
     assert losses[-1] < 0.7 * losses[0]
 
 
-def critic_gradients(rank: int, num_ranks: int, address: str, case: Case) -> dict[str, np.ndarray]:
+def critic_gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[np.ndarray, Gradients]:
     worker = make_critic(case, rank, num_ranks, address)
-    recorded = record_gradients(worker)
-    batch = make_batch(case, num_ranks)
-    worker.load_batch(batch.rank_batches[rank])
-    worker.update(make_columns(case, batch, rank))
+    recorded = training.record_gradients(worker)
+    own, shares = case.share(rank, num_ranks)
+    batch = training.make_batch(case, shares)
+    worker.load_batch(batch.rank_batches[own])
+    values = worker.compute_values()
+    metrics = worker.update(training.make_columns(case, batch, own))
     worker.close()
-    return recorded[0]
+    return values, (recorded[0], metrics)
 
 
-@pytest.mark.timeout(120)
-def test_same_gradients_in_any_layout_and_on_two_ranks(model_folder):
+@pytest.mark.timeout(200)
+def test_values_and_gradients_are_the_same_in_any_layout_and_on_two_ranks(model_folder):
+    """Also with sequence parallelism, padded and packed."""
     case = Case(str(model_folder("qwen3")))
-    others = [critic_gradients(0, 1, "", Case(case.folder, attention="sdpa", max_tokens=30))]
-    others += run_ranks(critic_gradients, 2, Case(case.folder, max_tokens=40))
-    for ours in others:
-        assert_close(ours, critic_gradients(0, 1, "", case))
+    expected = critic_gradients(0, 1, "", case)[1]
+    packed = replace(case, attention="sdpa", max_tokens=60)
+    shared = [replace(packed, sequence_parallel=2), replace(case, max_tokens=60, sequence_parallel=2)]
+    cases = [replace(case, max_tokens=40), *shared]
+    training.assert_same(critic_gradients(0, 1, "", packed)[1], expected)
+    for distributed, *rank in run_ranks(training.call_for_each, 2, critic_gradients, cases):
+        training.assert_same(distributed[1], expected)
+        for one, (values, found) in zip(shared, rank, strict=True):
+            own_values, _ = critic_gradients(0, 1, "", replace(one, sequence_parallel=1))
+            np.testing.assert_allclose(values, own_values, atol=1e-6)
+            training.assert_same(found, expected)
 
 
 def test_checkpoint_restores_the_values(make, tmp_path: Path):

@@ -20,21 +20,12 @@ from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.export import export_checkpoint
 from alphaapollo.workers.policy import PolicyWorker
-from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
+from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.sft import SftWorker
-from tests.unit.tiny import free_address, run_ranks, some_rows
+from tests.unit.tiny import run_ranks, some_rows
+from tests.unit.workers import training
 from tests.unit.workers.test_sft_worker import SftCase, plain_loss, rank_batch
-from tests.unit.workers.training import (
-    Case,
-    Recorder,
-    assert_close,
-    load_plain,
-    make_batch,
-    make_columns,
-    make_worker,
-    plain_logprobs,
-    record_gradients,
-)
+from tests.unit.workers.training import Case
 
 pytest.importorskip("peft")
 
@@ -56,7 +47,7 @@ def train_by_hand(model: nn.Module) -> None:
 
 
 def worker_of(case: Case, rank: int = 0, num_ranks: int = 1, address: str = "", **arguments: Any) -> PolicyWorker:
-    worker = make_worker(case, rank, num_ranks, address or NO_RENDEZVOUS, **arguments)
+    worker = training.make_worker(case, rank, num_ranks, address, **arguments)
     train_by_hand(worker.policy)
     return worker
 
@@ -68,27 +59,27 @@ def adapters(model: nn.Module) -> dict[str, np.ndarray]:
 def in_peft(base: str, adapter: Path) -> Any:
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(load_plain(base), str(adapter), is_trainable=True).eval()
+    return PeftModel.from_pretrained(training.load_plain(base), str(adapter), is_trainable=True).eval()
 
 
 def log_probs(model: Any) -> list[float]:
-    return plain_logprobs(model, TOKENS[0], 1.0).tolist()
+    return training.plain_logprobs(model, TOKENS[0], 1.0).tolist()
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe"])
 def test_forward_export_and_engine_equal_peft(model_folder, tmp_path: Path, name: str):
     """Our forward pass, the adapter folder in plain peft, the merged folder, and the engine's weights."""
-    recorder = Recorder()
+    recorder = training.Recorder()
     case = Case(str(model_folder(name)), lora_rank=4)
     worker = worker_of(case, sender=recorder)
     ours = worker.compute_probe_log_probs(TOKENS[0].tolist())
-    assert ours != pytest.approx(log_probs(load_plain(case.folder)), abs=1e-2)
+    assert ours != pytest.approx(log_probs(training.load_plain(case.folder)), abs=1e-2)
     worker.export(str(tmp_path / "adapter"), "adapter")
     worker.export(str(tmp_path / "merged"))
     worker.send_weights(1)
     worker.close()
     assert ours == pytest.approx(log_probs(in_peft(case.folder, tmp_path / "adapter")), abs=1e-4)
-    assert ours == pytest.approx(log_probs(load_plain(tmp_path / "merged")), abs=1e-4)
+    assert ours == pytest.approx(log_probs(training.load_plain(tmp_path / "merged")), abs=1e-4)
 
     from safetensors.torch import load_file
 
@@ -105,10 +96,10 @@ def test_gradients_equal_peft(model_folder, tmp_path: Path):
     """Gradients of the next-token loss, compared with autograd through peft's model."""
     folder, rows = str(model_folder("qwen3")), some_rows(6)
     config = SftConfig(model={"path": folder, "attention": "padded", "dtype": "float32", "lora_rank": 4})
-    worker = SftWorker(config, config.model, RankPlacement(0, 1, free_address(), "cpu", 1), 1)
+    worker = SftWorker(config, config.model, RankPlacement(0, 1, "", "cpu", 1), 1)
     train_by_hand(worker.model)
     worker.export(str(tmp_path / "adapter"), "adapter")
-    recorded = record_gradients(worker)
+    recorded = training.record_gradients(worker)
     worker.step(rank_batch(SftCase(folder, max_tokens=40), rows, 0, 1))
     worker.close()
     model = in_peft(folder, tmp_path / "adapter")
@@ -120,27 +111,21 @@ def test_gradients_equal_peft(model_folder, tmp_path: Path):
     }
     assert len(expected) == 2 * 2 * 7  # A and B, layers, linear layers of each
     assert min(np.abs(gradient).max() for gradient in expected.values()) > 1e-5
-    assert_close(recorded[0], expected)
+    training.assert_close(recorded[0], expected)
 
 
-def gradients_and_weights(
-    rank: int, num_ranks: int, address: str, cases: list[Case], more: list[str]
-) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]]:
-    """Gradients of one step, merged weights as the engine gets them, and the reference's log-probs, for each case."""
-    found = []
-    for case, own in zip(cases, [address, *more], strict=False):
-        recorder = Recorder()
-        worker = worker_of(case, rank, num_ranks, own, sender=recorder)
-        share, num_shares = case.share(rank, num_ranks)
-        batch = make_batch(case, num_shares)
-        worker.load_batch(batch.rank_batches[share])
-        worker.send_weights(1)
-        reference = worker.compute_ref_log_probs()
-        recorded = record_gradients(worker)
-        worker.update(make_columns(case, batch, share))
-        found.append((recorded[0], {name: tensor.numpy() for name, tensor in recorder.sent.items()}, reference))
-        worker.close()
-    return found
+def gradients_and_weights(rank: int, num_ranks: int, address: str, case: Case) -> list[dict[str, np.ndarray]]:
+    """Gradients of one step, and merged weights as the engine gets them."""
+    recorder = training.Recorder()
+    worker = worker_of(case, rank, num_ranks, address, sender=recorder)
+    share, num_shares = case.share(rank, num_ranks)
+    batch = training.make_batch(case, num_shares)
+    worker.load_batch(batch.rank_batches[share])
+    worker.send_weights(1)
+    recorded = training.record_gradients(worker)
+    worker.update(training.make_columns(case, batch, share))
+    worker.close()
+    return [recorded[0], {name: tensor.numpy() for name, tensor in recorder.sent.items()}]
 
 
 @pytest.mark.timeout(240)
@@ -148,21 +133,19 @@ def test_ranks_units_and_recomputation_change_nothing(model_folder):
     """Full KL, entropy and PPO; layers sharded separately or together; 3 ranks, which do not divide B; 2 ranks with
     sequence parallelism, or with a copy each and deferred reduction."""
     case = Case(str(model_folder("qwen3")), FULL, lora_rank=4, needs_reference=True)
-    (gradients, weights, _), *others = gradients_and_weights(
-        0, 1, free_address(), [case, replace(case, checkpointing=True, min_unit=10**9)], [free_address()]
-    )
+    gradients, weights = gradients_and_weights(0, 1, "", case)
+    others = [gradients_and_weights(0, 1, "", replace(case, checkpointing=True, min_unit=10**9))]
     assert all(is_adapter_parameter(name) for name in gradients)
     assert max(np.abs(gradient).max() for gradient in gradients.values()) > 1e-3
     many = [replace(case, max_tokens=40, checkpointing=True), replace(case, min_unit=10**9)]
-    for rank in run_ranks(gradients_and_weights, 3, many, [free_address()], timeout=200):
-        others += rank
     copies = FULL | {"fsdp_config": {"fsdp_size": 1, "sync_each_micro_batch": False}}
     pairs = [replace(case, sequence_parallel=2), replace(case, actor=copies, max_tokens=40)]
-    for rank in run_ranks(gradients_and_weights, 2, pairs, [free_address()], timeout=200):
-        others += rank
-    for own, sent, _ in others:
-        assert_close(own, gradients)
-        assert_close(sent, weights, rtol=1e-7)
+    for num_ranks, cases in ((3, many), (2, pairs)):
+        for rank in run_ranks(training.call_for_each, num_ranks, gradients_and_weights, cases, timeout=200):
+            others += rank
+    for own, sent in others:
+        training.assert_close(own, gradients)
+        training.assert_close(sent, weights, rtol=1e-7)
 
 
 def test_the_reference_is_the_base_model(start):
@@ -179,7 +162,7 @@ def test_the_reference_is_the_base_model(start):
 
 
 def test_a_new_adapter_changes_no_output_and_depends_on_the_seed(start, model_folder):
-    expected, found = log_probs(load_plain(model_folder("qwen3"))), []
+    expected, found = log_probs(training.load_plain(model_folder("qwen3"))), []
     for seed in (0, 0, 1):
         worker, _ = start(lora_rank=4, arguments={"seed": seed})
         assert worker.compute_probe_log_probs(TOKENS[0].tolist()) == pytest.approx(expected, abs=1e-4)
@@ -205,7 +188,7 @@ def test_checkpoints_contain_only_the_adapter_and_resume_bit_for_bit(start, tmp_
     resumed, _ = start(lora_rank=4, arguments={"seed": 5}, **fields)
     resumed.load(str(tmp_path / "saved"))
     resumed.update(columns)
-    assert_close(adapters(resumed.policy), adapters(worker.policy), atol=0, rtol=0)
+    training.assert_close(adapters(resumed.policy), adapters(worker.policy), atol=0, rtol=0)
 
     whole, _ = start(**fields)
     with pytest.raises(ValueError, match=f"{tmp_path}/saved cannot be read"):
@@ -228,7 +211,7 @@ def test_export_of_a_checkpoint_of_two_ranks(model_folder, tmp_path: Path):
     model = Model(path=case.folder, lora_rank=4)
     for kind in ("merged", "adapter"):
         export_checkpoint(str(tmp_path / "saved"), model, torch.float32, str(tmp_path / kind), kind, "policy")
-    assert log_probs(load_plain(tmp_path / "merged")) == pytest.approx(ours, abs=1e-4)
+    assert log_probs(training.load_plain(tmp_path / "merged")) == pytest.approx(ours, abs=1e-4)
     for adapter in ("adapter", "saved_adapter"):
         assert log_probs(in_peft(case.folder, tmp_path / adapter)) == pytest.approx(ours, abs=1e-4)
 
@@ -254,11 +237,11 @@ def test_the_critic_trains_its_adapter_and_its_head(model_folder, close_later, t
     def make(seed: int) -> CriticWorker:
         return close_later(CriticWorker(model, Critic(**FAST), RankPlacement(0, 1, "", "cpu", 1), 10, seed))
 
-    worker, batch = make(0), make_batch(case, 1)
+    worker, batch = make(0), training.make_batch(case, 1)
     start = {name: local_tensor(p).clone() for name, p in worker.model.named_parameters()}
     worker.load_batch(batch.rank_batches[0])
     for _ in range(2):  # at the first step B is 0, and so is A's gradient
-        worker.update(make_columns(case, batch, 0))
+        worker.update(training.make_columns(case, batch, 0))
     for name, parameter in worker.model.named_parameters():
         trained = is_adapter_parameter(name) or "value_head" in name
         assert parameter.dtype == (torch.float32 if trained else torch.bfloat16)

@@ -13,14 +13,11 @@ from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model, SftConfig
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.sft import SftWorker
-from tests.unit.tiny import build_model, free_address, run_ranks
-from tests.unit.workers.training import Case, gradients, make_batch, make_columns, make_worker, scale_weights
+from tests.unit.tiny import build_model, run_ranks
+from tests.unit.workers import training
+from tests.unit.workers.training import Case
 
 EXPERTS = ["actor/expert_load_max", "actor/expert_dead"]
-
-
-def all_gradients(rank: int, num_ranks: int, address: str, cases: list[Case], addresses: list[str]) -> list[Any]:
-    return [gradients(rank, num_ranks, other, case) for case, other in zip(cases, addresses, strict=True)]
 
 
 def case_of(folder: object, **more: Any) -> Case:
@@ -33,15 +30,14 @@ def test_loss_is_that_of_the_complete_mini_batch(model_folder):
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
     case = replace(case_of(model_folder("qwen3_moe")), replay=False)
-    with_loss, metrics = gradients(0, 1, free_address(), case)
-    without, plain = gradients(0, 1, free_address(), replace(case, aux=0.0))
+    with_loss, metrics = training.gradients(0, 1, "", case)
+    without, plain = training.gradients(0, 1, "", replace(case, aux=0.0))
     logits = []
     model = build_model("qwen3_moe")
-    scale_weights(model, 1.1)  # as gradients() does
-    batch = make_batch(case, 1).rank_batches[0].rows
-    for start, end in zip(batch.token_offsets[:-1], batch.token_offsets[1:], strict=True):
-        output = model(torch.from_numpy(batch.token_ids[start:end])[None], output_router_logits=True)
-        logits.append(output.router_logits)
+    training.scale_weights(model, 1.1)  # as gradients() does
+    batch = training.make_batch(case, 1).rank_batches[0].rows
+    for ids, *_ in training.iterate_rows(batch):
+        logits.append(model(ids[None], output_router_logits=True).router_logits)
     layers = tuple(torch.cat([row[layer] for row in logits]) for layer in range(2))
     expected = load_balancing_loss_func(layers, 4, 2)
     expected.backward()
@@ -65,9 +61,9 @@ def test_ranks_change_nothing(model_folder):
         replace(packed, min_unit=10**9, checkpointing=True),
         replace(packed, num_rows=1),
     ]
-    ranks = run_ranks(all_gradients, 2, cases, [free_address() for _ in cases], timeout=300)
+    ranks = run_ranks(training.call_for_each, 2, training.gradients, cases, timeout=300)
     for index, case in enumerate(cases):
-        expected, metrics = gradients(0, 1, free_address(), replace(case, sequence_parallel=1, checkpointing=False))
+        expected, metrics = training.gradients(0, 1, "", replace(case, sequence_parallel=1, checkpointing=False))
         assert metrics["actor/router_differs"] > 0.1 and metrics["actor/router_aux_loss"] > 2.0
         for rank in ranks:
             ours, own = rank[index]
@@ -80,10 +76,10 @@ def test_ranks_change_nothing(model_folder):
 def test_a_micro_batch_is_weighted_by_its_tokens(model_folder):
     """Each micro-batch has its own f_e; the loss is their mean, weighted by tokens."""
     case = case_of(model_folder("qwen3_moe"), max_tokens=40)
-    _, metrics = gradients(0, 1, free_address(), case)
-    (mini_batch,) = make_batch(case, 1).rank_batches[0].mini_batches
+    _, metrics = training.gradients(0, 1, "", case)
+    (mini_batch,) = training.make_batch(case, 1).rank_batches[0].mini_batches
     assert len(mini_batch.micro_batches) > 2
-    rows = make_batch(case, 1).rank_batches[0].rows
+    rows = training.make_batch(case, 1).rank_batches[0].rows
     total, tokens = 0.0, float(rows.lengths.sum())
     for positions in mini_batch.micro_batches:
         one = replace(case, num_rows=len(positions), order=None, max_tokens=10_000)
@@ -96,7 +92,7 @@ def own_loss(case: Case, rows: Any) -> float:
     from alphaapollo.models.moe_routing import RouterHooks, load_balancing_loss
 
     model = build_model("qwen3_moe")
-    scale_weights(model, 1.1)  # as gradients() does
+    training.scale_weights(model, 1.1)  # as gradients() does
     routers = RouterHooks.wrap_routers(model)
     assert routers is not None
     routers.needs_probabilities = True
@@ -110,27 +106,24 @@ def own_loss(case: Case, rows: Any) -> float:
     return float(load_balancing_loss(counts, shares, counts.sum() / 2))
 
 
-def test_the_policy_uses_the_engines_experts_and_the_reference_its_own(model_folder):
-    case = replace(case_of(model_folder("qwen3_moe"), needs_reference=True), aux=0.0)
-    found = []
-    for one in (case, replace(case, replay=False)):
-        worker = make_worker(one, 0, 1, free_address())
-        batch = make_batch(one, 1)
-        worker.load_batch(batch.rank_batches[0])
+def test_the_policy_uses_the_engines_experts_and_the_reference_its_own(start, model_folder):
+    case, found = replace(case_of(model_folder("qwen3_moe"), needs_reference=True), aux=0.0), []
+    for replay in (True, False):
+        worker, columns = start(case, replay=replay)
         found.append((worker.compute_log_probs(), worker.compute_ref_log_probs()))
-        metrics = worker.update(make_columns(one, batch, 0, old=False))
-        assert ("actor/router_differs" in metrics) is one.replay
+        metrics = worker.update(replace(columns, old_logprobs=None))
+        assert ("actor/router_differs" in metrics) is replay
         np.testing.assert_allclose(worker.get_old_log_probs(), found[-1][0], atol=1e-6)
-        worker.close()
     np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-6)
     assert np.abs(found[0][0] - found[1][0]).max() > 1e-2
 
 
-def test_sft_has_the_same_metrics(model_folder):
+def test_sft_has_the_same_metrics(model_folder, close_later):
     case = case_of(model_folder("qwen3_moe"), num_rows=6)
     model = resolve_model(Model(path=case.folder, router_aux_loss_coef=0.5), "cpu")
-    worker = SftWorker(SftConfig(), model, RankPlacement(0, 1, free_address(), "cpu", 1), 10)
-    metrics = worker.step(make_batch(replace(case, attention="padded", replay=False), 1).rank_batches[0]).metrics
+    worker = close_later(SftWorker(SftConfig(), model, RankPlacement(0, 1, "", "cpu", 1), 10))
+    metrics = worker.step(
+        training.make_batch(replace(case, attention="padded", replay=False), 1).rank_batches[0]
+    ).metrics
     assert metrics["router_aux_loss"] > 2.0 and metrics["expert_load_max"] > 1.0
     assert 0.0 <= metrics["expert_dead"] < 1.0 and "router_differs" not in metrics
-    worker.close()

@@ -12,20 +12,8 @@ from alphaapollo.algorithms.policy_losses import policy_loss_names
 from alphaapollo.config.schema import Actor
 from tests.unit.plain import entropy, kl_full
 from tests.unit.tiny import free_address, run_ranks
-from tests.unit.workers.training import (
-    Case,
-    Gradients,
-    alone,
-    assert_close,
-    assert_same,
-    compare_ranks_with_one,
-    gradients_of,
-    gradients_of_losses,
-    iterate_rows,
-    load_plain,
-    make_batch,
-    make_columns,
-)
+from tests.unit.workers import training
+from tests.unit.workers.training import Case, Gradients
 
 RICH = {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss_type": "k3+"}
 FULL = RICH | {"kl_loss_type": "full", "loss_agg_mode": "seq-mean-token-mean"}
@@ -34,7 +22,7 @@ FULL = RICH | {"kl_loss_type": "full", "loss_agg_mode": "seq-mean-token-mean"}
 @pytest.mark.parametrize("actor", [RICH, FULL], ids=["ppo", "full_kl"])
 def test_same_gradients_in_any_layout(model_folder, actor: dict):
     case = Case(str(model_folder("qwen3")), actor, needs_reference=actor is FULL)
-    expected, metrics = alone(case)
+    expected, metrics = training.alone(case)
     assert max(np.abs(gradient).max() for gradient in expected.values()) > 1e-3
     for other in (
         replace(case, max_tokens=40),
@@ -43,7 +31,7 @@ def test_same_gradients_in_any_layout(model_folder, actor: dict):
         replace(case, checkpointing=True),
         replace(case, min_unit=10**9),
     ):
-        assert_same(alone(other), (expected, metrics))
+        training.assert_same(training.alone(other), (expected, metrics))
 
 
 LOSSES = {name: Case("", {"policy_loss": {"loss_mode": name}}) for name in policy_loss_names()} | {
@@ -83,12 +71,12 @@ def rough_gradients(model_folder) -> dict[str, list[dict[str, Gradients]]]:
         if attention == "padded":
             layouts = {"whole": {}} | layouts
         cases = [case for layout in layouts.values() for case in rough_cases(folder, layout)]
-        results = iter(gradients_of_losses(0, 1, free_address(), cases))
+        results = iter(training.gradients_of_losses(0, 1, free_address(), cases))
         found |= {name: [dict(zip(LOSSES, results, strict=False))] for name in layouts}
     cases = rough_cases(folder, LAYOUTS["two ranks"])
-    steps = [step for rank in make_batch(cases[0], 2).rank_batches for step in rank.mini_batches]
+    steps = [step for rank in training.make_batch(cases[0], 2).rank_batches for step in rank.mini_batches]
     assert any([] in step.micro_batches for step in steps), "one rank should have an empty micro-batch"
-    ranks = run_ranks(gradients_of_losses, 2, cases, timeout=100)
+    ranks = run_ranks(training.gradients_of_losses, 2, cases, timeout=100)
     return found | {"two ranks": [dict(zip(LOSSES, results, strict=True)) for results in ranks]}
 
 
@@ -116,7 +104,7 @@ def test_same_gradients_on_two_ranks(model_folder):
     rich, full = (Case(str(model_folder("qwen3")), actor, needs_reference=actor is FULL) for actor in (RICH, FULL))
     lonely = Case(str(model_folder("qwen3_moe")), RICH, num_rows=1)
     cases = [rich, replace(rich, max_tokens=40, checkpointing=True), replace(rich, min_unit=10**9), full, lonely]
-    compare_ranks_with_one(cases)
+    training.compare_ranks_with_one(cases)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe"])
@@ -124,13 +112,13 @@ def test_equals_the_explicit_loss_on_plain_logits(model_folder, name: str):
     """PPO's clip, full KL and entropy, token-mean, row by row through the plain Hugging Face model."""
     folder = str(model_folder(name))
     case = Case(folder, RICH | {"kl_loss_type": "full"}, needs_reference=True)
-    ours, metrics = alone(case)
-    policy, reference = load_plain(folder, 1.1), load_plain(folder)
-    batch = make_batch(case, 1)
-    rows, columns = batch.rank_batches[0].rows, make_columns(case, batch, 0)
+    ours, metrics = training.alone(case)
+    policy, reference = training.load_plain(folder, 1.1), training.load_plain(folder)
+    batch = training.make_batch(case, 1)
+    rows, columns = batch.rank_batches[0].rows, training.make_columns(case, batch, 0)
     assert columns.advantages is not None and columns.old_logprobs is not None
     actor, terms = Actor(**case.actor), []
-    for ids, start, part, mask in iterate_rows(rows):
+    for ids, start, part, mask in training.iterate_rows(rows):
         logits = policy(ids[None]).logits[0, start - 1 : -1] / 0.9
         ref_logits = reference(ids[None]).logits[0, start - 1 : -1].detach() / 0.9
         logp = logits.log_softmax(-1).gather(1, ids[start:, None])[:, 0]
@@ -142,4 +130,4 @@ def test_equals_the_explicit_loss_on_plain_logits(model_folder, name: str):
     total = torch.cat(terms).mean()
     total.backward()
     assert metrics["actor/loss"] == pytest.approx(total.item(), rel=1e-5)
-    assert_close(ours, gradients_of(policy), atol=2e-6, rtol=1e-3)
+    training.assert_close(ours, training.gradients_of(policy), atol=2e-6, rtol=1e-3)

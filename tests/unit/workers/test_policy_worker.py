@@ -13,36 +13,24 @@ import torch
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, RolloutCorrection
 from alphaapollo.models.sharding import local_tensor
-from tests.unit.tiny import free_address, run_ranks
-from tests.unit.workers.training import (
-    Case,
-    Recorder,
-    assert_close,
-    iterate_rows,
-    load_plain,
-    make_batch,
-    make_columns,
-    make_worker,
-    parameters,
-    plain_logprobs,
-    record_gradients,
-    scale_weights,
-)
+from tests.unit.tiny import run_ranks
+from tests.unit.workers import training
+from tests.unit.workers.training import Case
 
 FAST = {"optim": {"lr": 1e-2, "lr_warmup_steps": 2}}
 
 
 def test_log_probs_are_in_the_order_of_the_rows(start, model_folder):
     worker, _ = start(max_tokens=40, mini_batch_size=4)
-    column, plain = worker.compute_log_probs(), load_plain(model_folder("qwen3"))
+    column, plain = worker.compute_log_probs(), training.load_plain(model_folder("qwen3"))
     assert column.dtype == np.float32
-    for ids, first, part, _ in iterate_rows(worker.batch.rows):
-        np.testing.assert_allclose(column[part], plain_logprobs(plain, ids)[first - 1 :], atol=1e-5)
+    for ids, first, part, _ in training.iterate_rows(worker.batch.rows):
+        np.testing.assert_allclose(column[part], training.plain_logprobs(plain, ids)[first - 1 :], atol=1e-5)
 
 
 def test_probe_is_at_temperature_one(start, model_folder):
     worker, _ = start("llama")
-    expected = plain_logprobs(load_plain(model_folder("llama")), torch.tensor([5, 9, 3, 3, 40]), 1.0)
+    expected = training.plain_logprobs(training.load_plain(model_folder("llama")), torch.tensor([5, 9, 3, 3, 40]), 1.0)
     assert worker.compute_probe_log_probs([5, 9, 3, 3, 40]) == pytest.approx(expected.tolist(), abs=1e-5)
 
 
@@ -54,8 +42,8 @@ def test_missing_old_log_probs_are_those_before_the_first_step(start, epochs: in
         worker, columns = start(actor=FAST | {"ppo_epochs": epochs}, mini_batch_size=4, max_tokens=40)
         metrics = worker.update(replace(columns, old_logprobs=None if own else worker.compute_log_probs()))
         assert metrics["actor/optimizer_steps"] == 3 * epochs
-        results.append((parameters(worker), metrics))
-    assert_close(results[0][0], results[1][0], atol=0, rtol=0)
+        results.append((training.parameters(worker), metrics))
+    training.assert_close(results[0][0], results[1][0], atol=0, rtol=0)
     assert results[0][1] == results[1][1]
 
 
@@ -68,14 +56,14 @@ def test_a_checkpoint_before_the_first_step_has_no_step(start, tmp_path):
             worker.save(str(tmp_path))
             assert all(state["step"] == 0 for state in worker.state.optimizers[0].state.values())
         worker.update(columns)
-        moved.append(parameters(worker))
-    assert_close(moved[1], moved[0], atol=0, rtol=0)
+        moved.append(training.parameters(worker))
+    training.assert_close(moved[1], moved[0], atol=0, rtol=0)
 
 
 def test_metrics_by_hand(start):
     """All old log-probs are much larger, so every ratio is tiny and each token with a negative advantage is clipped."""
     worker, columns = start()
-    record_gradients(worker)
+    training.record_gradients(worker)
     assert columns.advantages is not None
     metrics = worker.update(replace(columns, old_logprobs=np.zeros_like(columns.advantages)))
     actions = worker.batch.rows.action_mask.astype(bool)
@@ -89,10 +77,10 @@ def test_metrics_by_hand(start):
 
 def test_the_error_of_a_bad_step_suggests_valid_keys(start):
     worker, columns = start()
-    before = parameters(worker)
+    before = training.parameters(worker)
     with pytest.raises(FloatingPointError, match=r"policy.* nan at optimizer step 1;") as error:
         worker.update(replace(columns, advantages=np.full_like(columns.advantages, np.nan)))
-    assert_close(parameters(worker), before, atol=0, rtol=0)
+    training.assert_close(training.parameters(worker), before, atol=0, rtol=0)
     keys = re.findall(r"[a-z_.]+=[\w.-]+", str(error.value))
     assert keys == ["data.seed=1000", "trainer.on_bad_step=skip", "actor_rollout_ref.actor.optim.lr=1e-07"]
     config = load_config(Config, "ppo", keys)
@@ -111,11 +99,11 @@ def test_non_finite_weights_are_not_saved_or_exported(start, tmp_path: Path):
 
 def test_bad_steps_are_skipped_up_to_a_limit(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     worker, columns = start()
-    before, bad = parameters(worker), replace(columns, advantages=np.full_like(columns.advantages, np.nan))
+    before, bad = training.parameters(worker), replace(columns, advantages=np.full_like(columns.advantages, np.nan))
     metrics = worker.update(bad, skip_bad_step=True)
     assert metrics["actor/steps_skipped"] == metrics["actor/optimizer_steps"] == 1
     assert worker.state.num_steps == 0
-    assert_close(parameters(worker), before, atol=0, rtol=0)
+    training.assert_close(training.parameters(worker), before, atol=0, rtol=0)
     metrics = worker.update(columns, skip_bad_step=True)
     assert metrics["actor/steps_skipped"] == 0 and worker.state.num_steps == 1
     assert np.isfinite(metrics["actor/grad_norm"]), "nothing is left of the bad gradients"
@@ -133,7 +121,7 @@ def test_the_reference_changes_only_by_a_reset(start, tmp_path: Path):
     worker, _ = start(needs_reference=True)
     before = worker.compute_ref_log_probs()
     np.testing.assert_allclose(before, worker.compute_log_probs(), atol=1e-6)
-    scale_weights(worker.policy, 1.2)
+    training.scale_weights(worker.policy, 1.2)
     np.testing.assert_array_equal(worker.compute_ref_log_probs(), before)
     worker.reset_reference_and_optimizer()
     after = worker.compute_ref_log_probs()
@@ -156,7 +144,7 @@ def test_hard_reset_resets_the_optimizer(start):
         local_tensor(own).data.copy_(local_tensor(other))
     for one in (worker, fresh):
         one.update(columns)
-    assert_close(parameters(fresh), parameters(worker), atol=0, rtol=0)
+    training.assert_close(training.parameters(fresh), training.parameters(worker), atol=0, rtol=0)
 
 
 def test_correction_weights_only_the_policy_term(start):
@@ -168,7 +156,7 @@ def test_correction_weights_only_the_policy_term(start):
         "mask": {"method": "mask", "low": 0.5, "high": 5.0},
     }.items():
         worker, columns = start(arguments={"correction": RolloutCorrection(**settings)})
-        record_gradients(worker)
+        training.record_gradients(worker)
         rows = worker.batch.rows
         engine = replace(rows, rollout_logprobs=np.full_like(rows.rollout_logprobs, 5.0))
         worker.load_batch(replace(worker.batch, rows=engine))
@@ -184,7 +172,7 @@ def test_correction_weights_only_the_policy_term(start):
 def test_weights_are_sent_with_checkpoint_names(start, model_folder, name: str):
     from safetensors.torch import load_file
 
-    recorder = Recorder()
+    recorder = training.Recorder()
     worker, _ = start(name, arguments={"sender": recorder})
     update = worker.send_weights(3)
     assert update is not None and update.version == 3
@@ -208,30 +196,31 @@ def test_checkpoint_resumes_bit_for_bit(start, tmp_path: Path):
     assert resumed.state.num_steps == 2
     torch.testing.assert_close(torch.rand(3), drawn, rtol=0, atol=0)
     resumed.update(columns)
-    assert_close(parameters(resumed), parameters(worker), atol=0, rtol=0)
+    training.assert_close(training.parameters(resumed), training.parameters(worker), atol=0, rtol=0)
 
 
 def train_and_save(rank: int, num_ranks: int, address: str, case: Case, load: str, save: str) -> dict[str, np.ndarray]:
-    worker = make_worker(case, rank, num_ranks, address)
-    batch = make_batch(case, num_ranks)
+    worker = training.make_worker(case, rank, num_ranks, address)
+    batch = training.make_batch(case, num_ranks)
     if load:
         worker.load(load)
     worker.load_batch(batch.rank_batches[rank])
-    worker.update(make_columns(case, batch, rank))
+    worker.update(training.make_columns(case, batch, rank))
     worker.save(save)
     worker.export(f"{save}_hf")
-    result = parameters(worker)
+    result = training.parameters(worker)
     worker.close()
     return result
 
 
 def train_on_two(
-    rank: int, num_ranks: int, address: str, more: list[str], cases: list[Case], folder: Path
+    rank: int, num_ranks: int, address: str, cases: list[Case], folder: Path
 ) -> list[dict[str, np.ndarray]]:
     """Weights after training from the start, and from a checkpoint of one rank."""
     results = []
     for case, name in zip(cases, MODELS, strict=True):
-        for load, save, own in (("", "two", more.pop()), (f"{folder}/{name}/one", "then_two", more.pop())):
+        for load, save in (("", "two"), (f"{folder}/{name}/one", "then_two")):
+            own = f"{address}_{len(results)}"
             results.append(train_and_save(rank, num_ranks, own, case, load, f"{folder}/{name}/{save}"))
     return results
 
@@ -245,13 +234,12 @@ def test_checkpoint_and_export_across_numbers_of_ranks(model_folder, tmp_path: P
     from transformers import AutoTokenizer
 
     def on_one(case: Case, load: str, save: str) -> dict[str, np.ndarray]:
-        return train_and_save(0, 1, free_address(), case, load, save)
+        return train_and_save(0, 1, "", case, load, save)
 
     cases = [Case(str(model_folder(name)), FAST, mini_batch_size=5) for name in MODELS]
     for name, case in zip(MODELS, cases, strict=True):
         on_one(case, "", f"{tmp_path}/{name}/one")
-    addresses = [free_address() for _ in range(2 * len(cases))]
-    ranks = run_ranks(train_on_two, 2, addresses, cases, tmp_path, timeout=200)
+    ranks = run_ranks(train_on_two, 2, cases, tmp_path, timeout=200)
     saved = (f"{tmp_path}/{MODELS[0]}/two", f"{tmp_path}/{MODELS[0]}/then_four")
     then_four = run_ranks(train_and_save, 4, cases[0], *saved, timeout=100)[0]
     for index, (name, case) in enumerate(zip(MODELS, cases, strict=True)):
@@ -260,9 +248,9 @@ def test_checkpoint_and_export_across_numbers_of_ranks(model_folder, tmp_path: P
         then_one = on_one(case, f"{folder}/two", f"{folder}/then_one")
         first, then_two = (ranks[0][2 * index + i] for i in (0, 1))
         for found in (then_one, then_two, *([then_four] if index == 0 else [])):
-            assert_close(found, all_along, atol=2e-4, rtol=0)
-        assert_close(first, ranks[1][2 * index], atol=0, rtol=0)
-        for key, parameter in load_plain(folder / "two_hf").named_parameters():
+            training.assert_close(found, all_along, atol=2e-4, rtol=0)
+        training.assert_close(first, ranks[1][2 * index], atol=0, rtol=0)
+        for key, parameter in training.load_plain(folder / "two_hf").named_parameters():
             np.testing.assert_array_equal(parameter.detach().numpy(), first[f"model.{key}"])
         assert AutoTokenizer.from_pretrained(folder / "two_hf").eos_token == "<eos>"
         original, exported = (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import DpoConfig
+from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.preference_batch import (
     PreferenceBatch,
     collect_row_values,
@@ -26,8 +26,8 @@ from alphaapollo.models.sharding import full_tensor
 from alphaapollo.types import Row
 from alphaapollo.workers.preference import PreferenceWorker
 from alphaapollo.workers.process_group import RankPlacement
-from tests.unit.tiny import VOCABULARY, free_address, run_ranks
-from tests.unit.workers.training import record_gradients, scale_weights
+from tests.unit.tiny import VOCABULARY, run_ranks
+from tests.unit.workers.training import call_for_each, gradients_of, load_plain, record_gradients, scale_weights
 
 PAIRS = 5
 
@@ -119,13 +119,7 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict
 
 def by_transformers(case: Case) -> tuple[dict[str, np.ndarray], float]:
     """Loss and gradient of the mean over all pairs."""
-    from transformers import AutoModelForCausalLM
-
-    reference = AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float32).eval()
-    policy = copy.deepcopy(reference)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.mul_(1.1)
+    reference, policy = load_plain(case.folder), load_plain(case.folder, 1.1)
 
     def logp(model: torch.nn.Module, row: Row) -> torch.Tensor:
         ids, mask = torch.tensor(row.token_ids), torch.tensor(row.action_mask)
@@ -148,15 +142,15 @@ def by_transformers(case: Case) -> tuple[dict[str, np.ndarray], float]:
         losses.append(get_preference_loss(config.loss)(answers, config).losses)
     mean = torch.cat(losses).mean()
     mean.backward()
-    found = {f"model.{name}": p.grad.numpy() for name, p in policy.named_parameters() if p.grad is not None}
-    return found, mean.item()
+    return gradients_of(policy), mean.item()
 
 
-def assert_alike(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+def assert_alike(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float = 2e-4) -> None:
+    """Compare gradients, relative to the largest of each parameter."""
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         scale = np.abs(gradient).max()
-        np.testing.assert_allclose(found[name], gradient, atol=2e-4 * scale + 1e-7, err_msg=name)
+        np.testing.assert_allclose(found[name], gradient, atol=tolerance * scale + 1e-7, err_msg=name)
 
 
 # Chosen for what they read: margins, one side each, means, a target besides, no reference, single answers.
@@ -180,64 +174,63 @@ def test_gradients_are_those_of_transformers(model_folder, preference: dict[str,
         Case(case.folder, preference, "sdpa", 40),
         Case(case.folder, preference, "padded", 60, share=True),
     ):
-        found, sums = gradients(0, 1, free_address(), one)
+        found, sums = gradients(0, 1, "", one)
         assert sums["loss"] / sums["compared"] == pytest.approx(loss, rel=1e-4)
         assert_alike(found, expected)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("loss", ["sigmoid", "kto"])
-def test_layout_and_ranks_change_nothing(model_folder, loss: str):
-    case = Case(str(model_folder("qwen3")), {"loss": loss})
-    expected, sums = gradients(0, 1, free_address(), case)
-    others = run_ranks(gradients, 2, Case(case.folder, case.preference, max_tokens=40))
-    others += run_ranks(gradients, 2, Case(case.folder, case.preference, "sdpa", 50, share=True))
-    others += run_ranks(gradients, 2, Case(case.folder, case.preference, "sdpa", 50, sequence_parallel=2))
-    for found, own_sums in others:
-        assert own_sums == pytest.approx(sums, rel=1e-4)
-        assert_alike(found, expected)
+def test_layout_and_ranks_change_nothing(model_folder):
+    losses = [Case(str(model_folder("qwen3")), {"loss": loss}) for loss in ("sigmoid", "kto")]
+    layouts: list[dict[str, Any]] = [{"max_tokens": 40}]
+    layouts += [{"attention": "sdpa", "max_tokens": 50} | more for more in ({"share": True}, {"sequence_parallel": 2})]
+    cases = [replace(loss, **layout) for loss in losses for layout in layouts]
+    alone = [result for loss in losses for result in [gradients(0, 1, "", loss)] * len(layouts)]
+    for results in run_ranks(call_for_each, 2, gradients, cases):
+        for (found, sums), (expected, own_sums) in zip(results, alone, strict=True):
+            assert sums == pytest.approx(own_sums, rel=1e-4)
+            assert_alike(found, expected)
 
 
-@pytest.mark.parametrize("reference", ["kept", "live"])
-def test_with_lora_the_reference_is_the_model_without_its_adapters(model_folder, reference: str):
-    case = Case(str(model_folder("qwen3")), {"reference": reference}, lora_rank=2)
-    found, sums = gradients(0, 1, free_address(), case)
-    assert found and all(".lora_" in name for name in found)
-    assert sums["reward_chosen"] != 0.0
-    other = Case(case.folder, {"reference": "live" if reference == "kept" else "kept"}, lora_rank=2)
-    assert_alike(gradients(0, 1, free_address(), other)[0], found)
+def test_with_lora_the_reference_is_the_model_without_its_adapters(model_folder):
+    kept, live = (
+        gradients(0, 1, "", Case(str(model_folder("qwen3")), {"reference": reference}, lora_rank=2))
+        for reference in ("kept", "live")
+    )
+    assert kept[0] and all(".lora_" in name for name in kept[0])
+    assert kept[1]["reward_chosen"] != 0.0 and live[1]["reward_chosen"] != 0.0
+    assert_alike(live[0], kept[0])
 
 
-def test_before_the_first_step_policy_and_reference_are_equal(model_folder):
-    worker = make_worker(Case(str(model_folder("qwen3"))), 0, 1, free_address())
+def with_reference(worker: PreferenceWorker) -> tuple[PreferenceBatch, RankBatch]:
+    """Pairs with the log-probs of the reference, and the rows for which it computes them."""
     examples = some_pairs()
     layout = distribute_rows_for_reference(examples, 1, 50, True, True)
     assign_reference_logps(examples, collect_row_values(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
-    sums = worker.evaluate(rank_batches(Case(""), examples, 1)[0])
+    return rank_batches(Case(""), examples, 1)[0], layout.rank_batches[0]
+
+
+def test_before_the_first_step_policy_and_reference_are_equal(model_folder, close_later):
+    worker = close_later(make_worker(Case(str(model_folder("qwen3"))), 0, 1, ""))
+    batch, reference_rows = with_reference(worker)
+    sums = worker.evaluate(batch)
     assert sums["loss"] / PAIRS == pytest.approx(np.log(2.0), abs=1e-6)
     assert sums["reward_chosen"] == pytest.approx(0.0, abs=1e-5)
     assert (sums["a/compared"], sums["b/compared"], sums["compared"]) == (3, 2, 5)
-    worker.step(rank_batches(Case(""), examples, 1)[0])
-    after = worker.evaluate(rank_batches(Case(""), examples, 1)[0])
+    worker.step(batch)
+    after = worker.evaluate(batch)
     assert after["loss"] < sums["loss"] and after["reward_chosen"] > after["reward_rejected"]
-    with pytest.raises(AssertionError, match="a trained model cannot be the reference"):
-        worker.compute_ref_log_probs(layout.rank_batches[0])
-    worker.close()
+    with pytest.raises(AssertionError, match="a trained model"):
+        worker.compute_ref_log_probs(reference_rows)
 
 
-def test_resumed_steps_are_the_same_bits(model_folder, tmp_path):
-    case, examples = Case(str(model_folder("qwen3"))), some_pairs()
-    worker = make_worker(case, 0, 1, free_address())
-    layout = distribute_rows_for_reference(examples, 1, 50, True, True)
-    assign_reference_logps(examples, collect_row_values(layout, [worker.compute_ref_log_probs(layout.rank_batches[0])]))
-    batch = rank_batches(case, examples, 1)[0]
+def test_resumed_steps_are_the_same_bits(model_folder, close_later, tmp_path):
+    case = Case(str(model_folder("qwen3")))
+    worker, resumed = (close_later(make_worker(case, 0, 1, "")) for _ in range(2))
+    batch, _ = with_reference(worker)
     worker.step(batch)
     worker.save(str(tmp_path / "saved"))
     worker.get_save_future().result()
-    expected = worker.step(batch)
-    worker.close()
-    resumed = make_worker(case, 0, 1, free_address())
     resumed.load(str(tmp_path / "saved"))
-    assert resumed.step(batch) == expected
+    assert resumed.step(batch) == worker.step(batch)
     assert full_tensor(next(resumed.model.parameters())).isfinite().all()
-    resumed.close()

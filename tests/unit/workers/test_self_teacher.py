@@ -14,17 +14,7 @@ from alphaapollo.models.float64_mode import Float64Mode
 from alphaapollo.models.sharding import local_tensor
 from tests.unit.plain import jsd, kl_full
 from tests.unit.workers import training
-from tests.unit.workers.training import (
-    Case,
-    alone,
-    assert_close,
-    check_layouts_compute_the_same,
-    gradients_of,
-    iterate_rows,
-    load_plain,
-    make_batch,
-    make_columns,
-)
+from tests.unit.workers.training import Case
 
 JSD = {"divergence": "jsd", "beta": 0.3, "coef": 0.7}
 SELF = {"context": "feedback"}
@@ -51,13 +41,18 @@ def test_equals_plain_models_in_float64(model_folder, monkeypatch: pytest.Monkey
     double = {"dtype": "float64"}
     monkeypatch.setattr(training, "resolve_model", lambda *words: resolve_model(*words).model_copy(update=double))
     with Float64Mode():
-        ours, metrics = alone(case)
-        policy, teacher = (load_plain(folder).double() for _ in range(2))
+        ours, metrics = training.alone(case)
+        policy, teacher = (training.load_plain(folder).double() for _ in range(2))
         training.scale_weights(policy, 1.1)
-        batch = make_batch(case, 1)
-        rows, old, terms, weights = batch.rank_batches[0].rows, make_columns(case, batch, 0).old_logprobs, [], []
+        batch = training.make_batch(case, 1)
+        rows, old, terms, weights = (
+            batch.rank_batches[0].rows,
+            training.make_columns(case, batch, 0).old_logprobs,
+            [],
+            [],
+        )
         assert rows.teacher_prompts is not None
-        for (ids, start, part, mask), prompt in zip(iterate_rows(rows), rows.teacher_prompts, strict=True):
+        for (ids, start, part, mask), prompt in zip(training.iterate_rows(rows), rows.teacher_prompts, strict=True):
             if not prompt:
                 continue
             longer = torch.cat([torch.tensor(list(prompt)), ids[start:].long()])
@@ -72,15 +67,15 @@ def test_equals_plain_models_in_float64(model_folder, monkeypatch: pytest.Monkey
         total.backward()
     assert metrics["actor/loss"] == pytest.approx(total.item(), rel=1e-7)  # loss weights are float32
     assert metrics["distill/divergence"] == pytest.approx(torch.cat(terms).mean().item(), rel=1e-9)
-    assert_close(ours, gradients_of(policy), atol=1e-9, rtol=1e-6)
+    training.assert_close(ours, training.gradients_of(policy), atol=1e-9, rtol=1e-6)
 
 
 @pytest.mark.timeout(240)
 def test_same_gradients_in_any_layout(model_folder):
     """Micro-batches, packed rows, checkpointing, two ranks, a rank without rows, and sequence parallelism."""
     case = case_of(model_folder("qwen3"), top_k=5)
-    assert alone(case)[1]["distill/divergence"] > 0.01
-    check_layouts_compute_the_same(case)
+    assert training.alone(case)[1]["distill/divergence"] > 0.01
+    training.check_layouts_compute_the_same(case)
 
 
 def weights_of(model: torch.nn.Module) -> list[np.ndarray]:

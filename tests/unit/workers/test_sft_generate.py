@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from alphaapollo.models import load, sharding
 from alphaapollo.types import Completion, Sampling, SamplingRequest, StopReason
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.sft import SftWorker
-from tests.unit.tiny import free_address, run_ranks, some_rows
+from tests.unit.tiny import run_ranks, some_rows
 from tests.unit.workers.test_sft_worker import SftCase, rank_batch
+from tests.unit.workers.training import load_plain
 
 PROMPTS = [[5, 9, 2], [7], [30, 31, 32, 33, 34, 35], [11, 4], [40, 12, 13]]
 GREEDY = Sampling(max_tokens=12, temperature=0.0, stop_token_ids=(1,))
@@ -42,10 +44,7 @@ def trained_answers(
 
 
 @torch.inference_mode()
-def plain(folder: Path, token_ids: list[int], sampling: Sampling) -> list[int]:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+def sample_greedily(model: Any, token_ids: list[int], sampling: Sampling) -> list[int]:
     sampled: list[int] = []
     while len(sampled) < sampling.max_tokens and (not sampled or sampled[-1] not in sampling.stop_token_ids):
         logits = model(torch.tensor([token_ids + sampled])).logits[0, -1]
@@ -67,14 +66,12 @@ def test_completions_equal_those_of_the_exported_model(
     model_folder, tmp_path: Path, name: str, num_ranks: int, model: dict, shared: int
 ) -> None:
     given = (str(model_folder(name)), str(tmp_path / "model"), model, shared)
-    if num_ranks == 1:
-        parts = [trained_answers(0, 1, free_address(), *given)]
-    else:
-        parts = run_ranks(trained_answers, num_ranks, *given)
+    parts = [trained_answers(0, 1, "", *given)] if num_ranks == 1 else run_ranks(trained_answers, num_ranks, *given)
+    exported = load_plain(tmp_path / "model")
     for rank, (greedy, drawn, goes_on) in enumerate(parts):
         assert goes_on
         for place, index in enumerate(range(rank, len(PROMPTS), num_ranks)):
-            assert list(greedy[place].token_ids) == plain(tmp_path / "model", PROMPTS[index], GREEDY)
+            assert list(greedy[place].token_ids) == sample_greedily(exported, PROMPTS[index], GREEDY)
             assert greedy[place].weight_version == 7
             one = drawn[place]
             ended = one.token_ids[-1] == 1
@@ -83,21 +80,18 @@ def test_completions_equal_those_of_the_exported_model(
             assert len(one.logprobs) == len(one.token_ids) and max(one.logprobs) < 0.0
 
 
-def test_generation_does_not_compile(model_folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_does_not_compile(model_folder, close_later, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = []
     monkeypatch.setattr(load, "COMPILER", lambda graph, inputs: graphs.append(graph) or graph.forward)
     folder = str(model_folder("llama"))
     config = SftConfig(model={"path": folder, "use_torch_compile": True, "attention": "padded"})
-    worker = SftWorker(config, resolve_model(config.model, "cpu"), RankPlacement(0, 1, free_address(), "cpu", 1), 2)
+    worker = close_later(SftWorker(config, resolve_model(config.model, "cpu"), RankPlacement(0, 1, "", "cpu", 1), 2))
     batch = rank_batch(SftCase(folder), some_rows(4), 0, 1)
     worker.evaluate(batch)
     before = len(graphs)
-    assert before and [
-        len(one.token_ids) for one in worker.generate([SamplingRequest(PROMPTS[0], DRAWN[0])], version=0)
-    ]
+    assert before and worker.generate([SamplingRequest(PROMPTS[0], DRAWN[0])], version=0)[0].token_ids
     assert len(graphs) == before
     worker.evaluate(batch)
-    worker.close()
 
 
 def with_nothing_to_do(rank: int, num_ranks: int, address: str, folder: str) -> list[Completion]:

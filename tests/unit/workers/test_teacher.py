@@ -11,28 +11,16 @@ import torch
 
 from alphaapollo.data.batch import RankBatch
 from tests.unit.plain import jsd, kl_full
-from tests.unit.tiny import free_address, run_ranks
-from tests.unit.workers.training import (
-    Case,
-    alone,
-    assert_close,
-    check_layouts_compute_the_same,
-    compare_ranks_with_one,
-    gradients_of,
-    gradients_of_cases,
-    iterate_rows,
-    load_plain,
-    make_batch,
-    make_worker,
-    plain_logprobs,
-)
+from tests.unit.tiny import run_ranks
+from tests.unit.workers import training
+from tests.unit.workers.training import Case
 
 JSD = {"divergence": "jsd", "beta": 0.3, "coef": 0.7}
 
 
 def wider(folder: Path, out: Path) -> str:
     """Model with eight more rows in its head, as larger models of a family have."""
-    model = load_plain(folder)
+    model = training.load_plain(folder)
     model.resize_token_embeddings(model.config.vocab_size + 8)
     model.save_pretrained(out)
     return str(out)
@@ -42,8 +30,8 @@ def wider(folder: Path, out: Path) -> str:
 def test_same_gradients_in_any_layout(model_folder):
     """Micro-batches, packed rows, checkpointing, two ranks, a rank without rows, and sequence parallelism."""
     case = Case(str(model_folder("qwen3")), teacher=JSD, teacher_folder=str(model_folder("llama")))
-    assert alone(case)[1]["distill/divergence"] > 0.01
-    check_layouts_compute_the_same(case)
+    assert training.alone(case)[1]["distill/divergence"] > 0.01
+    training.check_layouts_compute_the_same(case)
 
 
 def two_teachers(model_folder, divergence: str) -> Case:
@@ -58,19 +46,19 @@ def two_teachers(model_folder, divergence: str) -> Case:
 @pytest.mark.timeout(240)
 def test_several_teachers_equal_plain_logits_and_are_the_same_on_two_ranks(model_folder):
     case = replace(two_teachers(model_folder, "jsd"), no_advantages=True)
-    ours, metrics = alone(case)
-    policy = load_plain(case.folder, 1.1)
-    teachers = [load_plain(model["path"]) for model in case.teacher["models"].values()]
-    rows, terms = make_batch(case, 1).rank_batches[0].rows, []
-    for (ids, start, _, mask), shares in zip(iterate_rows(rows), rows.teacher_shares.tolist(), strict=True):
+    ours, metrics = training.alone(case)
+    policy = training.load_plain(case.folder, 1.1)
+    teachers = [training.load_plain(model["path"]) for model in case.teacher["models"].values()]
+    rows, terms = training.make_batch(case, 1).rank_batches[0].rows, []
+    for (ids, start, _, mask), shares in zip(training.iterate_rows(rows), rows.teacher_shares.tolist(), strict=True):
         logits, *others = (model(ids[None]).logits[0, start - 1 : -1][mask] / 0.9 for model in (policy, *teachers))
         weights = zip(shares, others, strict=True)
         terms.append(sum(weight * jsd(logits, other.detach(), 0.5) for weight, other in weights))
     total = 0.7 * torch.cat(terms).mean()
     total.backward()
     assert metrics["actor/loss"] == pytest.approx(total.item(), rel=1e-5)
-    assert_close(ours, gradients_of(policy), atol=2e-6, rtol=1e-3)
-    compare_ranks_with_one([replace(case, num_rows=1), replace(case, sequence_parallel=2, attention="sdpa")])
+    training.assert_close(ours, training.gradients_of(policy), atol=2e-6, rtol=1e-3)
+    training.compare_ranks_with_one([replace(case, num_rows=1), replace(case, sequence_parallel=2, attention="sdpa")])
 
 
 @pytest.mark.parametrize("kind", ["reverse", "forward", "jsd"])
@@ -79,11 +67,11 @@ def test_equals_the_explicit_divergence_on_plain_logits(model_folder, tmp_path: 
     folder = str(model_folder("qwen3"))
     case = Case(folder, teacher=JSD | {"divergence": kind}, teacher_folder=wider(model_folder("llama"), tmp_path))
     case = replace(case, no_advantages=True)
-    ours, metrics = alone(case)
+    ours, metrics = training.alone(case)
 
-    policy, teacher = load_plain(folder, 1.1), load_plain(case.teacher_folder)
-    rows, terms, reverse, forward, shared = make_batch(case, 1).rank_batches[0].rows, [], [], [], []
-    for ids, start, _, mask in iterate_rows(rows):
+    policy, teacher = training.load_plain(folder, 1.1), training.load_plain(case.teacher_folder)
+    rows, terms, reverse, forward, shared = training.make_batch(case, 1).rank_batches[0].rows, [], [], [], []
+    for ids, start, _, mask in training.iterate_rows(rows):
         logits = policy(ids[None]).logits[0, start - 1 : -1][mask] / 0.9
         others = teacher(ids[None]).logits[0, start - 1 : -1, : logits.shape[-1]][mask].detach() / 0.9
         reverse.append(kl_full(logits, others))
@@ -96,14 +84,16 @@ def test_equals_the_explicit_divergence_on_plain_logits(model_folder, tmp_path: 
     expected = {"divergence": terms, "reverse_kl": reverse, "forward_kl": forward, "agreement": shared}
     for name, values in expected.items():
         assert metrics[f"distill/{name}"] == pytest.approx(torch.cat(values).mean().item(), rel=1e-5)
-    assert_close(ours, gradients_of(policy), atol=2e-6, rtol=1e-3)
+    training.assert_close(ours, training.gradients_of(policy), atol=2e-6, rtol=1e-3)
 
 
 def test_teacher_log_probs_equal_those_of_the_plain_model(model_folder):
     folder = str(model_folder("llama"))
     case = Case(str(model_folder("qwen3")), teacher={"divergence": "sampled"}, teacher_folder=folder)
-    batch, plain = make_batch(case, 1).rank_batches[0], load_plain(folder)
-    expected = torch.cat([plain_logprobs(plain, ids)[start - 1 :] for ids, start, *_ in iterate_rows(batch.rows)])
+    batch, plain = training.make_batch(case, 1).rank_batches[0], training.load_plain(folder)
+    expected = torch.cat(
+        [training.plain_logprobs(plain, ids)[start - 1 :] for ids, start, *_ in training.iterate_rows(batch.rows)]
+    )
     column = teacher_column(0, 1, "", case, batch)
     np.testing.assert_allclose(column, expected.numpy(), atol=1e-5)
     shared = replace(case, sequence_parallel=2, attention="sdpa")
@@ -119,29 +109,31 @@ def test_top_tokens_of_a_server_equal_those_of_the_same_model_on_the_ranks(model
     case = Case(str(model_folder("qwen3")), teacher=JSD | {"top_k": 5, "model": local}, max_tokens=40)
     served = replace(case, teacher=case.teacher | {"model": server}, server_folder=folder)
     cases = [replace(served, num_rows=1), replace(served, sequence_parallel=2, attention="sdpa")]
-    ranks = run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200)
+    ranks = run_ranks(training.call_for_each, 2, training.gradients, cases, timeout=200)
     for index, rows in enumerate((1, case.num_rows)):
-        expected, metrics = alone(replace(case, num_rows=rows))
+        expected, metrics = training.alone(replace(case, num_rows=rows))
         for rank in ranks:
             ours, own_figures = rank[index]
             np.testing.assert_allclose(own_figures["distill/divergence"], metrics["distill/divergence"], rtol=1e-4)
-            assert_close(ours, expected, atol=1e-5, rtol=1e-3)
+            training.assert_close(ours, expected, atol=1e-5, rtol=1e-3)
 
 
 def test_log_probs_of_several_teachers_are_mixed_with_the_weights_of_each_row(model_folder):
     case = two_teachers(model_folder, "sampled")
-    rows = make_batch(case, 1).rank_batches[0].rows
+    rows = training.make_batch(case, 1).rank_batches[0].rows
     single = [
         replace(case, teacher={"divergence": "sampled", "model": model}, teacher_shares=())
         for model in case.teacher["models"].values()
     ]
-    mixed, *single = (teacher_column(0, 1, "", one, make_batch(one, 1).rank_batches[0]) for one in (case, *single))
+    mixed, *single = (
+        teacher_column(0, 1, "", one, training.make_batch(one, 1).rank_batches[0]) for one in (case, *single)
+    )
     weights = np.repeat(rows.teacher_shares, rows.response_lengths, axis=0)
     np.testing.assert_allclose(mixed, weights[:, 0] * single[0] + weights[:, 1] * single[1], atol=1e-5)
 
 
 def teacher_column(rank: int, num_ranks: int, address: str, case: Case, batch: RankBatch) -> np.ndarray:
-    worker = make_worker(case, rank, num_ranks, address)
+    worker = training.make_worker(case, rank, num_ranks, address)
     worker.load_batch(batch)
     column = worker.compute_teacher_log_probs()
     worker.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
@@ -27,7 +27,7 @@ from alphaapollo.types import Row, WeightUpdate
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 from tests.matrices import join, split
-from tests.unit.tiny import free_address, run_ranks, some_rows
+from tests.unit.tiny import run_ranks, some_rows
 from tests.vision.rows import make_rows_with_pictures
 
 NUM_ROWS = 10
@@ -205,10 +205,11 @@ def iterate_rows(rows: Rows) -> Iterator[tuple[torch.Tensor, int, slice, torch.T
 
 
 def load_plain(folder: object, factor: float = 1.0) -> Any:
-    """Model of transformers in float32, with weights times a factor."""
+    """Model of transformers in float32 with eager attention, and weights times a factor."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
+    arguments: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(str(folder), **arguments).eval()
     scale_weights(model, factor)
     return model
 
@@ -296,9 +297,11 @@ def gradients_of_losses(rank: int, num_ranks: int, address: str, cases: list[Cas
     return found
 
 
-def gradients_of_cases(rank: int, num_ranks: int, address: str, cases: list[Case], more: list[str]) -> list[Gradients]:
-    """Run cases one after the other, each with its own process group."""
-    return [gradients(rank, num_ranks, own, case) for case, own in zip(cases, [address, *more], strict=False)]
+def call_for_each(
+    rank: int, num_ranks: int, address: str, function: Callable[..., Any], cases: Sequence[Any], *arguments: Any
+) -> list[Any]:
+    """Results of a function of a rank for several cases, each with its own process group."""
+    return [function(rank, num_ranks, f"{address}_{index}", case, *arguments) for index, case in enumerate(cases)]
 
 
 def alone(case: Case) -> Gradients:
@@ -313,7 +316,7 @@ def assert_same(found: Gradients, expected: Gradients) -> None:
 
 def compare_ranks_with_one(cases: list[Case]) -> None:
     """Compare the gradients and metrics of each case on two ranks with those on one."""
-    ranks = run_ranks(gradients_of_cases, 2, cases, [free_address() for _ in cases], timeout=200)
+    ranks = run_ranks(call_for_each, 2, gradients, cases, timeout=200)
     for index, case in enumerate(cases):
         expected = alone(case)
         for rank in ranks:
