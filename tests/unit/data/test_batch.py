@@ -2,17 +2,10 @@ import numpy as np
 import pytest
 
 from alphaapollo.data.batch import Columns, Rows
-from alphaapollo.data.packing import build_train_batch
 from alphaapollo.types import Row
 from tests.matrices import join
-
-
-def row(prompt, response, mask=None):
-    """A row with the token ids as log-probs."""
-    mask = mask or [1] * len(response)
-    logprobs = [0.0] * len(prompt) + [-float(token) * m for token, m in zip(response, mask, strict=True)]
-    return Row(prompt + response, [0] * len(prompt) + mask, logprobs, [len(prompt) + len(response) - 1])
-
+from tests.unit.data.rows import lay_out
+from tests.unit.data.rows import make_row as row
 
 ROWS = [row([1, 2], [10, 11, 12]), row([3], [20]), row([4, 5, 6], [30, 31], [1, 0]), row([7], [40, 41, 42, 43])]
 
@@ -32,11 +25,8 @@ def test_rows_are_flat_and_response_aligned():
 
 def test_dtypes_are_those_that_travel():
     rows = Rows.from_rows(ROWS)
-    assert [a.dtype for a in (rows.token_ids, rows.action_mask, rows.rollout_logprobs)] == [
-        np.int32,
-        np.uint8,
-        np.float32,
-    ]
+    dtypes = [column.dtype for column in (rows.token_ids, rows.action_mask, rows.rollout_logprobs)]
+    assert dtypes == [np.int32, np.uint8, np.float32]
 
 
 def test_selected_rows_have_the_requested_order():
@@ -68,9 +58,7 @@ def test_columns_are_selected_with_their_rows():
 
 
 def build(num_ranks):
-    return build_train_batch(
-        ROWS, [0, 1, 2, 3], num_ranks, mini_batch_size=4, max_tokens=8, padded=False, seed=0, shuffle=True
-    )
+    return lay_out(ROWS, None, num_ranks, 4, max_tokens=8, padded=False, shuffle=True)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
@@ -81,10 +69,7 @@ def test_joined_columns_are_in_row_order_for_any_layout(num_ranks):
     mask = join(batch, [rank.rows.action_mask for rank in batch.rank_batches])
     assert mask.tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]]
 
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 5])
-def test_splitting_undoes_joining(num_ranks):
-    batch = build(num_ranks)
+    # splitting undoes joining
     values = np.arange(10, dtype=np.float32)
     columns = batch.split_by_rank(values)
     assert [len(column) for column in columns] == [rank.rows.response_lengths.sum() for rank in batch.rank_batches]

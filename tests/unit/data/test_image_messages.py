@@ -5,14 +5,13 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from alphaapollo.data.image_messages import PictureReader, RowPictures, convert_messages
 from alphaapollo.data.images import read_picture
 from alphaapollo.data.prompts import load_prompts
+from tests.builders import write_rows
 from tests.unit.data.pictures import make_gif, make_picture
 
 RED, BLUE = make_picture(seed=1), make_picture(seed=2)
@@ -21,11 +20,6 @@ DATA_URL = "data:image/png;base64," + base64.b64encode(RED).decode()
 
 def ask(content, **more):
     return {"role": "user", "content": content, **more}
-
-
-def write_rows(path, rows):
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    return str(path)
 
 
 def load_one(path, row):
@@ -57,23 +51,20 @@ def test_an_image_object_becomes_a_png():
     assert read_picture(PictureReader().read(image)).tobytes() == image.tobytes()
 
 
-BAD = {
-    "a number": (7, "a picture is 7. Use bytes, a path"),
-    "an empty struct": ({"bytes": None, "path": None}, "a picture is None. Use bytes"),
-    "an address": (
-        "https://x.org/a.png",
-        "is the address https://x.org/a.png. Set data.allow_image_urls=true",
-    ),
-    "not base64": ("data:image/png;base64,!", "is not valid base64"),
-    "a data: URL of text": ("data:text/plain,x", "is no base64 data: URL"),
-    "missing": ("nothing.png", "nothing.png: No such file"),
-    "animated": (make_gif(3), "animated"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_pictures_are_reported_with_their_row(tmp_path, name):
-    value, message = BAD[name]
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (7, "picture is 7. "),
+        ({"bytes": None, "path": None}, "picture is None. "),
+        ("https://x.org/a.png", "https://x.org/a.png. .*data.allow_image_urls=true"),
+        ("data:image/png;base64,!", "not valid base64"),
+        ("data:text/plain,x", "no base64 data: URL"),
+        ("nothing.png", "nothing.png: No such file"),
+        (make_gif(3), "animated"),
+    ],
+    ids=["number", "empty struct", "address", "invalid base64", "data URL of text", "missing", "animated"],
+)
+def test_bad_pictures_are_errors(tmp_path, value, message):
     with pytest.raises(ValueError, match=message):
         PictureReader(tmp_path, allow_urls=False).read(value)
 
@@ -82,10 +73,9 @@ def test_all_bad_rows_of_a_file_are_in_one_error(tmp_path):
     row = {"prompt": [ask("<image>")], "images": [{"bytes": RED}]}
     bad = [{**row, "images": [{"bytes": picture}]} for picture in (b"x", make_gif(), RED[:9])]
     path = write_rows(tmp_path / "data.parquet", [row, *bad])
-    with pytest.raises(ValueError, match="3 of 4 rows are invalid") as raised:
+    reasons = ["3 of 4 rows", "row 1: .*unknown format", "row 2: .*animated", "row 3: .*9 bytes"]
+    with pytest.raises(ValueError, match=r".*\n *".join(reasons)):
         load_prompts(path, "prompt")
-    assert "row 1: cannot read a picture of 1 bytes: unknown format" in str(raised.value)
-    assert "row 2: cannot read" in str(raised.value) and "row 3: cannot read" in str(raised.value)
 
 
 def test_marks_get_the_pictures_of_the_column_in_order(tmp_path):
@@ -97,12 +87,8 @@ def test_marks_get_the_pictures_of_the_column_in_order(tmp_path):
 
 
 def test_parts_become_text_with_marks(tmp_path):
-    parts = [
-        {"type": "image", "text": None},
-        {"type": "text", "text": "a "},
-        {"type": "image", "text": None},
-        {"type": "text", "text": " b"},
-    ]
+    image = {"type": "image", "text": None}
+    parts = [image, {"type": "text", "text": "a "}, image, {"type": "text", "text": " b"}]
     prompt = load_one(tmp_path, {"prompt": [ask(parts)], "images": [{"bytes": RED}, {"bytes": BLUE}]})
     assert prompt.content == [ask("<image>a <image> b", images=[RED, BLUE])]
     parts = [{"type": "image", "image": RED}, {"type": "image_url", "image_url": {"url": DATA_URL}}]
@@ -118,7 +104,7 @@ def test_a_message_may_have_its_own_pictures():
 
 
 def differ(num_marks, num_pictures):
-    return rf"marks <image> \({num_marks}\) and pictures \({num_pictures}\). Write one mark per picture"
+    return rf"marks <image> \({num_marks}\) and pictures \({num_pictures}\)"
 
 
 @pytest.mark.parametrize(
@@ -133,17 +119,18 @@ def test_different_numbers_of_marks_and_pictures(tmp_path, content, num_marks, n
 
 
 def test_pictures_that_no_message_can_hold(tmp_path):
-    with pytest.raises(ValueError, match=r"'prompt' is a text, but the row has pictures. Use a chat"):
+    with pytest.raises(ValueError, match=r"'prompt' is a text, .*pictures"):
         load_one(tmp_path, {"prompt": "<image>?", "images": [{"bytes": RED}]})
-    with pytest.raises(ValueError, match=f"a message of role user has .*{differ(1, 2)}"):
-        convert_messages([ask("<image>", images=[RED, BLUE])])
-    with pytest.raises(ValueError, match="an assistant message has pictures"):
-        convert_messages([{"role": "assistant", "content": "<image>", "images": [RED]}])
-    with pytest.raises(ValueError, match=r"a part of a message is .*video"):
-        convert_messages([ask([{"type": "video"}])])
-    with pytest.raises(ValueError, match=differ(1, 0)):
-        convert_messages([ask([{"type": "image"}])])
-    with pytest.raises(ValueError, match="'images' is a str; it must be a list"):
+    for message, what in (
+        (ask("<image>", images=[RED, BLUE]), f"role user has .*{differ(1, 2)}"),
+        ({"role": "assistant", "content": "<image>", "images": [RED]}, "assistant message has pictures"),
+        (ask([{"type": "video"}]), "part of a message is .*video"),
+        (ask([{"type": "image"}]), differ(1, 0)),
+        (ask([{"type": "image", "image": "https://x.org/a.png"}]), "https://x.org/a.png. .*bytes"),  # of an environment
+    ):
+        with pytest.raises(ValueError, match=what):
+            convert_messages([message])
+    with pytest.raises(ValueError, match="'images' is a str"):
         RowPictures.from_row({"images": "a.png"}, PictureReader())
 
 
@@ -170,14 +157,9 @@ def server():
 def test_an_address_is_downloaded_once_if_it_is_allowed(tmp_path, server):
     address, requests = server
     path = write_rows(tmp_path / "data.parquet", [{"prompt": [ask("<image>")], "images": [f"{address}/red.png"]}] * 3)
-    with pytest.raises(ValueError, match=r"3 of 3 rows are invalid.*\n.*row 0: a picture is the address"):
+    with pytest.raises(ValueError, match=r"3 of 3 rows.*\n.*row 0: .*/red.png"):
         load_prompts(path, "prompt")
     prompts = load_prompts(path, "prompt", allow_image_urls=True)
     assert [prompt.content[0]["images"] for prompt in prompts] == [[RED]] * 3 and requests == ["/red.png"]
-    with pytest.raises(ValueError, match=r"cannot be downloaded \(HTTP Error 404"):
+    with pytest.raises(ValueError, match="HTTP Error 404"):
         PictureReader(allow_urls=True).read(f"{address}/none.png")
-
-
-def test_environments_cannot_return_addresses():
-    with pytest.raises(ValueError, match=r"is the address .*\. Return its bytes\."):
-        convert_messages([{"role": "user", "content": [{"type": "image", "image": "https://x.org/a.png"}]}])

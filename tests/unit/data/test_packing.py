@@ -5,12 +5,11 @@ from hypothesis import strategies as st
 
 from alphaapollo.data.packing import (
     balance_ranks,
-    build_train_batch,
     split_bundles_into_micro_batches_by_rank,
     split_micro_batches,
     split_mini_batches,
 )
-from alphaapollo.types import Row
+from tests.unit.data.rows import lay_out, make_row
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=60)
 
@@ -70,11 +69,9 @@ def test_micro_batches_hold_every_row_once_within_the_budget(lengths, max_tokens
 
 def test_ranks_get_equally_many_micro_batches():
     # rank 0 needs three; rank 1 halves its fullest twice; rank 2 has nothing
-    assert split_bundles_into_micro_batches_by_rank([parts([9, 9, 9]), parts([2, 2, 2, 2]), []], 10, padded=False) == [
-        [[0], [1], [2]],
-        [[0], [1], [2, 3]],
-        [[], [], []],
-    ]
+    ranks = [parts([9, 9, 9]), parts([2, 2, 2, 2]), []]
+    expected = [[[0], [1], [2]], [[0], [1], [2, 3]], [[], [], []]]
+    assert split_bundles_into_micro_batches_by_rank(ranks, 10, padded=False) == expected
     assert split_bundles_into_micro_batches_by_rank([[], []], 10, padded=False) == [[[]], [[]]]
 
 
@@ -89,26 +86,20 @@ def test_equal_micro_batches_stay_within_the_budget(ranks, padded):
 
 
 def rows_of(lengths):
-    return [Row(list(range(n + 1)), [0] + [1] * n, [0.0] * (n + 1), [n]) for n in lengths]
+    return [make_row([0], range(1, n + 1)) for n in lengths]
 
 
 @given(LENGTHS, st.integers(1, 4), st.booleans())
 def test_every_row_is_in_one_batch(lengths, num_ranks, padded):
     rows = rows_of(lengths)
     ids = [i // 2 for i in range(len(rows))]  # two rows a trajectory
-    batch = build_train_batch(
-        rows, ids, num_ranks, mini_batch_size=3, max_tokens=64, padded=padded, seed=1, shuffle=True
-    )
+    batch = lay_out(rows, ids, num_ranks, 3, padded=padded, seed=1, shuffle=True)
     assert sorted(i for order in batch.row_order for i in order) == list(range(len(rows)))
     for step, members in enumerate(batch.mini_batch_rows):
         steps = [rank.mini_batches[step].micro_batches for rank in batch.rank_batches]
         assert len({len(micros) for micros in steps}) == 1
-        walked = [
-            int(order[position])
-            for order, micros in zip(batch.row_order, steps, strict=True)
-            for micro in micros
-            for position in micro
-        ]
+        pairs = zip(batch.row_order, steps, strict=True)
+        walked = [int(order[position]) for order, micros in pairs for micro in micros for position in micro]
         assert sorted(walked) == sorted(members)
         assert len({ids[row] for row in members}) <= 3
     for rank in batch.rank_batches:
@@ -118,18 +109,16 @@ def test_every_row_is_in_one_batch(lengths, num_ranks, padded):
 
 def test_rows_of_one_trajectory_share_a_mini_batch():
     ids = [0, 1, 0, 1, 2, 2]
-    batch = build_train_batch(
-        rows_of([3] * 6), ids, 2, mini_batch_size=1, max_tokens=64, padded=True, seed=5, shuffle=True
-    )
+    batch = lay_out(rows_of([3] * 6), ids, 2, 1, seed=5, shuffle=True)
     assert sorted(map(sorted, batch.mini_batch_rows)) == [[0, 2], [1, 3], [4, 5]]
 
 
 def test_groups_can_share_a_mini_batch():
     groups = [0, 0, 1, 1, 2, 2, 3]  # of trajectories 0 .. 6, one row each
-    batch = build_train_batch(rows_of([3] * 7), range(7), 1, 4, 64, True, seed=5, shuffle=True, group_ids=groups)
+    batch = lay_out(rows_of([3] * 7), mini_batch_size=4, seed=5, shuffle=True, group_ids=groups)
     assert [len(rows) for rows in batch.mini_batch_rows] in ([4, 3], [3, 4])
     assert not {groups[row] for row in batch.mini_batch_rows[0]} & {groups[row] for row in batch.mini_batch_rows[1]}
-    one_each = build_train_batch(rows_of([3] * 7), range(7), 1, 1, 64, True, 5, False, group_ids=groups)
+    one_each = lay_out(rows_of([3] * 7), mini_batch_size=1, group_ids=groups)
     assert one_each.mini_batch_rows == [[0, 1], [2, 3], [4, 5], [6]]
 
 
@@ -137,9 +126,7 @@ def test_rows_of_one_trajectory_can_share_a_micro_batch():
     ids = [0, 1, 0, 1, 2, 0]
     lengths = [9, 3, 2, 2, 4, 9]  # and a prompt token each; trajectory 0 exceeds the budget, 1 and 2 fit together
     for padded in (True, False):
-        batch = build_train_batch(
-            rows_of(lengths), ids, 1, 8, 15, padded, seed=0, shuffle=False, needs_full_trajectories=True
-        )
+        batch = lay_out(rows_of(lengths), ids, 1, 8, 15, padded, needs_full_trajectories=True)
         (step,) = batch.rank_batches[0].mini_batches
         walked = [[int(batch.row_order[0][position]) for position in micro] for micro in step.micro_batches]
         assert walked == ([[0, 2, 5], [4, 1, 3]] if padded else [[0, 2, 5], [1, 3, 4]])
@@ -147,7 +134,7 @@ def test_rows_of_one_trajectory_can_share_a_micro_batch():
 
 def test_the_layout_is_a_function_of_its_arguments():
     def build(seed):
-        return build_train_batch(rows_of(range(1, 30)), range(29), 3, 8, 64, True, seed, True)
+        return lay_out(rows_of(range(1, 30)), None, 3, 8, seed=seed, shuffle=True)
 
     assert build(1).mini_batch_rows == build(1).mini_batch_rows
     assert [o.tolist() for o in build(1).row_order] == [o.tolist() for o in build(1).row_order]

@@ -2,8 +2,6 @@
 
 import pickle
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from alphaapollo.config.schema import PairData, PreferenceData, SftData
@@ -12,6 +10,7 @@ from alphaapollo.data.images import find_placeholders, load_image_processor
 from alphaapollo.data.preference_examples import load_labelled_answers, load_pairs
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.sft_examples import load_examples
+from tests.builders import write_rows
 from tests.unit.data.pictures import make_picture
 
 RED, BLUE = make_picture(32, 48, seed=1), make_picture(48, 16, seed=2)
@@ -30,8 +29,7 @@ def vision_renderer(request, vision_folder):
 
 def write(tmp_path, rows):
     rows = [{**row, "images": [{"bytes": picture} for picture in row["images"]]} for row in rows]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data.parquet")
-    return str(tmp_path / "data.parquet")
+    return write_rows(tmp_path / "data.parquet", rows)
 
 
 def check_images(renderer, row, pictures):
@@ -79,17 +77,16 @@ def test_examples_with_pictures_are_dropped_but_not_truncated(tmp_path, vision_r
     short = max(lengths) - 1
     loaded = load_examples(path, vision_renderer, SftData(max_length=short, truncation="drop"))
     assert len(loaded.examples) == 1 and "1 of 2 examples" in loaded.notices[0]
-    with pytest.raises(ValueError, match=f"examples with pictures are longer than data.max_length={short}.*drop"):
+    with pytest.raises(ValueError, match=f"pictures.*data.max_length={short}.*drop"):
         load_examples(path, vision_renderer, SftData(max_length=short, truncation="right"))
 
 
 def test_invalid_examples_are_reported_with_their_rows(tmp_path, vision_renderer, renderer):
     rows = [{"messages": [ASK, ANSWER], "images": [RED[:2000]]}, {"messages": [ANSWER, ASK], "images": []}]
-    with pytest.raises(ValueError, match="2 of 2 rows are invalid") as raised:
+    with pytest.raises(ValueError, match=r"2 of 2 .*\n.*row 0: .*2000 .*truncated"):
         load_examples(write(tmp_path, rows), vision_renderer, SftData())
-    assert "row 0: cannot read a picture of 2000 bytes: image file is truncated" in str(raised.value)
     path = write(tmp_path, [{"messages": [ASK, ANSWER], "images": [RED]}])
-    with pytest.raises(ValueError, match="row 0: the prompt has pictures, but the model does not read pictures"):
+    with pytest.raises(ValueError, match=r"row 0: .*model does not read pictures"):
         load_examples(path, renderer, SftData())
 
 
@@ -122,7 +119,7 @@ def test_unrelated_answers_keep_the_picture_of_their_prompt(tmp_path, vision_ren
 
 def test_answers_must_not_have_pictures(tmp_path, vision_renderer):
     rows = [{"prompt": [ASK], "response": [ANSWER, {**NEXT, "images": [{"bytes": BLUE}]}, LAST], "images": [RED]}]
-    with pytest.raises(ValueError, match="row 0: the answer to 'prompt' has messages with pictures"):
+    with pytest.raises(ValueError, match=r"row 0: the answer to 'prompt' .*pictures"):
         load_examples(write(tmp_path, rows), vision_renderer, SftData())
 
 
@@ -132,12 +129,11 @@ def test_a_placeholder_in_a_text_is_reported_with_its_row(tmp_path, vision_rende
         {"messages": [ASK, ANSWER], "images": [RED]},
         {"messages": [ASK, {**ANSWER, "content": text}], "images": [RED]},
     ]
-    with pytest.raises(ValueError, match=r"data.parquet: 1 of 2 rows are invalid.*\n  row 1: the rendered prompt"):
+    with pytest.raises(ValueError, match=r"1 of 2 .*\n  row 1: .*\(1\) .*\(0\)"):
         load_examples(write(tmp_path, rows), vision_renderer, SftData())
 
 
 def test_marks_without_a_column_of_pictures_are_noticed(tmp_path, vision_renderer):
-    path = tmp_path / "data.parquet"
-    pq.write_table(pa.Table.from_pylist([{"messages": [ASK, ANSWER]}]), path)
-    (notice,) = load_examples(str(path), vision_renderer, SftData()).notices
-    assert notice == "1 rows have <image> in their text, which has no effect without a column images."
+    path = write_rows(tmp_path / "data.parquet", [{"messages": [ASK, ANSWER]}])
+    (notice,) = load_examples(path, vision_renderer, SftData()).notices
+    assert notice.startswith("1 rows have <image>") and "column images" in notice

@@ -1,9 +1,8 @@
-import json
-
 import pytest
 
 from alphaapollo.config.schema import PreferenceData, RewardData
 from alphaapollo.data.preference_examples import load_labelled_answers, load_pairs, make_unrelated_answers
+from tests.builders import write_rows
 
 SYSTEM = {"role": "system", "content": "be kind"}
 USER = {"role": "user", "content": "2+2=?"}
@@ -13,9 +12,7 @@ IM_END = 1
 
 
 def write(tmp_path, rows):
-    path = tmp_path / "data.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    return str(path)
+    return write_rows(tmp_path / "data.jsonl", rows)
 
 
 def pairs(tmp_path, renderer, rows, **data):
@@ -71,47 +68,46 @@ def test_texts_end_with_eos(tmp_path, renderer):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"prompt": [USER], "chosen": "4", "rejected": "4"}, "'chosen' and 'rejected' are equal"),
+        ({"prompt": [USER], "chosen": "4", "rejected": "4"}, "'rejected' are equal"),
         ({"prompt": [USER], "chosen": "4", "rejected": " "}, "'rejected' is empty"),
         ({"prompt": [USER], "chosen": [], "rejected": "5"}, "'chosen'"),
-        ({"prompt": [USER], "chosen": [FOUR], "rejected": "5"}, "'chosen' and 'rejected' must both be text"),
-        ({"prompt": "2+2", "chosen": [FOUR], "rejected": [FIVE]}, "'prompt' is text, but its answers are messages"),
+        ({"prompt": [USER], "chosen": [FOUR], "rejected": "5"}, "must both be text"),
+        ({"prompt": "2+2", "chosen": [FOUR], "rejected": [FIVE]}, "'prompt' is text, "),
         ({"prompt": [], "chosen": "4", "rejected": "5"}, "'prompt' is empty"),
         ({"chosen": "4", "rejected": "5"}, "'prompt' is empty"),
-        ({"prompt": [USER, FOUR], "chosen": "4", "rejected": "5"}, "'prompt' ends with an assistant message"),
+        ({"prompt": [USER, FOUR], "chosen": "4", "rejected": "5"}, "'prompt' ends with an assistant"),
         ({"chosen": [USER, FOUR], "rejected": [SYSTEM, USER, FIVE]}, "answer different prompts"),
         ({"chosen": [USER, FOUR], "rejected": [USER, FOUR, USER, FIVE]}, "answer different prompts"),
-        ({"chosen": [USER, FOUR, USER], "rejected": [USER, FIVE]}, "roles assistant and user; both must be assistant"),
+        ({"chosen": [USER, FOUR, USER], "rejected": [USER, FIVE]}, "roles assistant and user"),
         ({"prompt": [USER], "chosen": "4", "rejected": "5", "margin": -1}, "'margin' is -1"),
         ({"prompt": [USER], "chosen": "4", "rejected": "5", "margin": "much"}, "'margin' is 'much'"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, renderer, row, says):
     good = {"prompt": [USER], "chosen": "4", "rejected": "5"}
-    with pytest.raises(ValueError, match="1 of 2 rows are invalid") as error:
+    with pytest.raises(ValueError, match=rf"1 of 2 rows.*\n.*row 1: .*{says}"):
         pairs(tmp_path, renderer, [good, row])
-    assert "row 1: " in str(error.value) and says in str(error.value)
 
 
 def test_other_columns_are_reported(tmp_path, renderer):
-    with pytest.raises(ValueError, match=r"no column 'chosen' and 'rejected'\. The file has 'prompt', 'answer'"):
+    with pytest.raises(ValueError, match=r"'chosen' and 'rejected'.*'answer'"):
         pairs(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
-    with pytest.raises(ValueError, match=r"To use this file: alphaapollo dpo preference\.loss=kto"):
+    with pytest.raises(ValueError, match=r"alphaapollo dpo preference\.loss=kto"):
         path = write(tmp_path, [{"prompt": [USER], "completion": "4", "label": True}])
         load_pairs(path, renderer, PreferenceData())
-    with pytest.raises(ValueError, match="'chosen' and 'rejected' have no common beginning"):
+    with pytest.raises(ValueError, match="'rejected' have no common beginning"):
         pairs(tmp_path, renderer, [{"chosen": "four", "rejected": "five"}])
-    with pytest.raises(ValueError, match="no column 'response' and 'label' or 'chosen' and 'rejected'"):
+    with pytest.raises(ValueError, match="'response' and 'label' or 'chosen'"):
         labelled(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
 
 
 def test_long_pairs_are_an_error_or_are_dropped(tmp_path, renderer):
     rows = [{"prompt": [USER], "chosen": "4", "rejected": "5"}, {"prompt": [USER], "chosen": "4", "rejected": "5" * 60}]
-    with pytest.raises(ValueError, match=r"1 of 2 pairs are longer than data\.max_length=60"):
+    with pytest.raises(ValueError, match=r"1 of 2 pairs .*data\.max_length=60"):
         pairs(tmp_path, renderer, rows, max_length=60)
     read = pairs(tmp_path, renderer, rows, max_length=60, truncation="drop")
     assert len(read.examples) == 1 and read.file_sizes == [1]
-    assert read.notices == ["1 of 2 pairs are longer than data.max_length and were dropped."]
+    assert "1 of 2 pairs" in read.notices[0] and "dropped" in read.notices[0]
 
 
 def test_texts_without_a_prompt_begin_with_it(tmp_path, renderer):
@@ -125,7 +121,7 @@ def test_completions_with_labels_are_read_directly(tmp_path, renderer):
     own = [{**row, "response": row["completion"]} for row in rows]
     read = labelled(tmp_path, renderer, rows)
     assert read.examples == labelled(tmp_path, renderer, own).examples
-    assert "is read as labelled completions (prompt, completion, label)" in read.notices[0]
+    assert "(prompt, completion, label)" in read.notices[0]
 
 
 def test_single_answers_and_pairs_as_two_of_them(tmp_path, renderer):
@@ -141,23 +137,21 @@ def test_single_answers_and_pairs_as_two_of_them(tmp_path, renderer):
     assert [answer.is_good for answer in answers] == [[True], [False], [True], [False]]
     assert answers[0].rows[0].token_ids == good.rows[0].token_ids
     # The answers to the other prompt are "4" and "it is 5": either may be the unrelated one.
-    assert {extract_answer(renderer, answer.unrelated_answer) for answer in answers} <= {
-        "4<|im_end|>",
-        "it is 5<|im_end|>",
-    }
     for answer in answers:
+        assert extract_answer(renderer, answer.unrelated_answer) in ("4<|im_end|>", "it is 5<|im_end|>")
         start = answer.rows[0].response_start
         assert answer.unrelated_answer.token_ids[:start] == answer.rows[0].token_ids[:start]
 
 
 def test_labels_of_one_kind_and_no_labels(tmp_path, renderer):
     row = {"prompt": [USER], "response": "4", "label": True}
-    with pytest.raises(ValueError, match="all 2 answers are desirable, so there is nothing to compare"):
-        labelled(tmp_path, renderer, [row, row])
-    with pytest.raises(ValueError, match="row 1: 'label' is 'good'"):
-        labelled(tmp_path, renderer, [row, row | {"label": "good"}])
-    with pytest.raises(ValueError, match="all prompts of the data are equal"):
-        labelled(tmp_path, renderer, [row, row | {"label": False}])
+    for other, what in (
+        ({}, "all 2 answers are desirable"),
+        ({"label": "good"}, "row 1: 'label' is 'good'"),
+        ({"label": False}, "all prompts .*equal"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            labelled(tmp_path, renderer, [row, row | other])
 
 
 def test_unrelated_answers_are_of_other_prompts_drawn_by_the_seed(tmp_path, renderer):

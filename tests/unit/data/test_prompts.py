@@ -1,4 +1,3 @@
-import json
 import math
 
 import pandas
@@ -6,6 +5,7 @@ import pytest
 
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.types import Prompt
+from tests.builders import write_rows as write
 
 CHAT = [{"role": "user", "content": "2+2=?"}]
 FULL = {
@@ -19,25 +19,11 @@ FULL = {
 }
 
 
-def write(path, rows):
-    if path.suffix == ".parquet":
-        pandas.DataFrame(rows).to_parquet(path)
-    else:
-        path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    return str(path)
-
-
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 def test_the_full_schema_in_plain_python(tmp_path, suffix):
     (prompt,) = load_prompts(write(tmp_path / f"data{suffix}", [FULL]), "prompt")
-    assert prompt == Prompt(
-        id=0,
-        data_source="openai/gsm8k",
-        content=CHAT,
-        ground_truth="4",
-        extra_info={"split": "train", "index": 0, "question": "2+2=?", "metadata": {"level": 3}},
-        env_kwargs={"question": "2+2=?", "ground_truth": "4"},
-    )
+    extra_info = {"split": "train", "index": 0, "question": "2+2=?", "metadata": {"level": 3}}
+    assert prompt == Prompt(0, "openai/gsm8k", CHAT, "4", extra_info, {"question": "2+2=?", "ground_truth": "4"})
     assert type(prompt.content) is list and type(prompt.content[0]) is dict
 
 
@@ -77,8 +63,7 @@ def test_unicode_survives(tmp_path):
 
 def test_a_missing_column_lists_those_there_are(tmp_path):
     path = write(tmp_path / "data.parquet", [{"task": "q", "answer": "a"}])
-    says = r"no column 'prompt'\. The file has 'task', 'answer'\. Set data\.prompt_key to "
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=r"'prompt'.*'task', 'answer'.*\.prompt_key"):
         load_prompts(path, "prompt")
 
 
@@ -100,45 +85,34 @@ def test_questions_with_answers_are_read_directly(tmp_path, row):
     )
 
 
-BAD = [
-    ("", "is empty"),
-    ("  \n", "is empty"),
-    (None, "is missing"),
-    (7, "is 7; it must be text or a list of chat messages"),
-    ([], "is a chat, but the first prompt is a text"),
-    (CHAT, "is a chat, but the first prompt is a text"),
-]
-
-
-@pytest.mark.parametrize(("value", "what"), BAD)
-def test_invalid_text_is_reported_with_its_row(tmp_path, value, what):
-    path = write(tmp_path / "data.jsonl", [{"prompt": "good"}, {"prompt": value}])
-    with pytest.raises(ValueError, match=rf"data\.jsonl: 1 of 2 rows are invalid.*\n  row 1: 'prompt' {what}"):
-        load_prompts(path, "prompt")
-
-
-BAD_CHATS = [
-    ("text", "is a text, but the first prompt is a chat"),
-    ([], "is empty"),
-    ([{"role": "user", "content": " "}], "is empty"),
-    (["hello"], "has the message 'hello'; it must be a {role, content} dict"),
-    ([{"content": "x"}], "has the message .*; it must be a {role, content} dict"),
-    ([{"role": "user", "content": ["x"]}], "has an invalid message: a part of a message is .x.. Its type must be"),
-    ([{"role": "user"}], "has the message .*; its content must be text"),
-    ([*CHAT, {"role": "assistant", "content": "4"}], "ends with an assistant message"),
-]
-
-
-@pytest.mark.parametrize(("value", "what"), BAD_CHATS)
-def test_invalid_chat_is_reported_with_its_row(tmp_path, value, what):
-    path = write(tmp_path / "data.jsonl", [{"prompt": CHAT}, {"prompt": value}])
-    with pytest.raises(ValueError, match=f"row 1: 'prompt' {what}"):
+@pytest.mark.parametrize(
+    ("first", "value", "what"),
+    [
+        ("text", "", "empty"),
+        ("text", "  \n", "empty"),
+        ("text", None, "missing"),
+        ("text", 7, "7; .*text or a list"),
+        ("text", [], "is a chat, .*a text"),
+        ("text", CHAT, "is a chat, .*a text"),
+        (CHAT, "text", "is a text, .*a chat"),
+        (CHAT, [], "empty"),
+        (CHAT, [{"role": "user", "content": " "}], "empty"),
+        (CHAT, ["hello"], "'hello'; .*{role, content}"),
+        (CHAT, [{"content": "x"}], "'content': 'x'.*; .*{role, content}"),
+        (CHAT, [{"role": "user", "content": ["x"]}], "part of a message is 'x'. .*type"),
+        (CHAT, [{"role": "user"}], "'role': 'user'.*content must be text"),
+        (CHAT, [*CHAT, {"role": "assistant", "content": "4"}], "ends with an assistant"),
+    ],
+)
+def test_invalid_prompt_is_reported_with_its_row(tmp_path, first, value, what):
+    path = write(tmp_path / "data.jsonl", [{"prompt": first}, {"prompt": value}])
+    with pytest.raises(ValueError, match=rf"data\.jsonl: 1 of 2 .*\n.*row 1: .*{what}"):
         load_prompts(path, "prompt")
 
 
 def test_files_of_different_kinds_do_not_mix(tmp_path):
     files = [write(tmp_path / "a.jsonl", [{"prompt": "text"}]), write(tmp_path / "b.jsonl", [{"prompt": CHAT}])]
-    with pytest.raises(ValueError, match=r"b\.jsonl.*\n  row 0: 'prompt' is a chat, but the first prompt is a text"):
+    with pytest.raises(ValueError, match=r"b\.jsonl.*\n  row 0: .*is a chat, "):
         load_prompts(files, "prompt")
 
 
@@ -153,18 +127,16 @@ def test_many_bad_rows_are_counted_and_the_first_shown(tmp_path):
     ("column", "value", "what"),
     [
         ("metadata", "{broken", "'metadata' is not valid JSON"),
-        ("extra_info", "text", "'extra_info' is 'text'; it must be a struct"),
-        ("reward_model", ["4"], "'reward_model' is .*; it must be a struct"),
-        ("data_source", 3, "data_source is 3; it must be text"),
-        (
-            "reward_model",
-            {"ground_truth": math.nan},
-            "ground_truth=nan is NaN, so no answer matches. Set a text or number",
-        ),
+        ("extra_info", "text", "'extra_info' is 'text'; .*struct"),
+        ("reward_model", ["4"], "'reward_model' is .*; .*struct"),
+        ("data_source", 3, "data_source is 3; .*text"),
+        ("reward_model", {"ground_truth": math.nan}, "ground_truth=nan is NaN, "),
+        ("reward_model", {"ground_truth": b"14"}, "ground_truth=b'14' is bytes, "),
     ],
 )
 def test_other_bad_columns_are_named(tmp_path, column, value, what):
-    path = write(tmp_path / "data.jsonl", [{"prompt": "p", column: value}])
+    kind = "parquet" if "bytes" in what else "jsonl"
+    path = write(tmp_path / f"data.{kind}", [{"prompt": "p", column: value}])
     with pytest.raises(ValueError, match=f"row 0: {what}"):
         load_prompts(path, "prompt")
 
@@ -174,22 +146,14 @@ def test_other_bad_columns_are_named(tmp_path, column, value, what):
     [
         ("none.jsonl", None, "no such file"),
         ("empty.jsonl", b"", "has no rows"),
-        ("data.txt", b"x", r"with the suffix '\.txt'. Use a file with one of the suffixes \.parquet"),
+        ("data.txt", b"x", r"'\.txt'.* \.parquet"),
         ("cut.parquet", b"PAR1 cut", "not a readable parquet file"),
         ("cut.jsonl", b'{"prompt": "a"}\n{"prompt": ', "line 2: not valid JSON"),
         ("list.jsonl", b'["a"]', r"line 1: not an object .* \(a list\)"),
         ("object.json", b'{"a": 1}', "must contain a list of objects"),
         ("latin.jsonl", b'{"prompt": "\xe9"}', "not readable UTF-8 text"),
-        (
-            "half.jsonl",
-            b'{"prompt": "whole \\ud83d\\ude42"}\n{"prompt": "a \\ud83d b"}',
-            r"line 2: has an unpaired surr.*\\ud83d",
-        ),
-        (
-            "half.json",
-            b'[{"prompt": "p", "reward_model": {"ground_truth": "\\uDE42"}}]',
-            "row 0: has an unpaired surrogate",
-        ),
+        ("half.jsonl", b'{"prompt": "\\ud83d\\ude42"}\n{"prompt": "a \\ud83d"}', r"line 2: .*surrogate.*\\ud83d"),
+        ("half.json", b'[{"prompt": "p", "reward_model": {"ground_truth": "\\uDE42"}}]', "row 0: .*surrogate"),
     ],
 )
 def test_unreadable_files(tmp_path, name, content, what):
@@ -211,19 +175,11 @@ def test_a_parquet_file_without_rows(tmp_path):
         load_prompts(str(tmp_path / "empty.parquet"), "prompt")
 
 
-def test_a_ground_truth_of_bytes_is_refused(tmp_path):
-    path = write(tmp_path / "data.parquet", [{"prompt": "p", "reward_model": {"ground_truth": b"14"}}])
-    with pytest.raises(
-        ValueError, match=r"row 0: ground_truth=b'14' is bytes, so no answer matches\. Set a text or number"
-    ):
-        load_prompts(path, "prompt")
-
-
 def test_invalid_utf8_in_a_parquet_file_is_reported_with_the_file(tmp_path):
     import pyarrow
     import pyarrow.parquet
 
     texts = pyarrow.array([b"good", b"\xff"]).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({"prompt": texts}), tmp_path / "data.parquet")
-    with pytest.raises(ValueError, match=r"data\.parquet: the file is not a readable parquet file .*0xff"):
+    with pytest.raises(ValueError, match=r"data\.parquet: .*parquet file .*0xff"):
         load_prompts(str(tmp_path / "data.parquet"), "prompt")

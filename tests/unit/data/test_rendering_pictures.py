@@ -13,16 +13,14 @@ from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.launch.try_template import try_template
 from alphaapollo.types import Prompt
 from tests.unit.data.pictures import encode, make_picture
+from tests.unit.tool_templates import schema
 from tests.vision.models import FAMILIES
 
 PICTURE, OTHER = make_picture(32, 48), make_picture(48, 16, seed=1)  # 2 x 3 and 3 x 1 features of Qwen-VL
 QUESTION = {"role": "user", "content": "a <image> b", "images": [PICTURE]}
 ANSWER = {"role": "assistant", "content": "c"}
 NEXT = {"role": "user", "content": "d <image><image>", "images": [OTHER, PICTURE]}
-SHOW = {
-    "type": "function",
-    "function": {"name": "show", "description": "x", "parameters": {"type": "object", "properties": {}}},
-}
+SHOW = schema("show")
 TOOL_TEMPLATE = (
     "{% for tool in tools %}{{ tool.function.name }}\n{% endfor %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -51,11 +49,9 @@ def test_a_prompt_has_the_ids_of_the_models_own_processor(make_renderer, vision_
     images = [Image.open(io.BytesIO(picture)) for picture in (PICTURE, OTHER, PICTURE)]
     expected = processor(text=[renderer.render_chat(chat)], images=images, return_tensors="np")["input_ids"][0].tolist()
     assert renderer.encode_prompt(chat) == expected
-    assert renderer.encode_prompts([chat, [ANSWER]]) == [expected, renderer.encode_prompt([ANSWER])]
-    assert renderer.count_prompt_tokens([chat, [ANSWER]], [0, 1]) == [
-        len(expected),
-        len(renderer.encode_prompt([ANSWER])),
-    ]
+    answer = renderer.encode_prompt([ANSWER])
+    assert renderer.encode_prompts([chat, [ANSWER]]) == [expected, answer]
+    assert renderer.count_prompt_tokens([chat, [ANSWER]], [0, 1]) == [len(expected), len(answer)]
     prepared = renderer.prepare_images(chat)
     assert prepared[0] is prepared[2] and len(prepared) == 3
     assert sum(image.num_placeholders for image in prepared) == expected.count(renderer.images.placeholder_id)
@@ -87,34 +83,31 @@ def test_tool_results_may_have_pictures(vision_folder):
 def test_texts_must_not_contain_the_placeholder(make_renderer):
     renderer = make_renderer()
     chat = [{"role": "user", "content": "what is <|image_pad|>?"}]
-    for call in (
-        renderer.encode_prompt,
-        renderer.encode_observation,
-        lambda c: renderer.encode_prompt(c[0]["content"]),
-    ):
-        with pytest.raises(ValueError, match=r"tokens <\|image_pad\|> \(1\) and pictures \(0\). Remove"):
+    encode = (renderer.encode_prompt, renderer.encode_observation, lambda c: renderer.encode_prompt(c[0]["content"]))
+    for call in encode:
+        with pytest.raises(ValueError, match=r"<\|image_pad\|> \(1\) and pictures \(0\)"):
             call(chat)
-    with pytest.raises(ValueError, match="row 7: the rendered prompt has different numbers"):
+    with pytest.raises(ValueError, match=r"row 7: .*\(1\) and pictures \(0\)"):
         renderer.count_prompt_tokens([chat], [7])
 
 
 def test_a_template_must_show_pictures(make_renderer):
     renderer = make_renderer()
     renderer.tokenizer.chat_template = "{% for m in messages %}{{ m.role }}{% endfor %}"
-    with pytest.raises(ValueError, match=r"tokens <\|image_pad\|> \(0\) and pictures \(1\)"):
+    with pytest.raises(ValueError, match=r"<\|image_pad\|> \(0\) and pictures \(1\)"):
         renderer.encode_prompt([QUESTION])
 
 
 def test_a_text_model_rejects_pictures(renderer):
     for call in (renderer.encode_prompt, renderer.encode_observation, renderer.prepare_images):
-        with pytest.raises(ValueError, match="the prompt has pictures, but the model does not read pictures"):
+        with pytest.raises(ValueError, match="the model does not read pictures"):
             call([QUESTION])
     marked = [{"role": "user", "content": "a <image> tag"}]
     assert "<image>" in renderer.tokenizer.decode(renderer.encode_prompt(marked))
 
 
 def test_the_template_check_keeps_pictures(make_renderer):
-    try_template(make_renderer(), [QUESTION])
+    try_template(make_renderer(), [QUESTION])  # raises if not
 
 
 PROMPTS = [Prompt(3, "", [QUESTION]), Prompt(5, "", [{"role": "user", "content": "x" * 60}])]
@@ -127,20 +120,18 @@ def test_the_length_limit_counts_pictures_without_decoding_them(make_renderer, m
     monkeypatch.setattr(renderer.images, "prepare", None)
     assert apply_length_limit(PROMPTS, renderer, length, "drop") == (PROMPTS[:1], 1)
     assert apply_length_limit(PROMPTS, renderer, length, "left") == (PROMPTS, 1)
-    with pytest.raises(
-        ValueError, match=f"1 of 1 prompts with pictures are longer .*={length - 1}. The first is row 3 with {length}"
-    ):
+    with pytest.raises(ValueError, match=f"1 of 1 .*pictures.*={length - 1}.*row 3 with {length}"):
         apply_length_limit(PROMPTS, renderer, length - 1, "error")
 
 
 @pytest.mark.parametrize("truncation", ["left", "right"])
 def test_prompts_with_pictures_are_not_truncated(make_renderer, truncation):
-    with pytest.raises(ValueError, match=r"1 of 1 prompts with pictures are longer.*row 3.*to drop \(pictures are not"):
+    with pytest.raises(ValueError, match=r"1 of 1 .*pictures.*row 3.*to drop \("):
         apply_length_limit(PROMPTS, make_renderer(), 20, truncation)
 
 
 def test_a_rejected_picture_is_reported_with_its_row(make_renderer):
     wide = {**QUESTION, "images": [encode(Image.new("RGB", (1000, 2)))]}
     prompts = [PROMPTS[0], replace(PROMPTS[1], content=[wide])]
-    with pytest.raises(ValueError, match=r"row 5: the model's processor rejects a picture of .* 1000 x 2 pixels"):
+    with pytest.raises(ValueError, match=r"row 5: .*processor rejects .*1000 x 2"):
         apply_length_limit(prompts, make_renderer(), 100, "drop")

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from alphaapollo.config.schema import SftData
@@ -7,6 +5,7 @@ from alphaapollo.data.batch import Rows
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.stream import choose_rows
+from tests.builders import write_rows
 
 IM_END = 1
 USER = {"role": "user", "content": "2+2=?"}
@@ -14,9 +13,7 @@ FOUR = {"role": "assistant", "content": "4"}
 
 
 def write(tmp_path, rows, name="data.jsonl"):
-    path = tmp_path / name
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    return str(path)
+    return write_rows(tmp_path / name, rows)
 
 
 def trained(renderer, row):
@@ -87,17 +84,13 @@ def test_text_columns_train_the_response_and_eos(tmp_path, renderer):
     (row,) = load(tmp_path, renderer, [{"prompt": "2+2=", "response": "4"}])
     assert row.token_ids == renderer.encode(["2+2=4"])[0] + [IM_END]
     assert row.action_mask == [0, 0, 0, 0, 1, 1]
+    assert Rows.from_rows([row]).response_lengths.tolist() == [2]
 
 
 def test_chat_prompt_trains_only_the_response(tmp_path, renderer):
     rows = [{"question": [USER, FOUR, USER], "answer": "four"}]
     (row,) = load(tmp_path, renderer, rows, prompt_key="question", response_key="answer")
     assert trained(renderer, row) == ["four<|im_end|>"]
-
-
-def test_examples_pack_like_any_row(tmp_path, renderer):
-    rows = load(tmp_path, renderer, [{"messages": [USER, FOUR]}, {"prompt": "2+2=", "response": "4"}])
-    assert Rows.from_rows(rows).response_lengths.tolist() == [2, 2]
 
 
 def test_max_samples_are_drawn_with_the_seed(tmp_path, renderer):
@@ -117,7 +110,8 @@ def test_number_of_rows_per_file_is_reported(tmp_path, renderer):
     files = [write(tmp_path, [long, *[short] * count], f"{count}.jsonl") for count in (3, 5)]
     read = load_examples(files, renderer, SftData(max_length=5, truncation="drop"))
     assert read.file_sizes == [3, 5] and [len(own) for own in read.split_by_file()] == [3, 5]
-    assert read.notices == ["2 of 10 examples are longer than data.max_length and were dropped."]
+    (notice,) = read.notices
+    assert "2 of 10 examples" in notice and "data.max_length" in notice and "dropped" in notice
     assert sum(load_examples(files, renderer, SftData(), max_samples=4).file_sizes) == 4
 
 
@@ -125,35 +119,31 @@ def test_template_that_drops_earlier_turns_is_refused_if_it_matters(tmp_path, fo
     thought = {"role": "assistant", "content": "<think>hm</think>4"}
     (row,) = load(tmp_path, forgetful_renderer, [{"messages": [USER, thought]}])
     assert trained(forgetful_renderer, row) == ["<think>hm</think>4<|im_end|>"]
-    with pytest.raises(ValueError, match=r"row 0: the chat template does not append message 3.*one row per assistant"):
+    with pytest.raises(ValueError, match=r"row 0: .*message 3.*one row per"):
         load(tmp_path, forgetful_renderer, [{"messages": [USER, thought, USER, thought]}])
 
 
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        ({"messages": [USER]}, "the chat has no assistant message"),
+        ({"messages": [USER]}, ".* no assistant message"),
         ({"messages": []}, "'messages' is empty"),
-        ({"messages": "text"}, "'messages' is a str; it must be a list of messages"),
-        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "the assistant message 1 is empty"),
+        ({"messages": "text"}, "'messages' is a str; .*list"),
+        ({"messages": [USER, {"role": "assistant", "content": ""}]}, ".*message 1 is empty"),
         ({"prompt": "p", "response": ""}, "'response' is empty"),
-        ({"prompt": "p", "response": 4}, "'response' is a int; it must be text"),
+        ({"prompt": "p", "response": 4}, "'response' is a int; .*text"),
         ({"prompt": None, "response": "r"}, "'prompt' is empty"),
         ({"prompt": "p"}, "'response' is empty"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, renderer, row, what):
-    good = (
-        {"messages": [USER, FOUR], "prompt": "p", "response": "r"}
-        if "messages" in row
-        else {"prompt": "p", "response": "r"}
-    )
-    with pytest.raises(ValueError, match=rf"1 of 2 rows are invalid.*\n  row 1: {what}"):
+    good = {"prompt": "p", "response": "r"} | ({"messages": [USER, FOUR]} if "messages" in row else {})
+    with pytest.raises(ValueError, match=rf"1 of 2 rows.*\n  row 1: {what}"):
         load(tmp_path, renderer, [good, row])
 
 
 def test_missing_columns_list_those_there_are(tmp_path, renderer):
-    says = r"no column 'messages' or 'prompt' and 'response'.* The file has 'prompt', 'answer'\. .*data\.response_key"
+    says = r"'messages' or 'prompt' and 'response'.*'prompt', 'answer'\. .*data\.response_key"
     with pytest.raises(ValueError, match=says):
         load(tmp_path, renderer, [{"prompt": "p", "answer": "a"}])
 
@@ -167,14 +157,14 @@ LONG = [{"prompt": "abcdef", "response": "xyz"}, {"prompt": "a", "response": "b"
 
 
 def test_a_long_example_is_an_error_by_default(tmp_path, renderer):
-    with pytest.raises(ValueError, match=r"1 of 2 examples are longer than data\.max_length=5.*row 0 with 10 tokens"):
+    with pytest.raises(ValueError, match=r"1 of 2 .*max_length=5.*row 0 with 10 "):
         load(tmp_path, renderer, LONG, max_length=5)
 
 
 def test_long_examples_are_dropped(tmp_path, renderer):
     read = load_examples(write(tmp_path, LONG), renderer, SftData(max_length=5, truncation="drop"))
     assert [len(row.token_ids) for row in read.examples] == [3]
-    assert read.notices == ["1 of 2 examples are longer than data.max_length and were dropped."]
+    assert "1 of 2 examples" in read.notices[0] and "dropped" in read.notices[0]
 
 
 def test_a_cut_start_keeps_the_response(tmp_path, renderer):
@@ -182,18 +172,13 @@ def test_a_cut_start_keeps_the_response(tmp_path, renderer):
     assert renderer.tokenizer.decode(row.token_ids, skip_special_tokens=False) == "fxyz<|im_end|>"
     assert row.action_mask == [0, 1, 1, 1, 1]
     assert row.turn_ends == [4]
-
-
-def test_a_first_token_is_never_trained(tmp_path, renderer):
     row, _ = load(tmp_path, renderer, LONG, max_length=3, truncation="left")
-    assert row.action_mask == [0, 1, 1]
+    assert row.action_mask == [0, 1, 1], "the first token is never trained"
 
 
 def test_truncated_example_without_trained_tokens_is_dropped(tmp_path, renderer):
     read = load_examples(write(tmp_path, LONG), renderer, SftData(max_length=5, truncation="right"))
-    assert len(read.examples) == 1 and read.notices == [
-        "1 of 2 examples are longer than data.max_length and were truncated (right)."
-    ]
+    assert len(read.examples) == 1 and "1 of 2 examples" in read.notices[0] and "(right)" in read.notices[0]
     row, _ = load(tmp_path, renderer, LONG, max_length=8, truncation="right")
     assert renderer.tokenizer.decode(row.token_ids) == "abcdefxy"
     assert row.turn_ends == []

@@ -8,15 +8,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaapollo.data.packing import build_train_batch, filter_mini_batches
+from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.data.shared_prompts import find_shared_prefixes
 from alphaapollo.types import Row
+from tests.unit.data.rows import lay_out, make_row
 
 
 def row(prompt: list[int], response: int = 2) -> Row:
-    tokens = [*prompt, *range(100, 100 + response)]
-    mask = [0] * len(prompt) + [1] * response
-    return Row(tokens, mask, [-1.0 * one for one in mask], [len(tokens) - 1])
+    return make_row(prompt, range(100, 100 + response))
 
 
 def test_samples_share_their_whole_prompt_and_groups_nothing():
@@ -69,19 +68,9 @@ def test_families_share_their_answer_and_cannot_be_shortened(prompts: list[list[
     assert saved >= (end - start - 1) * common
 
 
-def train_batch(rows, groups, num_ranks=1, max_tokens=10**6, mini_batch_size=10**6, owners=None, **more):
-    return build_train_batch(
-        rows,
-        owners or range(len(rows)),
-        num_ranks,
-        mini_batch_size,
-        max_tokens,
-        padded=True,
-        seed=0,
-        shuffle=False,
-        prefixes=find_shared_prefixes(rows, groups),
-        **{"min_sharing_ratio": 0.0} | more,
-    )
+def train_batch(rows, groups, max_tokens=10**6, **more):
+    more = {"prefixes": find_shared_prefixes(rows, groups), "min_sharing_ratio": 0.0} | more
+    return lay_out(rows, max_tokens=max_tokens, **more)
 
 
 def test_a_group_stays_in_one_micro_batch_and_its_prompt_counts_once():
@@ -133,18 +122,8 @@ LENGTHS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 20)), min_size=1,
 @given(LENGTHS, st.integers(1, 3), st.integers(5, 90), st.booleans(), st.data())
 def test_kept_rows_are_computed_once_and_others_are_not(shapes, num_ranks, max_tokens, shares, data):
     rows, groups = [row([group + 1] * (group + 1), length) for group, length in shapes], [group for group, _ in shapes]
-    batch = build_train_batch(
-        rows,
-        range(len(rows)),
-        num_ranks,
-        7,
-        max_tokens,
-        padded=True,
-        seed=1,
-        shuffle=True,
-        prefixes=find_shared_prefixes(rows, groups) if shares else None,
-        min_sharing_ratio=0.0,
-    )
+    more = {"num_ranks": num_ranks, "mini_batch_size": 7, "seed": 1, "shuffle": True}
+    batch = train_batch(rows, groups, max_tokens, **more if shares else more | {"prefixes": None})
     keep = np.array(data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))))
     steps = filter_mini_batches(batch, keep, max_tokens, padded=True)
     seen = []

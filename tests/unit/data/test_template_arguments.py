@@ -25,9 +25,8 @@ def test_environment_and_python_tools_are_combined():
 
 def test_template_variable_that_is_not_read_is_reported():
     arguments = {"enable_thinking": False, "x": 1}
-    assert make_template_argument_warnings(arguments, tokenizer_of(HERMES + THINKING)) == [
-        "data.apply_chat_template_kwargs.x has no effect: the tokenizer's chat template does not read it."
-    ]
+    (warning,) = make_template_argument_warnings(arguments, tokenizer_of(HERMES + THINKING))
+    assert warning.startswith("data.apply_chat_template_kwargs.x has no effect: ")
 
 
 def test_another_template_than_in_training_is_reported(tmp_path):
@@ -37,6 +36,6 @@ def test_another_template_than_in_training_is_reported(tmp_path):
     Qwen3Config(chat_template_digest=make_template_digest(trained)).save_pretrained(tmp_path)
     assert list_template_notices(model, trained, {}) == []
     (notice,) = list_template_notices(model, other, {})
-    assert notice.startswith(f"{tmp_path} was trained with another chat template")
+    assert str(tmp_path) in notice and "another chat template" in notice
     Qwen3Config().save_pretrained(tmp_path)
     assert list_template_notices(model, other, {}) == []

@@ -52,19 +52,13 @@ def test_prompt_calls_and_delta_make_what_the_template_makes(renderer):
     action = [*renderer.encode([f"so\n{CALL}\n{CALL}"])[0], renderer.eos_token_ids[0]]
     ids = renderer.encode_prompt([USER]) + action + renderer.encode_observation([FIRST, SECOND], action[-1])
     function = {"name": "add", "arguments": {"a": 1, "note": "x"}}
-    text = renderer.tokenizer.apply_chat_template(
-        [USER, calling(function, function, content="so"), FIRST, SECOND],
-        tools=[ADD],
-        tokenize=False,
-        add_generation_prompt=True,
-    )
+    chat = [USER, calling(function, function, content="so"), FIRST, SECOND]
+    text = renderer.tokenizer.apply_chat_template(chat, tools=[ADD], tokenize=False, add_generation_prompt=True)
     assert text_of(renderer, ids) == text
 
 
 def test_other_messages_are_rendered_as_without_tools(renderer):
-    delta = renderer.encode_observation(
-        [{"role": "user", "content": "and?"}], last_sampled_token=renderer.eos_token_ids[0]
-    )
+    delta = renderer.encode_observation([{"role": "user", "content": "and?"}], renderer.eos_token_ids[0])
     assert text_of(renderer, delta) == "\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -84,10 +78,9 @@ def test_a_template_with_special_tokens_and_call_ids():
         '[TOOL_RESULTS]{"content": "<b>", "call_id": "call00001"}[/TOOL_RESULTS]'
     )
     assert renderer.call_prefix == "[TOOL_CALLS]"
+    # without append context, a fresh prompt shows what the model wrote as plain text
     with pytest.raises(ValueError, match="a result without a call"):
-        renderer.check_template_shows_tools(
-            in_append_context=False
-        )  # a fresh prompt shows what the model wrote as plain text
+        renderer.check_template_shows_tools(in_append_context=False)
 
 
 def test_rendered_call(renderer):
@@ -111,8 +104,8 @@ def test_thoughts_that_only_later_questions_remove_stay_between_calls():
     ("old", "new", "says"),
     [
         ("tool | tojson", "''", "does not show the tools add"),
-        ("message.content ~ '\\n</tool_response>'", "'!'", "does not show the assistant's calls"),
-        ("call.function.arguments | tojson", "''", "does not show the assistant's calls"),
+        ("message.content ~ '\\n</tool_response>'", "'!'", "does not show .* calls"),
+        ("call.function.arguments | tojson", "''", "does not show .* calls"),
         ("{%- endfor %}\n    {{- '<|im_end|>\\n' }}", "{%- endfor %}", "the end of the turn"),
         ("call.function.arguments | tojson", "'{' + call.function.arguments", "rejects a chat"),
     ],

@@ -16,22 +16,16 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "preferences.md"
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "facts"),
     [
-        ({"loss": "dpo"}, "preference.loss: unknown preference loss 'dpo'"),
-        (
-            {"loss": "robust", "label_smoothing": 0.5},
-            "preference.loss: label_smoothing=0.5 must be below 0.5 for robust DPO.",
-        ),
-        (
-            {"loss": "exo_pair", "label_smoothing": 0},
-            "preference.loss: label_smoothing=0.0 must be above 0 and below 1 for EXO.",
-        ),
+        ({"loss": "dpo"}, ["'dpo'"]),
+        ({"loss": "robust", "label_smoothing": 0.5}, ["label_smoothing=0.5", "below 0.5"]),
+        ({"loss": "exo_pair", "label_smoothing": 0}, ["label_smoothing=0.0", "above 0 and below 1"]),
     ],
 )
-def test_invalid_settings_are_refused(keys, says):
+def test_invalid_settings_are_refused(keys, facts):
     (problem,) = dpo.list_loss_errors(DpoConfig(preference=keys))
-    assert problem.startswith(says)
+    assert all(fact in problem for fact in ["preference.loss: ", *facts])
     assert not list(dpo.list_loss_errors(DpoConfig(preference={"loss": "exo_pair"})))
 
 
@@ -45,11 +39,10 @@ def test_truncated_responses_and_adapter_only_export_cannot_be_configured():
 def test_keys_without_effect_are_reported():
     given = {"loss": "simpo", "label_smoothing": 0.1, "reference": "live", "simpo_gamma": 0.5}
     config = DpoConfig(preference=given, data={"label_key": "good"})
-    assert describe_ineffective_keys(config, dpo.list_ineffective_keys(config)) == [
-        "preference.label_smoothing=0.1 has no effect: preference.loss=simpo does not use it.",
-        "preference.reference=live has no effect: preference.loss=simpo has no reference.",
-        "data.label_key=good has no effect: preference.loss=simpo uses pairs.",
-    ]
+    notices = describe_ineffective_keys(config, dpo.list_ineffective_keys(config))
+    assert all("preference.loss=simpo" in notice for notice in notices)
+    ineffective = ["preference.label_smoothing=0.1", "preference.reference=live", "data.label_key=good"]
+    assert [notice.split(" has no effect")[0] for notice in notices] == ineffective
 
 
 @pytest.fixture
@@ -66,9 +59,8 @@ def test_user_defined_loss(example: str, tmp_path: Path):
     load_user_module(example, "preference.custom_module")
     config = DpoConfig(preference=given)
     assert not list(dpo.list_loss_errors(config))
-    assert describe_ineffective_keys(config, dpo.list_ineffective_keys(config)) == [
-        "preference.simpo_gamma=0.5 has no effect: preference.loss=margin_to does not use it."
-    ]
+    (notice,) = describe_ineffective_keys(config, dpo.list_ineffective_keys(config))
+    assert notice.startswith("preference.simpo_gamma=0.5 has no effect: preference.loss=margin_to ")
     loss = get_preference_loss("margin_to")
     answers = AnswerBatch(torch.tensor([-2.0, -6.0]), torch.tensor([2.0, 2.0]), torch.tensor([True, False]))
     assert loss(answers, config.preference).losses.tolist() == [9.0]  # (-1 + 3 - 5)^2
@@ -77,7 +69,7 @@ def test_user_defined_loss(example: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("answers.logp.sum()", "must have the shape (2,), but has ()"),
+        ("answers.logp.sum()", "shape (2,), but has ()"),
         ("chosen(answers.mean_logp).detach()", "has no gradient"),
         ("answers.margni", "raised AttributeError"),
     ],
@@ -88,7 +80,7 @@ def test_faulty_user_loss_is_refused_before_the_start(example: str, body: str, s
     given = {"loss": "wrong", "custom_module": example}
     load_user_module(example, "preference.custom_module")
     (problem,) = dpo.list_loss_errors(DpoConfig(preference=given))
-    assert says in problem and "own_loss.py: the preference loss 'wrong' failed a test call on toy inputs" in problem
+    assert says in problem and "own_loss.py: the preference loss 'wrong'" in problem
 
 
 def test_docs_page_lists_every_loss():
@@ -104,6 +96,5 @@ def test_docs_page_lists_every_loss():
         assert (reference == "yes") == loss.needs_reference
         assert (float(beta) if beta else None) == (loss.beta if "beta" in loss.reads else None)
         assert {*re.findall(r"`(\w+)`", keys)} == {*loss.reads} - {"beta", "sft_coef"}
-    assert {key for name in preference_loss_names() for key in get_preference_loss(name).reads} == {
-        *Preference.model_fields
-    } - {"loss", "reference", "custom_module"}
+    read = {key for name in preference_loss_names() for key in get_preference_loss(name).reads}
+    assert read == {*Preference.model_fields} - {"loss", "reference", "custom_module"}

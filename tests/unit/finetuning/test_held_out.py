@@ -16,7 +16,8 @@ from alphaapollo.config.schema import SftConfig
 from alphaapollo.controller.ranks import Ranks, WorkerDied
 from alphaapollo.finetuning.held_out import HeldOutEvaluation, TrainerEngine, read_held_out_prompts
 from alphaapollo.observability.console import Console
-from alphaapollo.types import Completion, Sampling, SamplingRequest, StopReason
+from alphaapollo.types import Completion, Sampling, SamplingRequest
+from tests.builders import make_completion, write_rows
 from tests.unit.tiny import save_model
 
 REWARD = "def compute_score(prompt, completion):\n    return float(completion == prompt.ground_truth)\n"
@@ -36,7 +37,7 @@ class Worker:
         self.calls.append([len(one.token_ids) for one in asked])
         if self.dies:
             raise WorkerDied("gone", "trainer")
-        return [Completion([one.token_ids[0] + version, 1], [-0.5, -0.5], StopReason.STOP, version) for one in asked]
+        return [make_completion([one.token_ids[0] + version, 1], version=version) for one in asked]
 
 
 class Several(Ranks[Any]):
@@ -78,17 +79,18 @@ def test_dead_rank_fails_all_waiting_requests() -> None:
 
 def config_of(folder: Path, **data: Any) -> SftConfig:
     save_model("llama", folder / "model")
-    (folder / "val.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
     (folder / "reward.py").write_text(REWARD)
-    given = {"val_prompts": str(folder / "val.jsonl"), "max_prompt_length": 8, "max_response_length": 4}
-    return SftConfig.model_validate(
-        {
-            "model": {"path": str(folder / "model")},
-            "data": given | data,
-            "rollout": {"val_kwargs": {"n": 2, "greedy": True}},
-            "custom_reward_function": {"path": str(folder / "reward.py")},
-            "trainer": {"output_dir": str(folder)},
-        }
+    given = {
+        "val_prompts": write_rows(folder / "val.jsonl", ROWS),
+        "max_prompt_length": 8,
+        "max_response_length": 4,
+    }
+    return SftConfig(
+        model={"path": str(folder / "model")},
+        data=given | data,
+        rollout={"val_kwargs": {"n": 2, "greedy": True}},
+        custom_reward_function={"path": str(folder / "reward.py")},
+        trainer={"output_dir": str(folder)},
     )
 
 
@@ -118,11 +120,7 @@ def test_metrics_are_those_of_a_validation_and_answers_are_logged(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        ({"prompt_key": "question"}, "question"),
-        ({"max_response_length": 1000}, "128 tokens"),
-    ],
+    ("data", "says"), [({"prompt_key": "question"}, "question"), ({"max_response_length": 1000}, "128 tokens")]
 )
 def test_prompts_that_cannot_be_rendered_are_refused(tmp_path: Path, data: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):

@@ -14,14 +14,17 @@ import pytest
 
 from alphaapollo.cli.main import main
 from alphaapollo.observability.rollout_log import format_trajectory_lines
+from alphaapollo.types import Prompt
 from examples.quickstart.make_task import make_model, make_tokenizer
-from tests.unit.cli.test_samples import group
+from tests.builders import make_group, make_trajectory, make_turn, write_rows
 
 ASK = {"role": "user", "content": "1+1="}
 RIGHT, WRONG = ({"role": "assistant", "content": text} for text in ("2", "3"))
 PAIRS = [{"prompt": [ASK], "chosen": [RIGHT], "rejected": [WRONG]}]
 LABELS = [{"prompt": f"{n}+1=", "completion": f"{n + label}", "label": bool(label)} for n in (1, 2) for label in (0, 1)]
-RESULTS = [json.loads(line) for line in format_trajectory_lines(0, [group(2, (r"\boxed{2}", 1.0), ("3", 0.0))])]
+ANSWERS = [make_trajectory(make_turn(2, text=text), score=score) for text, score in ((r"\boxed{2}", 1.0), ("3", 0.0))]
+GROUP = make_group(*ANSWERS, prompt=Prompt(2, "sums", [ASK], "2"))
+RESULTS = [json.loads(line) for line in format_trajectory_lines(0, [GROUP])]
 TASKS = [{"data_source": "openai/gsm8k", "prompt": [ASK], "reward_model": {"ground_truth": "2"}}]
 
 
@@ -65,8 +68,7 @@ def test_suggested_command_works(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file = tmp_path / "data.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = write_rows(tmp_path / "data.jsonl", rows)
     monkeypatch.chdir(tmp_path)
     assert check([command, f"data.train_files={file}"], model, tmp_path) == 2
     error = capsys.readouterr().err
