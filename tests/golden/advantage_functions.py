@@ -23,7 +23,7 @@ from alphaapollo.algorithms.advantages.remax import remax as remax_advantages
 from alphaapollo.algorithms.advantages.rloo import rloo as rloo_advantages
 from alphaapollo.algorithms.group_statistics import center_in_groups, has_variance, normalize_in_groups
 from alphaapollo.algorithms.masked import reward_to_go, standardize, whiten
-from tests.golden.common import Function, OffMask, Results, groups_of, off_mask_rewards, on_tokens
+from tests.golden.common import OffMask, Results, groups_of, off_mask_rewards, on_tokens
 
 Index = Sequence[Any]
 Level = Literal["sequence", "token"]
@@ -36,7 +36,7 @@ def with_singletons(seq_adv: Tensor, raw: Tensor, index: Index, singleton: Singl
     return torch.where((groups.sizes == 1)[groups.group_index], raw, seq_adv) if singleton == "raw" else seq_adv
 
 
-def spread(seq_adv: Tensor, mask: Tensor) -> Results:
+def _spread(seq_adv: Tensor, mask: Tensor) -> Results:
     return {"seq_adv": seq_adv, "advantages": on_tokens(seq_adv, mask)}
 
 
@@ -70,11 +70,11 @@ def grpo(
     if not std_norm:
         return dr_grpo(scores, index, mask, singleton)
     advantages = normalize_in_groups(scores, groups_of(index), ddof, eps)
-    return spread(with_singletons(advantages, scores, index, singleton), mask)
+    return _spread(with_singletons(advantages, scores, index, singleton), mask)
 
 
 def dr_grpo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:
-    return spread(centered(scores, index, singleton), mask)
+    return _spread(centered(scores, index, singleton), mask)
 
 
 def centered(scores: Tensor, index: Index, singleton: Singleton) -> Tensor:
@@ -83,7 +83,7 @@ def centered(scores: Tensor, index: Index, singleton: Singleton) -> Tensor:
 
 def rloo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:
     advantages = rloo_advantages(scores, groups_of(index))
-    return spread(with_singletons(advantages, scores, index, singleton), mask)
+    return _spread(with_singletons(advantages, scores, index, singleton), mask)
 
 
 def remax(
@@ -118,8 +118,8 @@ def reinforce_pp_baseline(
     if level == "token":
         return {"advantages": whiten(on_tokens(centered(scores, index, singleton), mask), mask, ddof, eps)}
     if singleton == "raw":
-        return spread(standardize(centered(scores, index, singleton), ddof, eps, eps_in_sqrt=False), mask)
-    return spread(sequence_baseline(scores, groups_of(index), ddof, eps), mask)
+        return _spread(standardize(centered(scores, index, singleton), ddof, eps, eps_in_sqrt=False), mask)
+    return _spread(sequence_baseline(scores, groups_of(index), ddof, eps), mask)
 
 
 def magistral(
@@ -134,12 +134,12 @@ def magistral(
     mini_batch_ids = torch.zeros(len(scores), dtype=torch.int64)
     for number, rows in enumerate(minibatch or []):
         mini_batch_ids[list(rows)] = number
-    return spread(magistral_advantages(centered(scores, index, singleton), mini_batch_ids, ddof, eps), mask)
+    return _spread(magistral_advantages(centered(scores, index, singleton), mini_batch_ids, ddof, eps), mask)
 
 
 def opo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:
     advantages = opo_advantages(scores, mask.sum(dim=1), groups_of(index))
-    return spread(with_singletons(advantages, scores, index, singleton), mask)
+    return _spread(with_singletons(advantages, scores, index, singleton), mask)
 
 
 def gpg(
@@ -153,7 +153,7 @@ def gpg(
 ) -> Results:
     groups = groups_of(index)
     advantages, alpha = gpg_advantages(scores, groups, f_norm == "std", ddof, eps), gpg_alpha(scores, groups)
-    return {**spread(with_singletons(advantages, alpha * scores, index, singleton), mask), "alpha": alpha}
+    return {**_spread(with_singletons(advantages, alpha * scores, index, singleton), mask), "alpha": alpha}
 
 
 def gdpo(
@@ -171,18 +171,18 @@ def gdpo(
     summed = gdpo_sum(score_matrix, groups_of(index), chosen, ddof, eps)
     summed = with_singletons(summed, score_matrix @ chosen, index, singleton)
     if level == "sequence":
-        return {"pre_bn": summed, **spread(standardize(summed, ddof, bn_eps, eps_in_sqrt=False), mask)}
+        return {"pre_bn": summed, **_spread(standardize(summed, ddof, bn_eps, eps_in_sqrt=False), mask)}
     return {"pre_bn": summed, "advantages": whiten(on_tokens(summed, mask), mask, ddof, bn_eps)}
 
 
 def passk_leave_one_out(
     scores: Tensor, index: Index, mask: Tensor, std_norm: bool = False, ddof: int = 1, eps: float = 1e-6
 ) -> Results:
-    return spread(passk_leave_one_out_advantages(scores, groups_of(index), std_norm, ddof, eps), mask)
+    return _spread(passk_leave_one_out_advantages(scores, groups_of(index), std_norm, ddof, eps), mask)
 
 
 def passk_analytic(correct: Tensor, index: Index, mask: Tensor, k: int) -> Results:
-    return spread(passk_analytic_advantages(correct, groups_of(index), k), mask)
+    return _spread(passk_analytic_advantages(correct, groups_of(index), k), mask)
 
 
 def dynamic_sampling_keep(scores: Tensor, index: Index, tol: float = 0.0) -> Results:
@@ -216,28 +216,3 @@ def kl_in_reward(
         "kl_seq_sum_mean": shaped.kl_per_sequence,
         "kl_token_mean_mean": shaped.kl_per_token,
     }
-
-
-FUNCTIONS: dict[str, Function] = {
-    function.__name__: function
-    for function in (
-        gae,
-        grpo,
-        dr_grpo,
-        rloo,
-        remax,
-        reinforce_pp,
-        reinforce_pp_baseline,
-        magistral,
-        opo,
-        gpg,
-        gdpo,
-        passk_leave_one_out,
-        passk_analytic,
-        dynamic_sampling_keep,
-        place_outcome_reward,
-        soft_overlong_punishment,
-        overlong_filter,
-        kl_in_reward,
-    )
-}

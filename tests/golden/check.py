@@ -27,17 +27,18 @@ from tests.golden import (
     teacher_functions,
     turn_functions,
 )
-from tests.golden.common import Function, UnsupportedError, check_arguments
+from tests.golden.common import UnsupportedError, check_arguments, golden_functions
 
-FUNCTIONS: dict[str, Function] = {
-    **advantage_functions.FUNCTIONS,
-    **loss_functions.FUNCTIONS,
-    **other_functions.FUNCTIONS,
-    **policy_losses_2026.FUNCTIONS,
-    **turn_functions.FUNCTIONS,
-    **teacher_functions.FUNCTIONS,
-    **self_teacher_functions.FUNCTIONS,
-}
+MODULES = (
+    advantage_functions,
+    loss_functions,
+    other_functions,
+    policy_losses_2026,
+    self_teacher_functions,
+    teacher_functions,
+    turn_functions,
+)
+FUNCTIONS = {name: function for module in MODULES for name, function in golden_functions(module).items()}
 PLAIN_LISTS = {"index", "selected", "kls", "minibatch", "weights"}  # inputs that are not converted to tensors
 GRADIENTS = {"grad_logits": "logits", "grad_chosen": "chosen", "grad_rejected": "rejected"}
 GRADIENT_INPUT = {"value_loss": "vpreds"}  # other functions: `grad` is the gradient with respect to logp
@@ -59,10 +60,7 @@ class Tolerance:
         return max(1e-6, self.atol * min(1.0, largest))
 
 
-TOLERANCES = {
-    "float64": Tolerance(torch.float64, 1e-9, 1e-12),
-    "float32": Tolerance(torch.float32, 2e-5, 2e-5),
-}
+TOLERANCES = {"float64": Tolerance(torch.float64, 1e-9, 1e-12), "float32": Tolerance(torch.float32, 2e-5, 2e-5)}
 
 
 @dataclass

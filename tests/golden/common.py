@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -20,6 +21,12 @@ Function = Callable[..., Results]
 AggKw = dict[str, Any] | None
 OffMask = Literal["drop", "fold"]
 Count = Literal["all", "nonempty"]
+
+
+def golden_functions(module: ModuleType) -> dict[str, Function]:
+    """Public functions of a module that return Results, by name."""
+    functions = inspect.getmembers(module, lambda one: inspect.isfunction(one) and one.__module__ == module.__name__)
+    return {name: one for name, one in functions if one.__annotations__["return"] == "Results" and name[0] != "_"}
 
 
 def clamped(values: Tensor, limit: float | None) -> Tensor:

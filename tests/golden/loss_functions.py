@@ -21,11 +21,11 @@ from alphaapollo.algorithms.policy_losses.gmpo import gmpo_ratio
 from alphaapollo.algorithms.policy_losses.sapo import sapo as sapo_loss
 from alphaapollo.algorithms.value_loss import value_loss as value_loss_per_token
 from alphaapollo.config.schema import AggregationMode
-from tests.golden.common import AggKw, Count, Function, Results, aggregated, counted_weights, log_ratio, token_weights
+from tests.golden.common import AggKw, Count, Results, aggregated, counted_weights, log_ratio, token_weights
 from tests.golden.other_functions import Kind, kl_loss
 
 
-def policy_term(
+def _policy_term(
     loss: Tensor,
     mask: Tensor,
     agg: AggregationMode,
@@ -38,7 +38,7 @@ def policy_term(
     return results if clipped is None else {**results, "clipfrac": masked_mean(clipped.to(loss.dtype), mask)}
 
 
-def row_term(loss: Tensor, mask: Tensor, count: Count, ratio: Tensor, clipped: Tensor | None = None) -> Results:
+def _row_term(loss: Tensor, mask: Tensor, count: Count, ratio: Tensor, clipped: Tensor | None = None) -> Results:
     lengths = mask.sum(dim=1)
     weights = counted_weights(lengths, torch.zeros_like(lengths), "seq-mean-token-sum", 1.0, count)
     results = {"loss": aggregate_sequence_losses(loss, weights), "ratio": ratio}
@@ -68,7 +68,7 @@ def ppo_clip(
 ) -> Results:
     ratio = log_ratio(logp, old_logp, mask, log_clamp).exp()
     loss = ppo.ppo_clip(ratio, adv, eps_low, eps_high, dual_clip)
-    return policy_term(loss, mask, agg, is_weights, agg_kw, ppo.is_clipped(ratio, adv, eps_low, eps_high))
+    return _policy_term(loss, mask, agg, is_weights, agg_kw, ppo.is_clipped(ratio, adv, eps_low, eps_high))
 
 
 def policy_gradient(
@@ -79,7 +79,7 @@ def policy_gradient(
     is_weights: Tensor | None = None,
     agg_kw: AggKw = None,
 ) -> Results:
-    return policy_term(reinforce.policy_gradient(logp, adv), mask, agg, is_weights, agg_kw)
+    return _policy_term(reinforce.policy_gradient(logp, adv), mask, agg, is_weights, agg_kw)
 
 
 def gspo_sequence(
@@ -93,7 +93,7 @@ def gspo_sequence(
 ) -> Results:
     ratio = gspo.geometric_ratio(logp, old_logp, mask)
     loss = ppo.ppo_clip(ratio, seq_adv, eps_low, eps_high)
-    return row_term(loss, mask, count, ratio, ppo.is_clipped(ratio, seq_adv, eps_low, eps_high))
+    return _row_term(loss, mask, count, ratio, ppo.is_clipped(ratio, seq_adv, eps_low, eps_high))
 
 
 def sequence_ppo(
@@ -107,7 +107,7 @@ def sequence_ppo(
 ) -> Results:
     ratio = gspo.product_ratio(logp, old_logp, mask)
     loss = ppo.ppo_clip(ratio, seq_adv, eps_low, eps_high)
-    return row_term(loss, mask, count, ratio, ppo.is_clipped(ratio, seq_adv, eps_low, eps_high))
+    return _row_term(loss, mask, count, ratio, ppo.is_clipped(ratio, seq_adv, eps_low, eps_high))
 
 
 def gmpo(
@@ -120,7 +120,7 @@ def gmpo(
     count: Count = "nonempty",
 ) -> Results:
     ratio, _ = gmpo_ratio(logp, old_logp, seq_adv, mask, log_eps_low, log_eps_high)
-    return row_term(-seq_adv * ratio, mask, count, ratio)
+    return _row_term(-seq_adv * ratio, mask, count, ratio)
 
 
 def gspo_token(
@@ -137,7 +137,7 @@ def gspo_token(
 ) -> Results:
     ratio = gspo.gspo_token_ratio(logp, old_logp, mask, logp_sg)
     loss = ppo.ppo_clip(ratio, adv, eps_low, eps_high)
-    return policy_term(loss, mask, agg, is_weights, agg_kw, ppo.is_clipped(ratio, adv, eps_low, eps_high))
+    return _policy_term(loss, mask, agg, is_weights, agg_kw, ppo.is_clipped(ratio, adv, eps_low, eps_high))
 
 
 def cispo(
@@ -157,7 +157,7 @@ def cispo(
     ratio = log_ratio(logp if logp_sg is None else logp_sg, old_logp, mask).exp()
     low = math.inf if eps_low is None else eps_low
     loss, clipped = cispo_loss(logp, ratio, adv, low, eps_high, mask_eps_low, mask_eps_high)
-    return policy_term(loss, mask, agg, is_weights, agg_kw, clipped)
+    return _policy_term(loss, mask, agg, is_weights, agg_kw, clipped)
 
 
 def sapo(
@@ -173,7 +173,7 @@ def sapo(
     logp_sg: Tensor | None = None,
 ) -> Results:
     ratio = log_ratio(logp, old_logp, mask).exp()
-    return policy_term(sapo_loss(ratio, adv, tau_pos, tau_neg), mask, agg, is_weights, agg_kw)
+    return _policy_term(sapo_loss(ratio, adv, tau_pos, tau_neg), mask, agg, is_weights, agg_kw)
 
 
 def clip_cov_candidates(
@@ -209,7 +209,7 @@ def clip_cov(
     for row, position in selected:
         drawn[row, position] = True
     ratio = log_ratio(logp, old_logp, mask).exp()
-    return policy_term(apply_mask(ppo.ppo_clip(ratio, adv, eps_low, eps_high), ~drawn), mask, agg, is_weights, agg_kw)
+    return _policy_term(apply_mask(ppo.ppo_clip(ratio, adv, eps_low, eps_high), ~drawn), mask, agg, is_weights, agg_kw)
 
 
 def kl_cov(
@@ -227,7 +227,7 @@ def kl_cov(
     cov = covariance.token_covariance(logp if logp_sg is None else logp_sg, adv, mask)
     selected = covariance.top_covariance_tokens(cov, mask, ratio)
     loss = covariance.kl_cov(log_ratio(logp, old_logp, mask), adv, selected, coef)
-    return {**policy_term(loss, mask, agg, is_weights, agg_kw), "selected": selected.nonzero().tolist()}
+    return {**_policy_term(loss, mask, agg, is_weights, agg_kw), "selected": selected.nonzero().tolist()}
 
 
 def grpo_total(
@@ -263,25 +263,4 @@ def value_loss(
     agg_kw: AggKw = None,
 ) -> Results:
     loss, clipped = value_loss_per_token(vpreds, old_values, returns, mask, clip)
-    return policy_term(loss, mask, agg, None, agg_kw, clipped)
-
-
-FUNCTIONS: dict[str, Function] = {
-    function.__name__: function
-    for function in (
-        aggregate,
-        ppo_clip,
-        policy_gradient,
-        gspo_sequence,
-        sequence_ppo,
-        gmpo,
-        gspo_token,
-        cispo,
-        sapo,
-        clip_cov_candidates,
-        clip_cov,
-        kl_cov,
-        grpo_total,
-        value_loss,
-    )
-}
+    return _policy_term(loss, mask, agg, None, agg_kw, clipped)

@@ -15,7 +15,7 @@ from alphaapollo.algorithms.masked import MAX_LOG_RATIO, apply_mask, masked_mean
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.config.schema import AggregationMode, KLControl, Preference
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
-from tests.golden.common import AggKw, Function, Results, UnsupportedError, aggregated, clamped
+from tests.golden.common import AggKw, Results, UnsupportedError, aggregated, clamped
 
 Kind = Literal[
     "k1", "abs", "k2", "k3", "full", "kl", "mse", "low_var_kl",
@@ -173,19 +173,3 @@ def dpo(
 def interleaved(chosen: Tensor, rejected: Tensor) -> Tensor:
     """Alternate chosen and rejected answers. [P] each -> [2 P]"""
     return torch.stack([chosen, rejected], dim=1).flatten()
-
-
-FUNCTIONS: dict[str, Function] = {
-    function.__name__: function
-    for function in (
-        kl_loss,
-        kl_full,
-        entropy_loss,
-        mismatch_weights,
-        kl_fixed,
-        kl_adaptive,
-        kl_ppo2017,
-        kl_dual_descent,
-        dpo,
-    )
-}

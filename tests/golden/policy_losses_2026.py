@@ -23,7 +23,7 @@ from alphaapollo.algorithms.policy_losses import dppo as dppo_module
 from alphaapollo.algorithms.policy_losses import ppo
 from alphaapollo.algorithms.policy_losses import vespo as vespo_module
 from alphaapollo.config.schema import AggregationMode
-from tests.golden.common import AggKw, Function, Results, aggregated, groups_of, log_ratio, on_tokens
+from tests.golden.common import AggKw, Results, aggregated, groups_of, log_ratio, on_tokens
 
 Divergence = Literal["binary_tv", "binary_kl", "symmetric_tv", "given"]
 
@@ -232,20 +232,3 @@ def vespo(
     phi = vespo_module.vespo_weight(log_w, seq_adv, (k_pos, lambda_pos), (k_neg, lambda_neg))
     loss = apply_mask(-(phi * seq_adv).unsqueeze(1) * logp, mask)
     return {"loss": aggregated(loss, mask, agg, agg_kw), "token_loss": loss, "phi": phi, "log_w": log_w}
-
-
-FUNCTIONS: dict[str, Function] = {
-    function.__name__: function
-    for function in (
-        dppo,
-        dppo_topk_divergence,
-        dppo_topk,
-        maxrl,
-        maxrl_bandit,
-        unbiased_kl,
-        unbiased_kl_bandit,
-        off_policy_sequence_mask,
-        deepseek_v32,
-        vespo,
-    )
-}

@@ -10,7 +10,7 @@ from alphaapollo.algorithms.masked import apply_mask
 from alphaapollo.algorithms.self_distillation import truncated_ratios, update_moving_average
 from alphaapollo.config.schema import AggregationMode
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, compute_token_stats
-from tests.golden.common import AggKw, Function, Results, aggregated, log_ratio
+from tests.golden.common import AggKw, Results, aggregated, log_ratio
 
 
 def make_divergence(alpha: float) -> Divergence:
@@ -103,15 +103,3 @@ def trust_region_teacher(logits: Tensor, ref_logits: Tensor, alpha: float) -> Re
 def ema_teacher(teacher: Tensor, students: Tensor, rate: float) -> Results:
     """Teacher after each of the students' steps. teacher [n], students [steps, n] -> [steps, n]."""
     return {"value": torch.stack([update_moving_average(teacher, student, rate).clone() for student in students])}
-
-
-FUNCTIONS: dict[str, Function] = {
-    function.__name__: function
-    for function in (
-        self_distillation,
-        self_distillation_sampled,
-        ref_kl_policy_gradient,
-        trust_region_teacher,
-        ema_teacher,
-    )
-}

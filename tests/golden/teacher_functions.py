@@ -13,7 +13,7 @@ from alphaapollo.algorithms.masked import apply_mask
 from alphaapollo.algorithms.policy_losses.reinforce import policy_gradient
 from alphaapollo.config.schema import AggregationMode
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, WeightedModel, compute_token_stats
-from tests.golden.common import AggKw, Function, Results, aggregated
+from tests.golden.common import AggKw, Results, aggregated
 
 
 def teacher_weights(mask: Tensor, num_teachers: int, weights: object, route: Tensor | None) -> Tensor:
@@ -85,6 +85,3 @@ def mopd_full(
     divergence = apply_mask(stats.divergence.view(mask.shape), mask)
     weighted = divergence if token_weights is None else divergence * token_weights
     return {"loss": coef * aggregated(weighted, mask, agg, agg_kw), "token_divergence": divergence}
-
-
-FUNCTIONS: dict[str, Function] = {"mopd": mopd, "mopd_full": mopd_full}

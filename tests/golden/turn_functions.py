@@ -20,7 +20,7 @@ from alphaapollo.algorithms.advantages.turns import turn_gae as turn_gae_advanta
 from alphaapollo.algorithms.advantages.turns import turn_group
 from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.masked import reward_to_go
-from tests.golden.common import Function, OffMask, Results, groups_of, off_mask_rewards
+from tests.golden.common import OffMask, Results, groups_of, off_mask_rewards
 
 Method = Literal["per_turn_sum", "per_turn_sum_loo", "return_alive", "return_all", "trajectory"]
 Singleton = Literal["zero", "raw"]
@@ -180,8 +180,3 @@ def turn_bandit(
         "bias": expected - exact,
         "variance": weights @ (gradients - expected).square().sum(dim=(1, 2)),  # summed over the logits
     }
-
-
-FUNCTIONS: dict[str, Function] = {
-    function.__name__: function for function in (turn_gae, turn_group_advantage, turn_bandit)
-}

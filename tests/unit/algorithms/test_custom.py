@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
+from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from alphaapollo.config.schema import Actor, Algorithm
 from alphaapollo.utils.user_module import load_user_module
+from tests.unit.algorithms.batches import make_advantage_inputs
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "algorithms" / "custom.md"
 
@@ -37,8 +38,9 @@ def test_user_module_is_imported_and_registers_its_functions(tmp_path: Path):
     path = write(tmp_path, MODULE.format(name="mine"))
     assert load_user_module(path, "algorithm.custom_module") is load_user_module(path, "algorithm.custom_module")
     one = torch.ones(1, 2)
-    inputs = AdvantageInputs(one, one, torch.tensor([3.0]), torch.tensor([0]), torch.tensor([0]))
-    assert get_estimator("mine")(inputs, Algorithm()).advantages.tolist() == [[6.0, 6.0]]
+    assert get_estimator("mine")(make_advantage_inputs([3.0], [0], one), Algorithm()).advantages.tolist() == [
+        [6.0, 6.0]
+    ]
     assert get_policy_loss("mine")(PolicyLossInputs(-one, -one, one, one), Actor()).loss.tolist() == [[1.0, 1.0]]
 
 
@@ -46,8 +48,7 @@ def test_the_example_of_the_docs_runs_from_a_file_outside_the_package(tmp_path: 
     example, second = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(example.splitlines()) <= 15
     load_user_module(write(tmp_path, example, "example.py"), "algorithm.custom_module")
-    mask, ids = torch.tensor([[1.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 1])
-    inputs = AdvantageInputs(torch.zeros(2, 2), mask, torch.tensor([3.0, 1.0]), ids, ids)
+    inputs = make_advantage_inputs([3.0, 1.0], [0, 1], torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
     load_user_module(write(tmp_path, second, "second.py"), "algorithm.custom_module")
     for name in ("centred", "centred_scores"):
         assert get_estimator(name)(inputs, Algorithm()).advantages.tolist() == [[1.0, 1.0], [-1.0, 0.0]]  # mean 2

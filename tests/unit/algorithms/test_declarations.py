@@ -13,7 +13,7 @@ import alphaapollo
 from alphaapollo.algorithms.advantages import AdvantageInputs, Turns, estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss, policy_loss_names
 from alphaapollo.config.schema import Actor, Algorithm
-from tests.unit.algorithms.choosing import with_choice
+from tests.unit.algorithms.batches import make_advantage_inputs, with_choice
 
 # Each switch in both positions.
 ALGORITHMS = [
@@ -58,12 +58,11 @@ def group_batch() -> AdvantageInputs:
     token_rewards = torch.zeros(7, 3, dtype=torch.float64)
     token_rewards[:, 0] = scores
     token_rewards[0] = torch.tensor([0.0, 0.5, 0.5])
-    return AdvantageInputs(
+    return make_advantage_inputs(
+        scores,
+        [0, 0, 0, 1, 1, 1, 2],
+        mask,
         token_rewards=token_rewards,
-        mask=mask,
-        scores=scores,
-        group_ids=torch.tensor([0, 0, 0, 1, 1, 1, 2]),
-        trajectory_ids=torch.arange(7),
         values=torch.arange(21, dtype=torch.float64).reshape(7, 3) % 5 / 5,
         greedy_rewards=torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0], dtype=torch.float64),
         components={"accuracy": scores, "speed": torch.tensor([0.1, 0.9, 0.4, 0.2, 0.8, 0.3, 0.5]).double()},
@@ -95,10 +94,8 @@ def test_what_an_estimator_reads_has_an_effect(name: str):
     assert estimator.reads is not None
     for field in estimator.reads:
         changed = [one.model_copy(update={field: OTHER[field]}) for one in ALGORITHMS]
-        assert any(
-            (advantages(name, one) != advantages(name, other)).any()
-            for one, other in zip(ALGORITHMS, changed, strict=True)
-        ), field
+        pairs = zip(ALGORITHMS, changed, strict=True)
+        assert any((advantages(name, one) != advantages(name, other)).any() for one, other in pairs), field
 
 
 @pytest.mark.parametrize("name", estimator_names())

@@ -22,18 +22,7 @@ from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference
 from alphaapollo.algorithms.reward_shaping import add_outcome_reward
 from alphaapollo.config.schema import Actor, Algorithm, KLControl, Preference
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, compute_token_stats
-
-
-def one_token_batch(scores: list[float], groups: list[int], dtype: torch.dtype = torch.float64) -> AdvantageInputs:
-    rewards = torch.tensor(scores, dtype=dtype)
-    return AdvantageInputs(
-        rewards.unsqueeze(1),
-        torch.ones(len(scores), 1, dtype=dtype),
-        rewards,
-        torch.tensor(groups),
-        torch.arange(len(scores)),
-        mini_batches=torch.zeros(len(scores), dtype=torch.int64),
-    )
+from tests.unit.algorithms.batches import make_advantage_inputs
 
 
 def advantages(name: str, inputs: AdvantageInputs, **options: object) -> torch.Tensor:
@@ -47,7 +36,7 @@ def token_inputs(log_ratios: list[list[float]], adv: list[list[float]], mask: li
 
 @pytest.mark.parametrize("reward", [0.7, 0.1, 0.3])
 def test_d1_equal_rewards_in_float32_have_zero_advantage(reward: float):
-    batch = one_token_batch([reward] * 8, [0] * 8, torch.float32)
+    batch = make_advantage_inputs([reward] * 8, [0] * 8, torch.ones(8, 1))
     for name in ("grpo", "dr_grpo", "rloo", "opo", "gpg", "magistral", "reinforce_plus_plus_baseline", "grpo_passk"):
         assert not advantages(name, batch).any()
     assert not has_variance([reward] * 3)
@@ -58,15 +47,9 @@ def test_d2_outcome_on_a_masked_token_is_kept():
     placed = np.zeros(3)
     add_outcome_reward(placed, np.array([1.0]), np.array([1, 1, 0], dtype=np.uint8), np.array([0, 3]))
     assert placed.tolist() == [0.0, 1.0, 0.0]
-    inputs = AdvantageInputs(
-        torch.tensor([[0.0, 0.0, 1.0]]),  # an environment that put it there all the same
-        mask,
-        torch.tensor([1.0]),
-        torch.tensor([0]),
-        torch.tensor([0]),
-        values=torch.zeros(1, 3),
-        greedy_rewards=torch.zeros(1),
-    )
+    rewards = torch.tensor([[0.0, 0.0, 1.0]])  # an environment that put it there all the same
+    others = {"values": torch.zeros(1, 3), "greedy_rewards": torch.zeros(1)}
+    inputs = make_advantage_inputs([1.0], [0], mask, token_rewards=rewards, **others)
     for name in ("gae", "reinforce_plus_plus", "remax"):
         assert get_estimator(name)(inputs, Algorithm()).returns.tolist() == [[1.0, 1.0, 0.0]]
 
@@ -92,15 +75,7 @@ def test_d5_batch_statistics_are_over_samples_not_tokens(name: str):
     def of(lengths: list[int]) -> torch.Tensor:
         scores = torch.tensor([1.0, 0.0, 0.0, 5.0, 0.0, 0.0])
         mask = (torch.arange(9) < torch.tensor(lengths)[:, None]).float()
-        inputs = AdvantageInputs(
-            torch.zeros(6, 9),
-            mask,
-            scores,
-            torch.arange(6) // 3,
-            torch.arange(6),
-            components={"accuracy": scores},
-            mini_batches=torch.zeros(6, dtype=torch.int64),
-        )
+        inputs = make_advantage_inputs(scores, torch.arange(6) // 3, mask, components={"accuracy": scores})
         return advantages(name, inputs)[:, 0]
 
     torch.testing.assert_close(of([1, 2, 3, 4, 5, 6]), of([9, 1, 1, 1, 9, 1]))
@@ -138,16 +113,13 @@ def test_d9_an_all_masked_batch_has_loss_0(mode: str):
 
 
 def test_d10_whitened_gae_is_zero_off_the_mask_and_takes_a_single_token():
-    ids = torch.tensor([0])
-    inputs = AdvantageInputs(
-        torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0]]), torch.ones(1), ids, ids, values=torch.ones(1, 2)
-    )
+    inputs = make_advantage_inputs([1.0], [0], torch.tensor([[1.0, 0.0]]), values=torch.ones(1, 2))
     assert advantages("gae", inputs).tolist() == [[0.0, 0.0]]
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "reinforce_plus_plus_baseline", "gpg"])
 def test_d11_a_group_of_one_has_no_advantage(name: str):
-    assert advantages(name, one_token_batch([1.0, 0.0, 5.0], [0, 0, 1]))[2] == 0.0
+    assert advantages(name, make_advantage_inputs([1.0, 0.0, 5.0], [0, 0, 1]))[2] == 0.0
 
 
 def test_d12_bounds_apply_to_the_ratio():
@@ -223,22 +195,14 @@ def test_d19_kl_control_uses_the_kl_per_sequence():
 
 @pytest.mark.parametrize("name", ["grpo", "rloo"])
 def test_d20_a_trajectory_counts_once_however_many_turns_it_has(name: str):
-    scores = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])  # three turns of one trajectory, then two trajectories
-    inputs = AdvantageInputs(
-        torch.zeros(5, 1),
-        torch.ones(5, 1),
-        scores,
-        torch.zeros(5, dtype=torch.int64),
-        torch.tensor([0, 0, 0, 1, 2]),
-    )
-    by_trajectory = advantages(name, one_token_batch([1.0, 0.0, 0.0], [0, 0, 0], torch.float32)).squeeze(1)
-    torch.testing.assert_close(advantages(name, inputs).squeeze(1), by_trajectory[torch.tensor([0, 0, 0, 1, 2])])
+    owners = torch.tensor([0, 0, 0, 1, 2])  # three turns of one trajectory, then two trajectories
+    inputs = make_advantage_inputs([1.0, 1.0, 1.0, 0.0, 0.0], [0] * 5, trajectory_ids=owners)
+    by_trajectory = advantages(name, make_advantage_inputs([1.0, 0.0, 0.0], [0, 0, 0]))
+    torch.testing.assert_close(advantages(name, inputs), by_trajectory[owners])
 
 
 def test_d20_returns_skip_masked_tokens():
-    mask = torch.tensor([[1.0, 0.0, 1.0]])
-    ids = torch.tensor([0])
-    inputs = AdvantageInputs(torch.tensor([[0.0, 0.0, 1.0]]), mask, torch.ones(1), ids, ids)
+    inputs = make_advantage_inputs([1.0], [0], torch.tensor([[1.0, 0.0, 1.0]]))
     assert get_estimator("reinforce_plus_plus")(inputs, Algorithm()).returns.tolist() == [[1.0, 0.0, 1.0]]
 
 
@@ -248,9 +212,9 @@ def test_d21_the_anchor_is_the_engine(name: str):
 
 
 def test_d22_maxrl_of_one_sample_and_of_negative_rewards():
-    assert advantages("maxrl", one_token_batch([1.0], [0])).tolist() == [[0.0]]
-    with pytest.raises(ValueError, match="needs rewards of at least 0"):
-        advantages("maxrl", one_token_batch([0.0, -1.0], [0, 0]))
+    assert advantages("maxrl", make_advantage_inputs([1.0], [0])).tolist() == [[0.0]]
+    with pytest.raises(ValueError, match="at least 0, but got -1"):
+        advantages("maxrl", make_advantage_inputs([0.0, -1.0], [0, 0]))
 
 
 def test_d23_the_unbiased_kl_has_the_ratio_of_the_token_and_no_clamp():

@@ -59,12 +59,9 @@ def test_the_sampled_form_is_the_reverse_kl_on_average():
     advantages = compute_teacher_advantages(old, teacher, mask).advantages[:, 0]
     weights = p.exp()[0]
     each = [compute_teacher_advantages(old[v : v + 1], teacher[v : v + 1], mask[:1]) for v in range(size)]
-    assert sum(w * one.reverse_kl for w, one in zip(weights, each, strict=True)) == pytest.approx(
-        REVERSE.value(p, q).item()
-    )
-    assert sum(w * one.agreement for w, one in zip(weights, each, strict=True)) == pytest.approx(
-        distribution_overlap(p, q).item()
-    )
+    for name, exact in (("reverse_kl", REVERSE.value(p, q)), ("agreement", distribution_overlap(p, q))):
+        mean = sum(w * getattr(one, name) for w, one in zip(weights, each, strict=True))
+        assert mean == pytest.approx(exact.item())
     of_logp = torch.eye(size, dtype=torch.float64) - weights  # [v, u]: d log p_v / dz_u
     expected = (weights * -advantages) @ of_logp
     torch.testing.assert_close(expected, REVERSE.gradient(p, q)[0])

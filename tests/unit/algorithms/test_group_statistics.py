@@ -18,19 +18,12 @@ def test_statistics_by_group():
     assert groups.is_constant(SCORES).tolist() == [True, False, True]
     assert groups.std(SCORES, ddof=1).tolist() == pytest.approx([0.0, math.sqrt(2.0), 0.0])
     assert groups.std(SCORES, ddof=0).tolist() == [0.0, 1.0, 0.0]
-
-
-def test_max_of_negative_values():
     assert Groups.from_ids(torch.tensor([0, 0])).max(torch.tensor([-3.0, -2.0])).tolist() == [-2.0]
 
 
-def test_center_in_groups():
+def test_centered_and_normalised():
     groups = Groups.from_ids(IDS)
     assert center_in_groups(SCORES, groups).tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0]
-
-
-def test_normalised():
-    groups = Groups.from_ids(IDS)
     assert normalize_in_groups(SCORES, groups, ddof=0, eps=0.0).tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0]
     assert normalize_in_groups(SCORES, groups, ddof=0, eps=1.0).tolist() == [-0.5, 0.0, 0.5, 0.0, 0.0]
 
@@ -50,11 +43,8 @@ def test_keep_group(values: list[float], kept: bool):
     assert has_variance(values) is kept
 
 
-def test_keep_group_with_a_tolerance():
+def test_keep_group_with_a_tolerance_and_nan_is_an_error():
     assert not has_variance([0.0, 0.1], tolerance=0.1)
     assert has_variance([0.0, 0.11], tolerance=0.1)
-
-
-def test_nan_in_a_group_is_an_error():
     with pytest.raises(ValueError, match="NaN"):
         has_variance([1.0, math.nan])

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
+from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses, row_weights
 from alphaapollo.algorithms.masked import reward_to_go
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss, policy_loss_names
 from alphaapollo.config.schema import Actor, Algorithm
-from tests.unit.algorithms.choosing import with_choice
+from tests.unit.algorithms.batches import make_advantage_inputs, with_choice
 
 many = settings(deadline=None, max_examples=40)
 seeds = st.integers(0, 2**31)
@@ -52,17 +52,14 @@ def loss_and_gradient(
 @given(seed=seeds, size=st.integers(2, 9))
 def test_rloo_is_scaled_dr_grpo(seed: int, size: int):
     generator = torch.Generator().manual_seed(seed)
-    count = 3 * size
-    scores = torch.randn(count, generator=generator, dtype=torch.float64)
-    ones = torch.ones(count, 1, dtype=torch.float64)
-    groups = torch.arange(count) % 3
-    inputs = AdvantageInputs(scores.unsqueeze(1), ones, scores, groups, torch.arange(count))
-    rloo = get_estimator("rloo")(inputs, Algorithm()).advantages
-    dr_grpo = get_estimator("dr_grpo")(inputs, Algorithm()).advantages
+    scores = torch.randn(3 * size, generator=generator, dtype=torch.float64)
+    groups = torch.arange(3 * size) % 3
+    inputs = make_advantage_inputs(scores, groups)
+    rloo, dr_grpo = (get_estimator(name)(inputs, Algorithm()).advantages[:, 0] for name in ("rloo", "dr_grpo"))
     torch.testing.assert_close(rloo, size / (size - 1) * dr_grpo)
     # and it is the reward minus the mean of the others
-    others = torch.stack([(scores[groups == groups[i]].sum() - scores[i]) / (size - 1) for i in range(count)])
-    torch.testing.assert_close(rloo.squeeze(1), scores - others)
+    others = (torch.stack([scores[groups == group].sum() for group in groups]) - scores) / (size - 1)
+    torch.testing.assert_close(rloo, scores - others)
 
 
 @many
@@ -72,8 +69,7 @@ def test_gae_with_lambda_1_is_return_minus_value(seed: int, gamma: float):
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(batch.mask.shape, generator=generator, dtype=torch.float64)
     rewards = batch.advantages
-    ids = torch.arange(len(rewards))
-    inputs = AdvantageInputs(rewards, batch.mask, rewards.sum(1), ids, ids, values=values)
+    inputs = make_advantage_inputs(rewards.sum(1), torch.arange(6), batch.mask, token_rewards=rewards, values=values)
     result = get_estimator("gae")(inputs, Algorithm(gamma=gamma, lam=1.0, whiten_advantages=False))
     returns = reward_to_go(rewards, batch.mask, gamma)
     torch.testing.assert_close(result.advantages, (returns - values) * batch.mask)
@@ -85,10 +81,7 @@ def test_gae_with_lambda_1_is_return_minus_value(seed: int, gamma: float):
 def test_gspo_is_gspo_token_for_constant_advantages(seed: int, clip: float):
     batch = random_batch(seed, drift=0.5, constant=True)
     actor = Actor(clip_ratio=clip)
-    for got, expected in zip(
-        loss_and_gradient("gspo", batch, actor), loss_and_gradient("gspo_token", batch, actor), strict=True
-    ):
-        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(loss_and_gradient(name, batch, actor) for name in ("gspo", "gspo_token")))
 
 
 ON_POLICY = ["ppo", "cispo", "sapo", "gspo", "gspo_token", "gmpo", "dppo_tv", "dppo_kl", "vespo"]
@@ -122,7 +115,7 @@ def test_maxrl_is_dr_grpo_divided_by_the_group_mean(seed: int, size: int):
     generator = torch.Generator().manual_seed(seed)
     scores = (torch.rand(3 * size, generator=generator) < 0.4).double()
     groups = torch.arange(3 * size) % 3
-    inputs = AdvantageInputs(scores.unsqueeze(1), torch.ones(3 * size, 1), scores, groups, torch.arange(3 * size))
+    inputs = make_advantage_inputs(scores, groups)
     means = torch.stack([scores[groups == group].mean() for group in range(3)])[groups]
     maxrl, dr_grpo = (get_estimator(name)(inputs, Algorithm()).advantages[:, 0] for name in ("maxrl", "dr_grpo"))
     torch.testing.assert_close(maxrl * means, dr_grpo)

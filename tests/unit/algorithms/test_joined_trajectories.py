@@ -11,14 +11,9 @@ def test_rows_of_a_trajectory_become_one_in_their_order():
     whole = JoinedTrajectories.from_mask(MASK, IDS)
     assert whole.mask.tolist() == [[0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
     assert whole.join(VALUES).tolist() == [[0, 0, 0, 0], [1, 2, 3, 4], [5, 6, 0, 0]]
-    assert (
-        whole.rows_by_trajectory.take_value_per_group(torch.tensor([0.7, 0.9, 0.4, 0.7])).tolist()
-        == torch.tensor([0.4, 0.7, 0.9]).tolist()
-    )
-
-
-def test_split_is_the_inverse_on_action_tokens_and_zero_elsewhere():
-    whole = JoinedTrajectories.from_mask(MASK, IDS)
+    values = torch.tensor([0.75, 0.5, 0.25, 0.75])
+    assert whole.rows_by_trajectory.take_value_per_group(values).tolist() == [0.25, 0.75, 0.5]
+    # split is the inverse on action tokens, and zero elsewhere
     assert whole.split(whole.join(VALUES)).tolist() == [[1, 0, 2], [5, 6, 0], [0, 0, 0], [0, 3, 4]]
 
 

@@ -32,19 +32,15 @@ def test_means_ignore_masked_values():
     values = matrix([1.0, 2.0, 100.0, 6.0], [100.0] * 4)
     assert masked_mean(values, MASK) == 3.0
     assert row_mean(values, MASK).tolist() == [3.0, 0.0]
-
-
-def test_mean_of_nothing_is_zero():
     assert masked_mean(matrix([5.0]), torch.tensor([[0]])) == 0.0
 
 
 def test_standardised_by_hand():
     # mean 2, squares 1 + 0 + 1; var 1 with ddof 1
     assert standardize(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=0.0).tolist() == [-1.0, 0.0, 1.0]
-    inside = standardize(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=3.0)
-    outside = standardize(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=3.0, eps_in_sqrt=False)
-    assert inside.tolist() == [-0.5, 0.0, 0.5]
-    assert outside.tolist() == [-0.25, 0.0, 0.25]
+    for eps_in_sqrt, largest in ((True, 0.5), (False, 0.25)):
+        values = standardize(torch.tensor([1.0, 2.0, 3.0]), ddof=1, eps=3.0, eps_in_sqrt=eps_in_sqrt)
+        assert values.tolist() == [-largest, 0.0, largest]
 
 
 @pytest.mark.parametrize("values", [[], [3.0], [0.7] * 8])

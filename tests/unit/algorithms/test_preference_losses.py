@@ -47,10 +47,7 @@ def odds(mean: float) -> float:
         ({"loss": "slic"}, [0.0]),
         ({"loss": "slic", "slic_delta": 3.0, "sft_coef": 0.5}, [1.0 + 0.5 * 4.0]),
         ({"loss": "sigmoid", "sft_coef": 0.5}, [-math.log(s(0.2)) + 0.5 * 2.0]),
-        (
-            {"loss": "exo_pair"},
-            [s(0.2) * math.log(s(0.2) / 0.999) + s(-0.2) * math.log(s(-0.2) / 0.001)],
-        ),
+        ({"loss": "exo_pair"}, [s(0.2) * math.log(s(0.2) / 0.999) + s(-0.2) * math.log(s(-0.2) / 0.001)]),
         ({"loss": "nca_pair"}, [-math.log(s(0.1)) - 0.5 * math.log(s(-0.1)) - 0.5 * math.log(s(0.1))]),
         ({"loss": "sppo_hard"}, [(1 - 500.0) ** 2 + (-1 + 500.0) ** 2]),
         ({"loss": "apo_zero"}, [1 - s(0.1) + s(-0.1)]),
@@ -130,16 +127,9 @@ def test_figures_of_pairs():
     losses, right, sums = get_preference_loss("sigmoid")(PAIR, Preference())
     assert right.tolist() == [True]
     figures = compute_preference_metrics({name: float(value) for name, value in sums.items()} | {"compared": 1.0})
-    assert figures == pytest.approx(
-        {
-            "loss": losses.item(),
-            "reward_chosen": 0.1,
-            "reward_rejected": -0.1,
-            "logp_chosen": -4.0,
-            "logp_rejected": -6.0,
-            "margin": 0.2,
-        }
-    )
+    rewards = {"reward_chosen": 0.1, "reward_rejected": -0.1, "margin": 0.2}
+    expected = {"loss": losses.item(), "logp_chosen": -4.0, "logp_rejected": -6.0, **rewards}
+    assert figures == pytest.approx(expected)
 
 
 def test_figures_of_single_answers():
@@ -148,9 +138,8 @@ def test_figures_of_single_answers():
     bad = AnswerBatch(PAIR.logp, PAIR.lengths, torch.tensor([False, False]), PAIR.ref_logp, PAIR.kl)
     _, right, sums = get_preference_loss("kto")(bad, Preference(loss="kto"))
     assert right.tolist() == [False, True]
-    figures = compute_preference_metrics(
-        {name: float(value) for name, value in sums.items()} | {"compared": 2.0, "kl": -1.0}
-    )
+    totals = {name: float(value) for name, value in sums.items()}
+    figures = compute_preference_metrics(totals | {"compared": 2.0, "kl": -1.0})
     assert figures["reward_rejected"] == 0.0 and figures["kl"] == 0.0
     assert not {"margin", "reward_chosen", "logp_chosen"} & figures.keys()
 

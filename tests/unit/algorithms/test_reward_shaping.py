@@ -2,11 +2,7 @@ import numpy as np
 import torch
 
 from alphaapollo.algorithms.kl import subtract_kl
-from alphaapollo.algorithms.reward_shaping import (
-    add_outcome_reward,
-    overlong_filter,
-    soft_overlong_punishment,
-)
+from alphaapollo.algorithms.reward_shaping import add_outcome_reward, overlong_filter, soft_overlong_punishment
 
 
 def test_outcome_is_added_to_the_last_action_token():

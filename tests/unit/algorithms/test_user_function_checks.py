@@ -50,18 +50,15 @@ def registered(folder: Path, text: str, body: str) -> tuple[str, Path]:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("pass", "the advantage estimator 'tried_.*' must return Advantages, but returned NoneType"),
-        ("return a", "must return Advantages, but returned Tensor"),
-        (
-            "return Advantages(a, None)",
-            "the returns of the advantage estimator 'tried_.*' must be a tensor, but is NoneType",
-        ),
-        ("return Advantages(a.long(), a)", r"the advantages of .* must be floating point, but is torch\.int64"),
-        ("return Advantages(a[:, 0], a)", r"the advantages of .* must have the shape \(4, 3\), but has \(4,\)"),
+        ("pass", "return Advantages, but returned NoneType"),
+        ("return a", "return Advantages, but returned Tensor"),
+        ("return Advantages(a, None)", "the returns of .*tensor, but is NoneType"),
+        ("return Advantages(a.long(), a)", r"the advantages of .*floating point, .*torch\.int64"),
+        ("return Advantages(a[:, 0], a)", r"the advantages of .*\(4, 3\), but has \(4,\)"),
         ("return Advantages(a / 0, a)", "the advantages of .* must be finite"),
         ("return Advantages(a + 1, a)", "must be zero outside the action mask"),
-        ("return Advantages(a @ a, a)", r"raised RuntimeError: .*tried_\d+\.py, line 8: return Advantages\(a @ a, a\)"),
-        ("return Advantages(a * inputs.groups, a)", r"no attribute 'groups' .*Its fields: .*mask, scores, group_ids,"),
+        ("return Advantages(a @ a, a)", r"RuntimeError: .*tried_\d+\.py, line 8: return Advantages\(a @ a, a\)"),
+        ("return Advantages(a * inputs.groups, a)", r"'groups' .*mask, scores, group_ids,"),
         ("return Advantages(a - inputs.values, a)", "raised TypeError"),  # which it has not asked for
     ],
 )
@@ -69,21 +66,18 @@ def test_faulty_estimator_is_reported_with_its_file(tmp_path: Path, body: str, s
     name, path = registered(tmp_path, ESTIMATOR, body)
     with pytest.raises(ValueError, match=says) as error:
         check_user_estimator(get_estimator(name), Algorithm(), 2, [])
-    start = f"{path}: the advantage estimator {name!r} failed a test call on toy inputs: "
-    assert str(error.value).startswith(start) and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{path}: ") and repr(name) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("return loss", "must return PolicyLossOutput, but returned Tensor"),
-        ("return PolicyLossOutput(loss.mean())", r"the loss of .* must have the shape \(2, 3\), but has \(\)"),
+        ("return loss", "return PolicyLossOutput, but returned Tensor"),
+        ("return PolicyLossOutput(loss.mean())", r"the loss of .*\(2, 3\), but has \(\)"),
         ("return PolicyLossOutput(loss.detach())", "its loss has no gradient"),
         ("return PolicyLossOutput(loss / 0)", "its loss must be finite"),
-        (
-            "return PolicyLossOutput(loss, {'x': 1.0})",
-            "the metric 'x' of .* must be a tensor, but is float",
-        ),
+        ("return PolicyLossOutput(loss, {'x': 1.0})", "metric 'x' of .*tensor, but is float"),
         ("raise KeyError('temperature')", "raised KeyError: 'temperature'"),
     ],
 )
@@ -91,7 +85,7 @@ def test_faulty_loss_is_reported_with_its_file(tmp_path: Path, body: str, says: 
     name, path = registered(tmp_path, LOSS, body)
     with pytest.raises(ValueError, match=says) as error:
         check_user_policy_loss(get_policy_loss(name), Actor())
-    assert str(error.value).startswith(f"{path}: the policy loss {name!r} failed a test call on toy inputs: ")
+    assert str(error.value).startswith(f"{path}: ") and repr(name) in str(error.value)
 
 
 def test_rows_without_advantage_are_kept_for_user_losses(tmp_path: Path) -> None:

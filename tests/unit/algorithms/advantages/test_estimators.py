@@ -17,24 +17,14 @@ from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline
 from alphaapollo.algorithms.advantages.rloo import rloo
 from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, normalize_in_groups
 from alphaapollo.config.schema import Algorithm
+from tests.unit.algorithms.batches import make_advantage_inputs
 
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0]], dtype=torch.float64)
 
 
-def batch(scores: list[float], **more: object) -> AdvantageInputs:
+def batch(scores: list[float], mask: torch.Tensor = MASK, **more: object) -> AdvantageInputs:
     """Four rows of two groups, one row per trajectory, with the outcome on the last action token."""
-    token_rewards = torch.zeros(4, 3, dtype=torch.float64)
-    for row, (score, last) in enumerate(zip(scores, (1, 2, 0, 1), strict=True)):
-        token_rewards[row, last] = score
-    inputs = {
-        "token_rewards": token_rewards,
-        "mask": MASK,
-        "scores": torch.tensor(scores, dtype=torch.float64),
-        "group_ids": torch.tensor([0, 0, 1, 1]),
-        "trajectory_ids": torch.arange(4),
-        "mini_batches": torch.zeros(4, dtype=torch.int64),
-    }
-    return AdvantageInputs(**{**inputs, **more})
+    return make_advantage_inputs(scores, **{"groups": [0, 0, 1, 1], "mask": mask} | more)
 
 
 def one_turn_a_row(mask: torch.Tensor, groups: torch.Tensor, owners: torch.Tensor) -> Turns:
@@ -128,13 +118,9 @@ def test_reinforce_plus_plus_whitens_returns():
 
 @pytest.mark.parametrize("name", ["gae", "remax", "reinforce_plus_plus"])
 def test_a_reward_on_an_observation_token_survives(name: str):
-    inputs = batch(
-        [0, 0, 0, 0],
-        token_rewards=torch.tensor([[0, 0, 1.0], [0, 0, 0], [0, 0, 0], [0, 0, 0]], dtype=torch.float64),
-        values=torch.zeros(4, 3, dtype=torch.float64),
-        greedy_rewards=torch.zeros(4, dtype=torch.float64),
-    )
-    result = get_estimator(name)(inputs, Algorithm())
+    rewards = torch.tensor([[0, 0, 1.0], [0, 0, 0], [0, 0, 0], [0, 0, 0]], dtype=torch.float64)
+    others = {"values": torch.zeros(4, 3).double(), "greedy_rewards": torch.zeros(4).double()}
+    result = get_estimator(name)(batch([0, 0, 0, 0], token_rewards=rewards, **others), Algorithm())
     assert result.returns.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
 
 
@@ -147,11 +133,11 @@ def two_turns(memory: bool, **more: object) -> AdvantageInputs:
         rewards, mask = [[0, 0, 0, 0, 1], [0] * 5], [[1, 1, 0, 0, 1], [1, 0, 0, 0, 0]]
         values, owners = [[0.1, 0.2, 9, 9, 0.4], [0.3, 9, 9, 9, 9]], [0, 1]
     own = torch.tensor(owners)
-    return AdvantageInputs(
+    return make_advantage_inputs(
+        torch.tensor([1.0, 0.0])[own],
+        torch.zeros_like(own),
+        torch.tensor(mask, dtype=torch.float64),
         token_rewards=torch.tensor(rewards, dtype=torch.float64),
-        mask=torch.tensor(mask, dtype=torch.float64),
-        scores=torch.tensor([1.0, 0.0], dtype=torch.float64)[own],
-        group_ids=torch.zeros(len(owners), dtype=torch.int64),
         trajectory_ids=own,
         values=torch.tensor(values, dtype=torch.float64),
         greedy_rewards=torch.full((len(owners),), 0.5, dtype=torch.float64),
@@ -224,15 +210,14 @@ def test_gdpo_conditional_rewards(conditions: dict, summed: list[float]):
     components = {name: torch.tensor(values, dtype=torch.float64) for name, values in rewards.items()}
     config = Algorithm(gdpo_conditions=conditions)
     std = math.sqrt(sum(x * x for x in summed) / 3)
-    assert estimate("gdpo", [0, 0, 0, 0], config, components=components) == pytest.approx(
-        [x / std for x in summed], rel=1e-3
-    )
+    expected = pytest.approx([x / std for x in summed], rel=1e-3)
+    assert estimate("gdpo", [0, 0, 0, 0], config, components=components) == expected
 
 
 @pytest.mark.parametrize(
     ("options", "components", "said"),
     [
-        ({"gdpo_rewards": ["speed"]}, COMPONENTS, r"must return speed, but it only returns \[accuracy, format\]"),
+        ({"gdpo_rewards": ["speed"]}, COMPONENTS, r"must return speed, but .*\[accuracy, format\]"),
         ({"gdpo_conditions": {"speed": ("accuracy", 1.0)}}, COMPONENTS, "must return speed, but"),
         ({"gdpo_conditions": {"format": ("speed", 1.0)}}, COMPONENTS, "must return speed, but"),
         (
@@ -240,7 +225,7 @@ def test_gdpo_conditional_rewards(conditions: dict, summed: list[float]):
             COMPONENTS | {"format": torch.tensor([1.0, math.nan, 0.0, 0.0])},
             r"\[format\] are missing or not finite",
         ),
-        ({}, {}, r"must return named rewards, but it only returns \[\]"),
+        ({}, {}, r"named rewards, but .*\[\]"),
         ({}, {"format": torch.tensor([1.0, math.nan, 0.0, 0.0])}, r"\[format\] are missing or not finite"),
     ],
 )
@@ -251,25 +236,19 @@ def test_gdpo_bad_components(options: dict, components: dict, said: str):
 
 def test_passk_analytic_by_hand():
     # N = 4, one right, k = 2: all fail with C(3,2)/C(4,2) = 1/2, s = 1/2; a wrong sample's partners fail with 2/3
-    inputs = batch([1, 0, 0, 0], group_ids=torch.zeros(4, dtype=torch.int64))
+    inputs = batch([1, 0, 0, 0], groups=[0, 0, 0, 0])
     advantages = get_estimator("grpo_passk_analytic")(inputs, Algorithm(passk_k=2)).advantages
     assert per_row(advantages) == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
 
 
 def test_passk_analytic_bad_inputs():
     estimator = get_estimator("grpo_passk_analytic")
-    with pytest.raises(
-        ValueError, match="a group of at least 3 samples, but the largest group has 2 samples that did not fail"
-    ):
+    with pytest.raises(ValueError, match=r"at least 3 samples, .*group has 2"):
         estimator(batch([1, 0, 0, 0]), Algorithm(passk_k=3))
     with pytest.raises(ValueError, match=r"rewards of 0 or 1, but got 0\.5"):
         estimator(batch([1, 0.5, 0, 0]), Algorithm(passk_k=2))
-
-
-def test_a_group_that_lost_samples_is_not_an_error_of_passk():
-    inputs = batch([1, 0, 1, 0], group_ids=torch.tensor([0, 0, 0, 1]))
-    advantages = get_estimator("grpo_passk_analytic")(inputs, Algorithm(passk_k=2)).advantages
-    assert not advantages[3].any()
+    lost_samples = batch([1, 0, 1, 0], groups=[0, 0, 0, 1])  # not an error
+    assert not estimator(lost_samples, Algorithm(passk_k=2)).advantages[3].any()
 
 
 GROUP_ESTIMATORS = [name for name in estimator_names() if get_estimator(name).group]
@@ -297,16 +276,7 @@ def test_equal_groups_get_exactly_zero(name: str):
 def test_group_with_equal_rewards_has_zero_advantage_among_others(name: str, third: float):
     """0.1, 0.2 and `third` minus their mean do not add up to exactly 0."""
     scores = torch.tensor([0.5, 0.5, 0.1, 0.2, third], dtype=torch.float64)
-    ids = torch.arange(5)
-    inputs = AdvantageInputs(
-        scores[:, None],
-        torch.ones(5, 1, dtype=torch.float64),
-        scores,
-        torch.tensor([0, 0, 1, 1, 1]),
-        ids,
-        components={"accuracy": scores},
-        mini_batches=torch.zeros_like(ids),
-    )
+    inputs = make_advantage_inputs(scores, [0, 0, 1, 1, 1], components={"accuracy": scores})
     advantages = get_estimator(name)(inputs, Algorithm()).advantages
     assert advantages[:2].tolist() == [[0.0], [0.0]]
     assert advantages[2:].all()
@@ -332,16 +302,9 @@ def test_statistics_count_trajectories_not_rows(name: str):
         own = torch.tensor(owners)
         per_row_scores = torch.tensor(scores, dtype=torch.float64)[own]
         matrix, groups = torch.tensor(mask, dtype=torch.float64), torch.tensor([0, 0, 0, 1])[own]
-        return AdvantageInputs(
-            token_rewards=torch.zeros(len(owners), 3, dtype=torch.float64),
-            mask=matrix,
-            scores=per_row_scores,
-            group_ids=groups,
-            trajectory_ids=own + 100,
-            components={"accuracy": per_row_scores},
-            mini_batches=torch.zeros(len(owners), dtype=torch.int64),
-            turns=one_turn_a_row(matrix, groups, own),
-        )
+        fields = {"components": {"accuracy": per_row_scores}, "turns": one_turn_a_row(matrix, groups, own)}
+        fields |= {"token_rewards": torch.zeros_like(matrix), "trajectory_ids": own + 100}
+        return make_advantage_inputs(per_row_scores, groups, matrix, **fields)
 
     config = Algorithm(passk_k=1)
     one = get_estimator(name)(inputs([[1, 1, 1], [1, 1, 0], [1, 1, 0], [1, 0, 0]], [0, 1, 2, 3]), config)
@@ -370,17 +333,17 @@ def test_what_an_estimator_needs(name: str, need: str):
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])
 def test_non_finite_rewards_are_an_error(reward: float):
-    with pytest.raises(ValueError, match=r"rewards of 1 trajectories are NaN or infinite \(ids \[2\]\)"):
+    with pytest.raises(ValueError, match=r"1 trajectories .*\(ids \[2\]\)"):
         get_estimator("grpo")(batch([0, 0, reward, 0]), Algorithm())
 
 
 def test_unknown_estimators_suggest_similar_names():
-    with pytest.raises(ValueError, match=r"unknown advantage estimator 'gpro'. Did you mean 'grpo'"):
+    with pytest.raises(ValueError, match=r"'gpro'.*'grpo'"):
         get_estimator("gpro")
 
 
 def test_unknown_needs():
-    with pytest.raises(ValueError, match="allowed in needs are values, greedy_rewards, components, turns"):
+    with pytest.raises(ValueError, match="values, greedy_rewards, components"):
         register_estimator("with_logits", needs=("logits",))
 
 

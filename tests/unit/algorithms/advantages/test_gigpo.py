@@ -5,12 +5,14 @@ first turn. With gamma = 0.5 the returns are 0.5, 1 | -0.5, 0, 0 | 0.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Turns, get_estimator
 from alphaapollo.config.schema import Algorithm
+from tests.unit.algorithms.batches import make_advantage_inputs, per_turn
 
 IDS = torch.tensor([0, 0, 1, 1, 1, 2])
 A, B = 0, 1
@@ -34,15 +36,8 @@ def memory_rows() -> AdvantageInputs:
 
 def inputs(rewards: torch.Tensor, index: torch.Tensor, owners: torch.Tensor) -> AdvantageInputs:
     scores = torch.tensor([1.0, -0.5, 0.0], dtype=torch.float64)[owners]
-    mask = (index >= 0).double()
-    return AdvantageInputs(rewards, mask, scores, torch.zeros_like(owners), owners, turns=Turns(index, IDS, ANCHORS))
-
-
-def per_turn(batch: AdvantageInputs, matrix: torch.Tensor) -> list[float]:
-    assert batch.turns is not None and not matrix[~batch.mask.bool()].any()
-    values = [matrix[batch.turns.turn_of_token == turn].unique() for turn in range(6)]
-    assert all(len(value) == 1 for value in values)
-    return [value.item() for value in values]
+    fields = {"token_rewards": rewards, "trajectory_ids": owners, "turns": Turns(index, IDS, ANCHORS)}
+    return make_advantage_inputs(scores, torch.zeros_like(owners), (index >= 0).double(), **fields)
 
 
 @pytest.mark.parametrize("batch", [append_rows(), memory_rows()])
@@ -63,19 +58,13 @@ def test_with_deviations(batch):
     of_episode, of_a, of_b = math.sqrt(7 / 12), math.sqrt(1 / 6), math.sqrt(1 / 2)
     episode = [x / of_episode for x in (5 / 6, 5 / 6, -2 / 3, -2 / 3, -2 / 3, -1 / 6)]
     turn = [0.5 / of_a, 0.5 / of_b, -0.5 / of_a, 0.0, -0.5 / of_b, 0.0]
-    assert per_turn(batch, result.advantages) == pytest.approx(
-        [e + t for e, t in zip(episode, turn, strict=True)], rel=1e-5
-    )
+    expected = [e + t for e, t in zip(episode, turn, strict=True)]
+    assert per_turn(batch, result.advantages) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_weight_of_zero_is_grpo():
-    batch = append_rows()
-    gigpo = get_estimator("gigpo")(batch, Algorithm(gigpo_step_weight=0.0))
-    assert torch.equal(gigpo.advantages, get_estimator("grpo")(batch, Algorithm()).advantages)
-
-
-def test_a_state_that_occurs_once_adds_nothing():
+def test_a_weight_of_zero_or_states_that_occur_once_are_grpo():
     batch = memory_rows()
-    batch = AdvantageInputs(**{**vars(batch), "turns": Turns(batch.turns.turn_of_token, IDS, torch.arange(6))})
-    gigpo = get_estimator("gigpo")(batch, Algorithm())
-    assert torch.equal(gigpo.advantages, get_estimator("grpo")(batch, Algorithm()).advantages)
+    once = replace(batch, turns=Turns(batch.turns.turn_of_token, IDS, torch.arange(6)))
+    for inputs, weight in ((append_rows(), 0.0), (once, 1.0)):
+        gigpo = get_estimator("gigpo")(inputs, Algorithm(gigpo_step_weight=weight))
+        assert torch.equal(gigpo.advantages, get_estimator("grpo")(inputs, Algorithm()).advantages)

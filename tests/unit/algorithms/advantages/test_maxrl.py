@@ -1,10 +1,8 @@
 import pytest
 import torch
 
-from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
 from alphaapollo.algorithms.advantages.maxrl import maxrl
 from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.config.schema import Algorithm
 
 
 def advantages(*scores: float) -> list[float]:
@@ -21,11 +19,3 @@ def test_by_hand():
 def test_groups_without_variance_or_success_are_0():
     for scores in ((0.0, 0.0), (0.7, 0.7, 0.7), (1.0,), (0.0, -1.0)):
         assert not any(advantages(*scores))
-
-
-def test_a_negative_reward_is_an_error():
-    scores = torch.tensor([1.0, -1.0])
-    ids = torch.arange(2)
-    inputs = AdvantageInputs(scores.unsqueeze(1), torch.ones(2, 1), scores, torch.zeros(2, dtype=torch.int64), ids)
-    with pytest.raises(ValueError, match=r"needs rewards of at least 0, but got -1\. Return 0 for a wrong answer"):
-        get_estimator("maxrl")(inputs, Algorithm())

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Turns, get_estimator
 from alphaapollo.config.schema import Algorithm
 from tests.golden.turn_functions import list_episodes, turn_bandit
+from tests.unit.algorithms.batches import per_turn
 
 APPEND, MEMORY = "append", "memory"
 LOGITS = torch.tensor([[0.2, -0.4, 0.1], [0.5, -0.3, 0.0]], dtype=torch.float64)
@@ -50,13 +50,6 @@ def batch_of(
     return AdvantageInputs(token_rewards, (index >= 0).double(), scores, group_ids, owners, predicted, turns=turns)
 
 
-def per_turn(batch: AdvantageInputs, matrix: Tensor) -> list[float]:
-    assert batch.turns is not None and not matrix[~batch.mask.bool()].any()
-    values = [matrix[batch.turns.turn_of_token == turn].unique() for turn in range(len(batch.turns.trajectory_ids))]
-    assert all(len(value) == 1 for value in values)
-    return [value.item() for value in values]
-
-
 @pytest.mark.parametrize("context", [APPEND, MEMORY])
 def test_turn_gae(context: str):
     batch = batch_of([[0.0, 1.0], [-1.0]], context, values=[[0.2, 0.4], [0.5]])
@@ -83,10 +76,7 @@ def test_with_one_token_per_turn_turn_gae_is_gae():
 @pytest.mark.parametrize("context", [APPEND, MEMORY])
 @pytest.mark.parametrize(
     ("baseline", "expected"),
-    [
-        ("return_all", [0.75, 1.0, -0.75, -0.5, -0.5, 0.0]),
-        ("return_alive", [0.75, 1.0, -0.75, -1.0, 0.0, 0.0]),
-    ],
+    [("return_all", [0.75, 1.0, -0.75, -0.5, -0.5, 0.0]), ("return_alive", [0.75, 1.0, -0.75, -1.0, 0.0, 0.0])],
 )
 def test_group_baselines(context: str, baseline: str, expected: list[float]):
     """With gamma = 0.5 the returns are 0.5, 1 | -0.5, 0, 0 | 0. The third turn has no counterpart."""
@@ -100,12 +90,9 @@ def test_group_baselines(context: str, baseline: str, expected: list[float]):
 
 def test_a_turn_that_no_other_trajectory_reaches_keeps_its_return():
     batch = batch_of([[0.0, 0.5, 2.0], [1.0, 0.5]], APPEND)
-    for baseline, expected in (
-        ("return_all", [1.0, 2.0, 2.0, -1.0, -2.0]),
-        ("return_alive", [1.0, 2.0, 2.0, -1.0, -2.0]),
-    ):
+    for baseline in ("return_all", "return_alive"):
         result = get_estimator("turn_group")(batch, Algorithm(turn_baseline=baseline))
-        assert per_turn(batch, result.advantages) == expected
+        assert per_turn(batch, result.advantages) == [1.0, 2.0, 2.0, -1.0, -2.0]
 
 
 @pytest.mark.parametrize("baseline", ["return_all", "return_alive"])

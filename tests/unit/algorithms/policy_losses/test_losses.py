@@ -12,7 +12,7 @@ from alphaapollo.algorithms.policy_losses import (
 )
 from alphaapollo.config.schema import Actor
 from alphaapollo.config.schema import PolicyLossOptions as Options
-from tests.unit.algorithms.choosing import with_choice
+from tests.unit.algorithms.batches import with_choice
 
 
 def inputs(ratios: list[list[float]], advantages: list[list[float]], mask: list[list[int]]) -> PolicyLossInputs:
@@ -115,10 +115,7 @@ def test_gmpo_clips_in_log_space_on_one_side():
     batch = inputs([ratios, ratios], [[1.0] * 2, [-1.0] * 2], [[1, 1], [1, 1]])
     loss, gradient, metrics = evaluate("gmpo", batch)
     assert loss == pytest.approx([-math.exp(-0.3), math.exp(0.3)])
-    assert gradient == [
-        pytest.approx([0.0, -math.exp(-0.3) / 2]),
-        pytest.approx([math.exp(0.3) / 2, 0.0]),
-    ]
+    assert gradient == [pytest.approx([0.0, -math.exp(-0.3) / 2]), pytest.approx([math.exp(0.3) / 2, 0.0])]
     assert metrics["pg_clipfrac"] == 1.0  # half the tokens of each of two rows
 
 
@@ -181,10 +178,10 @@ def test_levels():
 
 def test_the_shape_of_a_loss_is_checked():
     register_policy_loss("row_in_disguise")(lambda batch, config: PolicyLossOutput(batch.logp.sum(1)))
-    with pytest.raises(ValueError, match=r"\(level=token\) must have the shape \(1, 2\), but has \(1,\)"):
+    with pytest.raises(ValueError, match=r"level=token.* \(1, 2\), but has \(1,\)"):
         get_policy_loss("row_in_disguise")(inputs([[1.0, 1.0]], [[1.0] * 2], [[1, 1]]), Actor())
 
 
 def test_unknown_losses_suggest_similar_names():
-    with pytest.raises(ValueError, match=r"unknown policy loss 'gsop'. Did you mean 'gspo'"):
+    with pytest.raises(ValueError, match=r"'gsop'.*'gspo'"):
         get_policy_loss("gsop")
