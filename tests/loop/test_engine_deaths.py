@@ -94,52 +94,33 @@ def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path) -> N
             session.run(session.engine.generate(PROBE, Sampling(1), "late"))
 
 
-def test_unsupported_model_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "nonsense", "architectures": ["Nonsense"]}')
-    spec = EngineSpec(
-        0,
-        str(tmp_path),
-        False,
-        Rollout(max_num_seqs=256, enforce_eager=True),
-        "cpu",
-        "float32",
-        64,
-        str(tmp_path / "engine.log"),
-    )
-    before = dict(os.environ)
-    with pytest.raises(ValueError, match=f"vLLM cannot serve {tmp_path}"):
-        asyncio.run(make_engine(spec).start())
+def start_and_fail(model: Path, error: type[Exception], facts: str) -> str:
+    """Start an engine that must fail. Returns its log."""
+    log, before = model.parent / "e.log", dict(os.environ)
+    rollout = Rollout(kv_cache_gib=0.1, max_num_seqs=256, enforce_eager=True)
+    with pytest.raises(error, match=facts) as raised:
+        asyncio.run(make_engine(EngineSpec(3, str(model), False, rollout, "cpu", "float32", 64, str(log))).start())
     os.environ.clear()
     os.environ.update(before)
+    assert raised.type is error  # after EngineDied, a new engine is started
+    return log.read_text() if log.exists() else ""
+
+
+def test_unsupported_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text('{"model_type": "nonsense", "architectures": ["Nonsense"]}')
+    start_and_fail(tmp_path / "model", ValueError, f"vLLM .*{tmp_path}/model")
 
 
 def test_core_that_does_not_start_is_named(tmp_path: Path) -> None:
-    model = make_model("Qwen3", 0)
-    model.save_pretrained(tmp_path / "broken")
-    (tmp_path / "broken" / "model.safetensors").write_bytes(b"nonsense")
-    spec = EngineSpec(
-        3,
-        str(tmp_path / "broken"),
-        False,
-        Rollout(max_num_seqs=256, enforce_eager=True),
-        "cpu",
-        "float32",
-        64,
-        str(tmp_path / "e.log"),
-    )
-    before = dict(os.environ)
-    with pytest.raises(EngineError, match=f"rollout engine 3 did not start.*{tmp_path}/e.log") as raised:
-        asyncio.run(make_engine(spec).start())
-    assert raised.type is EngineError  # not EngineDied: a new engine would fail, too
-    assert "header too large" in (tmp_path / "e.log").read_text()
-    os.environ.clear()
-    os.environ.update(before)
+    make_model("Qwen3", 0).save_pretrained(tmp_path / "model")
+    (tmp_path / "model/model.safetensors").write_bytes(b"nonsense")
+    log = start_and_fail(tmp_path / "model", EngineError, f"engine 3 .*{tmp_path}/e.log")
+    assert "header too large" in log
 
 
 def test_core_killed_during_start_is_reported_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model("Qwen3", 0).save_pretrained(tmp_path / "model")
-    rollout = Rollout(kv_cache_gib=0.1, max_num_seqs=256, enforce_eager=True)
-    spec = EngineSpec(0, str(tmp_path / "model"), False, rollout, "cpu", "float32", 64, str(tmp_path / "e.log"))
     start = EngineProcess.start
 
     def start_and_kill(core: EngineProcess) -> None:
@@ -147,8 +128,4 @@ def test_core_killed_during_start_is_reported_as_dead(tmp_path: Path, monkeypatc
         core.kill()
 
     monkeypatch.setattr(EngineProcess, "start", start_and_kill)
-    before = dict(os.environ)
-    with pytest.raises(EngineDied, match=f"rollout engine 0 did not start.*{tmp_path}/e.log"):
-        asyncio.run(make_engine(spec).start())
-    os.environ.clear()
-    os.environ.update(before)
+    start_and_fail(tmp_path / "model", EngineDied, f"engine 3 .*{tmp_path}/e.log")
