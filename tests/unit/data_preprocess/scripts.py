@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import json
 import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -14,6 +13,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+
+from tests.builders import write_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = ROOT / "tests" / "data"
@@ -32,18 +33,12 @@ DIRTY = [  # two good rows among them
 REASONS = {"no answer": 2, "no question": 1, "not text": 1, "is empty": 1, "not valid Unicode": 1}  # to drop DIRTY rows
 
 
-def write(path: Path, rows: list[Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
-
-
-def run(name: str, tmp_path: Path, source: Path | list[Any] | None, *args: object) -> SimpleNamespace:
+def run(name: str, tmp_path: Path, source: str | Path | list[Any] | None, *args: object) -> SimpleNamespace:
     """Exit code and output of a script. Rows as `source` are written to x.jsonl."""
     module = importlib.import_module(f"examples.data_preprocess.{name}")
     words = ["--local_dir", tmp_path / "out", *args]
     if source is not None:
-        words += ["--data_source", write(tmp_path / "x.jsonl", source) if isinstance(source, list) else source]
+        words += ["--data_source", write_rows(tmp_path / "x.jsonl", source) if isinstance(source, list) else source]
     out, err, code = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(ROOT)
@@ -56,7 +51,7 @@ def run(name: str, tmp_path: Path, source: Path | list[Any] | None, *args: objec
     return SimpleNamespace(code=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
-def made(name: str, tmp_path: Path, source: Path | list[Any] | None, *args: object, split: str = "train") -> Any:
+def made(name: str, tmp_path: Path, source: str | Path | list[Any] | None, *args: object, split: str = "train") -> Any:
     """Rows that a script writes, and its output."""
     done = run(name, tmp_path, source, *args)
     assert done.code == 0, done.stderr
@@ -64,7 +59,7 @@ def made(name: str, tmp_path: Path, source: Path | list[Any] | None, *args: obje
     return pq.read_table(tmp_path / "out" / f"{split}.parquet").to_pylist(), done.stdout
 
 
-def refused(name: str, tmp_path: Path, source: Path | list[Any] | None, *args: object) -> str:
+def refused(name: str, tmp_path: Path, source: str | Path | list[Any] | None, *args: object) -> str:
     """Error of a script, which is one line and leaves no files."""
     done = run(name, tmp_path, source, *args)
     assert done.code == 1 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr

@@ -16,26 +16,26 @@ from examples.data_preprocess.common import (
     source_name,
     write_parquet,
 )
-from tests.unit.data_preprocess.scripts import check_counts, write
+from tests.builders import write_rows
+from tests.unit.data_preprocess.scripts import check_counts
 
 
 @pytest.mark.parametrize(
-    ("answer", "truth"),
+    ("truth", "answers"),
     [
-        (r"so \boxed{1}, no: \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        ("48/2 = <<48/2=24>>24\n#### 72", "72"),
-        (r"\boxed{3} #### 4", "3"),
-        (" 42 ", "42"),
-        ("Monday", "Monday"),
-        (r"$\boxed 7$ apples", "7"),
-        ("2+1=3\nA: 3", "3"),
-        ("So it is.\nFinal answer: 1,200 apples \n", "1,200 apples"),
-        ("Answer = 4", "4"),
-        ("A: 3 is not\nthe last line", "A: 3 is not\nthe last line"),
+        (r"\frac{1}{2}", [r"so \boxed{1}, no: \boxed{\frac{1}{2}}."]),
+        ("72", ["48/2 = <<48/2=24>>24\n#### 72"]),
+        ("3", [r"\boxed{3} #### 4", "2+1=3\nA: 3"]),
+        ("42", [" 42 "]),
+        ("7", [r"$\boxed 7$ apples"]),
+        ("4", ["Answer = 4"]),
+        ("1,200 apples", ["So it is.\nFinal answer: 1,200 apples \n"]),
+        ("Monday", ["Monday"]),
+        ("A: 3 is not\nthe last line", ["A: 3 is not\nthe last line"]),
     ],
 )
-def test_the_ground_truth_is_the_last_box_or_after_hashes_or_all(answer, truth):
-    assert ground_truth_of(answer) == truth
+def test_the_ground_truth_is_the_last_box_or_after_hashes_or_all(truth, answers):
+    assert {ground_truth_of(answer) for answer in answers} == {truth}
 
 
 def test_first_column_with_text_is_used():
@@ -161,7 +161,7 @@ def test_hub_ids_have_short_names(source, name):
 
 def test_data_sources_are_names_that_a_grader_takes(tmp_path):
     for name in ("gsm8k_train.jsonl", "mine.jsonl"):
-        write(tmp_path / name, [{}])
+        write_rows(tmp_path / name, [{}])
     assert data_source_of(str(tmp_path / "gsm8k_train.jsonl"), "math") == "gsm8k"
     assert data_source_of(str(tmp_path / "mine.jsonl"), "math") == "math/mine"
     assert data_source_of("openai/gsm8k", "math") == "openai/gsm8k"
@@ -170,21 +170,21 @@ def test_data_sources_are_names_that_a_grader_takes(tmp_path):
 
 def test_split_of_a_file_follows_from_its_name(tmp_path):
     row = {"question": "q"}
-    assert read_splits(str(write(tmp_path / "a_test.jsonl", [row])), ["train", "test"], None) == {"test": [row]}
-    assert read_splits(str(write(tmp_path / "a.jsonl", [row])), ["train", "test"], None) == {"train": [row]}
+    assert read_splits(write_rows(tmp_path / "a_test.jsonl", [row]), ["train", "test"], None) == {"test": [row]}
+    assert read_splits(write_rows(tmp_path / "a.jsonl", [row]), ["train", "test"], None) == {"train": [row]}
 
 
 def test_a_folder_is_searched_for_its_splits(tmp_path):
     rows = [{"question": str(i)} for i in range(4)]
-    write(tmp_path / "data" / "train-00000-of-00002.jsonl", rows[:1])
-    write(tmp_path / "data" / "train-00001-of-00002.jsonl", rows[1:2])
+    write_rows(tmp_path / "data" / "train-00000-of-00002.jsonl", rows[:1])
+    write_rows(tmp_path / "data" / "train-00001-of-00002.jsonl", rows[1:2])
     (tmp_path / "x_test.json").write_text(json.dumps(rows[2:3]))
-    write(tmp_path / "contest.jsonl", rows[3:])
+    write_rows(tmp_path / "contest.jsonl", rows[3:])
     assert read_splits(str(tmp_path), ["train", "test"], None) == {"train": rows[:2], "test": rows[2:3]}
 
 
 def test_a_folder_without_the_splits_lists_its_files(tmp_path):
-    write(tmp_path / "data.jsonl", [{"question": "q"}])
+    write_rows(tmp_path / "data.jsonl", [{"question": "q"}])
     with pytest.raises(ValueError, match=r"train, test.* data\.jsonl"):
         read_splits(str(tmp_path), ["train", "test"], None)
 

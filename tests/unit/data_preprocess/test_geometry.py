@@ -3,14 +3,12 @@
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from alphaapollo.data.images import read_picture_size
 from alphaapollo.data.prompts import load_prompts
 from examples.data_preprocess.prepare_geometry import INSTRUCTION
+from tests.builders import write_rows
 from tests.unit.data.pictures import make_gif, make_picture
-from tests.unit.data_preprocess.scripts import check_counts, made, refused, write
+from tests.unit.data_preprocess.scripts import check_counts, made, refused
 
 PICTURE = make_picture(32, 48)
 
@@ -28,8 +26,7 @@ def test_rows_in_the_layout_of_geometry3k(tmp_path: Path):
         {**good, "images": good["images"] * 2},
         {**good, "answer": None},
     ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "geo_train.parquet")
-    written, said = made("prepare_geometry", tmp_path, tmp_path / "geo_train.parquet")
+    written, said = made("prepare_geometry", tmp_path, write_rows(tmp_path / "geo_train.parquet", rows))
     unreadable = {"truncated": 2, "animated": 1, "unknown format": 1, "No such file": 1, "no bytes": 1}
     check_counts(said, 2, {**unreadable, "no pictures (column images)": 1, "marks <image>": 1, "no answer": 1})
     assert [row["prompt"][0]["content"] for row in written] == [
@@ -46,7 +43,7 @@ def test_pictures_of_a_folder_are_shrunk(tmp_path: Path):
     (tmp_path / "a.png").write_bytes(PICTURE)
     (tmp_path / "b.png").write_bytes(make_picture(8, 8))
     rows = [{"images": [name], "question": "What is x?", "answer": "7"} for name in ("a.png", "b.png")]
-    source = write(tmp_path / "x_train.jsonl", rows)
+    source = write_rows(tmp_path / "x_train.jsonl", rows)
     arguments = ("prepare_geometry", tmp_path, source, "--max_pixels")
     assert "--max_pixels -1" in refused(*arguments, -1)
     written, _ = made(*arguments, 384)

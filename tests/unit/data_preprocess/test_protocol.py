@@ -12,10 +12,7 @@ NATALIA = "She sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48+24=7
 def test_calculator_marks_become_calls_with_python_output():
     first, response, second, other_response, last = tool_turns(NATALIA, "72")
     assert first["content"] == "<think>\nShe sold 48/2 =\n</think>\n<python_code>48/2</python_code>"
-    assert response == {
-        "role": "user",
-        "content": r'<tool_response>{"status": "ok", "text": "24.0\n"}</tool_response>',
-    }
+    assert response == {"role": "user", "content": r'<tool_response>{"status": "ok", "text": "24.0\n"}</tool_response>'}
     expected = "<think>\n24 clips in May.\nIn all 48+24 =\n</think>\n<python_code>48+24</python_code>"
     assert second == {"role": "assistant", "content": expected}
     payload = other_response["content"].removeprefix("<tool_response>").removesuffix("</tool_response>")
@@ -26,15 +23,9 @@ def test_calculator_marks_become_calls_with_python_output():
 def test_python_blocks_with_outputs_are_calls():
     solution = "Add.\n```python\na = 1\nprint(a + 1)\n```\n```output\n2\n```\nSo 2."
     call, response, last = tool_turns(solution, "2")
-    expected = "<think>\nAdd.\n</think>\n<python_code>\na = 1\nprint(a + 1)\n</python_code>"
-    assert call["content"] == expected
+    assert call["content"].endswith("<python_code>\na = 1\nprint(a + 1)\n</python_code>")
     assert r'"text": "2\n"' in response["content"]
-    assert last["content"] == "<think>\nSo 2.\n</think>\n<answer>\\boxed{2}</answer>"
-
-
-def test_a_solution_without_calls_answers_at_once():
-    (turn,) = tool_turns("It is 4.", "4")
-    assert turn["content"] == "<think>\nIt is 4.\n</think>\n<answer>\\boxed{4}</answer>"
+    assert last == tool_turns("So 2.", "2")[0], "as a solution without calls"
 
 
 def test_plain_solutions_are_boxed_once():
@@ -47,7 +38,7 @@ def test_plain_solutions_are_boxed_once():
 @pytest.mark.parametrize(
     ("mark", "reason"),
     [
-        ("<<2+2=5>>", "a calculator mark has another result than Python"),
+        ("<<2+2=5>>", "another result than Python"),
         ("<<2x3=6>>", "no arithmetic"),
         ("<<1/0=0>>", "no arithmetic"),
         ("<<__import__('os').getcwd()=1>>", "no arithmetic"),

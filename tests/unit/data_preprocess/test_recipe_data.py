@@ -4,7 +4,8 @@ import json
 import subprocess
 from pathlib import Path
 
-from tests.unit.data_preprocess.scripts import check_counts, made, refused, write
+from tests.builders import write_rows
+from tests.unit.data_preprocess.scripts import check_counts, made, refused
 
 HUMANEVAL = {"prompt": "def f(x):\n", "test": "def check(c):\n    assert c(1) == 2\n", "entry_point": "f"}
 
@@ -47,7 +48,7 @@ def test_search_rows_and_corpus(tmp_path: Path):
         {"question": "What is black?", "answer": "coffee"},
         {"question": "What is black?", "answer": "coffee", "context": {"title": ["\ud83d"], "sentences": [["x"]]}},
     ]
-    written, said = made("prepare_search", tmp_path, write(tmp_path / "hotpot_train.jsonl", rows))
+    written, said = made("prepare_search", tmp_path, write_rows(tmp_path / "hotpot_train.jsonl", rows))
     check_counts(said, 2, {"no answer (": 1, "no passages (column context": 1, "not valid Unicode (column context)": 1})
     assert [row["reward_model"]["ground_truth"] for row in written] == ["tea", "yes"]
     assert {row["data_source"] for row in written} == {"hotpot"}

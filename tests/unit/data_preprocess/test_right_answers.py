@@ -12,7 +12,8 @@ from alphaapollo.data.files import read_rows
 from examples.data_preprocess import prepare_preference, prepare_sft
 from examples.data_preprocess.columns import Columns
 from examples.data_preprocess.prepare_right_answers import prepare
-from tests.unit.data_preprocess.scripts import check_counts, write
+from tests.builders import write_rows
+from tests.unit.data_preprocess.scripts import check_counts
 
 
 def record(number: int, text: str, accuracy: float = 1.0, tokens: int = 3, **changes: Any) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def test_what_a_tool_said_stands_between_the_turns(tmp_path: Path) -> None:
         {"text": "<python_code>3+3</python_code>", "observation": answered, "num_tokens": 4, "reward": 0.0},
         {"text": "6", "observation": None, "num_tokens": 1, "reward": 0.0},
     ]
-    prepare([str(write(tmp_path / "results.jsonl", [record(3, "", turns=turns)]))], tmp_path, 1.0, 4, False)
+    prepare([write_rows(tmp_path / "results.jsonl", [record(3, "", turns=turns)])], tmp_path, 1.0, 4, False)
     (row,) = read_rows(str(tmp_path / "train.parquet"))
     assert [(one["role"], one["content"]) for one in row["messages"]] == [
         ("user", "3+3?"),
@@ -106,7 +107,7 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
 
 
 def test_prepare_preference_and_prepare_sft_read_the_results_of_a_generation(tmp_path: Path, capsys) -> None:
-    source = write(tmp_path / "results.jsonl", SAID)
+    source = write_rows(tmp_path / "results.jsonl", SAID)
     prepare_preference.prepare(str(source), tmp_path / "pairs", ["train"], None, 4, Columns())
     pairs = read_rows(str(tmp_path / "pairs/train.parquet"))
     assert [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in pairs] == [

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from alphaapollo.data.prompts import load_prompts
-from tests.unit.data_preprocess.scripts import DATA, DIRTY, GOOD, REASONS, ROOT, check_counts, made, refused, write
+from tests.builders import write_rows
+from tests.unit.data_preprocess.scripts import DATA, DIRTY, GOOD, REASONS, ROOT, check_counts, made, refused
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -69,8 +70,8 @@ def test_no_rows_requested_is_an_error(tmp_path):
 
 
 def test_validation_repeats_each_source_and_writes_what_came_from_where(tmp_path):
-    one = write(tmp_path / "aime_test.jsonl", [GOOD, {"problem": "2+2?", "solution": r"\boxed{4}"}])
-    two = write(tmp_path / "other_test.jsonl", [*DIRTY, GOOD])
+    one = write_rows(tmp_path / "aime_test.jsonl", [GOOD, {"problem": "2+2?", "solution": r"\boxed{4}"}])
+    two = write_rows(tmp_path / "other_test.jsonl", [*DIRTY, GOOD])
     rows, said = made("prepare_validation", tmp_path, None, "--data_sources", one, two, "--repeat", 2, 3, split="test")
     assert [(row["data_source"], row["extra_info"]["index"]) for row in rows] == (
         [("aime", 0)] * 2 + [("aime", 1)] * 2 + [("math/other", index) for index in (6, 7, 8) for _ in range(3)]
@@ -89,19 +90,19 @@ def test_validation_repeats_each_source_and_writes_what_came_from_where(tmp_path
     [([1, 2, 3], "b_test.jsonl", "2 sources"), ([0], "b_test.jsonl", "give one number"), ([1], "a_test.json", "name")],
 )
 def test_validation_refuses(tmp_path, repeat, name, what):
-    sources = [write(tmp_path / one, [GOOD]) for one in ("a_test.jsonl", name)]
+    sources = [write_rows(tmp_path / one, [GOOD]) for one in ("a_test.jsonl", name)]
     assert what in refused("prepare_validation", tmp_path, None, "--data_sources", *sources, "--repeat", *repeat)
 
 
 def test_validation_of_gsm8k_and_rows_in_the_layout_of_svamp(tmp_path):
-    oranges = {"Body": "There are 87 oranges and 290 bananas", "Question": "How many fruits are there?"}
-    svamp = write(tmp_path / "svamp_test.jsonl", [{**oranges, "Equation": "( 87 + 290 )", "Answer": 377.0}])
+    oranges = {"Body": "87 oranges and 290 bananas", "Question": "How many fruits?"}
+    svamp = write_rows(tmp_path / "svamp_test.jsonl", [{**oranges, "Equation": "( 87 + 290 )", "Answer": 377.0}])
     sources = [DATA / "gsm8k_test.jsonl", svamp]
     rows, said = made("prepare_validation", tmp_path, None, "--data_sources", *sources, "--repeat", 1, 2, split="test")
     check_counts(said, 6 + 2, {})
     assert rows[0]["data_source"] == "gsm8k" and rows[0]["reward_model"]["ground_truth"] == "18"
     assert rows[6]["data_source"] == "svamp" and rows[6]["reward_model"]["ground_truth"] == "377"
-    assert rows[6]["extra_info"]["question"] == "There are 87 oranges and 290 bananas. How many fruits are there?"
+    assert rows[6]["extra_info"]["question"] == "87 oranges and 290 bananas. How many fruits?"
 
 
 def test_custom_takes_the_chosen_rows(tmp_path):
@@ -124,7 +125,7 @@ def test_custom_refuses_other_indices(tmp_path, indices):
 
 def test_custom_takes_one_split(tmp_path):
     for split in ("train", "test"):
-        write(tmp_path / f"{split}.jsonl", [GOOD])
+        write_rows(tmp_path / f"{split}.jsonl", [GOOD])
     assert "--splits" in refused("prepare_custom", tmp_path, tmp_path)
 
 
@@ -180,7 +181,7 @@ def test_code_on_humaneval_in_a_gzip_file(tmp_path):
     source = tmp_path / "HumanEval.jsonl.gz"
     source.write_bytes(gzip.compress((DATA / "humaneval.jsonl").read_bytes()))
     rows, said = made("prepare_code", tmp_path, source, "--splits", "test", split="test")
-    assert "(data_source HumanEval): 12 rows kept, 0 dropped" in said
+    assert "(data_source HumanEval): 12 rows kept" in said
     assert len(load_prompts(str(tmp_path / "out" / "test.parquet"), "prompt")) == 12
     assert json.loads(rows[0]["metadata"])["task_id"] == "HumanEval/0"
     source.write_bytes(b"no gzip")

@@ -3,7 +3,8 @@
 import pytest
 
 from alphaapollo.data.prompts import read_chat
-from tests.unit.data_preprocess.scripts import DATA, DIRTY, GOOD, REASONS, check_counts, made, refused, write
+from tests.builders import write_rows
+from tests.unit.data_preprocess.scripts import DATA, DIRTY, GOOD, REASONS, check_counts, made, refused
 
 SOLUTIONS = DATA / "gsm8k_model_solutions.jsonl"
 
@@ -13,7 +14,7 @@ def roles(row):
 
 
 def test_sft_plain_and_with_tools(tmp_path):
-    source = write(tmp_path / "gsm8k_train.jsonl", [GOOD, *DIRTY])
+    source = write_rows(tmp_path / "gsm8k_train.jsonl", [GOOD, *DIRTY])
     rows, said = made("prepare_sft", tmp_path, source)
     assert roles(rows[0]) == ["user", "assistant"] and rows[0]["messages"][1]["content"] == "1+1 = 2\n\\boxed{2}"
     assert "(3 assistant turns)" in said

@@ -124,27 +124,20 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_row_limit_may_be_raised_later(command: Command) -> None:
-    command.run("data.max_samples=2")
-    assert {record["prompt_id"] for record in command.records()} == {0, 1}
-    command.run("data.max_samples=3")
-    assert {record["prompt_id"] for record in command.records()} == {0, 1, 2}
+    for limit in (2, 3):
+        command.run(f"data.max_samples={limit}")
+        assert {record["prompt_id"] for record in command.records()} == set(range(limit))
 
 
 def test_every_sample_is_written_and_counted(command: Command) -> None:
     printed = command.run()
     records = command.records()
-    assert [(record["prompt_id"], record["sample"]) for record in records] == [
-        (p, s) for p in range(6) for s in range(3)
-    ]
+    samples = [(record["prompt_id"], record["sample"]) for record in records]
+    assert samples == [(prompt, sample) for prompt in range(6) for sample in range(3)]
     assert {"turns", "rows", "reward", "components", "outcome", "end", "stop_reason", "text"} <= records[0].keys()
     assert len({record["text"] for record in records}) == 18, "every sample has draws of its own"
-    assert sorted(path.name for path in command.out.iterdir()) == [
-        "config.yaml",
-        "plan.json",
-        "results.jsonl",
-        "summary.csv",
-        "summary.json",
-    ]
+    files = {"config.yaml", "plan.json", "results.jsonl", "summary.csv", "summary.json"}
+    assert files <= {path.name for path in command.out.iterdir()}
     summary = command.summary()
     assert list(summary["by_data_source"]) == ["source/0", "source/1"]
     accuracy = sum(record["components"]["accuracy"] for record in records) / 18
@@ -152,47 +145,27 @@ def test_every_sample_is_written_and_counted(command: Command) -> None:
     assert {"pass@1", "pass@2", "pass@3", "maj@3"} <= summary["all"]["figures"].keys()
     rows = list(csv.DictReader((command.out / "summary.csv").read_text().splitlines()))
     assert len(rows) == 3 * 7 and rows[-1]["data_source"] == "all"
-    assert "avg@3" in printed
-    assert "all: 18 samples of 6 problems; 18 scored; ended: " in printed
-
-
-def cut_in_a_line(lines: list[str]) -> str:
-    return "".join(lines[:9]) + lines[9][: len(lines[9]) // 2]
-
-
-def cut_in_a_group(lines: list[str]) -> str:
-    return "".join(lines[:10])
-
-
-def cut_before_a_line_ends(lines: list[str]) -> str:
-    return "".join(lines[:12]).rstrip("\n")
-
-
-def damage_in_the_middle(lines: list[str]) -> str:
-    return "".join([*lines[:3], "\0" * 40 + "\n", *lines[4:9]])
-
-
-def a_group_twice(lines: list[str]) -> str:
-    return "".join([*lines[:9], *lines[3:6]])
+    assert "avg@3" in printed and "all: 18 samples of 6 problems; 18 scored" in printed
 
 
 @pytest.mark.parametrize(
     ("cut", "kept"),
     [
-        (cut_in_a_line, 3),
-        (cut_in_a_group, 3),
-        (cut_before_a_line_ends, 3),
-        (damage_in_the_middle, 2),
-        (a_group_twice, 3),
-        (lambda lines: "", 0),
+        (lambda lines: [*lines[:9], lines[9][: len(lines[9]) // 2]], 3),
+        (lambda lines: lines[:10], 3),
+        (lambda lines: [*lines[:11], lines[11].rstrip("\n")], 3),
+        (lambda lines: [*lines[:3], "\0" * 40 + "\n", *lines[4:9]], 2),
+        (lambda lines: [*lines[:9], *lines[3:6]], 3),
+        (lambda lines: [], 0),
     ],
+    ids=["in a line", "in a group", "before a line ends", "damaged", "a group twice", "empty"],
 )
 def test_killed_run_resumes_with_the_same_result(
-    command: Command, played: list[int], cut: Callable[[list[str]], str], kept: int
+    command: Command, played: list[int], cut: Callable[[list[str]], list[str]], kept: int
 ) -> None:
     command.run()
     whole, summary, seeds = command.records(), command.summary(), set(played)
-    command.results.write_text(cut(command.results.read_text().splitlines(keepends=True)))
+    command.results.write_text("".join(cut(command.results.read_text().splitlines(keepends=True))))
     played.clear()
     printed = command.run()
     assert len(played) == 3 * (6 - kept), "finished prompts are not repeated"
@@ -212,9 +185,8 @@ def test_a_finished_run_starts_no_engine(command: Command, monkeypatch: pytest.M
 
 
 def test_failures_are_counted_and_excluded(command: Command) -> None:
-    write_rows(
-        command.folder / "rows.parquet", [{**row, "truth": "fails"} if i < 2 else row for i, row in enumerate(ROWS)]
-    )
+    rows = [{**row, "truth": "fails"} for row in ROWS[:2]] + ROWS[2:]
+    write_rows(command.folder / "rows.parquet", rows)
     printed = command.run("data.max_response_length=16")
     failed = [record for record in command.records() if record["outcome"] == "grader_failed"]
     scored = [record for record in command.records() if record["outcome"] == "scored"]
@@ -225,16 +197,14 @@ def test_failures_are_counted_and_excluded(command: Command) -> None:
     by_prompt = [[r["components"]["accuracy"] for r in scored if r["prompt_id"] == prompt] for prompt in range(6)]
     means = [sum(own) / len(own) for own in by_prompt if own]
     assert everything["figures"]["avg@3"]["value"] == pytest.approx(sum(means) / len(means))
-    assert f"note: {len(failed)} samples failed. First failure: prompt" in printed and "too long for me" in printed
+    assert f"note: {len(failed)} samples failed" in printed and "too long for me" in printed
 
 
 def test_a_reward_that_always_fails_ends_the_run_with_its_reason(command: Command) -> None:
-    passes_a_try = (
-        "if completion[:8] in ('<answer>', 'The answ', 'I do not'):\n        return 0.0\n    raise KeyError('no key')\n"
-    )
-    failing = f"def compute_score(prompt, completion):\n    {passes_a_try}"
+    passes_a_try = "if completion[:8] in ('<answer>', 'The answ', 'I do not'):\n        return 0.0"
+    failing = f"def compute_score(prompt, completion):\n    {passes_a_try}\n    raise KeyError('no key')\n"
     (command.folder / "reward.py").write_text(failing)
-    with pytest.raises(ValueError, match=r"All 18 samples failed\. First failure: prompt 0, sample 0: .*no key"):
+    with pytest.raises(ValueError, match=r"All 18 .* prompt 0, sample 0: .*no key"):
         command.run()
     assert len(command.records()) == 18, "the samples are there to be scored by another function"
     assert command.summary()["all"]["figures"].keys() == {"response_length"}
@@ -243,7 +213,7 @@ def test_a_reward_that_always_fails_ends_the_run_with_its_reason(command: Comman
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["rollout.temperature=0.5"], r"cannot be resumed with these changes: rollout\.temperature=1\.0 \(now 0\.5\)"),
+        (["rollout.temperature=0.5"], r"rollout\.temperature=1\.0 \(now 0\.5\)"),
         (["data.n_samples=4"], r"data\.n_samples=3 \(now 4\)"),
         (["trainer.seed=1", "env.max_steps=2"], r"env\.max_steps=1 \(now 2\), trainer\.seed=0 \(now 1\)"),
     ],
@@ -260,16 +230,14 @@ def test_speed_keys_may_change_and_data_may_not(command: Command) -> None:
     command.run()
     command.run("rollout.max_num_seqs=8", "reward.num_workers=2", "trainer.start_timeout=9")
     write_rows(command.folder / "rows.parquet", [{**row, "prompt": "w9 w9"} for row in ROWS])
-    with pytest.raises(
-        ValueError, match=r"prompt \d in .* differs from row \d of data\.path, so these results belong to other data"
-    ):
+    with pytest.raises(ValueError, match=r"prompt \d .*row \d of data\.path"):
         command.run()
 
 
 def test_missing_config_is_reported(command: Command) -> None:
     command.run()
     (command.out / "config.yaml").unlink()
-    with pytest.raises(ValueError, match=r"cannot be resumed: its config\.yaml cannot be read"):
+    with pytest.raises(ValueError, match=r"config\.yaml cannot be read"):
         command.run()
 
 
@@ -285,9 +253,8 @@ def test_the_draws_are_those_of_a_validation_and_greedy_has_none(command: Comman
     from alphaapollo.utils.seeds import derive_seed
 
     command.run("rollout.temperature=0", "trainer.seed=7")
-    assert set(played) == {
-        derive_seed(7, "validate", 0, prompt, sample, 0) for prompt in range(6) for sample in range(3)
-    }
+    samples = [(prompt, sample) for prompt in range(6) for sample in range(3)]
+    assert set(played) == {derive_seed(7, "validate", 0, *sample, 0) for sample in samples}
 
 
 def test_episodes_of_several_turns_without_a_reward_function(command: Command) -> None:
@@ -309,28 +276,28 @@ def test_episodes_of_several_turns_without_a_reward_function(command: Command) -
 def test_long_prompts_are_dropped_and_reported(command: Command) -> None:
     write_rows(command.folder / "rows.parquet", [{**ROWS[0], "prompt": "w2 " * 40}, *ROWS[1:]])
     printed = command.run("data.max_prompt_length=8", "data.truncation=drop")
-    assert "note data.path: 1 of 6 prompts exceed data.max_prompt_length and are dropped." in printed
+    assert "note data.path: 1 of 6 prompts" in printed
     assert {record["prompt_id"] for record in command.records()} == {1, 2, 3, 4, 5}
 
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["data.path=/no/such/rows.parquet"], "data.path: no such file: /no/such/rows.parquet"),
+        (["data.path=/no/such/rows.parquet"], "no such file: /no/such/rows.parquet"),
         (["data.path="], "data.path is required"),
         (["model.path="], "model.path is required"),
-        (["model.path=/no/such/model"], "model.path: no such folder: /no/such/model"),
-        (["data.n_samples=0"], "data.n_samples: expected integer > 0, got 0"),
-        (["custom_reward_function.path="], "no reward function for data_source 'source/0'"),
-        (["custom_reward_function.path=/no/reward.py"], "custom_reward_function.path: no such file"),
+        (["model.path=/no/such/model"], "no such folder: /no/such/model"),
+        (["data.n_samples=0"], "data.n_samples: expected integer > 0"),
+        (["custom_reward_function.path="], "data_source 'source/0'"),
+        (["custom_reward_function.path=/no/reward.py"], "custom_reward_function.path: no such"),
         (["data.prompt_key=question"], "no column 'question'"),
         (["data.max_prompt_length=2"], "longer than data.max_prompt_length=2"),
         (["env.env_name=gym"], "unknown environment 'gym'"),
         (["reward.components={fromat: 0.1}"], "unknown reward component 'fromat'"),
-        (["rollout.top_p=0"], "rollout.top_p: expected number > 0.0 and <= 1.0, got 0"),
-        (["rollout.name=vllm"], "512 + data.max_response_length=12 = 524 exceeds the context length of"),
-        (["rollout.num_engines=2"], "trainer.controller=local has one engine, not 2"),
-        (["rollout.tensor_model_parallel_size=2"], "rollout.tensor_model_parallel_size=2 needs name=vllm"),
+        (["rollout.top_p=0"], "rollout.top_p: expected number > 0.0"),
+        (["rollout.name=vllm"], "data.max_response_length=12 = 524 exceeds"),
+        (["rollout.num_engines=2"], "trainer.controller=local has one engine"),
+        (["rollout.tensor_model_parallel_size=2"], "tensor_model_parallel_size=2 needs name=vllm"),
         (["trainer.device=cuda"], "this machine has no GPU"),
         (["actor_rollout_ref.rollout.temperature=1"], "renamed to rollout.temperature"),
         (["data.n_sample=2"], "Did you mean 'data.n_samples'"),
@@ -368,7 +335,7 @@ def test_an_engine_that_does_nothing_ends_it(command: Command, monkeypatch: pyte
         await asyncio.sleep(1000)
 
     monkeypatch.setattr(FakeEngine, "generate", forgotten)
-    with pytest.raises(RunStalled, match=r"waits for generate_group of rollout 0 .* to resume from .*/out/test/run\.$"):
+    with pytest.raises(RunStalled, match=r"generate_group .*rollout 0 .*/test/run\.$"):
         command.run("trainer.stall_timeout=1")
     (stacks,) = (command.out / "stalls").iterdir()
     assert "x generate" in stacks.read_text()

@@ -6,7 +6,6 @@ import csv
 import json
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from alphaapollo.config.build import build_config
@@ -16,7 +15,9 @@ from alphaapollo.evaluation.scoring import read_problems
 from alphaapollo.launch.resume import read_saved_config
 from alphaapollo.observability.rollout_log import format_trajectory_lines
 from alphaapollo.trainer.main_eval import main
-from alphaapollo.types import Completion, EpisodeEnd, Prompt, Score, StopReason, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.types import Prompt
+from tests.builders import make_group, make_trajectory, make_turn
+from tests.builders import write_rows as write
 
 RESPONSES = {
     "7+5=?": ("12", ["#### 12", "I think 12", "\\boxed{13}", "no idea"]),
@@ -31,14 +32,6 @@ def question(text: str, truth: str, source: str = "openai/gsm8k") -> dict:
 
 def rows() -> list[dict]:
     return [{**question(text, truth), "responses": own} for text, (truth, own) in RESPONSES.items()]
-
-
-def write(path: Path, records: list[dict]) -> str:
-    if path.suffix == ".parquet":
-        pd.DataFrame(records).to_parquet(path)
-    else:
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return str(path)
 
 
 def run(folder: Path, path: str, *overrides: str) -> int:
@@ -80,18 +73,14 @@ def test_lists_of_responses(tmp_path: Path, suffix: str, capsys: pytest.CaptureF
     assert [record["outcome"] for record in records] == ["scored"] * 3 + ["wrong_format"] + ["scored"] * 4
     assert records[0]["answer"] == "12" and records[0]["response"] == "#### 12"
     printed = capsys.readouterr().out
-    assert "8 responses to 2 problems" in printed
-    assert "openai/gsm8k: 8 samples of 2 problems; 7 scored, 1 wrong format" in printed
+    assert "8 responses to 2 problems" in printed and "7 scored, 1 wrong format" in printed
     table = csv.DictReader((tmp_path / "out/alphaapollo/eval/summary.csv").read_text().splitlines())
     assert [row["figure"] for row in table] == list(EXPECTED)
 
 
 def test_one_row_per_response_gives_the_same(tmp_path: Path) -> None:
-    flat = [
-        {**question(text, truth), "response": one}
-        for text, (truth, responses) in RESPONSES.items()
-        for one in responses
-    ]
+    given = [(question(text, truth), own) for text, (truth, own) in RESPONSES.items()]
+    flat = [{**row, "response": response} for row, own in given for response in own]
     assert run(tmp_path, write(tmp_path / "flat.jsonl", flat)) == 0
     figures = summary(tmp_path)["all"]["figures"]
     assert {name: figure["value"] for name, figure in figures.items()} == pytest.approx(EXPECTED)
@@ -99,14 +88,10 @@ def test_one_row_per_response_gives_the_same(tmp_path: Path) -> None:
 
 def test_what_main_generation_wrote_is_scored_again(tmp_path: Path) -> None:
     prompt = Prompt(4, "openai/gsm8k", [{"role": "user", "content": "7+5=?"}], "12")
-    trajectories = [
-        Trajectory(
-            4, sample, [Turn([1], Completion([2], [0.0], StopReason.STOP, 0), text)], [], Score(0), EpisodeEnd.DONE
-        )
-        for sample, text in enumerate(RESPONSES["7+5=?"][1])
-    ]
+    texts = enumerate(RESPONSES["7+5=?"][1])
+    samples = [make_trajectory(make_turn(1, text=text), score=0.0, sample=i, prompt_id=4) for i, text in texts]
     path = tmp_path / "results.jsonl"
-    path.write_text("".join(format_trajectory_lines(0, [TrajectoryGroup(prompt, trajectories)])))
+    path.write_text("".join(format_trajectory_lines(0, [make_group(*samples, prompt=prompt)])))
     assert run(tmp_path, str(path), "data.response_key=text") == 0
     assert summary(tmp_path)["all"]["figures"]["avg@4"]["value"] == 0.5
 
@@ -124,10 +109,8 @@ def test_problems_are_told_apart_by_prompt_source_and_truth(tmp_path: Path) -> N
 
 
 def test_unequal_counts_of_samples(tmp_path: Path) -> None:
-    short = [
-        {**question("7+5=?", "12"), "responses": ["12", "11", "12"]},
-        {**question("1+1=?", "2"), "responses": ["2"]},
-    ]
+    short = [{**question("7+5=?", "12"), "responses": ["12", "11", "12"]}]
+    short += [{**question("1+1=?", "2"), "responses": ["2"]}]
     assert run(tmp_path, write(tmp_path / "rows.jsonl", short)) == 0
     figures = summary(tmp_path)["all"]["figures"]
     assert figures["avg@3"]["value"] == pytest.approx((2 / 3 + 1) / 2)
@@ -150,32 +133,29 @@ def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.Captu
 
     (tmp_path / "reward.py").write_text("def length(prompt, completion):\n    raise OSError('gone')\n")
     assert run(tmp_path, path, *own) == 2, "it is tried before the start"
-    assert "reward.py: length fails on 5 of 5 trial answers to row 0" in capsys.readouterr().err
+    assert "reward.py: length fails on 5 of 5" in capsys.readouterr().err
     own_answers = [response for _, responses in RESPONSES.values() for response in responses]
     passes_a_try = f"if completion in {own_answers}:\n        raise OSError('gone')\n    return 0.0\n"
     (tmp_path / "reward.py").write_text(f"def length(prompt, completion):\n    {passes_a_try}")
     assert run(tmp_path, path, *own) == 1
-    assert "All 8 samples failed. First failure: prompt 0, sample 0: grader_failed: " in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "All 8 samples failed" in error and "prompt 0, sample 0: grader_failed: " in error and "gone" in error
 
 
 @pytest.mark.parametrize(
     ("change", "overrides", "says"),
     [
-        ({}, ["data.path=/no/such/file.jsonl"], "data.path: no such file: /no/such/file.jsonl"),
+        ({}, ["data.path=/no/such/file.jsonl"], "no such file: /no/such/file.jsonl"),
         ({}, ["data.path="], "data.path is required"),
-        (
-            {},
-            ["data.response_key=answer"],
-            "has no column 'answer'; its columns are data_source, prompt, reward_model, responses",
-        ),
+        ({}, ["data.response_key=answer"], "no column 'answer'"),
         ({}, ["data.prompt_key=question"], "no column 'question'"),
-        ({"data_source": "my/own"}, [], "no reward function for data_source 'my/own'"),
-        ({"data_source": "judge"}, [], "data_source 'judge' is graded by a judge, but reward.judge.model is empty"),
+        ({"data_source": "my/own"}, [], "data_source 'my/own'"),
+        ({"data_source": "judge"}, [], "reward.judge.model is empty"),
         ({"reward_model": None}, [], "1 of 2 prompts have no ground truth"),
-        ({"responses": []}, [], "row 0: 'responses' is []. It must be a string or a list of strings"),
+        ({"responses": []}, [], "row 0: 'responses' is []"),
         ({"responses": ["a", None]}, [], "row 0: 'responses' is ['a', None]"),
         ({"responses": None}, [], "row 0: 'responses' is None"),
-        ({}, ["custom_reward_function.path=/no/reward.py"], "custom_reward_function.path: no such file"),
+        ({}, ["custom_reward_function.path=/no/reward.py"], "custom_reward_function.path: no such"),
         ({}, ["reward.components={fromat: 1.0}"], "unknown reward component 'fromat'"),
         ({}, ["data.n_samples=2"], "data.n_samples (got 2): unknown key"),
     ],
@@ -198,13 +178,14 @@ def test_keys_without_effect_are_warnings(tmp_path: Path, capsys: pytest.Capture
     path = write(tmp_path / "rows.jsonl", rows())
     assert run(tmp_path, path, "reward.judge.model=some/model", "custom_reward_function.name=mine") == 0
     printed = capsys.readouterr().out
-    assert "note custom_reward_function.name=mine has no effect: custom_reward_function.path is empty." in printed
-    assert "note reward.judge.model=some/model has no effect: no data_source needs it, and reward.components" in printed
+    assert "note custom_reward_function.name=mine has no" in printed
+    assert "note reward.judge.model=some/model has no" in printed
 
 
 def test_another_commands_folder_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "out/alphaapollo/eval/config.yaml"
     save_config(GenerationConfig(), config)
     assert run(tmp_path, write(tmp_path / "rows.jsonl", rows())) == 2
-    assert "is the folder of a main_generation run. Set another trainer.experiment_name." in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "main_generation" in error and "trainer.experiment_name" in error
     assert [file.name for file in config.parent.iterdir()] == ["config.yaml"]

@@ -10,18 +10,8 @@ from alphaapollo.config.schema import ValSampling
 from alphaapollo.evaluation.metrics import SampleResult, summarize
 from alphaapollo.evaluation.validation import compute_val_metrics, validate
 from alphaapollo.observability.console import Console
-from alphaapollo.types import (
-    Completion,
-    EpisodeEnd,
-    GroupRequest,
-    Outcome,
-    Prompt,
-    Score,
-    StopReason,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-)
+from alphaapollo.types import GroupRequest, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
+from tests.builders import make_trajectory, make_turn
 
 PROMPTS = [Prompt(0, "a", "1+1=", "2"), Prompt(1, "b", "2+2=", "4"), Prompt(2, "b", "3+3=", "6")]
 
@@ -41,11 +31,11 @@ class Engines:
     def _play(self, prompt: Prompt, sample: int) -> Trajectory:
         failed = (prompt.id, sample) == (2, 3)
         accuracy = float(str(sample) == prompt.ground_truth)
-        score = (
-            Score(math.nan, outcome=Outcome.GRADER_FAILED) if failed else Score(2 * accuracy, {"accuracy": accuracy})
-        )
-        turn = Turn([1], Completion([1] * (sample + 1), [0.0] * (sample + 1), StopReason.STOP, 0), str(sample))
-        return Trajectory(prompt.id, sample, [turn], [], score, EpisodeEnd.DONE)
+        score = Score(2 * accuracy, {"accuracy": accuracy})
+        if failed:
+            score = Score(math.nan, outcome=Outcome.GRADER_FAILED)
+        turn = make_turn(sample + 1, text=str(sample))
+        return make_trajectory(turn, score=score, sample=sample, prompt_id=prompt.id)
 
 
 def run(settings: ValSampling, reward: Any = None) -> tuple[dict[str, float], Engines]:
@@ -59,11 +49,8 @@ def run(settings: ValSampling, reward: Any = None) -> tuple[dict[str, float], En
 def test_one_sample_has_the_plain_figures_alone() -> None:
     metrics, engines = run(ValSampling())
     assert metrics["val/accuracy"] == 0.0 and metrics["val/response_length"] == 1.0 and metrics["val/failed"] == 0
-    assert set(metrics) == {
-        f"val/{source}{name}"
-        for source in ("", "a/", "b/")
-        for name in ("accuracy", "reward", "response_length", "failed")
-    }
+    names = ("accuracy", "reward", "response_length", "failed")
+    assert set(metrics) == {f"val/{source}{name}" for source in ("", "a/", "b/") for name in names}
     assert all(one.validate and one.stream_position == 0 and one.sampling.seed == 5 for one in engines.requests)
 
 
@@ -107,30 +94,15 @@ def test_a_reward_model_scores_the_validation_too() -> None:
 
 
 def test_the_figures_are_those_of_an_evaluation() -> None:
-    results = [
-        SampleResult(
-            problem,
-            sample,
-            "a",
-            Outcome.SCORED,
-            0.1 * sample,
-            float((problem * sample) % 7 == 1),
-            str(sample % 3),
-            sample,
-        )
-        for problem in range(13)
-        for sample in range(4)
-    ]
+    def result(problem: int, s: int) -> SampleResult:
+        return SampleResult(problem, s, "a", Outcome.SCORED, 0.1 * s, float((problem * s) % 7 == 1), str(s % 3), s)
+
+    results = [result(problem, sample) for problem in range(13) for sample in range(4)]
     figures = summarize(results)[0].figures
-    metrics = compute_val_metrics(results, "val/{}")
-    assert metrics == {
-        "val/failed": 0.0,
-        "val/accuracy": figures["avg@4"].value,
-        **{
-            f"val/{name}": figures[name].value
-            for name in ("reward", "response_length", "pass@1", "pass@2", "pass@4", "maj@4")
-        },
-    }
+    names = ("reward", "response_length", "pass@1", "pass@2", "pass@4", "maj@4")
+    expected = {"val/failed": 0.0, "val/accuracy": figures["avg@4"].value}
+    expected |= {f"val/{name}": figures[name].value for name in names}
+    assert compute_val_metrics(results, "val/{}") == expected
 
 
 def test_what_fails_throughout_has_only_its_share() -> None:
