@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from io import StringIO
 from pathlib import Path
 
@@ -21,18 +22,10 @@ from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.training_log import TrainedRow
 from alphaapollo.rollout.suites import SuiteResult, SuiteScore
-from alphaapollo.types import (
-    Completion,
-    EpisodeEnd,
-    Outcome,
-    Prompt,
-    Row,
-    Score,
-    StopReason,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-)
+from alphaapollo.types import Outcome, Prompt, Row, Score, Trajectory, TrajectoryGroup
+from alphaapollo.viewer.index import RunIndex
+from tests import builders
+from tests.builders import make_completion, make_turn
 
 HOSTILE = (
     '<script>document.title="hacked"</script><img src=x onerror=alert(1)>{{ 7 * 7 }}"\'><style>*{display:none}</style>'
@@ -40,17 +33,25 @@ HOSTILE = (
 
 
 def make_trajectory(prompt: int, sample: int, text: str, reward: float) -> Trajectory:
-    completion = Completion([5, 6, 7], [-0.1, -0.2, -0.3], StopReason.STOP, 3)
-    turn = Turn([1, 2], completion, text)
-    row = Row([1, 2, 5, 6, 7], [0, 0, 1, 1, 1], [0.0, 0.0, -0.1, -0.2, -0.3], [4], 0, [(2, 1), (3, 2)])
+    turn = make_turn(make_completion([5, 6, 7], [-0.1, -0.2, -0.3], version=3), [1, 2], text)
     score = Score(reward, {"accuracy": reward}, Outcome.SCORED, f"because {text}")
-    return Trajectory(prompt, sample, [turn], [row], score, EpisodeEnd.DONE)
+    made = builders.make_trajectory(turn, score=score, sample=sample, prompt_id=prompt)
+    made.rows[0].weight_versions = [(2, 1), (3, 2)]
+    return made
 
 
 def make_group(prompt: int, *answers: tuple[str, float], question: str = "What is 7 + 7?") -> TrajectoryGroup:
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": question}]
     samples = [make_trajectory(prompt, number, *answer) for number, answer in enumerate(answers)]
     return TrajectoryGroup(Prompt(prompt, "sums", chat, "14"), samples)  # type: ignore[arg-type]
+
+
+def update_index(root: Path) -> RunIndex:
+    """Index of the runs in `root`, in the file index.sqlite beside it."""
+    index = RunIndex(root, root.parent / "index.sqlite")
+    with closing(index.connect()) as database:
+        index.update(database)
+    return index
 
 
 def write_suite_results(folder: Path) -> None:

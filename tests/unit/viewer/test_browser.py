@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,15 @@ import pytest
 
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.viewer.app import make_app, make_server
-from alphaapollo.viewer.index import RunIndex
 from alphaapollo.viewer.report import make_report
-from tests.unit.viewer.run_kit import HOSTILE, write_evaluation, write_evolution, write_example_run, write_run
+from tests.unit.viewer.run_kit import (
+    HOSTILE,
+    update_index,
+    write_evaluation,
+    write_evolution,
+    write_example_run,
+    write_run,
+)
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
@@ -40,10 +45,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
     write_evaluation(root / "third_val", HOSTILE)
     write_evolution(root / "three", HOSTILE)
     write_example_run(root / "two_answers", HOSTILE, is_pair=True)
-    index = RunIndex(root, root.parent / "index.sqlite")
-    with closing(index.connect()) as database:
-        index.update(database)
-    server = make_server(make_app(index, ["127.0.0.1"]), port=0)
+    server = make_server(make_app(update_index(root), ["127.0.0.1"]), port=0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -11,6 +11,11 @@ from alphaapollo.viewer.curves import Curve, average_over_seeds, group_by_seed, 
 from alphaapollo.viewer.samples import choose_colors, compare_texts, split_into_parts
 from tests.unit.viewer.run_kit import write_run
 
+THOUGHTS = [
+    *("<thinking>a</thinking>", "<reasoning>a</reasoning>", "<seed:think>a</seed:think>"),
+    *("[THINK]a[/THINK]", "◁think▷a◁/think▷"),
+]
+
 
 def test_thinned_curve_keeps_peaks() -> None:
     values = np.zeros(10_000)
@@ -40,25 +45,11 @@ def test_runs_that_differ_only_in_seeds_are_one_group(tmp_path: Path) -> None:
     assert group_by_seed(folders, tmp_path) == {"1 and 1 more seeds": [1, 2], "other": [3]}
 
 
-def test_unfinished_thought_and_tool_calls_are_parts() -> None:
-    text = 'a<tool_call>{"x": 1}</tool_call>b<think>never ends'
-    assert list(split_into_parts(text)) == [
-        ("text", "a"),
-        ("tool", '<tool_call>{"x": 1}</tool_call>'),
-        ("text", "b"),
-        ("thought", "<think>never ends"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
         ("begun in the prompt</think>14", [("thought", "begun in the prompt</think>"), ("text", "14")]),
-        ("<thinking>a</thinking>14", [("thought", "<thinking>a</thinking>"), ("text", "14")]),
-        ("<reasoning>a</reasoning>14", [("thought", "<reasoning>a</reasoning>"), ("text", "14")]),
-        ("<seed:think>a</seed:think>14", [("thought", "<seed:think>a</seed:think>"), ("text", "14")]),
-        ("[THINK]a[/THINK]14", [("thought", "[THINK]a[/THINK]"), ("text", "14")]),
-        ("◁think▷a◁/think▷14", [("thought", "◁think▷a◁/think▷"), ("text", "14")]),
+        *((f"{thought}14", [("thought", thought), ("text", "14")]) for thought in THOUGHTS),
         (
             "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>14",
             [
@@ -77,6 +68,13 @@ def test_unfinished_thought_and_tool_calls_are_parts() -> None:
             ],
         ),
         ("a <b>bold</b> text", [("text", "a <b>bold</b> text")]),
+        (
+            'a<tool_call>{"x": 1}</tool_call>b<think>never ends',
+            [
+                *[("text", "a"), ("tool", '<tool_call>{"x": 1}</tool_call>')],
+                *[("text", "b"), ("thought", "<think>never ends")],
+            ],
+        ),
     ],
 )
 def test_parts_of_a_text(text: str, parts: list[tuple[str, str]]) -> None:
@@ -91,9 +89,5 @@ def test_colors_are_relative_to_the_largest_values() -> None:
 
 
 def test_difference_word_by_word() -> None:
-    assert compare_texts("it is 15 now", "it is 14 now") == [
-        ("same", "it is "),
-        ("removed", "15 "),
-        ("added", "14 "),
-        ("same", "now"),
-    ]
+    parts = [("same", "it is "), ("removed", "15 "), ("added", "14 "), ("same", "now")]
+    assert compare_texts("it is 15 now", "it is 14 now") == parts

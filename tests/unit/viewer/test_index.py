@@ -104,7 +104,7 @@ def test_warnings_are_those_of_the_run(ask: Ask, tmp_path: Path) -> None:
     run = write_run(tmp_path / "outputs/first")
     add_line(run, step=4, **{"val/failed": 0.5})
     ((step, text),) = ask("SELECT step, text FROM warnings")
-    assert (step, text[:39]) == (4, "step 4: 50% of the validation samples f")
+    assert step == 4 and text.startswith("step 4: 50% ")
 
 
 def test_the_index_is_kept_between_two_viewers(tmp_path: Path) -> None:

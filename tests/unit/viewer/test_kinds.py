@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ from starlette.testclient import TestClient
 
 from alphaapollo.evolving.pool import ChosenCandidate, Pool
 from alphaapollo.viewer.app import make_app
-from alphaapollo.viewer.index import RunIndex
-from tests.unit.viewer.run_kit import HOSTILE, write_evaluation, write_evolution, write_example_run
+from tests.unit.viewer.run_kit import HOSTILE, update_index, write_evaluation, write_evolution, write_example_run
 
 Read = Callable[[str], str]
 
@@ -23,10 +21,7 @@ def read(tmp_path: Path) -> Read:
     """Function that indexes tmp_path/outputs and returns a page as one line."""
 
     def read(path: str) -> str:
-        index = RunIndex(tmp_path / "outputs", tmp_path / "index.sqlite")
-        with closing(index.connect()) as database:
-            index.update(database)
-        response = TestClient(make_app(index, ["testserver"])).get(path)
+        response = TestClient(make_app(update_index(tmp_path / "outputs"), ["testserver"])).get(path)
         assert response.status_code == 200, response.text
         return re.sub(r"\s+", " ", response.text)
 

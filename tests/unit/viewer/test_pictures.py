@@ -1,6 +1,5 @@
 """Pictures in the viewer: thumbnails, and the route that serves them."""
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,9 @@ from starlette.testclient import TestClient
 from alphaapollo.observability.pictures import name_picture
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.viewer.app import make_app
-from alphaapollo.viewer.index import RunIndex
 from alphaapollo.viewer.samples import Token, join_equal_tokens
 from tests.unit.rollout.test_pictures import SMALL, WIDE
-from tests.unit.viewer.run_kit import make_group, write_evaluation, write_run
+from tests.unit.viewer.run_kit import make_group, update_index, write_evaluation, write_run
 
 
 @pytest.fixture
@@ -30,10 +28,7 @@ def client(tmp_path: Path) -> TestClient:
     second = write_evaluation(root / "second")
     (second / "images").mkdir()
     (second / name_picture(WIDE)).write_bytes(WIDE)
-    index = RunIndex(root, tmp_path / "index.sqlite")
-    with closing(index.connect()) as database:
-        index.update(database)
-    return TestClient(make_app(index, ["testserver"]))
+    return TestClient(make_app(update_index(root), ["testserver"]))
 
 
 def test_thumbnails_open_the_picture(client: TestClient) -> None:

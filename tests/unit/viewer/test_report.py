@@ -82,9 +82,10 @@ def test_run_in_each_format(tmp_path: Path) -> None:
     html, names, attributes = read_html(make_report([folder], ".html"))
     pdf = read_pdf(make_report([folder], ".pdf"))
     for text in (markdown, html, pdf):
-        assert "first: RL, finished, 3 of 9 iterations in 0:00" in text
+        assert "first: RL, finished, 3 of 9" in text
         # of 5 prompts: no resample of 2.5 % of the probability has only the last prompt: (1/5)^5 = 0.03 %
-        assert "Accuracy (validation, sums) rose from 0.2 [0, 0.6] to 1 [1, 1]: a difference of 0.8 [0.4, 1]" in text
+        for fact in ("rose from 0.2 [0, 0.6] to 1 [1, 1]:", "0.8 [0.4, 1]"):
+            assert fact in text
         assert "question 4" in text and "answer 0" in text and "answer 1" in text
         assert re.search(r"torch \d", text) and re.search(r"commit \w", text)
         assert "configuration" in text
@@ -98,7 +99,7 @@ def test_change_within_chance_is_called_unclear(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "first")
     write_validations(folder, [0, 0, 1], [1, 1, 1])
     # A resample has only the unchanged prompt with probability 1/27 = 3.7 % > 2.5 %, so the interval contains 0.
-    assert "did not clearly change from 0.3333 [0, 1] to 1 [1, 1]: a difference of 0.6667 [0, 1]" in report(folder)
+    assert "not clearly change from 0.3333 [0, 1] to 1" in (text := report(folder)) and "0.6667 [0, 1]" in text
 
 
 def test_bands_over_prompts_of_training(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_equal_prompts_are_one_problem_without_interval(tmp_path: Path) -> None:
     for step, reward in ((0, 0.25), (3, 0.75)):
         log.write(step, [make_group(number, ("a", reward)) for number in range(4)], "val")
     log.close()
-    assert "went from 0.25 to 0.75: a difference of 0.5 over the same 1 prompts." in report(folder)
+    assert "from 0.25 to 0.75: a difference of 0.5 " in report(folder)
 
 
 def test_seeds_have_an_interval_and_groups_a_difference(tmp_path: Path) -> None:
@@ -127,9 +128,9 @@ def test_seeds_have_an_interval_and_groups_a_difference(tmp_path: Path) -> None:
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
     text = report(*slow, *fast)
     # slow: 0.3, 1.3, 2.3: mean 1.3, t(0.975, 2) * 1 / sqrt(3) = 4.303 * 0.577 = 2.484
-    assert "| `critic/score/mean` of slow0 and 2 more seeds | 1.1 [-1.38, 3.58] | 1 | 1.3 [-1.18, 3.78] | 3 |" in text
+    assert "slow0 and 2 more seeds | 1.1 [-1.38, 3.58] | 1 | 1.3 [-1.18, 3.78] | 3 |" in text
     # fast: 10.3, 11.3: mean 10.8, t(0.975, 1) * 0.707 / sqrt(2) = 12.706 * 0.5 = 6.353
-    assert "| `critic/score/mean` of fast10 and 1 more seeds | 10.6 [4.25, 17] | 1 | 10.8 [4.45, 17.2] | 3 |" in text
+    assert "fast10 and 1 more seeds | 10.6 [4.25, 17] | 1 | 10.8 [4.45, 17.2] | 3 |" in text
     # variances of the means 1/3 and 1/4: error 0.7638, (7/12)^2 / (1/9/2 + 1/16) = 2.882 degrees of freedom: t = 3.261
     row = "| `critic/score/mean` | fast10 and 1 more seeds | slow0 and 2 more seeds | 9.5 [7.01, 12] | 3 |"
     assert row in text
@@ -146,8 +147,8 @@ def test_groups_are_compared_at_an_iteration_that_all_runs_have(tmp_path: Path) 
     for folder in short:
         (folder / "config.yaml").write_text((folder / "config.yaml").read_text() + "optim: {lr: 0.5}\n")
     text = report(*long, *short)
-    assert "| `critic/score/mean` of long0 and 1 more seeds | 0.6 [-5.75, 6.95] | 1 | 0.9 [-5.45, 7.25] | 4 |" in text
-    assert re.search(r"\| short0 and 1 more seeds \| long0 and 1 more seeds \| 0 \[-3.04, 3.04\] \| 2 \|", text)
+    assert "long0 and 1 more seeds | 0.6 [-5.75, 6.95] | 1 | 0.9 [-5.45, 7.25] | 4 |" in text
+    assert "| short0 and 1 more seeds | long0 and 1 more seeds | 0 [-3.04, 3.04] | 2 |" in text
 
 
 @pytest.fixture
@@ -157,11 +158,8 @@ def hostile_run(tmp_path: Path) -> Path:
     log = RolloutLog(folder / "rollouts")
     for step in (0, 1):
         groups = [make_group(at, (text, 0.0), question=text) for at, text in enumerate(HOSTILE_TEXTS)]
-        prompts = [
-            replace(group.prompt, data_source=text, ground_truth=text)
-            for group, text in zip(groups, HOSTILE_TEXTS, strict=True)
-        ]
-        groups = [replace(group, prompt=prompt) for group, prompt in zip(groups, prompts, strict=True)]
+        for group, text in zip(groups, HOSTILE_TEXTS, strict=True):
+            group.prompt = replace(group.prompt, data_source=text, ground_truth=text)
         log.write(step, groups, "val_greedy")
     log.close()
     return folder
@@ -206,7 +204,7 @@ def test_hostile_texts_are_no_markup_in_pdf(hostile_run: Path) -> None:
 def test_text_of_a_line_and_of_a_block() -> None:
     assert to_markdown("# a\n\n* b_c | <d>") == "\\# a \\* b\\_c | \\<d\\>"
     assert [to_markdown(text) for text in ("1. a", "1.5", "-2", "- a", "---", None, 1 / 3)] == [
-        *("1\\. a", "1.5", "-2", "\\- a", "\\---", "-", "0.3333"),
+        *("1\\. a", "1.5", "-2", "\\- a", "\\---", "-", "0.3333")
     ]
     assert make_code("a``b`") == "``` a``b` ```" and make_code("") == "`-`"
     assert make_fence("```` x") == "`````text\n```` x\n`````\n" and make_fence("\x00") == "```text\n(empty)\n```\n"
@@ -242,7 +240,7 @@ def test_evaluation_suites_of_a_run(tmp_path: Path) -> None:
     write_suite_results(folder)
     text = report(folder)
     assert "| lm-eval:gsm8k, step\\_20 | gsm8k exact\\_match | 0.25 | 4 |" in text
-    assert "inspect:sums.py, model failed: it did not end within 9 s" in text
+    assert "inspect:sums.py, model failed" in text
 
 
 def test_evaluation_that_goes_on_or_has_ended(tmp_path: Path) -> None:
@@ -252,7 +250,7 @@ def test_evaluation_that_goes_on_or_has_ended(tmp_path: Path) -> None:
     groups = [make_group(at, ("x", float(at % 2)), ("y", 1.0), question=f"question {at}") for at in range(12)]
     (folder / "results.jsonl").write_text("".join(format_trajectory_lines(0, groups)) + '{"half a line')
     text = report(folder)
-    assert "`evaluation`: evaluation, ended. history.jsonl is missing\n" in text and text.count("\n### ") == 10
+    assert "`evaluation`: evaluation, ended. " in text and text.count("\n### ") == 10
     assert "* `avg@2` is 0.75 [" in text and "| sums | avg@2 | 0.75 [" in text and "over 12 prompts of sums" in text
     (folder / "results.jsonl").unlink()
     mean = {"value": 0.25, "low": 0.125, "high": 0.5, "problems": 7}
@@ -281,8 +279,8 @@ def test_evolution_has_its_intervals_and_solutions(tmp_path: Path) -> None:
     (folder / "problems/000005.json").write_text('{"problem": 5')
     (folder / "problems/000006.json").write_text(json.dumps(problem | {"candidates": [{"key": 3}]}))
     text = report(folder)
-    assert text.count("files in problems/ are damaged or have no solution") == 1
-    assert "evolution" in text and "| `accuracy/chosen` | 0.25 [0.125, 0.375] | 1 | 0.5 [0.375, 0.625] | 2 |" in text
+    assert text.count("files in problems/") == 1
+    assert "| `accuracy/chosen` | 0.25 [0.125, 0.375] | 1 | 0.5 [0.375, 0.625] | 2 |" in text
     assert "### 1. Prompt 4 of sums: improved" in text and "it is 13" in text and "it is 14" in text
     assert "| tokens of model calls | 1,200 |" in text
 
@@ -302,11 +300,8 @@ def test_failed_samples_are_counted_by_reason(tmp_path: Path) -> None:
     lines[0] |= {"outcome": "grader_failed", "reason": "no server", "reward": None}
     (folder / "rollouts/step_000003.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = report(folder)
-    assert (
-        "| training, grader\\_failed: no server | 1 |" in text
-        and "sums: without reward" in text
-        and "Iteration 3, no reward (no server)" in text
-    )
+    assert "| training, grader\\_failed: no server | 1 |" in text and "sums: without reward" in text
+    assert "Iteration 3, no reward (no server)" in text
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -343,11 +338,12 @@ def test_errors_of_the_command(
         assert not output.exists()
         return capsys.readouterr().err
 
-    assert f"{tmp_path}/outputs is no run: it has none of" in fail(tmp_path / "outputs", "-o", output)
-    assert f"runs in it: {folder}." in fail(tmp_path / "outputs", "-o", output)
+    error = fail(tmp_path / "outputs", "-o", output)
+    assert f"{tmp_path}/outputs is no run" in error and f"runs in it: {folder}." in error
     assert "runs in it: none." in fail(tmp_path / "gone", "-o", output)
-    assert "suffix of the report is '.doc'. Use one of .html, .md, .pdf." in fail(folder, "-o", tmp_path / "a.doc")
-    assert "cannot be written (No such file or directory)" in fail(folder, "-o", tmp_path / "gone/report.md")
+    error = fail(folder, "-o", tmp_path / "a.doc")
+    assert "'.doc'" in error and ".html, .md, .pdf." in error
+    assert "(No such file or directory)" in fail(folder, "-o", tmp_path / "gone/report.md")
     monkeypatch.setitem(sys.modules, "typst", None)
     assert "pip install -e '.[pdf]'" in fail(folder, "-o", tmp_path / "report.pdf")
     assert main(["report", str(folder), "-o", str(output)]) == 0
