@@ -26,9 +26,8 @@ FINE = {
 
 def warnings_of(*iterations: dict[str, float]) -> list[str]:
     advisor = MetricsAdvisor()
-    return [
-        line for step, metrics in enumerate(iterations, start=1) for line in advisor.list_warnings(step, FINE | metrics)
-    ]
+    steps = enumerate(iterations, start=1)
+    return [line for step, metrics in steps for line in advisor.list_warnings(step, FINE | metrics)]
 
 
 def test_healthy_run_gets_no_warning() -> None:
@@ -38,40 +37,36 @@ def test_healthy_run_gets_no_warning() -> None:
 def test_the_reason_of_a_failure_is_shown() -> None:
     failing = FINE | {"outcome/grader_failed": 0.28}
     (line,) = MetricsAdvisor().list_warnings(1, failing, "KeyError: 'x' (reward.py, line 2)")
-    assert "28% of the trajectories have no reward because the grader failed, e.g. KeyError: 'x' (reward.py" in line
+    assert "28% " in line and "grader" in line and "KeyError: 'x' (reward.py, line 2)" in line
 
 
-def test_zero_advantages_are_reported_once() -> None:
-    silent = {"critic/advantages/share_zero": 1.0}
-    (line,) = warnings_of(silent, silent, silent)
-    assert line.startswith("step 1: the samples of each prompt have equal rewards: every advantage is 0")
+@pytest.mark.parametrize(
+    ("metrics", "facts"),
+    [
+        ({"critic/advantages/share_zero": 1.0}, ["equal rewards", "advantage", "0"]),
+        ({"outcome/grader_failed": 0.44}, ["44% of the trajectories", "grader"]),
+        ({"outcome/environment_failed": 0.5}, ["50% of the trajectories", "environment"]),
+        ({"val/failed": 0.75}, ["75% of the validation samples", "(val/failed)"]),
+        ({"sync/probe_gap": 0.2}, ["probe", "0.2 nats"]),
+        ({"actor/steps_skipped": 2.0}, ["2 optimizer steps", "gradient", "(actor/steps_skipped)"]),
+        ({"critic/steps_skipped": 1.0}, ["(critic/steps_skipped)"]),
+        ({"train/steps_skipped": 1.0}, ["(train/steps_skipped)"]),
+        ({"actor/grad_norm": 0.0}, ["policy's gradient is exactly 0"]),
+        ({"end/time_limit": 0.001}, ["0.1% of the episodes", "env.episode_timeout"]),
+        ({"response_length/clip_ratio": 1.0}, ["100% of the responses", "truncated"]),
+        ({"mismatch/k3": 0.02}, ["engine and trainer", "KL 2.0e-02", "1e-02", "effective"]),
+        ({"mismatch/ess": 0.5}, ["sample size 50%", "80%", "algorithm.rollout_correction.method=tis"]),
+        ({"mismatch/k3": float("nan")}, ["engine and trainer", "KL nan"]),
+        ({"mismatch/k3": 0.02, "staleness/max": 1.0}, ["KL 2.0e-02", "trainer.max_staleness"]),
+    ],
+)
+def test_a_problem_is_reported_once_with_its_numbers(metrics: dict[str, float], facts: list[str]) -> None:
+    (line,) = warnings_of(metrics, metrics, metrics)
+    assert line.startswith("step 1: ")
+    assert [fact for fact in facts if fact not in line] == [], line
 
 
-def test_failure_shares_are_reported() -> None:
-    for metrics, words in (
-        ({"outcome/grader_failed": 0.44}, "44% of the trajectories have no reward because the grader failed"),
-        ({"outcome/environment_failed": 0.5}, "50% of the trajectories have no reward because the environment failed"),
-        ({"val/failed": 0.75}, "75% of the validation samples failed (val/failed)"),
-        ({"sync/probe_gap": 0.2}, "log-probs of the probe differ by 0.2 nats on average"),
-        (
-            {"actor/steps_skipped": 2.0},
-            "2 optimizer steps were skipped because the gradient was not finite (actor/steps_skipped)",
-        ),
-        ({"critic/steps_skipped": 1.0}, "(critic/steps_skipped)"),
-        ({"actor/grad_norm": 0.0}, "the policy's gradient is exactly 0 although some advantages are not"),
-        ({"end/time_limit": 0.001}, "0.1% of the episodes exceeded env.episode_timeout"),
-        ({"response_length/clip_ratio": 1.0}, "100% of the responses were truncated by the token limit"),
-        ({"train/steps_skipped": 1.0}, "(train/steps_skipped)"),
-        (
-            {"mismatch/k3": 0.02},
-            "log-probs of engine and trainer differ: KL 2.0e-02 nats per token (safe: 1e-02), effective",
-        ),
-        ({"mismatch/ess": 0.5}, "effective sample size 50% (safe: 80%). Set algorithm.rollout_correction.method=tis"),
-        ({"mismatch/k3": float("nan")}, "log-probs of engine and trainer differ: KL nan nats per token"),
-        ({"mismatch/k3": 0.02, "staleness/max": 1.0}, "Lower trainer.max_staleness"),
-    ):
-        (line,) = warnings_of(metrics, metrics)
-        assert words in line
+def test_small_shares_of_failures_are_not_reported() -> None:
     assert warnings_of({"outcome/grader_failed": 0.05, "val/failed": 0.05}) == []
 
 
@@ -79,14 +74,13 @@ def test_zero_variance_groups_are_reported_if_they_persist() -> None:
     equal = {"groups/zero_variance": 0.9}
     assert warnings_of(*[equal] * (WINDOW - 1)) == []
     (line,) = warnings_of(*[equal] * (WINDOW + 3))
-    assert line.startswith(f"step {WINDOW}: 90% of the groups of the last {WINDOW} iterations")
+    assert line.startswith(f"step {WINDOW}: 90% of the groups")
     assert warnings_of(*[equal | {"reward/accuracy": 0.98}] * 20) == []
 
 
 def test_zero_variance_is_not_reported_without_advantages() -> None:
-    taught = {name: value for name, value in FINE.items() if not name.startswith("critic/advantages/")} | {
-        "groups/zero_variance": 1.0
-    }
+    taught = {name: value for name, value in FINE.items() if not name.startswith("critic/advantages/")}
+    taught["groups/zero_variance"] = 1.0
     advisor = MetricsAdvisor()
     assert [line for step in range(WINDOW) for line in advisor.list_warnings(step, taught)] == []
     still = taught | {"sync/probe_moved": 0.0}
@@ -97,13 +91,11 @@ def test_zero_variance_is_not_reported_without_advantages() -> None:
 def test_entropy_collapse_before_the_task_is_solved() -> None:
     settled = {"groups/zero_variance": 0.6, "rollout/entropy": 0.05, "reward/accuracy": 0.45}
     (line,) = warnings_of({"rollout/entropy": 0.11}, *[settled] * 20)
-    assert "0.050 nats per token, 60% groups with zero variance, at accuracy 0.45" in line
+    for fact in ("0.050 nats", "60% groups", "accuracy 0.45"):
+        assert fact in line
     assert warnings_of({}, *[settled | {"reward/accuracy": 0.97}] * 20) == []
-
-
-def test_entropy_that_was_low_from_the_start_has_not_collapsed() -> None:
-    settled = {"groups/zero_variance": 0.6, "rollout/entropy": 0.05, "reward/accuracy": 0.0}
-    assert warnings_of({"rollout/entropy": 0.09}, *[settled] * 20) == []
+    low = settled | {"reward/accuracy": 0.0}
+    assert warnings_of({"rollout/entropy": 0.09}, *[low] * 20) == []  # low from the start
 
 
 def test_accuracy_that_falls_while_the_reward_rises_is_reported() -> None:
@@ -111,7 +103,7 @@ def test_accuracy_that_falls_while_the_reward_rises_is_reported() -> None:
         return {"critic/score/mean": 1.0 + rise * step, "reward/accuracy": accuracy}
 
     (text,) = warnings_of(*[line(step, 0.7 if step < WINDOW else 0.2) for step in range(2 * WINDOW)])
-    assert text.startswith("step 10: accuracy has fallen to 0.20 from 0.70 at its best, while the reward rises: ")
+    assert text.startswith("step 10: accuracy") and "to 0.20 from 0.70" in text
     assert warnings_of(*[line(step, 0.7 - 0.4 * (step % 2)) for step in range(20)]) == []  # accuracy is noisy
     assert warnings_of(*[line(step, 0.7 if step < WINDOW else 0.5) for step in range(20)]) == []
     assert warnings_of(*[line(step, 0.7 if step < WINDOW else 0.2, rise=-0.01) for step in range(20)]) == []
@@ -130,9 +122,7 @@ def rewards(*means: float, std: float = 0.0) -> list[dict[str, float]]:
 
 def test_reward_collapse_is_reported_with_both_means() -> None:
     (line,) = warnings_of(*rewards(*[0.7, 0.8] * 5), *rewards(*[0.1] * 20))
-    step, text = line.split(": ", 1)
-    assert step == "step 15" and text.startswith("the reward has collapsed: 0.1 on average over the last 5 iterations")
-    assert "compared with 0.76 at its best" in text
+    assert line.startswith("step 15: the reward has collapsed: 0.1 ") and " 5 iterations" in line and "0.76" in line
     (line,) = warnings_of(*rewards(*[-0.1, -0.2] * 5, std=0.3), *rewards(*[-0.9] * 20, std=0.3))
     assert "the reward has collapsed" in line
 
@@ -154,8 +144,8 @@ def test_noise_is_not_reported_as_a_collapse(means: list[float], std: float) -> 
 def test_unchanged_policy_is_reported_with_its_learning_rate() -> None:
     still = {"sync/probe_moved": 2e-8, "actor/lr": 1e-12}
     (line,) = warnings_of(*[still] * 12)
-    assert line.startswith(f"step {WINDOW}: the policy does not change: in {WINDOW} iterations its log-probs")
-    assert "changed by 2.0e-08 nats per publish" in line and "learning rate 1.0e-12" in line
+    assert line.startswith(f"step {WINDOW}: the policy does not change")
+    assert "2.0e-08 nats" in line and "1.0e-12" in line
 
 
 @pytest.mark.parametrize(
@@ -166,13 +156,9 @@ def test_unchanged_policy_is_reported_with_its_learning_rate() -> None:
         {"actor/optimizer_steps": 4.0, "actor/steps_skipped": 4.0},
     ],
 )
-def test_policy_change_is_not_expected_without_steps(fine: dict[str, float]) -> None:
+def test_policy_change_is_not_expected_without_steps_and_during_warm_up(fine: dict[str, float]) -> None:
+    assert warnings_of(*({"sync/probe_moved": 1e-7, "actor/lr": step * 1e-9} for step in range(1, 20))) == []
     assert not [line for line in warnings_of(*[{"sync/probe_moved": 0.0} | fine] * 12) if "does not change" in line]
-
-
-def test_policy_change_is_not_expected_during_warm_up() -> None:
-    warming = [{"sync/probe_moved": 1e-7, "actor/lr": step * 1e-9} for step in range(1, 20)]
-    assert warnings_of(*warming) == []
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from alphaapollo.observability.run_view import (
     render_view,
 )
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.types import Completion, EpisodeEnd, Prompt, Score, StopReason, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.types import Prompt, TrajectoryGroup
+from tests.builders import make_group, make_trajectory, make_turn
 
 METRICS = {
     "critic/score/mean": 0.5,
@@ -103,14 +104,10 @@ def test_time_left():
     assert view.format_time_left(60.0) == ""
     view.update(1, METRICS, elapsed=61.0)
     view.update(4, METRICS, elapsed=70.0)
-    assert view.format_time_left(70.0) == "3:10 left"
-    assert view.format_time_left(71.0) == "3:09 left"
+    assert [view.format_time_left(now) for now in (70.0, 71.0)] == ["3:10 left", "3:09 left"]
     view.update(80, METRICS, elapsed=100.0)
     assert view.format_time_left(100.0) == ""
-
-
-def test_time_left_of_a_command_without_iterations():
-    view = RunView()
+    view = RunView()  # a command without iterations
     view.phase = Phase("generate", total=120, since=10.0, done_before=60)
     view.phase.done = 60
     assert view.format_status(12.0) == " 0:12  generate 60/120"
@@ -129,46 +126,29 @@ def test_one_plain_line_an_iteration():
     view = RunView(total_steps=80)
     view.update(5, METRICS, elapsed=7.0)
     view.update(7, METRICS, elapsed=10.0)
-    assert format_plain_line(view, METRICS | {"val/accuracy": 0.5}, elapsed=10.0) == (
-        "step  7/80   reward 0.500   accuracy 0.250   length 34.2   val: accuracy 0.500   7,431 tokens/s   "
-        "1.50 s per step   1:50 left"
-    )
-
-
-def test_failures_are_shown_if_there_are_any():
-    view = RunView(total_steps=2)
-    view.update(1, METRICS, elapsed=1.0)
-    clean = format_plain_line(view, METRICS | {"outcome/failed": 0.0, "end/time_limit": 0.0}, 1.0)
+    line = format_plain_line(view, METRICS | {"val/accuracy": 0.5, "outcome/failed": 0.0}, elapsed=10.0)
+    assert line.split("   ") == [
+        *("step  7/80", "reward 0.500", "accuracy 0.250", "length 34.2", "val: accuracy 0.500", "7,431 tokens/s"),
+        *("1.50 s per step", "1:50 left"),
+    ]
     lossy = METRICS | {"outcome/failed": 0.44, "response_length/clip_ratio": 0.125, "end/time_limit": 0.0}
-    assert "failed" not in clean and "timed out" not in clean
-    assert "   failed 44%   truncated 12%   7,431 tokens/s" in format_plain_line(view, lossy, 1.0)
+    assert format_plain_line(view, lossy, 10.0).split("   ")[4:6] == ["failed 44%", "truncated 12%"]
 
 
-def test_warnings_are_printed_with_their_iteration(tmp_path: Path):
-    with (tmp_path / "out.txt").open("w") as file:
-        console = Console(Terminal(file=file, width=200))
-        console.start(total_steps=2, completed_steps=0)
-        for step in (1, 2):
-            console.show_step(step, METRICS | {"outcome/grader_failed": 0.44})
-        console.close()
-    lines = (tmp_path / "out.txt").read_text().splitlines()
-    assert len(lines) == 3
-    assert lines[1].startswith("note step 1: 44% of the trajectories have no reward because the grader failed")
-
-
-def test_without_a_terminal_there_are_plain_lines(tmp_path: Path):
-    with (tmp_path / "out.txt").open("w") as file:
-        console = Console(Terminal(file=file))
-        console.start(total_steps=2, completed_steps=0)
-        console.show_phase("generate", 0, 4)
-        console.notify("trainer.cpu_threads=2 has no effect")
-        console.show_step(1, METRICS)
-        console.show_step(2, METRICS)
-        console.close()
-    first, second, third = (tmp_path / "out.txt").read_text().splitlines()
-    assert first == "note trainer.cpu_threads=2 has no effect"
-    assert second.startswith("step 1/2   reward 0.500")
-    assert third.endswith("1.50 s per step")
+def test_without_a_terminal_there_are_plain_lines(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # does not make a file a terminal
+    file = io.StringIO()
+    console = Console(Terminal(file=file, width=200))
+    console.start(total_steps=2, completed_steps=0)
+    console.show_phase("generate", 0, 4)
+    console.notify("[bold]resumed[/] after 7 s")
+    for step in (1, 2):
+        console.show_step(step, METRICS | {"outcome/grader_failed": 0.44})
+    console.close()
+    note, first, warning, second = file.getvalue().splitlines()
+    assert note == "note [bold]resumed[/] after 7 s"
+    assert first.startswith("step 1/2   reward 0.500") and second.startswith("step 2/2")
+    assert warning.startswith("note step 1: 44% ") and "\x1b" not in file.getvalue()
 
 
 def make_samples(*rewards: float) -> list[TrajectoryGroup]:
@@ -176,10 +156,9 @@ def make_samples(*rewards: float) -> list[TrajectoryGroup]:
     groups = []
     for number, reward in enumerate(rewards):
         text = f"\x1b[2J  of [bold]{number}[/]\n\n\n" + "hm " * 300 + "\nthe answer is\t42"
-        turn = Turn([1], Completion([1], [0.0], StopReason.STOP, 0), text)
         prompt = Prompt(number, "sums", [{"role": "user", "content": f"[red]6*7={number}"}])
-        trajectory = Trajectory(number, 0, [turn], [], Score(reward), EpisodeEnd.DONE)
-        groups.append(TrajectoryGroup(prompt, [trajectory]))
+        trajectory = make_trajectory(make_turn([1], text=text), score=reward, prompt_id=number)
+        groups.append(make_group(trajectory, prompt=prompt))
     return groups
 
 
@@ -214,17 +193,6 @@ def test_any_text_can_be_printed(tmp_path: Path):
         samples = [replace(group, prompt=Prompt(0, "", "é \ud800 ?")) for group in make_samples(1.0)]
         Console(Terminal(file=file)).show_samples(samples, is_validation=True)
     assert "prompt: ?   ?" in (tmp_path / "out").read_text()
-
-
-def test_forced_colours_do_not_make_a_file_a_terminal(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    file = io.StringIO()
-    console = Console(Terminal(file=file))
-    console.start(total_steps=2, completed_steps=0)
-    console.show_step(1, METRICS)
-    console.notify("[bold]resumed[/] after 7 s")
-    console.close()
-    assert "\x1b" not in file.getvalue()
 
 
 def test_a_closed_stdout_hides_no_error(monkeypatch, capsys):
@@ -313,20 +281,13 @@ def test_the_live_view_shows_the_last_sample_and_warnings_and_leaves_its_last_st
     assert sys.stdout.isatty() is False and not isinstance(sys.stdout, FileProxy)
 
 
-@pytest.mark.parametrize("environ", [{"TERM": "dumb"}, {"TERM": "unknown"}])
-def test_a_dumb_terminal_has_plain_lines(environ: dict[str, str]):
-    file, terminal = make_terminal(**environ)
+@pytest.mark.parametrize(("term", "encoding"), [("dumb", "utf-8"), ("unknown", "utf-8"), ("xterm", "latin-1")])
+def test_a_terminal_that_cannot_show_the_view_has_plain_lines(term: str, encoding: str):
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+    terminal = Terminal(file=file, force_terminal=True, color_system=None, _environ={"TERM": term})
     with Console(terminal).open("outputs/first") as console:
         console.show_step(1, METRICS)
     assert read(file).startswith("step 1/0   reward 0.500") and "\x1b" not in read(file)
-
-
-def test_an_encoding_without_the_characters_of_the_view_has_plain_lines():
-    file = io.TextIOWrapper(io.BytesIO(), encoding="latin-1", write_through=True)
-    terminal = Terminal(file=file, force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
-    with Console(terminal).open("outputs/first") as console:
-        console.show_step(1, METRICS)
-    assert file.buffer.getvalue().startswith(b"step 1/0")  # type: ignore[attr-defined]
 
 
 def test_no_color(monkeypatch: pytest.MonkeyPatch):
@@ -348,15 +309,8 @@ def test_a_bug_of_the_view_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch
     console.show_step(1, METRICS)
     console.close()
     lines = file.getvalue().splitlines()
-    assert lines[0] == "note the console failed, which is a bug; the run continues:"
+    assert lines[0].startswith("note the console failed")
     assert "ZeroDivisionError: division by zero" in lines and lines[-1].startswith("step 1/0")
-
-
-def test_notice_contains_no_secret(monkeypatch):
-    monkeypatch.setenv("SOME_API_KEY", "canary-7f3a91c2d4")
-    file = io.StringIO()
-    Console(Terminal(file=file)).notify("401: canary-7f3a91c2d4 is no key")
-    assert file.getvalue() == "note 401: $SOME_API_KEY is no key\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -371,29 +325,28 @@ def test_a_display_that_cannot_be_written_does_not_stop_the_run():
         file.write("the file is really full")
 
 
-def test_time_summary():
+def test_the_end_has_the_times_of_all_iterations():
     assert format_time_summary({}) == ""
     spent = {"timing/start": 10.0, "timing/validate": 2.0, "timing/generate": 10.0, "timing/update": 6.0}
     spent |= {"timing/other": 1.98, "timing/publish": 0.02, "timing/step": 20.0}
-    line = "time: start 33%, generate 33%, update 20%, validate 7%, other 7% of 30.0 s (docs/profiles.md)"
-    assert format_time_summary(spent) == line
-
-
-def test_the_end_has_the_times_of_all_iterations():
+    assert format_time_summary(spent).startswith("time: start 33%, generate 33%, update 20%, ")
+    assert format_time_summary(spent).split("20%, ")[1].startswith("validate 7%, other 7% of 30.0 s")
     file = io.StringIO()
     console = Console(Terminal(file=file))
     console.start(total_steps=2, completed_steps=0)
     console.show_step(1, {"timing/generate": 1.0, "timing/update": 0.5, "timing/step": 1.5})
     console.show_step(2, {"timing/generate": 2.0, "timing/update": 0.5, "timing/step": 2.5})
     console.show_end(["next"])
-    assert file.getvalue().splitlines()[2:] == ["time: generate 75%, update 25% of 4.0 s (docs/profiles.md)", "next"]
+    times, end = file.getvalue().splitlines()[2:]
+    assert times.startswith("time: generate 75%, update 25% of 4.0 s") and end == "next"
 
 
-def test_notes_have_no_control_characters():
+def test_notes_have_no_secrets_and_control_characters(monkeypatch: pytest.MonkeyPatch):
     """A note may quote the error of a grader, which may quote a model's text."""
+    monkeypatch.setenv("SOME_API_KEY", "canary-7f3a91c2d4")
     file = io.StringIO()
-    Console(Terminal(file=file)).notify("grader failed: \x1b[2J\x9b1m\u202e[bold]x\nsecond line")
-    assert file.getvalue() == "note grader failed:  [2J 1m [bold]x\nsecond line\n"
+    Console(Terminal(file=file)).notify("401: canary-7f3a91c2d4 \x1b[2J\x9b1m\u202e[bold]x\nsecond line")
+    assert file.getvalue() == "note 401: $SOME_API_KEY  [2J 1m [bold]x\nsecond line\n"
 
 
 def test_clock():

@@ -10,7 +10,6 @@ from alphaapollo.observability.curve import (
     plot_curves,
     plot_curves_as_figure,
     read_curves,
-    save_curves_as_png,
 )
 
 
@@ -24,7 +23,7 @@ def metrics(tmp_path: Path) -> Path:
 
 def test_points_are_read_and_gaps_left_out(metrics: Path):
     assert read_curves(metrics, ["val/accuracy"]) == {"val/accuracy": [(0, 0.25), (2, 0.75)]}
-    with pytest.raises(ValueError, match=r"has no values of 'loss'\. It has: val/accuracy\."):
+    with pytest.raises(ValueError, match=r"'loss'.* val/accuracy"):
         read_curves(metrics, ["loss"])
 
 
@@ -66,7 +65,7 @@ def test_command(metrics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit) as stopped:
         main([str(metrics), "nope"])
     assert stopped.value.code == 2
-    assert "has no values of 'nope'" in capsys.readouterr().err
+    assert "'nope'" in capsys.readouterr().err
 
 
 def test_several_runs_are_told_apart_without_colours(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -82,15 +81,10 @@ def test_several_runs_are_told_apart_without_colours(tmp_path: Path, capsys: pyt
             assert plot.count(marker) > 20, marker  # a line of its own
             assert f"{marker * 3} {run} val/accuracy " in legend
     for words, error in (
-        ([*runs, "val/accuracy", "val/reward"], "8 runs x 2 metrics are more than 8 curves"),
+        ([*runs, "val/accuracy", "val/reward"], "8 runs x 2 metrics"),
         ([str(tmp_path / "gone"), "val/accuracy"], "name one or several runs"),
         (runs, "name one or several runs"),
     ):
         with pytest.raises(SystemExit):
             main(words)
         assert error in " ".join(capsys.readouterr().err.split())
-
-
-def test_png_draws_several(tmp_path: Path):
-    save_curves_as_png({"a/b": [(0, 1.0), (1, 2.0)], "a/c": [(0, 2.0)]}, tmp_path / "c.png", "title")
-    assert (tmp_path / "c.png").stat().st_size > 1000

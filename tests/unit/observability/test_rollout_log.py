@@ -7,33 +7,17 @@ import numpy as np
 import pytest
 
 from alphaapollo.observability.rollout_log import RolloutLog, format_trajectory_lines
-from alphaapollo.types import (
-    Completion,
-    EpisodeEnd,
-    Outcome,
-    Prompt,
-    Row,
-    Score,
-    StopReason,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-)
+from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
+from tests.builders import make_completion, make_trajectory, make_turn
 
 PROMPT = Prompt(17, "openai/gsm8k", [{"role": "user", "content": "7+7=?"}], "14")
 
 
-def trajectory(sample: int = 0, num_tokens: int = 2, score: Score | None = None) -> Trajectory:
-    completion = Completion([7] * num_tokens, [-0.25] * num_tokens, StopReason.STOP, weight_version=3)
-    row = Row(
-        [1, 2, *completion.token_ids],
-        [0, 0] + [1] * num_tokens,
-        [0.0, 0.0, *completion.logprobs],
-        [num_tokens + 1],
-        weight_versions=completion.weight_versions,
-    )
-    turn = Turn([1, 2], completion, "14", info={"tool": np.float32(0.5)})
-    return Trajectory(17, sample, [turn], [row], score or Score(1.0, {"accuracy": 1.0}), EpisodeEnd.DONE, 0.5)
+def trajectory(sample: int = 0, score: Score | float = 1.0) -> Trajectory:
+    """Trajectory of one turn with two tokens."""
+    completion = make_completion([7, 7], -0.25, version=3)
+    turn = make_turn(completion, [1, 2], "14", info={"tool": np.float32(0.5)})
+    return make_trajectory(turn, score=score, sample=sample, prompt_id=17, seconds=0.5)
 
 
 def group(*trajectories: Trajectory) -> list[TrajectoryGroup]:
@@ -52,6 +36,10 @@ def test_line_contains_the_complete_trajectory(tmp_path: Path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["step_000012.jsonl", "val_000012.jsonl"]
     first, second = read(tmp_path / "step_000012.jsonl")
     assert second["sample"] == 1
+    turn = {"text": "14", "observation": None, "num_shown_tokens": 2, "num_tokens": 2, "num_cached_tokens": 0}
+    turn |= {"stop_reason": "stop", "weight_version": 3, "reward": 0.0, "valid": True, "info": {"tool": 0.5}}
+    row = {"ids": [1, 2, 7, 7], "mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.25, -0.25]}
+    row |= {"first_turn": 0, "weight_versions": [[3, 2]]}
     assert first == {
         "step": 12,
         "prompt_id": 17,
@@ -69,29 +57,8 @@ def test_line_contains_the_complete_trajectory(tmp_path: Path):
         "stop_reason": "stop",
         "weight_version": 3,
         "seconds": 0.5,
-        "turns": [
-            {
-                "text": "14",
-                "observation": None,
-                "num_shown_tokens": 2,
-                "num_tokens": 2,
-                "num_cached_tokens": 0,
-                "stop_reason": "stop",
-                "weight_version": 3,
-                "reward": 0.0,
-                "valid": True,
-                "info": {"tool": 0.5},
-            }
-        ],
-        "rows": [
-            {
-                "ids": [1, 2, 7, 7],
-                "mask": [0, 0, 1, 1],
-                "logprobs": [0.0, 0.0, -0.25, -0.25],
-                "first_turn": 0,
-                "weight_versions": [[3, 2]],
-            }
-        ],
+        "turns": [turn],
+        "rows": [row],
     }
 
 
@@ -104,16 +71,11 @@ def test_turn_contains_the_observation():
 
 def test_failure_without_reward_or_turns_is_logged():
     failed = trajectory(score=Score(float("nan"), {"x": float("inf")}, Outcome.GRADER_FAILED, "time-out"))
-    dead = Trajectory(
-        17, 1, [], [], Score(float("nan"), outcome=Outcome.ENVIRONMENT_FAILED), EpisodeEnd.ENVIRONMENT_FAILED
-    )
+    no_score = Score(float("nan"), outcome=Outcome.ENVIRONMENT_FAILED)
+    dead = Trajectory(17, 1, [], [], no_score, EpisodeEnd.ENVIRONMENT_FAILED)
     first, second = map(json.loads, format_trajectory_lines(1, group(failed, dead)))
-    assert (first["reward"], first["components"], first["outcome"], first["reason"]) == (
-        None,
-        {"x": None},
-        "grader_failed",
-        "time-out",
-    )
+    assert (first["reward"], first["components"]) == (None, {"x": None})
+    assert (first["outcome"], first["reason"]) == ("grader_failed", "time-out")
     assert (second["end"], second["stop_reason"], second["turns"]) == ("environment_failed", None, [])
 
 
@@ -144,7 +106,7 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path):
     log = RolloutLog(tmp_path)
     (tmp_path / ".step_000001.jsonl.part").symlink_to("/dev/full")
     log.write(1, group(trajectory()))
-    with pytest.raises(OSError, match=r"could not write the rollouts: No space left on device\. Free disk"):
+    with pytest.raises(OSError, match="rollouts: No space left on device"):
         log.close()
     log.close()
 
@@ -154,16 +116,15 @@ def test_error_is_raised_at_the_next_write(tmp_path: Path):
     (tmp_path / "rollouts").rmdir()
     log.write(1, group(trajectory()))
     wait(log._writing)
-    with pytest.raises(OSError, match="could not write the rollouts: No such file or directory"):
+    with pytest.raises(OSError, match="rollouts: No such file"):
         log.write(2, group(trajectory()))
     log.close()
 
 
 def test_numbers_of_a_row_are_read_back_as_they_were():
     values = [-1e-7, -1.0 / 3, -1234567.125, 0.0, -0.0, -5e-324, float("nan"), float("-inf")]
-    completion = Completion([7] * len(values), values, StopReason.STOP, 0)
-    row = Row([1, *completion.token_ids], [0] + [1] * len(values), [0.0, *values], [len(values)])
-    played = Trajectory(17, 0, [Turn([1], completion, "14")], [row], Score(1.0), EpisodeEnd.DONE)
+    played = make_trajectory(make_turn(make_completion([7] * len(values), values)), prompt_id=17)
+    (row,) = played.rows
     (line,) = map(json.loads, format_trajectory_lines(1, group(played)))
     assert line["rows"][0]["ids"] == row.token_ids and line["rows"][0]["mask"] == row.action_mask
     assert [repr(one) for one in line["rows"][0]["logprobs"]] == [repr(one) for one in row.logprobs[:-2]] + ["None"] * 2

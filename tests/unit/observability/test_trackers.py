@@ -11,17 +11,8 @@ import pytest
 
 from alphaapollo.observability import trackers
 from alphaapollo.observability.trackers import JsonlTracker, Tracker, check_trackers
-from alphaapollo.types import (
-    Completion,
-    EpisodeEnd,
-    Outcome,
-    Prompt,
-    Score,
-    StopReason,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-)
+from alphaapollo.types import Outcome, Prompt, Score, TrajectoryGroup
+from tests.builders import make_group, make_trajectory, make_turn
 
 SCORE = "critic/score/mean"
 
@@ -36,9 +27,9 @@ def groups(count: int = 3) -> list[TrajectoryGroup]:
     made = []
     for number in range(count):
         chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{number} + 7 = ?"}]
-        turn = Turn([1], Completion([7], [-0.5], StopReason.STOP, 0), f"answer {number} <b>\n| é \ud800")
-        one = Trajectory(number, 0, [turn], [], scores[number % 3], EpisodeEnd.DONE)
-        made.append(TrajectoryGroup(Prompt(number, "math", chat, None if number == 1 else "14"), [one]))
+        turn = make_turn([7], text=f"answer {number} <b>\n| é \ud800")
+        prompt = Prompt(number, "math", chat, None if number == 1 else "14")
+        made.append(make_group(make_trajectory(turn, score=scores[number % 3], prompt_id=number), prompt=prompt))
     return made
 
 
@@ -79,31 +70,19 @@ def test_damaged_lines_are_removed_and_reported(tmp_path: Path):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], b'{"st\xffep": 1}\n', lines[2], b"[]\n", lines[4]]))
     JsonlTracker(path, 4, notices.append).close()
-    assert steps(path) == [0, 2, 4] and notices == [f"{path}: lines 2, 4 cannot be parsed and were removed."]
+    assert steps(path) == [0, 2, 4] and notices[0].startswith(f"{path}: lines 2, 4 ")
 
 
-def test_resume_drops_what_came_after_the_checkpoint(tmp_path: Path):
+def test_a_resume_drops_what_came_after_the_checkpoint_and_a_new_run_everything(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     run(path, 0, 0, 1, 2, 3, 4)
     run(path, 2, 3)
     assert steps(path) == [0, 1, 2, 3]
+    path.write_text(path.read_text() + '{"step": 4, "rew')  # an incomplete line
     run(path, 3, 4)
     assert steps(path) == [0, 1, 2, 3, 4]
-
-
-def test_a_new_run_starts_an_empty_file(tmp_path: Path):
-    path = tmp_path / "metrics.jsonl"
-    run(path, 0, 0, 1)
     run(path, 0, 0)
     assert steps(path) == [0]
-
-
-def test_incomplete_last_line_is_removed(tmp_path: Path):
-    path = tmp_path / "metrics.jsonl"
-    run(path, 0, 1, 2)
-    path.write_text(path.read_text() + '{"step": 3, "rew')
-    run(path, 2, 3)
-    assert steps(path) == [1, 2, 3]
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
@@ -113,15 +92,13 @@ def test_full_disk_error_names_the_file(tmp_path: Path):
     path.symlink_to("/dev/full")
     tracker = JsonlTracker.__new__(JsonlTracker)
     tracker._path, tracker._file = path, path.open("w")
-    with pytest.raises(OSError, match=r"could not write the metrics: No space left on device\. Free disk"):
+    with pytest.raises(OSError, match="metrics: No space left on device"):
         tracker.log(1, {"critic/score/mean": 0.5})
 
 
 def test_missing_package_is_an_error_before_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "swanlab", None)
-    with pytest.raises(
-        ValueError, match=r"trainer\.logger has swanlab, .*install -e '\.\[swanlab\]' in the clone, or remove swanlab"
-    ):
+    with pytest.raises(ValueError, match=r"swanlab.*'\.\[swanlab\]'"):
         Tracker(settings("console", "swanlab"), tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
     check_trackers(["console"])
@@ -136,9 +113,7 @@ def test_missing_login_is_an_error_before_the_start(monkeypatch: pytest.MonkeyPa
         if key:
             check_trackers([name])
         else:
-            with pytest.raises(
-                ValueError, match=f"{name}, but you are not logged in. Run `{name} login`, set .*=offline"
-            ):
+            with pytest.raises(ValueError, match=f"{name} login.*=offline"):
                 check_trackers([name])
     monkeypatch.setenv(f"{name.upper()}_MODE", "offline")
     check_trackers([name])
@@ -200,8 +175,8 @@ def test_a_tracker_that_raises_does_not_stop_the_run(
 
     made = use_backends(monkeypatch, broken=act, working=lambda name, at: None)
     (notice,) = log_three_iterations(tmp_path, "broken", "working")
-    assert notice.startswith("the tracker broken failed (ConnectionError: no route to the server)")
-    assert f"data from step {step} on may be missing there" in notice and str(tmp_path) in notice
+    assert "broken" in notice and "ConnectionError: no route to the server" in notice
+    assert f"step {step} " in notice and str(tmp_path) in notice
     assert made["working"].calls == [("start", 0), *ALL_CALLS, ("close", -1)]
     if "broken" in made:
         assert made["broken"].calls == [("start", 0), *ALL_CALLS][: len(made["broken"].calls)]
@@ -227,7 +202,7 @@ def test_a_tracker_that_blocks_does_not_delay_the_run(
     use_backends(monkeypatch, slow=act)
     (notice,) = log_three_iterations(tmp_path, "slow")  # returns while the tracker is still blocked
     assert not release.is_set()
-    assert notice.startswith(f"the tracker slow did not end within 30 s: data from step {step} on may be missing")
+    assert "tracker slow" in notice and "30 s" in notice and f"step {step} " in notice
     release.set()
 
 
@@ -237,12 +212,8 @@ def test_samples_are_the_first_ones_without_secrets(monkeypatch: pytest.MonkeyPa
     first.trajectories[0].turns[0].text = "the key is secret-of-the-tool"
     table = trackers.make_sample_table(5, [first, *others])
     assert len(table) == 32 and set(table["step"]) == {5}
-    assert table.loc[0, ["prompt", "text", "ground_truth", "reward"]].tolist() == [
-        "Be brief.\n\n0 + 7 = ?",
-        "the key is $TOOL_TOKEN",
-        "14",
-        1.0,
-    ]
+    first_row = ["Be brief.\n\n0 + 7 = ?", "the key is $TOOL_TOKEN", "14", 1.0]
+    assert table.loc[0, ["prompt", "text", "ground_truth", "reward"]].tolist() == first_row
     assert table.loc[1, ["text", "ground_truth", "reward"]].tolist() == ["answer 1 <b>\n| é ?", "", 0.0]
     assert math.isnan(table.loc[2, "reward"]) and table.loc[2, "outcome"] == "grader_failed"
 
@@ -267,14 +238,8 @@ def test_wandb_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert track("wandb", tmp_path, 0, (1, 2)) == []
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/val/samples_*.table.json")
-    assert json.loads(table.read_text())["data"][0] == [
-        2,
-        "Be brief.\n\n0 + 7 = ?",
-        "answer 0 <b>\n| é ?",
-        "14",
-        1.0,
-        "scored",
-    ]
+    first_row = [2, "Be brief.\n\n0 + 7 = ?", "answer 0 <b>\n| é ?", "14", 1.0, "scored"]
+    assert json.loads(table.read_text())["data"][0] == first_row
     assert steps(tmp_path / "metrics.jsonl") == [1, 2]
 
 
@@ -304,8 +269,7 @@ def test_trackio_continues_a_resumed_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert [(line["step"], line[SCORE]) for line in logs if SCORE in line] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
     tables = [(line["step"], line["val/samples"]["_value"]) for line in logs if "val/samples" in line]
     assert [(step, len(rows), rows[0]["text"]) for step, rows in tables] == [
-        (2, 3, "answer 0 <b>\n| é ?"),
-        (4, 3, "answer 0 <b>\n| é ?"),
+        (step, 3, "answer 0 <b>\n| é ?") for step in (2, 4)
     ]
 
 
