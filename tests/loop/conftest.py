@@ -96,6 +96,20 @@ def check_first_and_last_lines(done: FinishedRun, *next_commands: str) -> None:
     assert all(f" {done.folder} " in line for line in end.splitlines()), last
 
 
+def prepare(module: str, words: Sequence[object]) -> Any:
+    """Do in this process what a training command does before it starts a worker. Raises ValueError for bad input."""
+    from alphaapollo.config import schema
+    from alphaapollo.config.load import load_config_and_user_settings
+    from alphaapollo.finetuning.prepare import prepare_run as prepare_finetuning
+    from alphaapollo.observability.console import Console
+    from alphaapollo.trainer.lifecycle import prepare_run
+
+    name = module.rpartition("main_")[2]
+    config_class = {"ppo": schema.Config, "sft": schema.SftConfig, "dpo": schema.DpoConfig, "rm": schema.RmConfig}[name]
+    config, user_settings = load_config_and_user_settings(config_class, name, [str(word) for word in words])
+    return (prepare_run if name == "ppo" else prepare_finetuning)(config, user_settings, Console())
+
+
 HOLD = """
 import asyncio
 from pathlib import Path
@@ -182,14 +196,8 @@ class Runner:
         return done
 
     def prepare(self, *overrides: str) -> Any:
-        """Do in this process what main_ppo does before it starts a worker."""
-        from alphaapollo.config.load import load_config_and_user_settings
-        from alphaapollo.config.schema import Config
-        from alphaapollo.observability.console import Console
-        from alphaapollo.trainer.lifecycle import prepare_run
-
-        config, user_settings = load_config_and_user_settings(Config, "ppo", self.words(overrides))
-        return prepare_run(config, user_settings, Console())
+        """Do in this process what the command does before it starts a worker."""
+        return prepare(self.module, self.words(overrides))
 
     def refuse(self, *overrides: str) -> str:
         """Prepare a run that must be refused before any worker starts. Returns the error without line breaks."""
