@@ -20,8 +20,7 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-JsonObject = dict[str, Any]
-"""Parsed JSON object, or a value like it: YAML, a tool schema, the arguments of a tool call."""
+from alphaapollo.utils.json_types import JsonObject as JsonObject
 
 Picture = bytes | str
 """Encoded picture (PNG, JPEG, ...), or the path of a picture file."""
@@ -79,8 +78,8 @@ class Prompt:
     data_source: str  # selects the reward function
     content: list[Message] | str  # chat for the chat template, or text to continue
     ground_truth: str | None = None  # right answer; JSON if the data has a list
-    extra_info: JsonObject = field(default_factory=dict)  # the column extra_info, and all columns not named here
-    env_kwargs: JsonObject = field(default_factory=dict)  # for the environment
+    extra_info: dict[str, Any] = field(default_factory=dict)  # the column extra_info, and all columns not named here
+    env_kwargs: dict[str, Any] = field(default_factory=dict)  # for the environment
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,7 @@ class Turn:
     text: str  # decoded action, for display, graders and environments
     reward: float = 0.0  # step reward of the environment; the final score is in Trajectory.score
     valid: bool = True  # False: the environment could not parse the action
-    info: JsonObject = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
     observation: list[Message] | None = None  # messages of the environment; None after the last turn
     context_images: tuple[ImageInput, ...] = ()  # pictures whose placeholders are in context_ids, in order
     answer_number: int = 0  # agents: position among the session's answers; the turns are in the order of rows
@@ -237,7 +236,7 @@ class EpisodeTurn:
     observation: list[Message] | None = None
     reward: float = 0.0
     valid: bool = True
-    info: JsonObject = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from alphaapollo.config.keys import COMMANDS, format_value, list_sections
 from alphaapollo.config.schema import Config
-from alphaapollo.types import JsonObject
+from alphaapollo.utils.json_types import JsonObject
 
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 VALIDATION = "actor_rollout_ref.rollout.val_kwargs"

@@ -15,7 +15,7 @@ import builtins
 import json
 from dataclasses import dataclass
 
-from alphaapollo.types import JsonObject
+from alphaapollo.utils.json_types import JsonObject
 
 TIME_LIMIT = 4.0  # seconds for one run of the code
 
