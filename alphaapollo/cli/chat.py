@@ -21,13 +21,7 @@ from typing import TYPE_CHECKING, Any
 from alphaapollo.cli.serve import choose_context_length
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.schema import Env, GenerationConfig
-from alphaapollo.environments.base import (
-    Environment,
-    Services,
-    StepResult,
-    get_environment_spec,
-    register_environment,
-)
+from alphaapollo.environments.base import Environment, Services, StepResult, get_environment_spec, register_environment
 from alphaapollo.launch.run_model import load_run_model
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.openai_connection import make_connection_options, make_openai_message

@@ -129,13 +129,7 @@ def describe_type(annotation: object, metadata: Iterable[object] = ()) -> str:
         return f"list of {len(args)}: {', '.join(dict.fromkeys(map(describe_type, args)))}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"a section with {', '.join(annotation.model_fields)}"
-    words: dict[object, str] = {
-        int: "integer",
-        float: "number",
-        str: "text",
-        bool: "true | false",
-        type(None): "null",
-    }
+    words: dict[object, str] = {int: "integer", float: "number", str: "text", bool: "true | false", type(None): "null"}
     return words[annotation] + _describe_bounds(metadata)
 
 

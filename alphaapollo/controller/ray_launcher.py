@@ -20,11 +20,7 @@ from alphaapollo.controller.ray_cluster import (
     find_local_ray_processes,
     is_local_ray_unresponsive,
 )
-from alphaapollo.controller.ray_placement import (
-    assign_actor_slots,
-    choose_visible_gpus,
-    reserve_placement_groups,
-)
+from alphaapollo.controller.ray_placement import assign_actor_slots, choose_visible_gpus, reserve_placement_groups
 from alphaapollo.controller.ray_ranks import RayRanks
 from alphaapollo.controller.ray_transfer import RayFileReader, RayWeightSyncClient
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, start_rollout_worker

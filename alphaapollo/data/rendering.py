@@ -139,10 +139,7 @@ class Renderer:
         chat = [make_content_parts(message) if message.get("images") else message for message in messages]
         try:
             rendered = self.tokenizer.apply_chat_template(
-                chat,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **self.template_arguments,
+                chat, tokenize=False, add_generation_prompt=add_generation_prompt, **self.template_arguments
             )
             rendered.encode()  # raises UnicodeEncodeError for an unpaired surrogate, which has no tokens
         except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:

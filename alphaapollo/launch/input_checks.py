@@ -25,12 +25,7 @@ from alphaapollo.config.schema import (
     TuningConfig,
 )
 from alphaapollo.controller.placement import Machine, detect_machine
-from alphaapollo.data.images import (
-    collect_pictures,
-    list_unused_mark_notices,
-    load_image_processor,
-    reads_pictures,
-)
+from alphaapollo.data.images import collect_pictures, list_unused_mark_notices, load_image_processor, reads_pictures
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, load_tokenizer

@@ -51,12 +51,7 @@ class TrainingSession:
 
 @asynccontextmanager
 async def open_session(
-    config: Config | TuningConfig,
-    start: StartPoint,
-    plan: RunPlan,
-    specs: WorkerSpecs,
-    timer: Timer,
-    console: Console,
+    config: Config | TuningConfig, start: StartPoint, plan: RunPlan, specs: WorkerSpecs, timer: Timer, console: Console
 ) -> AsyncIterator[TrainingSession]:
     """Context manager that prepares the run's folder, starts and monitors the workers, and stops them. Raises
     WorkerDied or RunStalled. console: its `start` has been called."""

@@ -20,21 +20,14 @@ SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
         "response_length/mean": "length {:,.1f}",
     },
     "critic": {"critic/vf_explained_var": "critic: explained variance {:.2f}"},
-    "val": {
-        "val/accuracy": "accuracy {:.3f}",
-        "val/accuracy_greedy": "greedy {:.3f}",
-        "val/loss": "loss {:.4f}",
-    },
+    "val": {"val/accuracy": "accuracy {:.3f}", "val/accuracy_greedy": "greedy {:.3f}", "val/loss": "loss {:.4f}"},
     "lost": {  # shown only if not 0
         "outcome/failed": "failed {:.0%}",
         "response_length/clip_ratio": "truncated {:.0%}",
         "end/time_limit": "timed out {:.0%}",
         "val/failed": "failed in validation {:.0%}",
     },
-    "speed": {
-        "rollout/tokens_per_second": "{:,.0f} tokens/s",
-        "timing/step": "{:.2f} s per step",
-    },
+    "speed": {"rollout/tokens_per_second": "{:,.0f} tokens/s", "timing/step": "{:.2f} s per step"},
 }
 RECENT_STEPS = 20  # iterations from which the remaining time is estimated
 LABEL_WIDTH, BAR_WIDTH, MIN_WIDTH_WITH_BARS = 12, 24, 66  # narrower windows have no bars

@@ -266,10 +266,5 @@ def make_token_context_factory(
     if env.context == "append":
         return lambda environment: AppendContext(prompts, renderer.encode_observation, renderer.prepare_images)
     return lambda environment: MemoryContext(
-        environment,
-        prompts,
-        renderer.prepare_images,
-        prompts.is_within_limit,
-        env.history_length,
-        env.memory_type,
+        environment, prompts, renderer.prepare_images, prompts.is_within_limit, env.history_length, env.memory_type
     )

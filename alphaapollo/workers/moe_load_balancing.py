@@ -69,10 +69,7 @@ class ExpertLoadBalancer:
         counts = together[:-2].view_as(self.counts)[self.routers.layers]
         num_overridden, num_forced = together[-2:].tolist()
         mean = counts.mean(1, keepdim=True).clamp(min=1e-9)
-        metrics = {
-            "expert_load_max": float((counts / mean).max()),
-            "expert_dead": float((counts == 0).double().mean()),
-        }
+        metrics = {"expert_load_max": float((counts / mean).max()), "expert_dead": float((counts == 0).double().mean())}
         if num_forced:
             metrics["router_differs"] = num_overridden / num_forced
         if self.coefficient:

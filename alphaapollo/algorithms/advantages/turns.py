@@ -7,13 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import (
-    AdvantageInputs,
-    Advantages,
-    Trajectories,
-    Turns,
-    register_estimator,
-)
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, Turns, register_estimator
 from alphaapollo.algorithms.advantages.gae import gae
 from alphaapollo.algorithms.advantages.rloo import rloo
 from alphaapollo.algorithms.group_statistics import Groups

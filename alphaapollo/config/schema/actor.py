@@ -60,8 +60,7 @@ class Actor(Section):
     grad_clip: PositiveFloat = 1.0
     """Maximum gradient norm."""
     clip_ratio: Annotated[
-        PositiveFloat | None,
-        ActiveWhen("uses_clip_ratio", reason="clip_ratio_low and clip_ratio_high are both set"),
+        PositiveFloat | None, ActiveWhen("uses_clip_ratio", reason="clip_ratio_low and clip_ratio_high are both set")
     ] = None
     """Clip range on both sides; null = the default of the loss (ppo 0.2). dppo_tv and dppo_kl: largest divergence."""
     clip_ratio_low: PositiveFloat | None = None
@@ -141,7 +140,6 @@ class Reference(Section):
     fsdp_config: Annotated[
         FrozenFsdp,
         ActiveUnless(
-            "/actor_rollout_ref.model.lora_rank",
-            reason="with LoRA the reference is the policy without its adapters",
+            "/actor_rollout_ref.model.lora_rank", reason="with LoRA the reference is the policy without its adapters"
         ),
     ] = FrozenFsdp()

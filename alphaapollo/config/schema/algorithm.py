@@ -9,15 +9,7 @@ from typing import Annotated, Literal
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.actor import KLEstimator
-from alphaapollo.config.schema.base import (
-    CHANGES_ALGORITHM,
-    CHANGES_CODE,
-    CODE,
-    ActiveWhen,
-    Ratio,
-    ResumeRule,
-    Section,
-)
+from alphaapollo.config.schema.base import CHANGES_ALGORITHM, CHANGES_CODE, CODE, ActiveWhen, Ratio, ResumeRule, Section
 
 WHEN_CONTROLLED = ActiveWhen("type", "adaptive", "doubling", "dual")
 WHEN_ENABLED = ActiveWhen("enable")

@@ -6,14 +6,7 @@ from typing import Annotated
 
 from pydantic import PositiveInt
 
-from alphaapollo.config.schema.base import (
-    CHANGES_DATA,
-    CHANGES_VALIDATION,
-    ActiveUnless,
-    ActiveWhen,
-    FilePath,
-    Section,
-)
+from alphaapollo.config.schema.base import CHANGES_DATA, CHANGES_VALIDATION, ActiveUnless, ActiveWhen, FilePath, Section
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
 from alphaapollo.config.schema.rollout import ValSampling

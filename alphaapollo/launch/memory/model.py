@@ -139,8 +139,7 @@ class TrainedModelMemory:
         if self.offload_policy:
             return MemoryUsage()
         return MemoryUsage(
-            weights=self.frozen_base_bytes + FLOAT32 * self.num_trained_parameters,
-            optimizer=self.optimizer_bytes,
+            weights=self.frozen_base_bytes + FLOAT32 * self.num_trained_parameters, optimizer=self.optimizer_bytes
         )
 
     def usage_while_idle(self) -> MemoryUsage:

@@ -26,11 +26,7 @@ from alphaapollo.launch.input_checks import (
     read_prompts,
 )
 from alphaapollo.launch.try_environment import grade_trial_answers, try_environment
-from alphaapollo.models.folder_check import (
-    check_reads_pictures_like_policy,
-    check_weight_files,
-    list_template_notices,
-)
+from alphaapollo.models.folder_check import check_reads_pictures_like_policy, check_weight_files, list_template_notices
 from alphaapollo.models.load import check_causal_lm
 from alphaapollo.models.lora import check_target_modules
 from alphaapollo.rewards.components import TASK

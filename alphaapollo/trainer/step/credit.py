@@ -237,12 +237,7 @@ def _add_teacher_advantages(
 
 
 def _pack_columns(
-    batch: Batch,
-    computed: WorkerOutputs,
-    advantages: np.ndarray,
-    returns: np.ndarray,
-    actor: Actor,
-    dtype: np.dtype,
+    batch: Batch, computed: WorkerOutputs, advantages: np.ndarray, returns: np.ndarray, actor: Actor, dtype: np.dtype
 ) -> list[Columns[np.ndarray]]:
     """Split arrays [n] and [B] by training rank."""
     layout = batch.layout

@@ -140,8 +140,5 @@ async def _add_server_scores(outputs: WorkerOutputs, run: LearnerState, batch: B
     if logprobs is not None and outputs.teacher_logprobs is not None:
         logprobs = outputs.teacher_logprobs + logprobs
     return replace(
-        outputs,
-        teacher_logprobs=logprobs,
-        teacher_tokens=scores.tokens,
-        teacher_token_logprobs=scores.token_logprobs,
+        outputs, teacher_logprobs=logprobs, teacher_tokens=scores.tokens, teacher_token_logprobs=scores.token_logprobs
     )
