@@ -38,49 +38,33 @@ from tests.unit.tiny import free_address, run_ranks, save_model
 
 PAIRS_PER_CASE = 8
 REAL_EVERY = 10  # cases
-TOLERANCE = 1e-4  # columns are sent to the workers in float32, and a gradient is a difference of large terms
-REAL_TOLERANCE = 2e-4  # the tiny model computes in float32
-PICTURE_TOLERANCE = 1e-5  # nats; gradients relative to the largest entry
 QUICK_PICTURE_CASES = 6
+TOLERANCES = {
+    "": 1e-4,  # columns are sent to the workers in float32, and a gradient is a difference of large terms
+    "_worker": 2e-4,  # the tiny model computes in float32
+    "_with_pictures": 1e-5,  # nats; gradients relative to the largest entry
+}
 
 
 @dataclass
 class Report:
     cases: int = 0
     failures: list[str] = field(default_factory=list)
-    largest: float = 0.0  # differences with the table, relative to the largest entry of each array
-    largest_real: float = 0.0
-    largest_with_pictures: float = 0.0
+    largest: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOLERANCES, 0.0))
     comparisons: int = 0
     pairs: set[tuple[str, str]] = field(default_factory=set)
 
-    def note(self, where: str, difference: float, is_real: bool = False) -> None:
+    def note(self, where: str, difference: float, kind: str = "") -> None:
+        """Count a difference, which is relative to the largest entry of each array."""
         self.comparisons += 1
-        if is_real:
-            self.largest_real = max(self.largest_real, difference)
-        else:
-            self.largest = max(self.largest, difference)
-        if not difference <= (REAL_TOLERANCE if is_real else TOLERANCE):
-            self.failures.append(f"{where}: differs by {difference:.2g}")
-
-    def note_pictures(self, where: str, difference: float) -> None:
-        self.comparisons += 1
-        self.largest_with_pictures = max(self.largest_with_pictures, difference)
-        if not difference <= PICTURE_TOLERANCE:
+        self.largest[kind] = max(self.largest[kind], difference)
+        if not difference <= TOLERANCES[kind]:
             self.failures.append(f"{where}: differs by {difference:.2g}")
 
     def summary(self) -> str:
-        return json.dumps(
-            {
-                "cases": self.cases,
-                "failures": len(self.failures),
-                "largest_difference": self.largest,
-                "largest_difference_worker": self.largest_real,
-                "largest_difference_with_pictures": self.largest_with_pictures,
-                "comparisons": self.comparisons,
-                "pairs": len(self.pairs),
-            }
-        )
+        largest = {f"largest_difference{kind}": value for kind, value in self.largest.items()}
+        counts = {"comparisons": self.comparisons, "pairs": len(self.pairs)}
+        return json.dumps({"cases": self.cases, "failures": len(self.failures)} | largest | counts)
 
 
 def names_of(seed: int, cases: int) -> Iterator[list[Name]]:
@@ -105,7 +89,7 @@ def check(seed: int, cases: int, progress: bool = False, quick: bool = False) ->
             print(f"{report.cases} of {cases} cases, {len(report.failures)} failures", flush=True)
     check_worker(of_worker, report, processes=not quick)
     for where, gap in check_pictures(seed, QUICK_PICTURE_CASES if quick else cases, processes=not quick):
-        report.note_pictures(where, gap)
+        report.note(where, gap, "_with_pictures")
     return report
 
 
@@ -153,16 +137,16 @@ def check_worker(names: list[Name], report: Report, processes: bool) -> None:
         for name, case, steps in zip(names, cases, expected, strict=True):
             for view in real.VIEWS:
                 ours = real.gradients(padded if view.padded else packed, case, view)
-                report.note(f"{name}: worker, {view.name}", _steps_apart(ours, steps), is_real=True)
+                report.note(f"{name}: worker, {view.name}", _steps_apart(ours, steps), "_worker")
         weights = real.resumed_weights(folder, address, cases[:2])
         for kind in ("saving", "resumed"):
             apart = [bool((a != b).any()) for a, b in zip(weights[kind], weights["straight"], strict=True)]
-            report.note(f"worker, {kind}: weights bit for bit", float(any(apart)), is_real=True)
+            report.note(f"worker, {kind}: weights bit for bit", float(any(apart)), "_worker")
         padded.close()
         for views_of_rank in run_ranks(real.of_rank, 2, folder, cases, timeout=300) if processes else []:
             for view, steps_of_cases in zip(real.ON_TWO_RANKS, views_of_rank, strict=True):
                 for name, ours, steps in zip(names, steps_of_cases, expected, strict=True):
-                    report.note(f"{name}: worker, {view.name}", _steps_apart(ours, steps), is_real=True)
+                    report.note(f"{name}: worker, {view.name}", _steps_apart(ours, steps), "_worker")
 
 
 def _steps_apart(ours: real.Steps, expected: real.Steps) -> float:

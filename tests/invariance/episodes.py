@@ -11,18 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from alphaapollo.rollout.context import build_append_context_rows, build_memory_context_rows
-from alphaapollo.types import (
-    Completion,
-    EpisodeEnd,
-    Outcome,
-    Prompt,
-    Score,
-    StopReason,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-)
+from alphaapollo.types import EpisodeEnd, Outcome, Score, Trajectory
+from tests.builders import make_completion, make_group, make_trajectory, make_turn
 
 Context = Literal["append", "memory"]
 VOCABULARY = 48
@@ -57,12 +47,11 @@ class Episode:
         for action in self.actions:
             past = past + action.context
             shown = action.context if context == "append" else past
-            completion = Completion(action.tokens, action.logprobs, StopReason.STOP, weight_version=0)
-            info = {"state": action.state}
-            turns.append(Turn(shown, completion, "text", action.reward, action.valid, info))
+            fields = {"reward": action.reward, "valid": action.valid, "info": {"state": action.state}}
+            turns.append(make_turn(make_completion(action.tokens, action.logprobs), shown, **fields))
             past = past + action.tokens
-        rows = build_append_context_rows(turns) if context == "append" else build_memory_context_rows(turns)
-        return Trajectory(self.prompt, self.sample, turns, rows, self.score, self.end)
+        ids = {"sample": self.sample, "prompt_id": self.prompt}
+        return make_trajectory(*turns, score=self.score, memory=context == "memory", end=self.end, **ids)
 
 
 @dataclass
@@ -143,14 +132,11 @@ class Episodes:
 
     def trajectory_groups(self, context: Context, baseline: bool, order: np.random.Generator | None):
         """Trajectory groups for the driver. `order` shuffles the prompts and the samples of each."""
-        groups = [
-            TrajectoryGroup(
-                Prompt(number, "test", "text", extra_info={"length_budget": 10}),
-                [one.trajectory(context) for one in _shuffled(episodes, order)],
-                self.greedy[number].trajectory(context) if baseline else None,
-            )
-            for number, episodes in enumerate(self.groups)
-        ]
+        groups = []
+        for episodes, greedy in zip(self.groups, self.greedy, strict=True):
+            samples = [one.trajectory(context) for one in _shuffled(episodes, order)]
+            alone = greedy.trajectory(context) if baseline else None
+            groups.append(make_group(*samples, baseline=alone, length_budget=10))
         return _shuffled(groups, order)
 
     def first_tokens(self) -> dict[tuple[int, int], list[int]]:

@@ -27,14 +27,7 @@ VIEWS = [  # compared with append context, padded, in one micro-batch
     PACKED,
     View("shared, packed", shared=True, max_tokens=70),
     View("shared, padded", padded=True, shared=True),
-    View(
-        "memory, shared, padded, without rows of zero advantage",
-        "memory",
-        padded=True,
-        shared=True,
-        skips=True,
-        max_tokens=70,
-    ),
+    View("memory, shared, padded, without zero advantages", "memory", True, shared=True, skips=True, max_tokens=70),
     View("packed, without rows of zero advantage", skips=True, max_tokens=70),
 ]
 ON_TWO_RANKS = [

@@ -80,10 +80,7 @@ class Prepared:
 
 def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Config, estimator: Estimator) -> Prepared:
     actor = config.actor_rollout_ref.actor.model_copy(
-        update={
-            "ppo_max_token_len_per_gpu": view.max_tokens,
-            "ulysses_sequence_parallel_size": view.sequence_parallel,
-        }
+        update={"ppo_max_token_len_per_gpu": view.max_tokens, "ulysses_sequence_parallel_size": view.sequence_parallel}
     )
     config = replace_value(config, "actor_rollout_ref.actor", actor)
     config = replace_value(config, "data.max_response_length", MAX_LENGTH)
