@@ -106,6 +106,11 @@ def load(folder):
     return processor, tokenizer
 
 
+@pytest.fixture(scope="module")
+def processor(vision_folder):
+    return load(vision_folder("qwen3_vl"))[0]
+
+
 def test_tokens_and_pixels_equal_those_of_transformers(family):
     from transformers import AutoImageProcessor, AutoProcessor
 
@@ -142,8 +147,7 @@ def test_counts_from_headers_are_the_numbers_of_prepared_tokens(family):
             assert count == len(processor.prepare(picture).token_ids)
 
 
-def test_features_of_hand_made_pictures(vision_folder):
-    processor, _ = load(vision_folder("qwen3_vl"))
+def test_features_of_hand_made_pictures(processor, vision_folder):
     image = processor.prepare(make_picture(32, 48))
     assert image.grid == (2, 3) and image.num_placeholders == len(image.token_ids) == 6
     assert image.tensors["pixel_values"].shape == (24, 384)  # patches of 8 x 8 pixels, 3 colors, 2 equal frames
@@ -155,8 +159,7 @@ def test_features_of_hand_made_pictures(vision_folder):
     assert tokenizer.decode(image.token_ids) == f"<img>{'<IMG_CONTEXT>' * 12}</img>"
 
 
-def test_the_same_picture_is_prepared_once(vision_folder, tmp_path):
-    processor, _ = load(vision_folder("qwen3_vl"))
+def test_the_same_picture_is_prepared_once(processor, tmp_path):
     picture, other = make_picture(), make_picture(seed=1)
     with ThreadPoolExecutor(8) as threads:
         first, *others = threads.map(processor.prepare, [bytes(bytearray(picture)) for _ in range(8)])
@@ -166,23 +169,20 @@ def test_the_same_picture_is_prepared_once(vision_folder, tmp_path):
     assert processor.prepare(str(tmp_path / "a.png")).digest == processor.prepare(picture).digest
 
 
-def test_an_extreme_aspect_ratio_is_rejected_with_its_size(vision_folder):
-    processor, _ = load(vision_folder("qwen3_vl"))
+def test_an_extreme_aspect_ratio_is_rejected_with_its_size(processor):
     for call in (processor.prepare, processor.count_tokens):
         with pytest.raises(ValueError, match=r"processor rejects .*1000 x 2 .*ratio"):
             call(encode(Image.new("RGB", (1000, 2))))
 
 
-def test_the_numbers_of_placeholders_and_pictures_must_be_equal(vision_folder):
-    processor, _ = load(vision_folder("qwen3_vl"))
+def test_the_numbers_of_placeholders_and_pictures_must_be_equal(processor):
     with pytest.raises(ValueError, match=r"<\|image_pad\|> \(2\) and pictures \(1\)"):
         processor.expand_placeholders([processor.placeholder_id] * 2, [processor.prepare(make_picture())])
 
 
-def test_lazy_images_are_prepared_when_they_are_used(vision_folder):
+def test_lazy_images_are_prepared_when_they_are_used(processor):
     import pickle
 
-    processor, _ = load(vision_folder("qwen3_vl"))
     images = LazyImages(processor, (make_picture(), make_picture(16, 16)))
     assert [image.num_placeholders for image in images] == [6, 1] and len(images[1:]) == 1
     copy = pickle.loads(pickle.dumps(images))

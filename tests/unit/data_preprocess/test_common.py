@@ -168,10 +168,10 @@ def test_data_sources_are_names_that_a_grader_takes(tmp_path):
     assert data_source_of("someone/problems", "math") == "math/someone/problems"
 
 
-def test_split_of_a_file_follows_from_its_name(tmp_path):
+@pytest.mark.parametrize(("name", "split"), [("a_test.jsonl", "test"), ("a.jsonl", "train")])
+def test_split_of_a_file_follows_from_its_name(tmp_path, name, split):
     row = {"question": "q"}
-    assert read_splits(write_rows(tmp_path / "a_test.jsonl", [row]), ["train", "test"], None) == {"test": [row]}
-    assert read_splits(write_rows(tmp_path / "a.jsonl", [row]), ["train", "test"], None) == {"train": [row]}
+    assert read_splits(write_rows(tmp_path / name, [row]), ["train", "test"], None) == {split: [row]}
 
 
 def test_a_folder_is_searched_for_its_splits(tmp_path):
@@ -195,12 +195,6 @@ def test_missing_path_is_reported(source):
         read_splits(source, ["train"], None)
 
 
-def test_a_hub_id_needs_the_datasets_library(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match="pip install datasets"):
-        read_splits("openai/gsm8k", ["train"], None)
-
-
 def test_a_hub_id_is_read_with_its_configuration(monkeypatch):
     asked = []
 
@@ -215,10 +209,18 @@ def test_a_hub_id_is_read_with_its_configuration(monkeypatch):
         read_splits("openai/gsm8k", ["dev"], "main")
 
 
-def test_what_the_hub_raises_is_said(monkeypatch):
-    def load_dataset(*args):
-        raise ConnectionError("no network")
+def raise_connection_error(*args):
+    raise ConnectionError("no network")
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(ValueError, match="ConnectionError: no network"):
+
+@pytest.mark.parametrize(
+    ("datasets", "reason"),
+    [
+        (None, "pip install datasets"),
+        (SimpleNamespace(load_dataset=raise_connection_error), "ConnectionError: no network"),
+    ],
+)
+def test_a_hub_that_cannot_be_used_is_an_error(monkeypatch, datasets, reason):
+    monkeypatch.setitem(sys.modules, "datasets", datasets)
+    with pytest.raises(ValueError, match=reason):
         read_splits("openai/gsm8k", ["train"], None)

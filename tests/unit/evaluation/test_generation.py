@@ -9,7 +9,6 @@ from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from alphaapollo.config.load import load_config
@@ -22,6 +21,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.trainer.main_generation import main
 from alphaapollo.utils.watchdog import RUN
+from tests.builders import write_rows
 from tests.unit import tiny
 from tests.unit.environments.episode_helpers import EXAMPLES
 
@@ -34,9 +34,8 @@ def compute_score(prompt, completion):
     even = sum(int(word[1:]) % 2 == 0 for word in words if word[1:].isdigit())
     return {"reward": even / 16, "accuracy": float(even > len(words) / 2)}
 '''
-ROWS = [
-    {"data_source": f"source/{index % 2}", "prompt": f"w{index} w3 w{index + 2}", "truth": "x"} for index in range(6)
-]
+TRUTH = {"reward_model": {"style": "rule", "ground_truth": "x"}}
+ROWS = [{"data_source": f"source/{index % 2}", "prompt": f"w{index} w3 w{index + 2}", **TRUTH} for index in range(6)]
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +50,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }} {{ eos_token }} {% endfor %}"
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def write_rows(path: Path, rows: list[dict]) -> None:
-    records = [{**row, "reward_model": {"style": "rule", "ground_truth": row["truth"]}} for row in rows]
-    pd.DataFrame(records).drop(columns="truth").to_parquet(path)
 
 
 class Command:
@@ -185,7 +179,7 @@ def test_a_finished_run_starts_no_engine(command: Command, monkeypatch: pytest.M
 
 
 def test_failures_are_counted_and_excluded(command: Command) -> None:
-    rows = [{**row, "truth": "fails"} for row in ROWS[:2]] + ROWS[2:]
+    rows = [{**row, "reward_model": {"ground_truth": "fails"}} for row in ROWS[:2]] + ROWS[2:]
     write_rows(command.folder / "rows.parquet", rows)
     printed = command.run("data.max_response_length=16")
     failed = [record for record in command.records() if record["outcome"] == "grader_failed"]

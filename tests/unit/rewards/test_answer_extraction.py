@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 from alphaapollo.rewards.answer_extraction import (
@@ -11,51 +9,33 @@ from alphaapollo.rewards.answer_extraction import (
 
 
 @pytest.mark.parametrize(
-    ("text", "content"),
+    ("content", "texts"),
     [
-        (r"so \boxed{5}.", "5"),
-        (r"\boxed{1} then \boxed{2}", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed {5}", "5"),
-        (r"\fbox{5}", "5"),
-        (r"\boxed{4} and \boxed{5", "4"),
-        (r"{ \boxed{5}", "5"),
-        (r"} \boxed{5}", "5"),
-        (r"\boxed{\boxed{5}}", "5"),
-        (r"\boxed{}", ""),
-        ("boxed{5}", None),
-        ("", None),
+        ("5", [r"so \boxed{5}.", r"\boxed {5}", r"\fbox{5}", r"{ \boxed{5}", r"} \boxed{5}", r"\boxed{\boxed{5}}"]),
+        ("2", [r"\boxed{1} then \boxed{2}"]),
+        (r"\frac{1}{2}", [r"\boxed{\frac{1}{2}}"]),
+        (r"\{1, 2\}", [r"\boxed{\{1, 2\}}"]),
+        ("4", [r"\boxed{4} and \boxed{5"]),
+        ("", [r"\boxed{}"]),
+        (None, ["boxed{5}", ""]),
     ],
 )
-def test_last_boxed(text, content):
-    assert find_boxed(text) == content
+def test_last_boxed(content, texts):
+    assert [find_boxed(text) for text in texts] == [content] * len(texts)
 
 
-def test_many_open_boxes_are_read_in_linear_time():
-    start = time.process_time()
-    assert find_boxed(r"\boxed{" * 100_000) is None
-    assert time.process_time() - start < 2.0
+def test_many_open_boxes():
+    assert find_boxed(r"\boxed{" * 300_000) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        ("<answer> 5 </answer>", "5"),
-        ("<answer>1</answer><answer>\n2\n</answer>", "2"),
-        ("<answer>5", None),
-        ("5", None),
-    ],
-)
-def test_answer_tag(text, content):
-    assert find_answer_tag(text) == content
+def test_answer_tag():
+    texts = ["<answer> 5 </answer>", "<answer>1</answer><answer>\n2\n</answer>", "<answer>5", "5"]
+    assert [find_answer_tag(text) for text in texts] == ["5", "2", None, None]
 
 
-@pytest.mark.parametrize(
-    ("text", "content"), [("1+1=2\n#### 2", "2"), ("#### 1\n#### 2\nmore", "2"), ("####", ""), ("2", None)]
-)
-def test_after_hashes(text, content):
-    assert find_text_after_hash_marks(text) == content
+def test_after_hashes():
+    texts = ["1+1=2\n#### 2", "#### 1\n#### 2\nmore", "####", "2"]
+    assert [find_text_after_hash_marks(text) for text in texts] == ["2", "2", "", None]
 
 
 @pytest.mark.parametrize(

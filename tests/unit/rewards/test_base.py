@@ -14,13 +14,8 @@ def test_any_single_number_is_a_reward(number):
     assert type(convert_to_score(number).reward) is float
 
 
-def test_a_dict_with_reward_has_its_total():
-    assert convert_to_score({"reward": 0.75, "accuracy": 1, "format": 0}) == Score(
-        0.75, {"accuracy": 1.0, "format": 0.0}
-    )
-
-
-def test_a_dict_without_reward_is_summed():
+def test_a_dict_has_a_total_or_is_summed():
+    assert convert_to_score({"reward": 0.7, "accuracy": 1, "format": 0}) == Score(0.7, {"accuracy": 1.0, "format": 0.0})
     assert convert_to_score({"accuracy": 1.0, "format": 0.5}) == Score(1.5, {"accuracy": 1.0, "format": 0.5})
 
 
@@ -40,7 +35,7 @@ def test_score_may_report_a_failure():
     [
         (None, "the reward is a NoneType"),
         ("1.0", "the reward is a str"),
-        ([1.0, 0.0], "the reward is a list of length 2. Return one number"),
+        ([1.0, 0.0], "the reward is a list of length 2"),
         ([1.0], "the reward is a list of length 1"),
         (np.array([1.0, 2.0]), "the reward is a ndarray of length 2"),
         ({"accuracy": "high"}, "component 'accuracy' is a str"),
@@ -48,7 +43,7 @@ def test_score_may_report_a_failure():
         (1j, "the reward is a complex"),
         (math.nan, "the reward is nan"),
         (math.inf, "the reward is inf"),
-        (-1e30, "the reward is -1e\\+30. Return a finite number from -1e\\+09 to 1e\\+09"),
+        (-1e30, r"-1e\+30.* from -1e\+09 to 1e\+09"),
         (10**400, "the reward is 1000"),
         ({"accuracy": math.nan}, "component 'accuracy' is nan"),
         (Score(math.nan), "the reward is nan"),

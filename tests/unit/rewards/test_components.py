@@ -62,22 +62,20 @@ def test_a_failed_task_stays_failed():
 def test_duplicate_name_is_a_failure(name):
     score = add_component_rewards(Score(1.0, {name: 1.0}), {"format": 1.0}, {"format": 1.0}, [])
     assert score.outcome is Outcome.GRADER_FAILED
-    assert f"both name {name}. Rename it in your function's dict" in score.reason
+    assert f"both name {name}. " in score.reason
 
 
 def test_names_are_checked_at_startup():
     check_component_names([], [])
     check_component_names(["task", "format", "language"], ["format", "task"])
-    with pytest.raises(
-        ValueError, match=r"unknown reward component 'formt'.*Did you mean 'format'.*Known: format, .*lang"
-    ):
+    with pytest.raises(ValueError, match=r"'formt'.*'format'.*Known: format, .*lang"):
         check_component_names(["formt", "format"], [])
-    with pytest.raises(ValueError, match=r"reward.required: format is not in reward.components"):
+    with pytest.raises(ValueError, match=r"required: format .*reward.components"):
         check_component_names(["language"], ["format"])
 
 
 def test_every_component_grades_any_text_between_0_and_1():
-    prompt = Prompt(id=0, data_source="", content="?")
+    prompt = Prompt(0, "", "?")
     functions = load_components(["task", *COMPONENTS.names()])
     assert functions.keys() == {"format", "format_opened", "language", "repetition"}
     for function in functions.values():

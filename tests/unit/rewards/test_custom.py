@@ -1,10 +1,9 @@
-import asyncio
-
 import pytest
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
-from alphaapollo.rewards.grader_processes.client import RewardClient, check_reward_function
+from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.types import Outcome, Prompt, Score
+from tests.unit.rewards.grading import with_client
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -30,38 +29,28 @@ def test_function_may_import_neighbours_and_print(tmp_path):
     check(write(tmp_path, source), "f")
 
 
-def test_a_missing_file():
-    with pytest.raises(ValueError, match=r"custom_reward_function\.path=none\.py: no such file"):
+def test_missing_files():
+    with pytest.raises(ValueError, match=r"reward_function\.path=none\.py: no such"):
         check("none.py", "compute_score")
+    with pytest.raises(ValueError, match=r"reward\.custom_module=none\.py: no such"):
+        check(module="none.py")
 
 
 def test_a_missing_name_lists_the_functions_there_are(tmp_path):
     path = write(tmp_path, "import os\ndef grade(prompt, completion): return 1.0\ndef helper(): pass")
-    with pytest.raises(ValueError, match=r"\.name=compute_score: .* has no such object\. It defines grade, helper\."):
+    with pytest.raises(ValueError, match=r"\.name=compute_score: .*grade, helper\."):
         check(path, "compute_score")
 
 
 @pytest.mark.parametrize(
     ("source", "what"),
     [
-        (
-            "x = 1\nimport no_such_module",
-            r"ModuleNotFoundError: No module named 'no_such_module' .*my_reward\.py, line 2",
-        ),
+        ("x = 1\nimport no_such_module", r"ModuleNotFoundError: .*'no_such_module' .*my_reward\.py, line 2"),
         ("def f(:\n    pass", r"SyntaxError: .*my_reward\.py, line 1"),
         ("x = 1\n\nraise KeyError('k')", r"KeyError: 'k' .*my_reward\.py, line 3: raise KeyError"),
-        (
-            "import os\nos._exit(3)",
-            r"my_reward\.py: the grader process does not start: the grader process died \(exit code 3\)$",
-        ),
-        (
-            "import os\nos.kill(os.getpid(), 9)",
-            r"my_reward\.py: the grader process does not start: the grader process died \(SIGKILL\)",
-        ),
-        (
-            "def f(prompt, completion, ground_truth): return 1.0",
-            r"has unsupported parameters .*ground_truth",
-        ),
+        ("import os\nos._exit(3)", r"my_reward\.py: .*does not start: .*\(exit code 3\)$"),
+        ("import os\nos.kill(os.getpid(), 9)", r"my_reward\.py: .*does not start: .*\(SIGKILL\)"),
+        ("def f(prompt, completion, ground_truth): return 1.0", "unsupported parameters .*ground_truth"),
         ("f = 5", r"f in .* is a int\. Define it as `def f"),
         ("async def f(prompt, completion): return 1.0", "is an async function"),
     ],
@@ -72,10 +61,9 @@ def test_load_errors_name_the_line(tmp_path, source, what):
 
 
 def test_a_file_that_is_not_python(tmp_path):
-    path = tmp_path / "reward.txt"
-    path.write_text("x")
-    with pytest.raises(ValueError, match="is not a Python file"):
-        check(str(path), "f")
+    (tmp_path / "reward.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"reward\.txt.* not a Python file"):
+        check(str(tmp_path / "reward.txt"), "f")
 
 
 POLITE = """
@@ -91,16 +79,16 @@ def test_custom_components_are_known_by_name(tmp_path):
     path = write(tmp_path, POLITE.format("1.0"))
     check(module=path, components={"polite": 0.1, "format": 0.1}, required=["polite"])
     check(path, "polite", components={"polite": 0.1})  # in the reward function's file
-    with pytest.raises(ValueError, match=r"unknown reward component 'polit'\. Did you mean 'polite'"):
+    with pytest.raises(ValueError, match=r"component 'polit'\. .*'polite'"):
         check(module=path, components={"polit": 0.1})
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (("polite", "format"), r"reward component 'format' is registered twice.*my_reward\.py, line 4"),
+        (("polite", "format"), r"'format' is registered twice.*my_reward\.py, line 4"),
         (("polite", "task"), "cannot be named task"),
-        (("prompt, completion", "text"), r"polite cannot be called .*Let it take \(prompt, completion\)"),
+        (("prompt, completion", "text"), r"polite cannot be called .*\(prompt, completion\)"),
         (("import", "imprt"), r"SyntaxError.*line 2"),
     ],
 )
@@ -109,25 +97,12 @@ def test_component_errors(tmp_path, change, what):
         check(module=write(tmp_path, POLITE.format("1.0").replace(*change)))
 
 
-def test_missing_module():
-    with pytest.raises(ValueError, match=r"reward\.custom_module=none\.py: no such file"):
-        check(module="none.py")
-
-
 @pytest.mark.parametrize(
     ("value", "reason"), [("1.0", ""), ("None", "component 'polite' is a NoneType"), ("1/0", "my_reward")]
 )
 def test_custom_components_are_graded_and_fail_with_a_reason(tmp_path, value, reason):
-    async def run():
-        path = write(tmp_path, POLITE.format(value))
-        client = RewardClient(Reward(components={"polite": 0.5}, custom_module=path), CustomRewardFunction())
-        await client.start()
-        try:
-            return await client.score(Prompt(0, "exact", "?", ground_truth="4"), "4")
-        finally:
-            await client.close()
-
-    score = asyncio.run(run())
+    reward = Reward(components={"polite": 0.5}, custom_module=write(tmp_path, POLITE.format(value)))
+    score = with_client(lambda client: client.score(Prompt(0, "exact", "?", ground_truth="4"), "4"), reward)
     if reason:
         assert score.outcome is Outcome.GRADER_FAILED and reason in score.reason
     else:

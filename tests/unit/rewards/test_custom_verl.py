@@ -49,16 +49,13 @@ def test_verl_result_is_converted():
 @pytest.mark.parametrize(
     ("parameters", "what"),
     [
-        ("solution_str, tokenizer", "missing a required argument: 'tokenizer'"),
-        ("data_sources, solution_strs, ground_truths, extra_infos", "missing a required argument: 'ground_truths'"),
-        ("solution_str, /", "'solution_str' parameter is positional only"),
+        ("solution_str, tokenizer", "'tokenizer'"),
+        ("data_sources, solution_strs, ground_truths, extra_infos", "'ground_truths'"),
+        ("solution_str, /", "'solution_str' .*positional only"),
     ],
 )
 def test_unavailable_arguments_are_rejected(tmp_path, parameters, what):
-    with pytest.raises(
-        ValueError,
-        match=rf"custom_reward_function\.name: .*reward\.py: compute_score.* has unsupported parameters \(.*{what}",
-    ):
+    with pytest.raises(ValueError, match=rf"\.name: .*reward\.py: compute_score.*{what}"):
         load(tmp_path, f"def compute_score({parameters}):\n    return 1.0")
 
 

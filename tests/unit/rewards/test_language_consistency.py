@@ -1,5 +1,4 @@
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -21,31 +20,24 @@ def score(asked, completion):
     return score_language(Prompt(id=0, data_source="math", content=asked), completion)
 
 
+NO_WORDS = "2 + 2 = ?"
+
+
 @pytest.mark.parametrize(
-    ("asked", "completion", "reward"),
+    ("asked", "right", "wrong"),
     [
-        (ENGLISH, f"<think>{THOUGHTS}</think>{ANSWER}", 1.0),
-        (ENGLISH, f"{THOUGHTS}</think>{ANSWER}", 1.0),
-        (ENGLISH, ANSWER, 1.0),
-        (ENGLISH, f"<think>{THOUGHTS}</think>\\boxed{{72}}", 1.0),  # an answer without words
-        (ENGLISH, f"<think>{FRENCH}</think>{ANSWER}", 0.0),
-        (ENGLISH, f"<think>{THOUGHTS}</think>{FRENCH}", 0.0),
-        (ENGLISH, f"<think>{FRENCH}</think>{FRENCH}", 0.0),
-        (ENGLISH, f"<think>{FRENCH}", 0.0),
-        (ENGLISH, f"<think>{CHINESE}</think>{ANSWER}", 0.0),
-        (FRENCH, f"<think>{FRENCH}</think>{FRENCH}", 1.0),
-        (FRENCH, f"<think>{THOUGHTS}</think>{FRENCH}", 0.0),
-        (CHINESE_QUESTION, f"<think>{CHINESE}</think>{CHINESE}", 1.0),
-        (CHINESE_QUESTION, f"<think>{THOUGHTS}</think>{CHINESE}", 0.0),
-        ("2 + 2 = ?", f"<think>{THOUGHTS}</think>{ANSWER}", 1.0),  # a question without words
-        ("2 + 2 = ?", f"<think>{FRENCH}</think>{ANSWER}", 0.0),
-        (ENGLISH, "", 0.0),
-        (ENGLISH, "<think></think>", 0.0),
-        (ENGLISH, "<think>24 + 48 = 72</think>\\boxed{72}", 0.0),  # nothing is said
+        (ENGLISH, [f"<think>{THOUGHTS}</think>{ANSWER}", f"{THOUGHTS}</think>{ANSWER}", ANSWER], [""]),
+        (ENGLISH, [f"<think>{THOUGHTS}</think>\\boxed{{72}}"], ["<think></think>"]),  # an answer without words
+        (ENGLISH, [], [f"<think>{FRENCH}</think>{ANSWER}", f"<think>{THOUGHTS}</think>{FRENCH}"]),
+        (ENGLISH, [], [f"<think>{FRENCH}</think>{FRENCH}", f"<think>{FRENCH}", f"<think>{CHINESE}</think>{ANSWER}"]),
+        (ENGLISH, [], ["<think>24 + 48 = 72</think>\\boxed{72}"]),  # nothing is said
+        (FRENCH, [f"<think>{FRENCH}</think>{FRENCH}"], [f"<think>{THOUGHTS}</think>{FRENCH}"]),
+        (CHINESE_QUESTION, [f"<think>{CHINESE}</think>{CHINESE}"], [f"<think>{THOUGHTS}</think>{CHINESE}"]),
+        (NO_WORDS, [f"<think>{THOUGHTS}</think>{ANSWER}"], [f"<think>{FRENCH}</think>{ANSWER}"]),
     ],
 )
-def test_question_thoughts_and_answer(asked, completion, reward):
-    assert score(asked, completion) == reward
+def test_question_thoughts_and_answer(asked, right, wrong):
+    assert [score(asked, completion) for completion in right + wrong] == [1.0] * len(right) + [0.0] * len(wrong)
 
 
 def test_question_is_the_user_messages():
@@ -101,10 +93,8 @@ def test_prose_is_what_is_not_code_or_latex(text, words):
     "piece",
     ["\\(", "\\[", "`", "```", "$", "$a", "$ a", "$$a", "\\begin{", "\\begin{a}", "<", "<a", "{", "\\", "中", "é "],
 )
-def test_100k_characters_are_fast(piece):
-    start = time.process_time()
-    score(ENGLISH, piece * (100_000 // len(piece)))
-    assert time.process_time() - start < 1.0
+def test_long_repetitions_end(piece):
+    assert score(ENGLISH, piece * (1_000_000 // len(piece))) == 0.0
 
 
 def test_real_english_questions_are_recognized():

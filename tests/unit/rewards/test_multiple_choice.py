@@ -1,62 +1,24 @@
 import pytest
 
-from alphaapollo.rewards.multiple_choice import find_chosen_letter, grade
-from alphaapollo.types import Outcome, Prompt
-
-
-def prompt(truth):
-    return Prompt(id=0, data_source="mmlu", content="?", ground_truth=truth)
+from alphaapollo.rewards.multiple_choice import find_chosen_letter
 
 
 @pytest.mark.parametrize(
-    ("text", "letter"),
+    ("letter", "texts"),
     [
-        ("B", "B"),
-        ("(b)", "B"),
-        ("B.", "B"),
-        ("B) Paris", "B"),
-        ("[C]", "C"),
-        ("<answer>B</answer>", "B"),
-        ("<answer>B: Paris</answer>", "B"),
-        ("<answer>The answer is (B)</answer>", "B"),
-        (r"\boxed{B}", "B"),
-        (r"\boxed{\text{(B)}}", "B"),
-        (r"\boxed{\textbf{(B)}\ 12}", "B"),
-        ("A is wrong, so the answer is B.", "B"),
-        ("The answer is **(C)**.", "C"),
-        ("Answer: D", "D"),
-        ("The correct option is (a) since", "A"),
-        ("First answer: A. No.\nFinal answer: C", "C"),
-        ("Thinking of A and D.\nJ", "J"),
-        ("Option C is correct", "C"),
-        ("Option A is wrong.\nOption C is the right one, for it is warm.", "C"),
-        ("Option C is incorrect.", None),
-        ("C is correct.", "C"),
-        ("b", "B"),
-        ("**b**", "B"),
-        ("b) Paris", "B"),
-        ("<answer>b</answer>", "B"),
-        ("The answer is b.", "B"),
-        ("b is for boy", None),
-        ("The answer is a dog", None),
-        ("A dog barks", None),
-        ("Both", None),
-        ("", None),
-        ("<answer></answer>", None),
+        ("B", ["B", "(b)", "B.", "B) Paris", "b", "**b**", "b) Paris"]),
+        ("B", ["<answer>B</answer>", "<answer>B: Paris</answer>", "<answer>The answer is (B)</answer>"]),
+        ("B", ["<answer>b</answer>", r"\boxed{B}", r"\boxed{\text{(B)}}", r"\boxed{\textbf{(B)}\ 12}"]),
+        ("B", ["A is wrong, so the answer is B.", "The answer is b."]),
+        ("C", ["[C]", "The answer is **(C)**.", "First answer: A. No.\nFinal answer: C"]),
+        ("C", ["Option C is correct", "Option A is wrong.\nOption C is the right one, for it is warm."]),
+        ("C", ["C is correct."]),
+        ("A", ["The correct option is (a) since"]),
+        ("D", ["Answer: D"]),
+        ("J", ["Thinking of A and D.\nJ"]),
+        (None, ["Option C is incorrect.", "b is for boy", "The answer is a dog", "A dog barks", "Both"]),
+        (None, ["", "<answer></answer>"]),
     ],
 )
-def test_the_chosen_letter(text, letter):
-    assert find_chosen_letter(text) == letter
-
-
-def test_right_wrong_unreadable():
-    assert grade(prompt("B"), "Answer: B").reward == 1.0
-    assert grade(prompt("(B) Paris"), "Answer: B").reward == 1.0
-    assert grade(prompt("B"), "Answer: C").reward == 0.0
-    assert grade(prompt("B"), "Who knows?").outcome is Outcome.WRONG_FORMAT
-
-
-@pytest.mark.parametrize("truth", [None, "", "Paris", "2"])
-def test_ground_truth_without_letter_raises(truth):
-    with pytest.raises(ValueError, match="not a letter"):
-        grade(prompt(truth), "B")
+def test_the_chosen_letter(letter, texts):
+    assert [find_chosen_letter(text) for text in texts] == [letter] * len(texts)

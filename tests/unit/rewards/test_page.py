@@ -40,25 +40,23 @@ def test_the_tables_are_complete():
     assert table == [(grader.name, tuple(grader.data_source_patterns.split())) for grader in GRADERS]
 
 
-@pytest.mark.timeout(60)
-def test_the_function_works(tmp_path):
-    path = tmp_path / "reward.py"
-    path.write_text(examples("python")[0])
-    check_reward_function(Reward(), CustomRewardFunction(path=str(path)))
-    prompt = Prompt(id=0, data_source="", content="?", ground_truth="4")
-    score = convert_to_score(load_reward_function(str(path), "compute_score")(prompt, "4" * 1000))
-    assert score == Score(1.075, {"accuracy": 1.0, "short": 0.75})
+TURNS = [EpisodeTurn("2+2", [{"role": "tool", "content": "4"}]), EpisodeTurn("so 4")]
 
 
 @pytest.mark.timeout(60)
-def test_the_function_of_a_trajectory_works(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "answer", "score"),
+    [
+        (0, "4" * 1000, Score(1.075, {"accuracy": 1.0, "short": 0.75})),
+        (1, Episode("so 4", TURNS), Score(0.9, {"accuracy": 1.0, "calls": 1.0})),
+    ],
+)
+def test_the_functions_of_a_completion_and_of_a_trajectory_work(tmp_path, number, answer, score):
     path = tmp_path / "reward.py"
-    path.write_text(examples("python")[1])
+    path.write_text(examples("python")[number])
     check_reward_function(Reward(), CustomRewardFunction(path=str(path)))
-    prompt = Prompt(id=0, data_source="", content="?", ground_truth="4")
-    turns = [EpisodeTurn("2+2", [{"role": "tool", "content": "4"}]), EpisodeTurn("so 4")]
-    score = convert_to_score(load_reward_function(str(path), "compute_score")(prompt, Episode("so 4", turns)))
-    assert score == Score(0.9, {"accuracy": 1.0, "calls": 1.0})
+    function = load_reward_function(str(path), "compute_score")
+    assert convert_to_score(function(Prompt(0, "", "?", "4"), answer)) == score
 
 
 @pytest.mark.timeout(60)

@@ -1,11 +1,11 @@
 import pytest
 
 from alphaapollo.rewards.search import grade, grade_f1, normalize_to_words, read_accepted_answers
-from alphaapollo.types import Outcome, Prompt
+from alphaapollo.types import Prompt
 
 
 def prompt(truth):
-    return Prompt(id=0, data_source="search", content="?", ground_truth=truth)
+    return Prompt(0, "search", "?", truth)
 
 
 def test_squad_normalization():
@@ -28,12 +28,6 @@ def test_accepted_answers(truth, answers):
     assert read_accepted_answers(truth) == answers
 
 
-@pytest.mark.parametrize("truth", [None, "", " ", "[]", "{}", '{"target": []}'])
-def test_ground_truth_without_accepted_answer_raises(truth):
-    with pytest.raises(ValueError, match="lists no accepted answer"):
-        grade(prompt(truth), "Paris")
-
-
 @pytest.mark.parametrize(
     ("text", "exact", "f1"),
     [
@@ -54,9 +48,3 @@ def test_the_best_accepted_answer_counts(text, exact, f1):
     assert score.components["f1"] == pytest.approx(f1, rel=1e-12)
     score = grade_f1(truth, text)
     assert (score.reward, score.accuracy) == (pytest.approx(f1, rel=1e-12), exact)
-
-
-@pytest.mark.parametrize("text", ["", " ", "<answer></answer>"])
-def test_an_empty_answer_is_a_wrong_format(text):
-    for function in (grade, grade_f1):
-        assert function(prompt("Paris"), text).outcome is Outcome.WRONG_FORMAT

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,15 +12,15 @@ import time
 
 import pytest
 
-from alphaapollo.config.schema import CustomRewardFunction, Reward
-from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.config.schema import Reward
 from alphaapollo.types import Outcome, Prompt, Score
 from tests.processes import is_running, wait_until
+from tests.unit.rewards.grading import with_client
 
 pytestmark = pytest.mark.timeout(90)
 
-GSM8K = Prompt(id=0, data_source="openai/gsm8k", content="?", ground_truth="4")
-MATH = Prompt(id=0, data_source="math", content="?", ground_truth=r"\frac{1}{2}")
+GSM8K = Prompt(0, "openai/gsm8k", "?", "4")
+MATH = Prompt(0, "math", "?", r"\frac{1}{2}")
 
 REWARD = """
 import ctypes, json, math, os, pathlib, sys, time
@@ -74,16 +75,7 @@ def run(scenario, path="", timeout=10.0, num_workers=1, components=None, require
     """Run `scenario(client)` with started graders; afterwards none of their processes may be left."""
 
     reward = Reward(timeout=timeout, num_workers=num_workers, components=components or {}, required=list(required))
-
-    async def main():
-        client = RewardClient(reward, CustomRewardFunction(path=path, name="f"))
-        await client.start()
-        try:
-            return await scenario(client)
-        finally:
-            await client.close()
-
-    result = asyncio.run(main())
+    result = with_client(scenario, reward, path)
     assert subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "alphaapollo.rewards"], stdout=-3).returncode == 1
     return result
 
@@ -96,16 +88,9 @@ def scores(texts, path="", prompt=GSM8K, **kwargs):
 
 
 def test_built_in_graders_by_data_source():
-    async def scenario(client):
-        return [
-            await client.score(GSM8K, "#### 4"),
-            await client.score(MATH, r"\boxed{0.5}"),
-            await client.score(GSM8K, "?"),
-        ]
-
-    good, maths, unreadable = run(scenario)
-    assert good == Score(1.0, {"accuracy": 1.0})
-    assert maths == Score(1.0, {"accuracy": 1.0})
+    good, unreadable = scores(["#### 4", "?"])
+    (maths,) = scores([r"\boxed{0.5}"], prompt=MATH)
+    assert good == maths == Score(1.0, {"accuracy": 1.0})
     assert (unreadable.reward, unreadable.outcome) == (0.0, Outcome.WRONG_FORMAT)
 
 
@@ -124,17 +109,15 @@ def test_custom_function_grades_all_rows_and_may_print(custom):
         ("nan", "the reward is nan"),
         ("list", "a list of length 2"),
         ("none", "a NoneType"),
-        ("exit", "the grader process died (exit code 3)"),
-        ("crash", "the grader process died (SIGSEGV)"),
-        ("nameless", "the grader process died (signal 40)"),  # which Python has no name for
-        ("close", "the grader process died"),
+        ("exit", "(exit code 3)"),
+        ("crash", "(SIGSEGV)"),
+        ("nameless", "(signal 40)"),  # which Python has no name for
+        ("close", "process died"),
         ("memory", "MemoryError"),
         ("recursion", "RecursionError"),
     ],
 )
 def test_failure_has_a_reason_and_does_not_affect_other_jobs(custom, text, reason):
-    import re
-
     first, failed, last = scores(["one", text, "one"], custom)
     assert failed.outcome is Outcome.GRADER_FAILED
     assert math.isnan(failed.reward) and failed.components == {}
@@ -143,10 +126,7 @@ def test_failure_has_a_reason_and_does_not_affect_other_jobs(custom, text, reaso
 
 
 def test_pool_closed_right_after_its_start_leaves_no_process():
-    async def scenario(client):
-        return None
-
-    run(scenario, "")
+    run(lambda client: asyncio.sleep(0))
 
 
 def test_components_are_added_to_the_built_in_reward():
@@ -167,29 +147,21 @@ def test_components_are_added_to_the_users_reward(custom):
     assert failed.outcome is Outcome.GRADER_FAILED and math.isnan(failed.reward)
     assert parts == Score(2.0, {"accuracy": 1.0, "format": 0.5, "task": 1.5, "repetition": 1.0})
     (clash,) = scores(["parts"], custom, components={"format": 0.1})
-    assert clash.outcome is Outcome.GRADER_FAILED
-    assert "both name format" in clash.reason
-
-
-def test_an_unknown_component_stops_the_start():
-    with pytest.raises(ValueError, match=r"unknown reward component 'formt'\. Did you mean 'format'"):
-        scores(["4"], components={"formt": 1.0})
+    assert clash.outcome is Outcome.GRADER_FAILED and "both name format" in clash.reason
 
 
 @pytest.mark.parametrize(
     ("data_source", "content", "truth", "components", "reason"),
     [
-        ("gsm8k", "?", None, {}, "the ground truth None has no number"),
-        ("poems", "?", None, {}, "no reward function for data_source 'poems'"),
+        ("gsm8k", "?", None, {}, "ground truth None"),
+        ("poems", "?", None, {}, "data_source 'poems'"),
         ("gsm8k", [{"role": "user"}], "4", {"language": 0.1}, "KeyError: 'content'"),  # raised by the component
     ],
 )
 def test_errors_of_graders_and_components_are_failures(data_source, content, truth, components, reason):
-    prompt = Prompt(id=0, data_source=data_source, content=content, ground_truth=truth)
     text = "Two and two make four, as everybody has known for a while: 4"
-    (score,) = scores([text], prompt=prompt, components=components)
-    assert score.outcome is Outcome.GRADER_FAILED
-    assert reason in score.reason
+    (score,) = scores([text], prompt=Prompt(0, data_source, content, truth), components=components)
+    assert score.outcome is Outcome.GRADER_FAILED and reason in score.reason
 
 
 def test_failure_is_retried_once(custom):
@@ -197,22 +169,18 @@ def test_failure_is_retried_once(custom):
 
 
 def test_a_hanging_grader_is_killed_at_the_limit(custom):
-    start = time.monotonic()
-    (score,) = scores(["sleep 60"], custom, timeout=0.3)
-    assert score.outcome is Outcome.GRADER_FAILED
-    assert "no answer within 0.3 s" in score.reason
-    assert time.monotonic() - start < 50  # it would take a minute
+    (score,) = scores(["sleep 600"], custom, timeout=0.3)  # longer than the limit of a test
+    assert score.outcome is Outcome.GRADER_FAILED and "0.3 s" in score.reason
 
 
 def test_an_answer_that_hangs_sympy_is_killed():
-    tower = Prompt(id=0, data_source="math", content="?", ground_truth="9^{9^{9^{9}}}")
+    tower = Prompt(0, "math", "?", "9^{9^{9^{9}}}")
 
     async def scenario(client):
         return await asyncio.gather(client.score(tower, r"\boxed{3}"), client.score(MATH, r"\boxed{0.5}"))
 
     hanging, other = run(scenario, timeout=4.0)
-    assert hanging.outcome is Outcome.GRADER_FAILED
-    assert other.reward == 1.0
+    assert (hanging.outcome, other.reward) == (Outcome.GRADER_FAILED, 1.0)
 
 
 def test_jobs_do_not_wait_behind_a_slow_one(custom):
@@ -281,7 +249,7 @@ def test_many_concurrent_scores():
 def test_a_function_that_does_not_import_stops_the_start(tmp_path):
     path = tmp_path / "my_reward.py"
     path.write_text("import no_such_module")
-    with pytest.raises(ValueError, match=r"No module named 'no_such_module' .*my_reward\.py, line 1"):
+    with pytest.raises(ValueError, match=r"no_such_module' .*my_reward\.py, line 1"):
         scores(["one"], str(path))
 
 
@@ -302,24 +270,21 @@ def f(prompt, completion):
 def test_process_killed_during_startup_is_replaced_once(tmp_path):
     path = tmp_path / "my_reward.py"
     path.write_text(KILLED.format(times=1))
-    (score,) = scores(["one"], str(path))
-    assert score.reward == 1.0
+    assert scores(["one"], str(path)) == [Score(1.0)]
     (tmp_path / "my_reward.mark").unlink()
     path.write_text(KILLED.format(times=2))
-    with pytest.raises(ValueError, match=r"the grader process does not start: the grader process died \(SIGKILL\)"):
+    with pytest.raises(ValueError, match=r"does not start: .*\(SIGKILL\)"):
         scores(["one"], str(path))
 
 
 def test_close_fails_unanswered_jobs(custom):
-    async def main():
-        client = RewardClient(Reward(), CustomRewardFunction(path=custom, name="f"))
-        await client.start()
+    async def scenario(client):
         tasks = [asyncio.create_task(client.score(GSM8K, "sleep 5")) for _ in range(3)]
         await asyncio.sleep(0.2)
         await client.close()
         return await asyncio.wait_for(asyncio.gather(*tasks), 10)
 
-    assert {score.outcome for score in asyncio.run(main())} == {Outcome.GRADER_FAILED}
+    assert {score.outcome for score in run(scenario, custom)} == {Outcome.GRADER_FAILED}
 
 
 def test_graders_die_with_their_parent(custom):
@@ -332,7 +297,7 @@ def test_graders_die_with_their_parent(custom):
         async def main():
             client = RewardClient(Reward(timeout=60.0), CustomRewardFunction(path={custom!r}, name="f"))
             await client.start()
-            prompt = Prompt(id=0, data_source="", content="?")
+            prompt = Prompt(0, "", "?")
             print(int((await client.score(prompt, "pid")).reward), flush=True)
             await client.score(prompt, "sleep 60")
 

@@ -1,13 +1,12 @@
 """Functions that take the whole episode, behind the real processes."""
 
-import asyncio
 import pickle
 from collections.abc import Awaitable
 
 import numpy as np
 import pytest
 
-from alphaapollo.config.schema import CustomRewardFunction, Reward
+from alphaapollo.config.schema import Reward
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import Observation, StepResult
 from alphaapollo.rewards.base import adapt_to_episode, takes_trajectory
@@ -16,19 +15,9 @@ from alphaapollo.rewards.grader_processes.protocol import decode_request, encode
 from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
-from alphaapollo.types import (
-    Completion,
-    Episode,
-    EpisodeTurn,
-    GroupRequest,
-    Outcome,
-    Prompt,
-    Sampling,
-    Score,
-    StopReason,
-    TrajectoryGroup,
-    Turn,
-)
+from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Outcome, Prompt, Sampling, Score, TrajectoryGroup
+from tests.builders import make_turn
+from tests.unit.rewards.grading import with_client
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -59,10 +48,6 @@ def turns(prompt, trajectory):
 """
 
 
-def turn(text: str, **others: object) -> Turn:
-    return Turn([1], Completion([5], [-1.0], StopReason.STOP, 0), text, **others)
-
-
 class Game:
     """Tells 8 after the first action, and has the second one graded."""
 
@@ -82,75 +67,59 @@ class Game:
     async def close(self): ...
 
 
-def with_client(tmp_path, scenario, name="f", **components):
+def grade(tmp_path, scenario, name="f", **components):
     path = tmp_path / "reward.py"
     path.write_text(SOURCE)
-
-    async def main():
-        client = RewardClient(Reward(components=components), CustomRewardFunction(path=str(path), name=name))
-        await client.start()
-        try:
-            return await scenario(client)
-        finally:
-            await client.close()
-
-    return asyncio.run(main())
+    return with_client(scenario, Reward(components=components), str(path), name)
 
 
 def play(client: RewardClient, max_turns: int) -> Awaitable[TrajectoryGroup]:
     """One episode, in which the model says 4 and then, told 8, says 6."""
 
-    def say(token_ids, sampling):
-        return [6 if 8 in token_ids else 4]
-
     def decode(token_ids):
         return " ".join(map(str, token_ids))
 
-    def make(turns):
-        return Game(lambda prompt, text: client.score(prompt, text, turns))
-
     context = AppendContext(lambda content: [1], lambda messages, last_sampled_token=None: [8], lambda content: ())
     limits = EpisodeLimits(max_turns, 30.0)
-    runner = EpisodeRunner(FakeEngine(10, script=say), decode, lambda _: context, limits, client.score)
-    return run_group(GroupRequest(PROMPT, 1, Sampling(8), stream_position=0), runner, make)
+    engine = FakeEngine(10, script=lambda token_ids, sampling: [6 if 8 in token_ids else 4])
+    runner = EpisodeRunner(engine, decode, lambda _: context, limits, client.score)
+    request = GroupRequest(PROMPT, 1, Sampling(8), stream_position=0)
+    return run_group(request, runner, lambda turns: Game(lambda prompt, text: client.score(prompt, text, turns)))
 
 
-def test_trajectory_has_all_turns_up_to_the_answer(tmp_path):
-    group = with_client(tmp_path, lambda client: play(client, max_turns=5))
-    score = group.trajectories[0].score
-    parts = {"accuracy": 1.0, "calls": 1.0, "told": 8.0, "step": 0.25, "last": 6.0, "open": 1.0}
-    assert score == Score(2.0, parts)
-
-
-def test_trajectory_of_an_episode_that_ends_at_a_limit(tmp_path):
-    group = with_client(tmp_path, lambda client: play(client, max_turns=1))
-    score = group.trajectories[0].score
-    parts = {"accuracy": 0.0, "calls": 1.0, "told": 8.0, "step": 0.25, "last": 4.0, "open": 0.0}
-    assert score == Score(1.0, parts, reason="no answer before the turn limit")
+@pytest.mark.parametrize(
+    ("max_turns", "reward", "accuracy", "last", "reason"),
+    [(5, 2.0, 1.0, 6.0, ""), (1, 1.0, 0.0, 4.0, "no answer before the turn limit")],
+)
+def test_trajectory_has_all_turns_up_to_answer_or_limit(tmp_path, max_turns, reward, accuracy, last, reason):
+    group = grade(tmp_path, lambda client: play(client, max_turns))
+    parts = {"accuracy": accuracy, "calls": 1.0, "told": 8.0, "step": 0.25, "last": last, "open": accuracy}
+    assert group.trajectories[0].score == Score(reward, parts, reason=reason)
 
 
 def test_text_without_turns_is_one_turn(tmp_path):
-    score = with_client(tmp_path, lambda client: client.score(PROMPT, "6"))
+    score = grade(tmp_path, lambda client: client.score(PROMPT, "6"))
     parts = {"accuracy": 1.0, "calls": 0.0, "told": -1.0, "step": 0.0, "last": 6.0, "open": 1.0}
     assert score == Score(1.0, parts)
 
 
 def test_component_takes_trajectory_and_function_takes_text(tmp_path):
-    turns = [turn("4", observation=TOOL), turn("6")]
-    score = with_client(tmp_path, lambda client: client.score(PROMPT, "6", turns), name="text_only", turns=0.5)
+    turns = [make_turn(1, text="4", observation=TOOL), make_turn(1, text="6")]
+    score = grade(tmp_path, lambda client: client.score(PROMPT, "6", turns), name="text_only", turns=0.5)
     assert (score.reward, score.components["task"], score.components["turns"]) == (2.0, 1.0, 2.0)
 
 
 def test_turns_that_are_not_json_fail_only_if_a_trajectory_is_taken(tmp_path):
-    odd = [turn("4", info={"state": {(1, 2): "a tuple as a key"}})]
-    failed = with_client(tmp_path, lambda client: client.score(PROMPT, "6", odd))
+    odd = [make_turn(1, text="4", info={"state": {(1, 2): "a tuple as a key"}})]
+    failed = grade(tmp_path, lambda client: client.score(PROMPT, "6", odd))
     assert failed.outcome is Outcome.GRADER_FAILED
-    assert failed.reason.startswith("the trajectory cannot be sent to the reward function as JSON: keys must be")
-    assert with_client(tmp_path, lambda client: client.score(PROMPT, "6", odd), name="text_only") == Score(1.0)
+    assert "JSON: keys must be" in failed.reason
+    assert grade(tmp_path, lambda client: client.score(PROMPT, "6", odd), name="text_only") == Score(1.0)
 
 
 def test_request_round_trip():
-    turns = [turn("4", observation=TOOL, reward=0.25, valid=False, info={"n": np.int64(3)}), turn("\ud800")]
+    fields = {"observation": TOOL, "reward": 0.25, "valid": False, "info": {"n": np.int64(3)}}
+    turns = [make_turn(1, text="4", **fields), make_turn(1, text="\ud800")]
     wanted = [EpisodeTurn("4", TOOL, 0.25, False, {"n": 3}), EpisodeTurn("\ud800")]
     assert decode_request(pickle.loads(encode_request(PROMPT, "6", turns))) == (PROMPT, Episode("6", wanted), {})
     assert decode_request(pickle.loads(encode_request(PROMPT, "6"))) == (PROMPT, Episode("6", [EpisodeTurn("6")]), {})

@@ -93,7 +93,7 @@ def test_refused_requests_are_retried(start: Start, status: int) -> None:
 
 def test_a_permanent_refusal_is_a_failure(start: Start) -> None:
     server = start(429)
-    with pytest.raises(JudgeError, match=r"the judge gave no answer: RateLimitError.*slow down"):
+    with pytest.raises(JudgeError, match=r"RateLimitError.*slow down"):
         ask(server)
     assert len(server.requests) == 1 + judge_client.MAX_RETRIES
 
@@ -109,7 +109,7 @@ def test_a_bad_request_is_not_retried(start: Start) -> None:
     "body", [b"<html>", b'"text"', b"[]", b'{"choices": []}', b'{"choices": [{}]}', b'{"error": "x"}']
 )
 def test_an_incompatible_server_is_a_failure(start: Start, body: bytes) -> None:
-    with pytest.raises(JudgeError, match="the judge's server is not OpenAI-compatible: "):
+    with pytest.raises(JudgeError, match="not OpenAI-compatible: "):
         ask(start(body))
 
 
@@ -118,14 +118,14 @@ def test_an_unreachable_server_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(judge_client, "MAX_RETRIES", 0)
     server = MockJudge(lambda content: "")
     server.url = "http://127.0.0.1:9/v1"
-    with pytest.raises(JudgeError, match="the judge gave no answer: APIConnectionError"):
+    with pytest.raises(JudgeError, match="APIConnectionError"):
         ask(server)
 
 
 def test_a_reply_without_verdict_is_requested_once_more(start: Start) -> None:
     assert ask(start("perhaps", "<think>SCORE: 0</think>SCORE: 1")) == 1.0
     server = start("perhaps")
-    with pytest.raises(JudgeError, match=r"no line 'SCORE: \.\.\.': 'perhaps' \(in 2 replies\)"):
+    with pytest.raises(JudgeError, match=r"'perhaps' \(in 2 replies\)"):
         ask(server)
     assert len(server.requests) == 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import replace
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from alphaapollo.config.schema import Criterion, CustomRewardFunction, Judge, Reward, Rubric
-from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.config.schema import Criterion, Judge, Reward, Rubric
 from alphaapollo.rewards.judges.graders import (
     compute_rubric_score,
     list_criteria,
@@ -22,6 +20,7 @@ from alphaapollo.rewards.judges.graders import (
 from alphaapollo.rewards.registry import check_judges
 from alphaapollo.types import Outcome, Prompt, Score
 from tests.mock_judge import MockJudge
+from tests.unit.rewards.grading import with_client
 from tests.unit.rewards.judges.conftest import Start
 
 pytestmark = pytest.mark.timeout(90)
@@ -30,30 +29,15 @@ PROMPT = Prompt(id=0, data_source="judge", content=[{"role": "user", "content": 
 RUBRIC = Rubric(criteria={"right": Criterion(text="It is right.", weight=3), "short": Criterion(text="It is short.")})
 
 
-def grade(
-    server: MockJudge, prompt: Prompt = PROMPT, text: str = "<think>5?</think>It is 4.", custom: str = "", **reward: Any
-) -> Score:
-    async def main() -> Score:
-        judge = Judge(model="m", base_url=server.url)
-        client = RewardClient(Reward(timeout=20.0, judge=judge, **reward), CustomRewardFunction(path=custom))
-        if "components" in reward:  # otherwise no process is needed
-            await client.start()
-        try:
-            return await client.score(prompt, text)
-        finally:
-            await client.close()
-
-    return asyncio.run(main())
+def grade(server: MockJudge, prompt: Prompt = PROMPT, text: str = "<think>5?</think>It is 4.", **reward: Any) -> Score:
+    settings = Reward(timeout=20.0, judge=Judge(model="m", base_url=server.url), **reward)
+    starts = "components" in reward  # otherwise no process is needed
+    return with_client(lambda client: client.score(prompt, text), settings, starts=starts)
 
 
 @pytest.mark.parametrize(
     ("reply", "score"),
-    [
-        ("SCORE: 1", 1.0),
-        ("score = .5", 0.5),
-        ("**SCORE: 0.0**", 0.0),
-        ("SCORE: 0\nNo, wait.\nSCORE: 1.", 1.0),
-    ],
+    [("SCORE: 1", 1.0), ("score = .5", 0.5), ("**SCORE: 0.0**", 0.0), ("SCORE: 0\nNo, wait.\nSCORE: 1.", 1.0)],
 )
 def test_scores_are_read(reply: str, score: float) -> None:
     assert read_score(reply) == score
@@ -62,12 +46,12 @@ def test_scores_are_read(reply: str, score: float) -> None:
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        ("", "has no line"),
-        ("It is right, I think.", "has no line 'SCORE: ...': 'It is right, I think.'"),
-        ("SCORE: high", "has no line"),
-        ("SCORE: 1 or SCORE: 0", "has no line"),
-        ("SCORE: 7", "the judge's score 7 is not between 0 and 1"),
-        ("SCORE: -1", "the judge's score -1 is not between"),
+        ("", "no line 'SCORE"),
+        ("It is right, I think.", "no line 'SCORE.*'It is right, I think.'"),
+        ("SCORE: high", "no line 'SCORE"),
+        ("SCORE: 1 or SCORE: 0", "no line 'SCORE"),
+        ("SCORE: 7", "score 7 is not between 0 and 1"),
+        ("SCORE: -1", "score -1 is not between"),
     ],
 )
 def test_a_reply_without_score_is_an_error(reply: str, reason: str) -> None:
@@ -96,12 +80,12 @@ def test_verdicts_of_criteria_are_read() -> None:
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        ("", "does not end with a JSON object"),
-        ("right: 1", "does not end with a JSON object"),
-        ('{"right": 1,}', "does not end with a JSON object"),
-        ('{"right": 1}', r"the judge's verdicts \{\"right\": 1\} are not about right, short"),
+        ("", "JSON object"),
+        ("right: 1", "JSON object"),
+        ('{"right": 1,}', "JSON object"),
+        ('{"right": 1}', r"\{\"right\": 1\} are not about right, short"),
         ('{"right": 1, "short": 1, "long": 0}', "are not about right, short"),
-        ('{"right": 1, "short": 2}', "the judge's verdict about short is 2, not a number from 0 to 1"),
+        ('{"right": 1, "short": 2}', "about short is 2, .*from 0 to 1"),
         ('{"right": "yes", "short": 1}', "about right is 'yes'"),
         ('{"right": NaN, "short": 1}', "about right is nan"),
     ],
@@ -131,7 +115,7 @@ def test_criteria_of_a_row_are_added() -> None:
 
 @pytest.mark.parametrize("rows", ["be short", [{"points": 1}], [{"text": "a", "weight": "b"}], ["a"], 3])
 def test_a_malformed_rubric_of_a_row_is_named(rows: object) -> None:
-    with pytest.raises(ValueError, match=r"row 0 has the rubric .* Write a list of \{text: TEXT"):
+    with pytest.raises(ValueError, match=r"row 0 .*rubric .*\{text: TEXT"):
         list_criteria(RUBRIC, replace(PROMPT, extra_info={"rubric": rows}))
 
 
@@ -144,12 +128,12 @@ def test_a_malformed_rubric_of_a_row_is_named(rows: object) -> None:
     ],
 )
 def test_templates_must_show_the_answer(section: type[Judge], values: dict[str, str], name: str) -> None:
-    with pytest.raises(ValidationError, match=rf"the judge would not see {{{name}}}, which the template lacks"):
+    with pytest.raises(ValidationError, match=rf"{{{name}}}, which the template lacks"):
         section(**values)
 
 
 def test_names_of_criteria_differ_from_those_of_rows() -> None:
-    with pytest.raises(ValidationError, match="the name 1 may be that of a row's own criterion"):
+    with pytest.raises(ValidationError, match=r"name 1 .*row's own criterion"):
         Rubric(criteria={"1": Criterion(text="It is right.")})
 
 
@@ -158,8 +142,7 @@ def test_judge_scores_a_row(start: Start) -> None:
     score = grade(server)
     assert score == Score(0.75, {"accuracy": 1.0}) and score.judge_usage.judgements == 1
     content = server.requests[0]["messages"][0]["content"]
-    for part in ("<question>\n2+2?\n", "<reference>\n4\n", "<answer>\nIt is 4.\n"):
-        assert part in content
+    assert all(part in content for part in ("<question>\n2+2?\n", "<reference>\n4\n", "<answer>\nIt is 4.\n"))
 
 
 def test_rubric_scores_a_row(start: Start) -> None:
@@ -168,7 +151,7 @@ def test_rubric_scores_a_row(start: Start) -> None:
     score = grade(server, row, rubric=RUBRIC)
     assert score == Score(7 / 8, {"accuracy": 1.0, "rubric/right": 1.0, "rubric/short": 0.0})
     content = server.requests[0]["messages"][0]["content"]
-    assert "right: It is right.\nshort: It is short.\n1: Shows its work." in content
+    assert "short: It is short.\n1: Shows its work." in content
     assert content.endswith('such as {"right": 1, "short": 1, "1": 1}') and len(server.requests) == 1
 
 
@@ -206,12 +189,13 @@ def test_task_of_a_judge_with_components_of_a_process(start: Start) -> None:
 def test_a_judge_that_fails_is_a_failure_and_never_0(start: Start, settings: dict[str, Any]) -> None:
     score = grade(start(400), **settings)
     assert score.outcome is Outcome.GRADER_FAILED and math.isnan(score.reward)
-    assert "the judge gave no answer: BadRequestError" in score.reason
+    assert "BadRequestError" in score.reason
 
 
 def test_the_policy_judges_only_where_an_engine_runs() -> None:
-    score = asyncio.run(RewardClient(Reward(judge=Judge(backend="policy")), CustomRewardFunction()).score(PROMPT, "4"))
-    assert score.outcome is Outcome.GRADER_FAILED and "reward.judge.backend=policy needs an engine" in score.reason
+    reward = Reward(judge=Judge(backend="policy"))
+    score = with_client(lambda client: client.score(PROMPT, "4"), reward, starts=False)
+    assert score.outcome is Outcome.GRADER_FAILED and "reward.judge.backend=policy" in score.reason
 
 
 def test_inputs_of_judges_are_checked_before_the_start() -> None:
@@ -221,15 +205,11 @@ def test_inputs_of_judges_are_checked_before_the_start() -> None:
     assert check_judges([PROMPT], Reward(), True) == set()  # the user's function grades all rows
     assert check_judges([PROMPT], Reward(judge=judge), False) == {"judge"}
     assert check_judges([PROMPT], no_model.model_copy(update={"judge": judge}), True) == {"rubric"}
-    with pytest.raises(
-        ValueError, match=r"data_source 'judge' is graded by a judge, but reward\.judge\.model is empty"
+    for prompt, reward, has_function, says in (
+        (PROMPT, Reward(), False, r"'judge' .*reward\.judge\.model is empty"),
+        (PROMPT, no_model, True, r"component rubric .*reward\.judge\.model"),
+        (replace(PROMPT, data_source="rubric"), Reward(judge=judge), False, r"row 0 .*reward\.rubric\.criteria"),
+        (Prompt(0, "pairwise", "?"), Reward(judge=judge), False, "ground truth, but row 0 has none"),
     ):
-        check_judges([PROMPT], Reward(), False)
-    with pytest.raises(ValueError, match=r"the component rubric is graded by a judge, but reward\.judge\.model"):
-        check_judges([PROMPT], no_model, True)
-    with pytest.raises(
-        ValueError, match=r"row 0 has no criterion with a positive weight. Set reward\.rubric\.criteria"
-    ):
-        check_judges([replace(PROMPT, data_source="rubric")], Reward(judge=judge), False)
-    with pytest.raises(ValueError, match="comparison with the ground truth, but row 0 has none"):
-        check_judges([Prompt(0, "pairwise", "?")], Reward(judge=judge), False)
+        with pytest.raises(ValueError, match=says):
+            check_judges([prompt], reward, has_function)
