@@ -38,24 +38,21 @@ def inputs(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
     return *(leaf.requires_grad_() for leaf in leaves), targets, *reference
 
 
-def plain(temperature: float, scale: float, softcap: float | None) -> tuple[torch.Tensor, ...]:
-    hidden, weight, bias, targets, ref_states, ref_weight = inputs()
-    logits = scale * (hidden @ weight.T + bias)
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    logits = logits / temperature
-    logp = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
-    return hidden, weight, bias, logp, entropy(logits), kl_full(logits, ref_states @ ref_weight.T / temperature)
+def assert_same(found: torch.Tensor, expected: torch.Tensor, leaves: tuple[torch.Tensor, ...]) -> None:
+    """Compare values and the gradients of their weighted sum."""
+    torch.testing.assert_close(found, expected)
+    losses = [(torch.linspace(-1, 1, len(one), dtype=torch.float64) * one).sum() for one in (found, expected)]
+    torch.testing.assert_close(*(torch.autograd.grad(loss, leaves, retain_graph=True) for loss in losses))
 
 
 @pytest.mark.parametrize("chunk_logits", [1, 2 * VOCABULARY, 100 * VOCABULARY])
 @pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (1.3, 2.0)])
 def test_values_and_gradients_equal_plain_autograd(chunk_logits: int, scale: float, softcap: float | None):
-    weights = torch.linspace(-1, 1, NUM_TOKENS, dtype=torch.float64)
-    *leaves, logp, own_entropy, kl = plain(0.7, scale, softcap)
-    expected = torch.autograd.grad((weights * (logp + 0.3 * own_entropy + 0.2 * kl)).sum(), leaves)
-
     hidden, weight, bias, targets, ref_states, ref_weight = inputs()
+    logits = scale * (hidden @ weight.T + bias)
+    logits = (softcap * torch.tanh(logits / softcap) if softcap else logits) / 0.7
+    logp = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    kl = kl_full(logits, ref_states @ ref_weight.T / 0.7)
     stats = compute_token_stats(
         LmHeadInput(hidden, LmHead(weight, bias, scale, softcap)),
         targets,
@@ -65,33 +62,27 @@ def test_values_and_gradients_equal_plain_autograd(chunk_logits: int, scale: flo
         chunk_logits=chunk_logits,
     )
     assert stats.entropy is not None and stats.divergence is not None
-    torch.testing.assert_close(stats.logprobs, logp)
-    torch.testing.assert_close(stats.entropy, own_entropy)
-    torch.testing.assert_close(stats.divergence, kl)
-    loss = (weights * (stats.logprobs + 0.3 * stats.entropy + 0.2 * stats.divergence)).sum()
-    torch.testing.assert_close(torch.autograd.grad(loss, (hidden, weight, bias)), expected)
+    torch.testing.assert_close(stats[:3], (logp, entropy(logits), kl))
+    found = stats.logprobs + 0.3 * stats.entropy + 0.2 * stats.divergence
+    assert_same(found, logp + 0.3 * entropy(logits) + 0.2 * kl, (hidden, weight, bias))
 
 
 @every_divergence
 def test_divergences_and_statistics_equal_plain_autograd(divergence: Divergence, chunk_logits: int):
-    weights = torch.linspace(-1, 1, NUM_TOKENS, dtype=torch.float64)
     hidden, weight, bias, targets, other_states, other_weight = inputs()
     logits, other_logits = (hidden @ weight.T + bias) / 0.7, other_states @ other_weight.T / 0.7
     reverse, forward = kl_full(logits, other_logits), kl_full(other_logits, logits)
     own = {"reverse": reverse, "forward": forward, "jsd": jsd(logits, other_logits, 0.2)}[divergence.kind]
-    expected = torch.autograd.grad((weights * own).sum(), (hidden, weight, bias))
 
     other = DivergenceTarget(LmHeadInput(other_states, LmHead(other_weight)), divergence, with_statistics=True)
     policy = LmHeadInput(hidden, LmHead(weight, bias))
     stats = compute_token_stats(policy, targets, 0.7, divergence_target=other, chunk_logits=chunk_logits)
     assert stats.divergence is not None and stats.agreement is not None and not stats.agreement.requires_grad
-    torch.testing.assert_close(stats.divergence, own)
+    assert_same(stats.divergence, own, (hidden, weight, bias))
     torch.testing.assert_close(stats.reverse_kl, reverse.detach())
     torch.testing.assert_close(stats.forward_kl, forward.detach())
     common = torch.minimum(logits.softmax(-1), other_logits.softmax(-1)).sum(-1)
     torch.testing.assert_close(stats.agreement, common.detach())
-    got = torch.autograd.grad((weights * stats.divergence).sum(), (hidden, weight, bias))
-    torch.testing.assert_close(got, expected)
 
 
 @every_divergence
@@ -122,16 +113,12 @@ def test_weighted_models_over_top_tokens_equal_plain_autograd(divergence: Diverg
 
     p, q = logits.softmax(-1), other_logits.softmax(-1)
     own = shares[0] * bucketed(p, q.detach()) + shares[1] * bucketed(p, q.flip(0).detach())
-    weights = torch.linspace(-1, 1, NUM_TOKENS, dtype=torch.float64)
-    expected = torch.autograd.grad((weights * own).sum(), (hidden, weight, bias))
 
     target = DivergenceTarget(models, divergence, top_k=k)
     policy = LmHeadInput(hidden, LmHead(weight, bias))
     stats = compute_token_stats(policy, targets, 0.7, divergence_target=target, chunk_logits=chunk_logits)
     assert stats.divergence is not None
-    torch.testing.assert_close(stats.divergence, own)
-    got = torch.autograd.grad((weights * stats.divergence).sum(), (hidden, weight, bias))
-    torch.testing.assert_close(got, expected)
+    assert_same(stats.divergence, own, (hidden, weight, bias))
 
 
 def test_top_tokens_of_the_full_vocabulary_equal_full_distributions():

@@ -18,21 +18,17 @@ from tests.unit.tiny import build_model, some_rows
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def moe() -> torch.nn.Module:
-    return build_model("qwen3_moe")
-
-
-def test_routers_are_those_whose_outputs_transformers_records(moe):
-    routers = RouterHooks.wrap_routers(moe)
+def test_routers_are_those_whose_outputs_transformers_records():
+    routers = RouterHooks.wrap_routers(build_model("qwen3_moe"))
     assert routers is not None and routers.sizes == ExpertSizes(4, 2) and routers.layers == [0, 1]
     assert RouterHooks.wrap_routers(build_model("qwen3")) is None
 
 
-def test_the_loss_is_that_of_transformers(moe):
+def test_the_loss_is_that_of_transformers():
     """Value and gradient, with padding and probabilities that differ by layer."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
+    moe = build_model("qwen3_moe")
     routers = RouterHooks.wrap_routers(moe)
     assert routers is not None
     routers.needs_probabilities = True
@@ -134,19 +130,9 @@ def test_the_dummy_does_not_count_and_experts_of_another_shape_are_refused(model
         policy(MicroBatchBuilder(True, CPU).build(other, [0]), 1.0)
 
 
-SHAPE = {
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-}
+SHAPE = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 128, "pad_token_id": 0}
+SHAPE |= {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 GROUPED = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1}
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 

@@ -11,7 +11,7 @@ import torch
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.micro_batch import MicroBatchBuilder
+from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf, check_policy
 
 CPU = torch.device("cpu")
@@ -19,15 +19,8 @@ LENGTHS, STARTS = [9, 12, 5], [3, 1, 4]
 
 
 def some_rows() -> Rows:
-    generator = np.random.default_rng(5)
-    responses = sum(LENGTHS) - sum(STARTS)
-    return Rows(
-        token_ids=generator.integers(2, 48, sum(LENGTHS)),
-        lengths=np.array(LENGTHS),
-        response_starts=np.array(STARTS),
-        action_mask=np.ones(responses, dtype=np.uint8),
-        rollout_logprobs=np.zeros(responses, dtype=np.float32),
-    )
+    ids = np.random.default_rng(5).integers(2, 48, sum(LENGTHS))
+    return make_rows(np.split(ids, np.cumsum(LENGTHS)[:-1]), STARTS)
 
 
 def load(folder: object, attention: Any = "padded", **settings: Any) -> PolicyModel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,8 @@ def test_positions_equal_get_rope_index(vision_folder, family: str):
     rows, plain = make_rows_with_pictures(folder), load_plain(folder)
     positions = compute_mrope_positions(Rows.from_rows(rows))
     assert positions is not None
-    for row, found in zip(
-        rows, np.split(positions, np.cumsum([len(row.token_ids) for row in rows])[:-1], 1), strict=True
-    ):
+    ends = np.cumsum([len(row.token_ids) for row in rows])
+    for row, found in zip(rows, np.split(positions, ends[:-1], 1), strict=True):
         if row.images:
             arguments = make_plain_arguments(plain, row)
             del arguments["pixel_values"]
@@ -113,11 +112,12 @@ def test_every_layout_gives_the_same_logprobs(vision_folder, family: str, monkey
     encoded = []
     for policy in (padded, packed):
         original = policy.model.model.get_image_features
-        counted = lambda pixel_values, original=original, **more: (  # noqa: E731
-            encoded.append(len(pixel_values)),
-            original(pixel_values, **more),
-        )[1]
-        counted.__signature__ = __import__("inspect").signature(original)  # type: ignore[attr-defined]
+
+        @functools.wraps(original)
+        def counted(pixel_values: torch.Tensor, original: Any = original, **more: Any) -> Any:
+            encoded.append(len(pixel_values))
+            return original(pixel_values, **more)
+
         monkeypatch.setattr(policy.model.model, "get_image_features", counted)
     with torch.no_grad():
         alone = torch.cat([padded(MicroBatchBuilder(True, CPU).build(batch, [row]), 1.0).logprobs for row in range(8)])
@@ -220,15 +220,12 @@ def test_critic_computes_values_of_rows_with_pictures(vision_folder):
     rows, plain = make_rows_with_pictures(folder), load_plain(folder)
     critic = ValueModel(load_trainable_lm(Model(path=str(folder)), "padded", None, 0), seed=1)
     values = critic(build(rows))
-    start = 0
-    for row in rows:
-        states = plain.model(**make_plain_arguments(plain, row))[0][0, row.response_start - 1 : -1]
-        expected = critic.value_head(states)[:, 0]
-        torch.testing.assert_close(values[start : start + len(expected)], expected, rtol=0, atol=1e-5)
-        start += len(expected)
+    arguments = [make_plain_arguments(plain, row) for row in rows]
+    states = [plain.model(**one)[0][0, row.response_start - 1 : -1] for one, row in zip(arguments, rows, strict=True)]
+    torch.testing.assert_close(values, critic.value_head(torch.cat(states))[:, 0], rtol=0, atol=1e-5)
 
 
-def test_text_models_refuse_pictures(vision_folder, model_folder: Callable[[str], Path]):
+def test_text_models_refuse_pictures(vision_folder, model_folder):
     micro = build([make_row(prepare_pictures(vision_folder("internvl")))])
     with pytest.raises(ValueError, match="pictures, but Qwen3Model "):
         load(model_folder("qwen3"))(micro, 1.0)

@@ -51,9 +51,8 @@ def test_only_a_window_shorter_than_the_rows_needs_a_mask(monkeypatch: pytest.Mo
         return True
 
     monkeypatch.setattr(backends, "sdpa_supports_grouped_heads", note)
-    for window, packing in ((None, True), (5, True), (4, True), (5, False), (8, False)):
-        call = make_call(window=window) if packing else make_call(window=window, packing=None)
-        backends._prepare_for_sdpa(call)
+    for changes in ({"window": None}, {"window": 5}, {"window": 4}, *({"window": n, "packing": None} for n in (5, 8))):
+        backends._prepare_for_sdpa(make_call(**changes))
     assert masks == [False, False, True, True, False]
 
 

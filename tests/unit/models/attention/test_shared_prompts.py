@@ -20,7 +20,7 @@ from alphaapollo.models.attention import backends
 from alphaapollo.models.attention.shared_prompts import make_causal_mask
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.micro_batch import MicroBatchBuilder, Packing
+from alphaapollo.models.micro_batch import MicroBatchBuilder, Packing, make_rows
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.scalar_models import ValueModel
 from alphaapollo.types import Row
@@ -101,14 +101,8 @@ def test_flex_and_values_are_those_of_the_plain_layout(model_folder, kind: Any):
 
 def three_rows() -> Rows:
     """[5, 6 | 7, 8], [5, 6 | 9] share two tokens; [4 | 3, 2] shares none."""
-    return Rows(
-        token_ids=np.array([5, 6, 7, 8, 5, 6, 9, 4, 3, 2]),
-        lengths=np.array([4, 3, 3]),
-        response_starts=np.array([2, 2, 1]),
-        action_mask=np.ones(5, dtype=np.uint8),
-        rollout_logprobs=np.zeros(5, dtype=np.float32),
-        prefixes=SharedPrefixes(np.array([0, 0, 1]), np.array([2, 2, 1])),
-    )
+    rows = [np.array(ids) for ids in ([5, 6, 7, 8], [5, 6, 9], [4, 3, 2])]
+    return make_rows(rows, [2, 2, 1], SharedPrefixes(np.array([0, 0, 1]), np.array([2, 2, 1])))
 
 
 def test_shared_layout_by_hand():

@@ -11,9 +11,8 @@ from alphaapollo.models.training.optimizer import make_optimizers
 
 
 def bytes_of(tensors: list[torch.Tensor]) -> int:
-    return sum(
-        storage.nbytes() for storage in {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}.values()
-    )
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def test_an_offloaded_tensor_has_no_memory_and_stays_the_same_object() -> None:
@@ -88,11 +87,10 @@ def test_offloaded_optimizer_state_gives_the_same_steps() -> None:
 
 
 def test_lora_adapters_stay_on_the_device() -> None:
-    model = nn.ModuleDict({"proj": nn.Linear(2, 3), "lora_A": nn.ModuleDict({"default": nn.Linear(2, 1)})})
-    model = nn.ModuleDict({"layer": model}).requires_grad_(False)
-    model["layer"]["lora_A"].requires_grad_()
-    offloader = make_parameter_offloader(model, enabled=True)
-    assert [*map(id, offloader._list_tensors())] == [*map(id, model["layer"]["proj"].parameters())]
+    adapter = nn.ModuleDict({"default": nn.Linear(2, 1)})
+    layer = nn.ModuleDict({"proj": nn.Linear(2, 3).requires_grad_(False), "lora_A": adapter})
+    offloader = make_parameter_offloader(nn.ModuleDict({"layer": layer}), enabled=True)
+    assert [*map(id, offloader._list_tensors())] == [*map(id, layer["proj"].parameters())]
 
 
 def test_a_trained_model_with_a_frozen_part_is_offloaded_completely() -> None:
