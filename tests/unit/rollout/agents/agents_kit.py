@@ -3,11 +3,9 @@
 import asyncio
 import json
 from collections.abc import Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 
 from alphaapollo.config.schema import Model
@@ -37,10 +35,11 @@ TOOL = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"ty
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path) -> Path:
     """Write the config and the tokenizer of a model without weights. Its chat template shows tools."""
     tokenizer_of().save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
 
 
 class Script:
@@ -69,51 +68,31 @@ class Server:
     def build_http_app(self, settings: HttpApiSettings) -> Any:
         return self.app
 
-    @asynccontextmanager
-    async def open(self, **limits):
-        """Start the endpoint with one session. Yields (endpoint, session)."""
-        endpoint = EndpointServer(SessionGate(self.app))
-        await endpoint.start()
-        session = self.make_session(**limits)
-        try:
-            with endpoint.gate.open_session(session, TimeLimit(60)):
-                yield endpoint, session
-        finally:
-            await endpoint.close()
+    def connect(self, endpoint, key, client=openai.AsyncOpenAI):
+        url = f"{endpoint.url}/v1" if client is openai.AsyncOpenAI else endpoint.url
+        self.clients.append(client(base_url=url, api_key=key, max_retries=0, timeout=60))
+        return self.clients[-1]
 
-    def connect(self, endpoint, session=None, key=""):
-        client = openai.AsyncOpenAI(
-            base_url=f"{endpoint.url}/v1", api_key=key or session.token, max_retries=0, timeout=60
-        )
-        self.clients.append(client)
-        return client
-
-    def connect_anthropic(self, endpoint, session=None, key=""):
-        client = anthropic.AsyncAnthropic(
-            base_url=endpoint.url, api_key=key or session.token, max_retries=0, timeout=60
-        )
-        self.clients.append(client)
-        return client
-
-    def make_session(
-        self, *, max_requests=100, temperature=1.0, max_model_len=MAX_LENGTH, budget=MAX_LENGTH
-    ) -> Session:
+    def run(self, play: Callable, *, max_requests=100, max_model_len=MAX_LENGTH, budget=MAX_LENGTH):
+        """Run `play(endpoint, session, client)` and return (session, rows); rows are checked against the engine's
+        prompts. Then forget the script's answers."""
+        self.script.prompts.clear()
         limits = SessionLimits(max_model_len, max_requests)
-        return Session(Sampling(budget, temperature), lambda number: number % 2**31, limits)
-
-    def run(self, play: Callable, **limits):
-        """Run `play(endpoint, session)` and return (session, rows); rows are checked against the engine's prompts."""
+        session = Session(Sampling(budget), lambda number: number % 2**31, limits)
 
         async def serve():
-            async with self.open(**limits) as (endpoint, session):
-                try:
-                    await play(endpoint, session)
-                finally:
-                    await asyncio.gather(*(client.close() for client in self.clients))
-                    self.clients.clear()
-            return session
+            endpoint = EndpointServer(SessionGate(self.app))
+            await endpoint.start()
+            try:
+                with endpoint.gate.open_session(session, TimeLimit(60)):
+                    await play(endpoint, session, self.connect(endpoint, session.token))
+            finally:
+                await asyncio.gather(*(client.close() for client in self.clients))
+                self.clients.clear()
+                self.script.answers = {}
+                await endpoint.close()
 
-        session = asyncio.run(serve())
+        asyncio.run(serve())
         return session, rows_of(session)
 
 

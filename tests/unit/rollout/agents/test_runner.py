@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from alphaapollo.rollout.agents.runner import open_agent_runner
 from alphaapollo.rollout.episode import EpisodeTask
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Sampling, Score
 from tests.processes import wait_until
-from tests.unit.rollout.agents.agents_kit import MAX_LENGTH, Server, write_model
+from tests.unit.rollout.agents.agents_kit import MAX_LENGTH
 
 PROMPT = Prompt(7, "source", [{"role": "user", "content": "one"}], ground_truth="OK")
 HEADER = """
@@ -36,13 +37,6 @@ ASKS_CURL = (
     'curl -s $OPENAI_BASE_URL/chat/completions -H "Authorization: Bearer $OPENAI_API_KEY" '
     '-H "Content-Type: application/json" -d \'{"model": "policy", "messages": [{"role": "user", "content": "one"}]}\''
 )
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    write_model(folder)
-    return Server(folder)
 
 
 def run(server, tmp_path, code="", grader=None, samples=1, **keys):
@@ -66,13 +60,10 @@ def run(server, tmp_path, code="", grader=None, samples=1, **keys):
 
 def find_processes(mark: str) -> list[int]:
     found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                if mark in (folder / "cmdline").read_text():
-                    found.append(int(folder.name))
-            except OSError:
-                continue
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if mark in file.read_text():
+                found.append(int(file.parent.name))
     return found
 
 
@@ -92,14 +83,6 @@ async def run(task, endpoint):
     assert one.first_observation == [{"role": "user", "content": "one"}]
 
 
-TWO_TURNS = """
-def run(task, endpoint):
-    ask(endpoint)
-    ask(endpoint, "two")
-    return RESULT
-"""
-
-
 @pytest.mark.parametrize(
     ("result", "score", "rewards"),
     [
@@ -108,7 +91,8 @@ def run(task, endpoint):
     ],
 )
 def test_rewards_of_turns(server, tmp_path, result, score, rewards):
-    (one,) = run(server, tmp_path, TWO_TURNS.replace("RESULT", result))
+    code = f"def run(task, endpoint):\n    ask(endpoint)\n    ask(endpoint, 'two')\n    return {result}\n"
+    (one,) = run(server, tmp_path, code)
     assert one.score == score and [turn.reward for turn in one.turns] == rewards
     assert one.reward == score.reward + sum(rewards)
 
@@ -133,28 +117,24 @@ def test_graded_text_and_reward_of_the_program(server, tmp_path):
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
+        ("ask(endpoint); raise KeyError('boom')", "KeyError: 'boom'"),
+        ("ask(endpoint)", "returned no reward"),
+        ("ask(endpoint); return 'yes'", "the reward is a str"),
+        ("ask(endpoint); return float('nan')", "the reward is nan"),
+        ("ask(endpoint); return {'turn_rewards': [1.0, 2.0]}", "2 numbers for 1 answers"),
+        ("ask(endpoint); return {'turn_rewards': [float('inf')]}", "turn_rewards[0] is inf"),
         (
-            "def run(task, endpoint):\n    ask(endpoint)\n    raise KeyError('boom')\n",
-            "the program failed: KeyError: 'boom'",
-        ),
-        ("def run(task, endpoint):\n    ask(endpoint)\n", "the program returned no reward"),
-        ("def run(task, endpoint):\n    ask(endpoint)\n    return 'yes'\n", "no reward: the reward is a str"),
-        ("def run(task, endpoint):\n    ask(endpoint)\n    return float('nan')\n", "no reward: the reward is nan"),
-        (TWO_TURNS.replace("RESULT", '{"turn_rewards": [1.0]}'), "turn_rewards has 1 numbers for 2 answers"),
-        (TWO_TURNS.replace("RESULT", '{"turn_rewards": [1.0, float("inf")]}'), "turn_rewards[1] is inf"),
-        (
-            "def run(task, endpoint):\n    try:\n        endpoint.reward(ask(endpoint).id, float('nan'))\n"
-            "    except ValueError:\n        return 1.0\n",
+            "try: endpoint.reward(ask(endpoint).id, float('nan'))\n    except ValueError: return 1.0",
             "a reward was refused: reward is nan",
         ),
-        ("def run(task, endpoint):\n    return 1.0\n", "made no request to the policy"),
-        ("def run(task, endpoint):\n    ask(endpoint)\n    os.kill(os.getpid(), 9)\n", "killed by SIGKILL"),
-        ("def run(task, endpoint):\n    ask(endpoint)\n    os._exit(3)\n", "ended without a result"),
-        ("def run(task, endpoint):\n    print('last words', file=sys.stderr)\n    sys.exit(1)\n", "last words"),
+        ("return 1.0", "no request to the policy"),
+        ("ask(endpoint); os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("ask(endpoint); os._exit(3)", "ended without a result"),
+        ("print('last words', file=sys.stderr); sys.exit(1)", "last words"),
     ],
 )
 def test_failures_are_no_rewards(server, tmp_path, code, reason):
-    (one,) = run(server, tmp_path, code)
+    (one,) = run(server, tmp_path, f"def run(task, endpoint):\n    {code}\n")
     assert one.score.outcome is Outcome.ENVIRONMENT_FAILED and one.end is EpisodeEnd.ENVIRONMENT_FAILED
     assert reason in one.score.reason and "(attempt 2 of 2)" in one.score.reason
 
@@ -164,25 +144,17 @@ def test_failing_command_shows_its_last_lines(server, tmp_path):
     assert "exit code 3\nno such dataset" in one.score.reason
 
 
-STAYING_PROCESS = """
-def run(task, endpoint):
-    ask(endpoint)
-    subprocess.Popen(["/bin/sh", "-c", "sleep 1000; echo MARK"], start_new_session=True)
-"""
-
-
-def test_time_limit_ends_all_processes(server, tmp_path):
+@pytest.mark.parametrize(("end", "timeout"), [("time.sleep(1000)", 4.0), ("return 1.0", 60.0)])
+def test_processes_that_a_program_starts_are_ended(server, tmp_path, end, timeout):
     mark = f"{time.time()}"
-    code = STAYING_PROCESS.replace("MARK", mark) + "    time.sleep(1000)\n"
-    (one,) = run(server, tmp_path, code, timeout=4.0)
-    assert one.end is EpisodeEnd.TIME_LIMIT and "env.agent.timeout=4 s" in one.score.reason
+    start = f'subprocess.Popen(["/bin/sh", "-c", "sleep 1000; echo {mark}"], start_new_session=True)'
+    code = f"def run(task, endpoint):\n    ask(endpoint)\n    {start}\n    {end}\n"
+    (one,) = run(server, tmp_path, code, timeout=timeout)
     assert len(one.turns) == 1 and not find_processes(mark)
-
-
-def test_processes_that_stay_are_ended(server, tmp_path):
-    mark = f"{time.time()}"
-    (one,) = run(server, tmp_path, STAYING_PROCESS.replace("MARK", mark) + "    return 1.0\n")
-    assert one.reward == 1.0 and not find_processes(mark)
+    if timeout == 4.0:
+        assert one.end is EpisodeEnd.TIME_LIMIT and "env.agent.timeout=4 s" in one.score.reason
+    else:
+        assert one.reward == 1.0
 
 
 def test_many_sessions_at_once(server, tmp_path):
@@ -262,11 +234,10 @@ def test_no_program_is_waited_for_without_its_host(end):
 
 
 def test_program_files_are_checked(server, tmp_path):
-    with pytest.raises(ValueError, match=r"env\.agent\.path: run=run: .* has no such object"):
-        run(server, tmp_path, "x = 1\n")
-    with pytest.raises(ValueError, match=r"define run\(task, endpoint\)"):
-        run(server, tmp_path, "def run(task): ...\n")
-    with pytest.raises(ValueError, match="no such file"):
+    for code, fact in (("x = 1\n", r"run=run: .* no such object"), ("def run(task): ...\n", r"run\(task, endpoint\)")):
+        with pytest.raises(ValueError, match=rf"env\.agent\.path.*{fact}"):
+            run(server, tmp_path, code)
+    with pytest.raises(ValueError, match=r"missing\.py.*no such file"):
         run(server, tmp_path, path=str(tmp_path / "missing.py"))
 
 

@@ -10,30 +10,31 @@ anthropic = pytest.importorskip("anthropic")
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
-from tests.unit.rollout.agents.agents_kit import CALL, TOOL, Server, rows_of, write_model  # noqa: E402
+from tests.unit.rollout.agents.agents_kit import CALL, TOOL, rows_of  # noqa: E402
 
 CHAT_TOOL = [{"type": "function", "function": TOOL}]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    write_model(folder)
-    return Server(folder)
-
-
-@pytest.fixture(autouse=True)
-def clear_script(server):
-    server.script.answers.clear()
-    server.script.prompts.clear()
 
 
 async def chat(client, messages, **options):
     return await client.chat.completions.create(model="policy", messages=messages, **options)
 
 
+def send(server, *chats, **options):
+    """Send chats one after the other and return (session, rows)."""
+
+    async def play(endpoint, session, client):
+        for messages in chats:
+            await chat(client, messages, **options)
+
+    return server.run(play)
+
+
 def user(text):
     return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["complete", "stream"])
@@ -46,18 +47,14 @@ def test_a_continued_chat_is_one_row(server, stream):
         chunks = [chunk async for chunk in await chat(client, messages, stream=True)]
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
-    async def play(endpoint, session):
-        client = server.connect(endpoint, session)
+    async def play(endpoint, session, client):
         first = await ask(client, [user("one")])
         assert first == "first answer "
-        await ask(client, [user("one"), {"role": "assistant", "content": first.strip()}, user("two")])
+        await ask(client, [user("one"), assistant(first.strip()), user("two")])
 
-    session, rows = server.run(play)
-    (row,) = rows
-    text = server.tokenizer.decode(row.token_ids)
-    assert text.endswith(
-        "first answer <|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\nsecond<|im_end|>"
-    )
+    session, (row,) = server.run(play)
+    later = "<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\nsecond<|im_end|>"
+    assert server.tokenizer.decode(row.token_ids).endswith("first answer " + later)
     assert sum(row.action_mask) == sum(len(one.sampled.completion.token_ids) for one in session.answers)
     assert len(row.turn_ends) == 2
 
@@ -65,8 +62,7 @@ def test_a_continued_chat_is_one_row(server, stream):
 def test_tool_calls_with_changed_json_continue_the_row(server):
     server.script.answers = {"<tool_response>": "two", "one": f"let me\n{CALL}"}
 
-    async def play(endpoint, session):
-        client = server.connect(endpoint, session)
+    async def play(endpoint, session, client):
         message = (await chat(client, [user("one")], tools=CHAT_TOOL)).choices[0].message
         (call,) = message.tool_calls
         changed = {"name": "add", "arguments": json.dumps(json.loads(call.function.arguments), indent=4)}
@@ -83,8 +79,7 @@ def test_tool_calls_with_changed_json_continue_the_row(server):
 def test_parallel_tool_calls_continue_the_row(server):
     server.script.answers = {"<tool_response>": "two", "one": CALL + "\n" + CALL.replace("1", "2")}
 
-    async def play(endpoint, session):
-        client = server.connect(endpoint, session)
+    async def play(endpoint, session, client):
         message = (await chat(client, [user("one")], tools=CHAT_TOOL)).choices[0].message
         assert [json.loads(one.function.arguments) for one in message.tool_calls] == [{"a": 1}, {"a": 2}]
         results = [{"role": "tool", "tool_call_id": one.id, "content": "2"} for one in message.tool_calls]
@@ -98,8 +93,7 @@ def test_responses_api_with_a_tool(server):
     server.script.answers = {"<tool_response>": "two", "one": CALL}
     tool = [{"type": "function", **TOOL}]
 
-    async def play(endpoint, session):
-        client = server.connect(endpoint, session)
+    async def play(endpoint, session, client):
         first = await client.responses.create(model="policy", input="one", tools=tool)
         (call,) = [item for item in first.output if item.type == "function_call"]
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "2"}
@@ -116,8 +110,8 @@ def test_anthropic_messages_with_a_tool(server, stream):
     server.script.answers = {"<tool_response>": "two", "one": f"let me\n{CALL}"}
     tool = [{"name": "add", "input_schema": TOOL["parameters"]}]
 
-    async def play(endpoint, session):
-        client = server.connect_anthropic(endpoint, session)
+    async def play(endpoint, session, _):
+        client = server.connect(endpoint, session.token, anthropic.AsyncAnthropic)
 
         async def ask(messages):
             options = {"model": "policy", "max_tokens": 200, "messages": messages, "tools": tool}
@@ -130,64 +124,49 @@ def test_anthropic_messages_with_a_tool(server, stream):
         (call,) = [block for block in first.content if block.type == "tool_use"]
         result = [{"type": "tool_result", "tool_use_id": call.id, "content": "2"}]
         blocks = [block.model_dump(exclude_none=True) for block in first.content]
-        await ask([user("one"), {"role": "assistant", "content": blocks}, {"role": "user", "content": result}])
+        await ask([user("one"), assistant(blocks), user(result)])
 
     session, (row,) = server.run(play)
     assert len(row.turn_ends) == 2, [one.request.difference for one in session.answers]
 
 
 def test_rewritten_history_starts_a_branch_with_its_difference(server):
-    async def play(endpoint, session):
-        client = server.connect(endpoint, session)
-        await chat(client, [user("one")])
-        await chat(client, [user("one"), {"role": "assistant", "content": "OK"}, user("two")])
-        await chat(client, [user("one"), {"role": "assistant", "content": "other"}, user("two")])
-
-    session, rows = server.run(play)
+    chats = [[user("one"), assistant(answer), user("two")] for answer in ("OK", "other")]
+    session, rows = send(server, [user("one")], *chats)
     assert [len(row.turn_ends) for row in rows] == [2, 1]
-    assert session.answers[2].request.difference == "message 1: assistant: 'OK' became assistant: 'other'"
+    difference = session.answers[2].request.difference
+    assert all(fact in difference for fact in ("message 1", "assistant: 'OK'", "assistant: 'other'"))
 
 
 def test_branches_share_a_prefix_that_is_trained_once(server):
-    async def play(endpoint, session):
-        client = server.connect(endpoint, session)
+    async def play(endpoint, session, client):
         await chat(client, [user("one")])
-        history = [user("one"), {"role": "assistant", "content": "OK"}]
+        history = [user("one"), assistant("OK")]
         await asyncio.gather(*(chat(client, [*history, user(f"part {number}")]) for number in range(3)))
 
     session, rows = server.run(play)
     assert [len(row.turn_ends) for row in rows] == [2, 1, 1]
-    shared = session.answers[0].token_ids
-    for row in rows:
-        assert row.token_ids[: len(shared)] == shared
-    assert [sum(row.action_mask[: len(shared)]) for row in rows] == [
-        len(session.answers[0].sampled.completion.token_ids),
-        0,
-        0,
-    ]
+    shared, sampled = session.answers[0].token_ids, session.answers[0].sampled.completion.token_ids
+    assert all(row.token_ids[: len(shared)] == shared for row in rows)
+    assert [sum(row.action_mask[: len(shared)]) for row in rows] == [len(sampled), 0, 0]
     assert len(rows_of(session, "main")) == 1 and len(rows_of(session, "last")) == 1
 
 
 def test_several_answers_to_one_request(server):
-    async def play(endpoint, session):
-        answer = await chat(server.connect(endpoint, session), [user("one")], n=3)
-        assert len(answer.choices) == 3
-
-    _, rows = server.run(play)
-    assert len(rows) == 3
+    session, rows = send(server, [user("one")], n=3)
+    assert len(session.requests) == 1 and len(rows) == 3
 
 
 def test_roles_and_rewards(server):
-    async def play(endpoint, session):
-        client = server.connect(endpoint, session)
+    async def play(endpoint, session, client):
         first = await chat(client, [user("plan")], extra_headers={"x-role": "planner"})
         await chat(client, [user("solve")], extra_headers={"x-role": "solver"})
         reward = {"request_id": first.id, "reward": 0.5}
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {session.token}"}) as plain:
             assert (await plain.post(f"{endpoint.url}/v1/rewards", json=reward)).status_code == 200
-            wrong = await plain.post(f"{endpoint.url}/v1/rewards", json={"request_id": "no", "reward": 1})
+            wrong = await plain.post(f"{endpoint.url}/v1/rewards", json=reward | {"request_id": "no"})
             assert wrong.status_code == 400 and "no such request" in wrong.json()["error"]["message"]
-        again = [user("solve"), {"role": "assistant", "content": "OK"}, user("go on")]
+        again = [user("solve"), assistant("OK"), user("go on")]
         await chat(client, again, extra_headers={"x-reward": "2"})
 
     session, _ = server.run(play)
@@ -196,18 +175,12 @@ def test_roles_and_rewards(server):
 
 
 def test_sampling_settings_of_clients_are_overridden(server):
-    async def play(endpoint, session):
-        await chat(server.connect(endpoint, session), [user("one")], temperature=0.2, top_p=1.0, presence_penalty=1)
-
-    session, _ = server.run(play)
+    session, _ = send(server, [user("one")], temperature=0.2, top_p=1.0, presence_penalty=1)
     assert session.overridden == {"temperature": 0.2, "presence_penalty": 1}
 
 
 def test_answers_under_a_constraint_are_marked(server):
-    async def play(endpoint, session):
-        await chat(server.connect(endpoint, session), [user("one")], response_format={"type": "json_object"})
-
-    session, rows = server.run(play)
+    session, rows = send(server, [user("one")], response_format={"type": "json_object"})
     assert session.answers[0].request.is_constrained and len(rows) == 1
 
 
@@ -215,8 +188,7 @@ def test_strict_tools_are_sampled_freely(server):
     server.script.answers = {"one": CALL}
     strict = [{"type": "function", "function": TOOL | {"strict": True}}]
 
-    async def play(endpoint, session):
-        client = server.connect(endpoint, session)
+    async def play(endpoint, session, client):
         answer = await chat(client, [user("one")], tools=strict, parallel_tool_calls=False)
         assert answer.choices[0].message.tool_calls
         await chat(client, [user("two")], tools=strict, tool_choice="required")
@@ -227,80 +199,61 @@ def test_strict_tools_are_sampled_freely(server):
 
 
 def test_retried_request_gets_the_same_answer(server):
-    answers = iter(["lost", "other"])
-    server.script.answers = {}
-
-    async def play(endpoint, session):
-        client = server.connect(endpoint, session)
-        server.script.__dict__["answers"] = {"one": next(answers)}
+    async def play(endpoint, session, client):
+        server.script.answers = {"one": "lost"}
         await chat(client, [user("one")])
         session.requests[0].is_delivered = False  # as if the connection had broken
-        server.script.__dict__["answers"] = {"one": next(answers)}
-        retried = await chat(client, [user("one")])
-        assert retried.choices[0].message.content == "lost"
+        server.script.answers = {"one": "other"}
+        assert (await chat(client, [user("one")])).choices[0].message.content == "lost"
 
     session, rows = server.run(play)
     assert len(session.answers) == len(rows) == 1 and len(server.script.prompts) == 1
 
 
-def test_undelivered_answers_are_not_trained_on(server):
-    async def play(endpoint, session):
-        await chat(server.connect(endpoint, session), [user("one")])
-        session.requests[0].is_delivered = False
-
-    assert server.run(play)[1] == []
-
-
 def test_evaluation_suites_belong_to_no_session(server):
-    async def play(endpoint, session):
-        client = server.connect(endpoint, key=endpoint.gate.suite_key)
-        assert (await chat(client, [user("one")])).choices[0].message.content == "OK"
-        answer = await client.completions.create(model="policy", prompt=[40, 41], max_tokens=2, temperature=0)
+    async def play(endpoint, session, client):
+        suite = server.connect(endpoint, endpoint.gate.suite_key)
+        assert (await chat(suite, [user("one")])).choices[0].message.content == "OK"
+        answer = await suite.completions.create(model="policy", prompt=[40, 41], max_tokens=2, temperature=0)
         assert answer.choices[0].text == "OK" and answer.usage.prompt_tokens == 2
-        with pytest.raises(openai.NotFoundError, match="Unknown route /v1/completions"):
-            await server.connect(endpoint, session).completions.create(model="policy", prompt="one")
+        with pytest.raises(openai.NotFoundError, match="/v1/completions"):
+            await client.completions.create(model="policy", prompt="one")
 
     session, rows = server.run(play)
     assert rows == [] and session.requests == []
 
 
 def test_errors_are_those_of_the_provider(server):
-    async def play(endpoint, session):
-        client = server.connect(endpoint, session)
-        with pytest.raises(openai.NotFoundError, match="does not exist"):
+    async def play(endpoint, session, client):
+        with pytest.raises(openai.NotFoundError, match="gpt-9"):
             await client.chat.completions.create(model="gpt-9", messages=[user("one")])
-        with pytest.raises(openai.BadRequestError, match="maximum context length is 60 tokens"):
+        with pytest.raises(openai.BadRequestError, match="context length is 60 tokens"):
             await chat(client, [user("one" * 60)])
         assert session.overflow
         await chat(client, [user("one")])
         assert not session.overflow
         with pytest.raises(openai.BadRequestError):
             await chat(client, [user("one")], tools=[{"type": "function", "function": {"parameters": 3}}])
-        with pytest.raises(openai.BadRequestError, match="the policy does not read pictures"):
-            image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-            await chat(client, [{"role": "user", "content": [image]}])
-        with pytest.raises(openai.AuthenticationError, match="Unknown API key"):
-            await chat(server.connect(endpoint, key="x"), [user("one")])
-        with pytest.raises(anthropic.AuthenticationError, match="Unknown API key"):
-            other = server.connect_anthropic(endpoint, key="x")
+        with pytest.raises(openai.BadRequestError, match="does not read pictures"):
+            await chat(client, [user([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}])])
+        with pytest.raises(openai.AuthenticationError):
+            await chat(server.connect(endpoint, "x"), [user("one")])
+        with pytest.raises(anthropic.AuthenticationError):
+            other = server.connect(endpoint, "x", anthropic.AsyncAnthropic)
             await other.messages.create(model="policy", max_tokens=9, messages=[user("one")])
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {session.token}"}) as plain:
-            assert (await plain.get(f"{endpoint.url}/v1/files")).status_code == 404
-            broken = await plain.post(
-                f"{endpoint.url}/v1/chat/completions", content=b"{", headers={"content-type": "application/json"}
-            )
-            assert broken.status_code == 400
-            large = await plain.post(f"{endpoint.url}/v1/chat/completions", content=b"x" * (50 << 20))
-            assert large.status_code == 413
-            assert (await plain.get(f"{endpoint.url}/v1/models")).json()["data"][0]["id"] == "policy"
+        headers = {"authorization": f"Bearer {session.token}", "content-type": "application/json"}
+        async with httpx.AsyncClient(headers=headers, base_url=f"{endpoint.url}/v1/") as plain:
+            assert (await plain.get("files")).status_code == 404
+            assert (await plain.post("chat/completions", content=b"{")).status_code == 400
+            assert (await plain.post("chat/completions", content=b"x" * (50 << 20))).status_code == 413
+            assert (await plain.get("models")).json()["data"][0]["id"] == "policy"
 
     _, rows = server.run(play, max_model_len=60)
     assert len(rows) == 1
 
 
-def test_limit_of_requests_and_ended_sessions(server):
-    async def play(endpoint, session):
-        client = server.connect(endpoint, session)
+def test_limit_of_requests(server):
+    async def play(endpoint, session, client):
         await chat(client, [user("one")])
         with pytest.raises(openai.PermissionDeniedError, match=r"env\.agent\.max_requests=1"):
             await chat(client, [user("two")])
@@ -309,13 +262,11 @@ def test_limit_of_requests_and_ended_sessions(server):
 
 
 def test_budget_of_a_path(server):
-    async def play(endpoint, session):
-        client = server.connect(endpoint, session)
+    async def play(endpoint, session, client):
         answer = await chat(client, [user("one")])
         assert answer.choices[0].finish_reason == "length"
-        text = answer.choices[0].message.content or ""
         with pytest.raises(openai.BadRequestError, match="maximum context length"):
-            await chat(client, [user("one"), {"role": "assistant", "content": text}, user("two")])
+            await chat(client, [user("one"), assistant(answer.choices[0].message.content or ""), user("two")])
 
     _, (row,) = server.run(play, budget=2)
     assert sum(row.action_mask) == 2

@@ -1,5 +1,7 @@
 """Which messages are the same, what a request continues, and which rows a session gives."""
 
+from itertools import compress
+
 import pytest
 
 from alphaapollo.engines.http_api import RequestedSampling, SampledAnswer
@@ -8,7 +10,8 @@ from alphaapollo.observability.rollout_log import make_trajectory_record
 from alphaapollo.rollout.agents.rows import build_turns_and_rows, find_branches
 from alphaapollo.rollout.agents.session import Request, Session, SessionLimits, make_answer_key, make_message_keys
 from alphaapollo.rollout.context import check_rows_match_turns
-from alphaapollo.types import Completion, EpisodeEnd, ImageInput, Prompt, Sampling, Score, StopReason, Trajectory
+from alphaapollo.types import EpisodeEnd, ImageInput, Prompt, Sampling, Score, Trajectory
+from tests.builders import make_completion
 
 END = 9
 
@@ -51,6 +54,10 @@ def test_items_of_one_answer_are_joined():
     assert keys[1] == make_answer_key("let me", [("add", "{}")]) and ends == [1, 3, 4]
 
 
+def make_chat(*texts):
+    return [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
+
+
 class Talk:
     """Session whose tokens are numbers: each message and each answer is one token, followed by END."""
 
@@ -60,7 +67,7 @@ class Talk:
 
     def ask(self, *texts, role="", tools="", delivered=True, constrained=False, retry=False) -> Request:
         """Send a chat of user messages and answers in turn."""
-        messages = [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
+        messages = make_chat(*texts)
         request = Request(self.session, body_digest=str(texts), role=role, is_retry=retry)
         history = request.find_history(messages, tools)
         known = history.token_ids if history else []
@@ -69,7 +76,7 @@ class Talk:
         prompt = [*known, *(hash(text) % 1000 + 1000 for text in new)]
         request.start_sampling(f"id{self.count}", prompt, RequestedSampling(50, constrained))
         self.count += 1
-        completion = Completion([self.count, END], [-1.0, -1.0], StopReason.STOP, 0)
+        completion = make_completion([self.count, END])
         request.record_answers([SampledAnswer(completion, "", f"a{self.count}", [])], None)
         request.finish(delivered)
         return request
@@ -78,10 +85,7 @@ class Talk:
         turns, rows, *prompts = build_turns_and_rows(self.session, *(options or ("all", ())))
         check_rows_match_turns(rows, turns, *prompts)
         self.turns = turns
-        return [
-            [token for token, is_action in zip(row.token_ids, row.action_mask, strict=True) if is_action]
-            for row in rows
-        ]
+        return [list(compress(row.token_ids, row.action_mask)) for row in rows]
 
 
 def test_a_chat_that_grows_is_one_row():
@@ -100,11 +104,8 @@ def test_the_longest_path_is_one_row_and_rows_are_in_the_order_of_their_last_ans
     talk.ask("p", "a11", "long")
     talk.ask("p", "a11", "long", "a13", "on")
     talk.ask("other")
-    assert [[one.request.id for one in branch] for branch in find_branches(talk.session.answers)] == [
-        ["id10", "id12", "id13"],
-        ["id14"],
-        ["id11"],
-    ]
+    branches = [[one.request.id for one in branch] for branch in find_branches(talk.session.answers)]
+    assert branches == [["id10", "id12", "id13"], ["id14"], ["id11"]]
     assert talk.rows() == [[12, END], [11, END, 13, END, 14, END], [15, END]]
     assert [turn.answer_number for turn in talk.turns] == [1, 0, 2, 3, 4]
     assert talk.rows("main", ()) == [[11, END, 13, END, 14, END]] and talk.rows("last", ()) == [[15, END]]
@@ -141,7 +142,7 @@ def test_changed_tools_start_a_branch():
     talk.ask("p", tools='["add"]')
     request = talk.ask("p", "a11", "q", tools='["add", "subtract"]')
     assert len(talk.rows()) == 2
-    assert "tools or template variables changed" in request.difference
+    assert "tools" in request.difference
 
 
 def test_difference_of_an_edited_message():
@@ -201,7 +202,7 @@ def test_rewards_of_turns():
     ("rewards", "reason"),
     [
         (0.5, "turn_rewards is a float"),
-        ([0.5], "turn_rewards has 1 numbers for 2 answers"),
+        ([0.5], "1 numbers for 2 answers"),
         ([0.5, None], "turn_rewards\\[1\\] is a NoneType"),
         ([float("nan"), 0.5], "turn_rewards\\[0\\] is nan"),
     ],
@@ -218,12 +219,7 @@ def test_wrong_rewards_of_turns(rewards, reason):
 def test_a_reward_before_the_first_answer_is_refused():
     session = Talk().session
     Request(session, body_digest="", reward=0.5).find_history([{"role": "user", "content": "p"}], "")
-    assert session.refused_reward == "header x-reward: the session has no earlier answer."
-
-
-def test_unknown_request_of_a_reward():
-    with pytest.raises(ValueError, match="no such request"):
-        Talk().session.give_reward("x", 1.0)
+    assert "x-reward" in session.refused_reward
 
 
 def test_rows_have_the_pictures_of_their_requests():
@@ -234,14 +230,12 @@ def test_rows_have_the_pictures_of_their_requests():
 
     def ask(texts: list[str], images: tuple[ImageInput, ...], answer: str) -> None:
         request = Request(session, body_digest=str(texts))
-        messages = [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
-        history = request.find_history(messages, "")
+        history = request.find_history(make_chat(*texts), "")
         known = history.token_ids if history else []
         request.images = images
         new = [token for image in images[known.count(5) // 2 :] for token in image.token_ids]
         request.start_sampling(answer, [*known, 1, *new], RequestedSampling(50, False))
-        completion = Completion([7, END], [-1.0, -1.0], StopReason.STOP, 0)
-        request.record_answers([SampledAnswer(completion, "", answer, [])], None)
+        request.record_answers([SampledAnswer(make_completion([7, END]), "", answer, [])], None)
         request.finish(True)
 
     ask(["a"], (first,), "x")
