@@ -13,7 +13,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import yaml
 from pydantic import BaseModel
@@ -26,23 +26,24 @@ from alphaapollo.config.keys import format_value, get_value, list_keys, list_key
 from alphaapollo.config.load import find_command_module, find_shipped_config_folder, load_config
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
 from alphaapollo.observability.json_values import to_json_value
+from alphaapollo.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from alphaapollo.algorithms.advantages import Estimator
     from alphaapollo.evolving.roles import Role
 
-Settings = Mapping[str, Any] | str | Path | None
+Settings = Mapping[str, object] | str | Path | None
 ConfigT = TypeVar("ConfigT", bound=Config | SftConfig | DpoConfig | GenerationConfig | EvolvingConfig)
 
 
 def rl(
     config: Settings = None,
     *overrides: str,
-    reward: Callable[..., Any] | None = None,
+    reward: Callable[..., object] | None = None,
     environment: type | None = None,
-    tools: Sequence[Callable[..., Any]] = (),
-    estimator: Callable[..., Any] | Estimator | None = None,
-    agent: Callable[..., Any] | None = None,
+    tools: Sequence[Callable[..., object]] = (),
+    estimator: Callable[..., object] | Estimator | None = None,
+    agent: Callable[..., object] | None = None,
     on_iteration: OnIteration | None = None,
     show: bool = True,
 ) -> TrainedRun:
@@ -86,10 +87,10 @@ def dpo(
 def evaluate(
     config: Settings = None,
     *overrides: str,
-    reward: Callable[..., Any] | None = None,
+    reward: Callable[..., object] | None = None,
     environment: type | None = None,
-    tools: Sequence[Callable[..., Any]] = (),
-    agent: Callable[..., Any] | None = None,
+    tools: Sequence[Callable[..., object]] = (),
+    agent: Callable[..., object] | None = None,
     show: bool = True,
 ) -> Evaluation:
     """Sample answers and score them. Arguments and errors as in `rl`, with the keys of main_generation."""
@@ -100,11 +101,11 @@ def evaluate(
 def evolve(
     config: Settings = None,
     *overrides: str,
-    reward: Callable[..., Any] | None = None,
+    reward: Callable[..., object] | None = None,
     environment: type | None = None,
-    tools: Sequence[Callable[..., Any]] = (),
+    tools: Sequence[Callable[..., object]] = (),
     roles: Mapping[str, type[Role]] | None = None,
-    agent: Callable[..., Any] | None = None,
+    agent: Callable[..., object] | None = None,
     on_round: OnIteration | None = None,
     show: bool = True,
 ) -> EvolutionRun:
@@ -146,7 +147,7 @@ def _run_program(
     return folder, with_objects
 
 
-def nest_settings(settings: Mapping[str, Any], schema: type[BaseModel]) -> dict[str, Any]:
+def nest_settings(settings: Mapping[str, object], schema: type[BaseModel]) -> JsonObject:
     """Convert settings such as `{"algorithm": "dapo", "env.seed": 1}` to nested YAML values; presets become `defaults`.
 
     Names that users choose, e.g. in `models`, may contain dots. Raises ConfigError for a key that is set twice.
@@ -155,14 +156,14 @@ def nest_settings(settings: Mapping[str, Any], schema: type[BaseModel]) -> dict[
     groups = {path.name for path in find_shipped_config_folder().iterdir() if path.is_dir()}
     presets = {key: value for key, value in settings.items() if isinstance(value, str) and key in groups}
     defaults = [*({group: preset} for group, preset in presets.items()), "_self_"]
-    values: dict[str, Any] = {"defaults": defaults} if presets else {}
+    values: JsonObject = {"defaults": defaults} if presets else {}
     for key, value in settings.items():
         if key not in presets:
             _set_nested_value(values, key.split("."), value, list_keys_of_map_type(schema))
     return values
 
 
-def _set_nested_value(values: dict[str, Any], key_parts: Sequence[str], value: Any, map_keys: Sequence[str]) -> None:
+def _set_nested_value(values: JsonObject, key_parts: Sequence[str], value: object, map_keys: Sequence[str]) -> None:
     *sections, last = key_parts
     key, inside = ".".join(key_parts), values
     for part in sections:

@@ -38,12 +38,12 @@ compute_score = run = load_objects(Path(__file__).with_suffix(".pkl"))
 class PythonObjects:
     """Functions and classes passed to a Python API call."""
 
-    reward: Callable[..., Any] | None = None  # (prompt, completion) or (prompt, trajectory)
+    reward: Callable[..., object] | None = None  # (prompt, completion) or (prompt, trajectory)
     environment: type | None = None  # implements environments/base.py
-    tools: Sequence[Callable[..., Any]] = ()  # functions with types and a docstring
-    estimator: Callable[..., Any] | Estimator | None = None  # (inputs, config) -> Advantages
+    tools: Sequence[Callable[..., object]] = ()  # functions with types and a docstring
+    estimator: Callable[..., object] | Estimator | None = None  # (inputs, config) -> Advantages
     roles: Mapping[str, type[Role]] = field(default_factory=dict)  # role name -> class as in evolving/roles.py
-    agent: Callable[..., Any] | None = None  # run(task, endpoint)
+    agent: Callable[..., object] | None = None  # run(task, endpoint)
     uses_reward: bool = False  # whether a reward function scores the episodes of `environment`
 
     def pickle_and_make_overrides(self, folder: Path) -> list[str]:

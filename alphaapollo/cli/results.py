@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
+from alphaapollo.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +86,7 @@ class Evaluation:
         return pd.read_csv(self.folder / "summary.csv", keep_default_na=False, na_values=["nan"])
 
     @property
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> list[JsonObject]:
         """Lines of results.jsonl: one sample each, with prompt, turns, rewards and stop reason."""
         return [json.loads(line) for line in (self.folder / "results.jsonl").read_bytes().splitlines()]
 
@@ -110,13 +111,13 @@ class EvolutionRun(LoggedRun):
     config: EvolvingConfig
 
     @property
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """Contents of report.json (docs/evolving.md#results). `halted` says why the run ended early, if it did."""
-        report: dict[str, Any] = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
+        report: JsonObject = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
         return report
 
     @property
-    def problems(self) -> list[dict[str, Any]]:
+    def problems(self) -> list[JsonObject]:
         """Contents of the files in problems/, one per problem: its final answer, and all solutions with their votes."""
         files = sorted((self.folder / "problems").glob("*.json"))
         return [json.loads(file.read_text(encoding="utf-8")) for file in files]

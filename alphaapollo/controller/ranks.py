@@ -71,7 +71,7 @@ class Ranks(ABC, Generic[W]):
         """Call `function(worker, items[rank])` on every rank at once. Returns the results in rank order."""
 
     @abstractmethod
-    async def call_rank(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def call_rank(self, rank: int, function: Callable[..., object], *arguments: object) -> Any:
         """Call `function(worker, *arguments)` on one rank and return the result."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Ranks(ABC, Generic[W]):
         raise NotImplementedError
 
 
-def get_enclosing_method_name(function: Callable[..., Any]) -> str:
+def get_enclosing_method_name(function: Callable[..., object]) -> str:
     """Return the name of the method that contains a lambda, e.g. `update` for a lambda in PolicyGroup.update."""
     name: str = getattr(function, "__qualname__", "call")
     return name.partition(".<locals>")[0].rpartition(".")[2]
@@ -120,10 +120,10 @@ class LocalRanks(Ranks[W]):
     async def call_with_items(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         return [await self._call_with_heartbeat(function, items[0])]
 
-    async def call_rank(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def call_rank(self, rank: int, function: Callable[..., object], *arguments: object) -> Any:
         return await self._call_with_heartbeat(function, *arguments)
 
-    async def _call_with_heartbeat(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def _call_with_heartbeat(self, function: Callable[..., object], *arguments: object) -> Any:
         """Call function(worker, *arguments), and record the call for stall detection. EngineDied becomes WorkerDied."""
         try:
             with HEARTBEAT.record_call(get_enclosing_method_name(function), f"{self.role} 0"):
@@ -131,7 +131,7 @@ class LocalRanks(Ranks[W]):
         except EngineDied as error:
             raise WorkerDied(str(error), self.role) from None
 
-    async def _call_worker(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def _call_worker(self, function: Callable[..., object], *arguments: object) -> Any:
         return await await_if_awaitable(function(self.worker, *arguments))
 
     async def close(self) -> None:
@@ -151,7 +151,7 @@ class ThreadRanks(LocalRanks[W]):
             raise
         self.role = role
 
-    async def _call_worker(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def _call_worker(self, function: Callable[..., object], *arguments: object) -> Any:
         return await await_if_awaitable(
             await asyncio.wrap_future(self._thread.submit(function, self.worker, *arguments))
         )

@@ -8,7 +8,6 @@ import secrets
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
@@ -78,7 +77,7 @@ def start_local_cluster() -> None:
         constants.ENABLE_RAY_CLUSTER = has_clusters
 
 
-def init_ray(**options: Any) -> None:
+def init_ray(**options: object) -> None:
     """Call ray.init(**options), then restore this process's SIGTERM handler, because Ray's handler exits at once."""
     handler = signal.getsignal(signal.SIGTERM)
     ray.init(log_to_driver=False, logging_level="ERROR", namespace=f"alphaapollo-{os.getpid()}", **options)

@@ -93,7 +93,7 @@ class RayWorkerGroups(WorkerGroups):
         self._rank_nodes = [one.node for one in rank_locations]
         writers = assign_weight_writers(self._rank_nodes, [one.node for one in engine_locations])
         client = RayWeightSyncClient(engines.actors) if engines and placement.device == "cuda" else None
-        starts: dict[str, Coroutine[Any, Any, None]] = {}
+        starts: dict[str, Coroutine[object, object, None]] = {}
         for role, build in specs.rank_builders.items():
             placements = await self._make_rank_placements(self.ranks_by_role[role], writers)
             extra = {"client": client} if role == "policy" and client else {}
@@ -120,10 +120,10 @@ class RayWorkerGroups(WorkerGroups):
         ranks_and_nodes = enumerate(weight_sync_nodes)
         return [RankPlacement(rank, placement.num_ranks, address, *sizes, node) for rank, node in ranks_and_nodes]
 
-    async def _await_role_starts(self, starts: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
+    async def _await_role_starts(self, starts: Mapping[str, Coroutine[object, object, object]]) -> None:
         self.starting = set(starts)
 
-        async def await_start(role: str, start: Coroutine[Any, Any, Any]) -> None:
+        async def await_start(role: str, start: Coroutine[object, object, object]) -> None:
             await start
             self.starting.discard(role)
 

@@ -96,7 +96,7 @@ class WorkerActor(Generic[W]):
             exit_when_process_ends(driver.pid, cleanup_folders)
         self.worker = await await_if_awaitable(build())
 
-    async def call(self, function: bytes, *arguments: Any) -> Any:
+    async def call(self, function: bytes, *arguments: object) -> Any:
         """Call function(worker, *arguments) and return the result. The function is pickled by `pickle_function`."""
         return await await_if_awaitable(ray.cloudpickle.loads(function)(self.worker, *arguments))
 
@@ -110,7 +110,7 @@ class WorkerActor(Generic[W]):
 
 
 @lru_cache(maxsize=2)
-def pickle_function(function: Callable[..., Any]) -> bytes:
+def pickle_function(function: Callable[..., object]) -> bytes:
     """Pickle a function once, to send it to many actors. `generate_group` is sent many times and stays in the cache."""
     return ray.cloudpickle.dumps(function)
 
@@ -125,14 +125,14 @@ class RayRanks(Ranks[W]):
         self.process_names: list[str] = []
         self.has_several_nodes = False
         self._locations: list[ActorLocation] = []
-        self._pending_reports: dict[int, Any] = {}  # rank -> reference to a requested report
+        self._pending_reports: dict[int, ray.ObjectRef] = {}  # rank -> requested report
         self._reports: dict[int, ProcessTreeReport] = {}
         name = f"{role.title().replace(' ', '')}Actor"  # e.g. RewardModelActor, for `ps` and Ray's dashboard
         self._actor_class = ray.remote(concurrency_groups={HEALTH: 1})(type(name, (WorkerActor,), {}))
         self._slots = list(slots)
-        self.actors: list[Any] = [self._make_actor(slot) for slot in slots]
+        self.actors: list[ray.actor.ActorHandle] = [self._make_actor(slot) for slot in slots]
 
-    def _make_actor(self, slot: ActorSlot) -> Any:
+    def _make_actor(self, slot: ActorSlot) -> ray.actor.ActorHandle:
         strategy = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.bundle)
         share = {"num_cpus": CPU_SHARE, "num_gpus": slot.num_gpus}
         return self._actor_class.options(**share, max_concurrency=4096, scheduling_strategy=strategy).remote()
@@ -166,7 +166,7 @@ class RayRanks(Ranks[W]):
         self.process_names[rank] = self._describe_process(location)
         await self._wait_for_call(rank, self._start_worker(rank, make_builder_for_node(location.node), {}), "start")
 
-    def _start_worker(self, rank: int, build: Callable[[], Any], environment: dict[str, str]) -> Any:
+    def _start_worker(self, rank: int, build: Callable[[], object], environment: dict[str, str]) -> ray.ObjectRef:
         driver, folder = get_process_location(), os.getcwd()
         return self.actors[rank].start.remote(build, driver, folder, environment, self.cleanup_folders)
 
@@ -184,10 +184,10 @@ class RayRanks(Ranks[W]):
         each = zip(self.actors, items, strict=True)
         return await self._wait_for_all_calls([actor.call.remote(code, sent[id(item)]) for actor, item in each], name)
 
-    def _put_in_object_store(self, item: Any) -> Any:
+    def _put_in_object_store(self, item: object) -> ray.ObjectRef:
         return ray.put(item)
 
-    async def call_rank(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def call_rank(self, rank: int, function: Callable[..., object], *arguments: object) -> Any:
         code, name = pickle_function(function), get_enclosing_method_name(function)
         return await self._wait_for_call(rank, self.actors[rank].call.remote(code, *arguments), name)
 
@@ -232,7 +232,7 @@ class RayRanks(Ranks[W]):
         except ray.exceptions.RayError as error:  # includes GetTimeoutError
             return f"no stacks: {type(error).__name__}"
 
-    async def _wait_for_all_calls(self, calls: list[Any], call_name: str = "") -> list[Any]:
+    async def _wait_for_all_calls(self, calls: list[ray.ObjectRef], call_name: str = "") -> list[Any]:
         """Wait for one remote call per rank (Ray references) and return their results.
 
         The first failure ends the wait, because the other ranks of a collective would wait forever. If one rank died
@@ -253,7 +253,7 @@ class RayRanks(Ranks[W]):
             for task in tasks:
                 task.cancel()
 
-    async def _gather_results(self, calls: list[Any], call_name: str) -> list[Any] | None:
+    async def _gather_results(self, calls: list[ray.ObjectRef], call_name: str) -> list[Any] | None:
         """Return the results of one remote call per rank, or None as soon as one call fails (the error is not raised).
         A Ray thread receives the results and wakes the event loop once in total, not once per rank."""
         loop = asyncio.get_running_loop()
@@ -280,7 +280,7 @@ class RayRanks(Ranks[W]):
                 HEARTBEAT.end_call(key)
         return None if missing or any(future.exception() for future in futures) else [one.result() for one in futures]
 
-    async def _wait_for_call(self, rank: int, call: Any, call_name: str = "") -> Any:
+    async def _wait_for_call(self, rank: int, call: ray.ObjectRef, call_name: str = "") -> Any:
         """Wait for a remote call on one rank. Returns its result, or raises an error that names the worker."""
         worker = f"the {self.role} worker of rank {rank}"
         try:
@@ -301,7 +301,7 @@ class RayRanks(Ranks[W]):
                 ) from None  # a restart cannot help
             raise WorkerDied(message, self.role) from None
 
-    def _convert_task_error(self, worker: str, error: Any) -> Exception:
+    def _convert_task_error(self, worker: str, error: ray.exceptions.RayTaskError) -> Exception:
         """Convert the error of a remote call into the exception to raise on the driver. worker: name in the message."""
         cause = error.cause
         if isinstance(cause, ValueError):  # invalid input; the message has the fix

@@ -3,8 +3,8 @@ to nodes without training ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ray
 
@@ -15,22 +15,22 @@ from alphaapollo.engines.protocol import EngineDied, EngineError
 class RayWeightSyncClient:
     """Implementation of vLLM's `VLLMWeightSyncClient` over Ray: each method calls all engines and waits for them."""
 
-    def __init__(self, engine_actors: list[Any]):
+    def __init__(self, engine_actors: list[ray.actor.ActorHandle]):
         self.engine_actors = engine_actors  # of class ray_ranks.WorkerActor
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+    def init_weight_transfer_engine(self, init_info: dict[str, object]) -> None:
         self._call_engines(lambda worker: worker.engine.init_weight_transfer_engine(init_info))
 
     def start_weight_update(self) -> None:
         self._call_engines(lambda worker: worker.engine.start_weight_update())
 
-    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+    def update_weights(self, update_info: dict[str, object] | list[dict[str, object]]) -> None:
         self._call_engines(lambda worker: worker.engine.update_weights(update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self._call_engines(lambda worker: worker.engine.finish_weight_update(weight_version))
 
-    def _call_engines(self, function: Any) -> None:
+    def _call_engines(self, function: Callable[..., object]) -> None:
         code = pickle_function(function)
         pending = [engine.call.remote(code) for engine in self.engine_actors]
         try:
@@ -46,7 +46,7 @@ class RayWeightSyncClient:
 class RayFileReader:
     """Copies the weights that rank 0 has written to the shared memory of its node, for an engine on another node."""
 
-    def __init__(self, rank_0: Any):
+    def __init__(self, rank_0: ray.actor.ActorHandle):
         self.rank_0 = rank_0  # of class ray_ranks.WorkerActor
 
     async def copy(self, folder: str, target: Path) -> None:

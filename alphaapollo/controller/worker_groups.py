@@ -35,7 +35,7 @@ class WorkerSpecs:
 
     placement: Placement
     run_id: str = ""  # id of the run's processes; "": no process can outlive this one
-    rank_builders: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    rank_builders: Mapping[str, Callable[..., object]] = field(default_factory=dict)
     engine_builder: Callable[..., RolloutWorker] | None = None
     samples_in_flight: int = 1  # per engine
     cleanup_folders: list[str] = field(default_factory=list)  # in shared memory, removed when the driver ends

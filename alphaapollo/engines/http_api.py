@@ -7,9 +7,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from alphaapollo.types import Completion, ImageInput, Picture, Sampling
+from alphaapollo.types import Completion, ImageInput, JsonObject, Picture, Sampling
 
-ChatMessages = Sequence[dict[str, Any]]
+ChatMessages = Sequence[JsonObject]
 """Messages in the form that the chat template receives: role, content, tool_calls, ..."""
 
 
@@ -24,7 +24,7 @@ class HttpApiSettings:
     model_names: Sequence[str]  # names of the policy that requests may use
     tool_parser: str = ""  # vLLM's parser of tool calls; empty: answers have no tool calls
     reasoning_parser: str = ""  # vLLM's parser of reasoning; empty: reasoning is part of the text
-    template_arguments: Mapping[str, Any] = field(default_factory=dict)  # data.apply_chat_template_kwargs
+    template_arguments: Mapping[str, object] = field(default_factory=dict)  # data.apply_chat_template_kwargs
     allow_image_urls: bool = False  # data.allow_image_urls
 
 
@@ -89,7 +89,7 @@ class HttpRequest(Protocol):
         """Return the `outputs` of an earlier, identical request whose answer the client did not receive; else None."""
         ...
 
-    def record_answers(self, answers: list[SampledAnswer], outputs: Any) -> None:
+    def record_answers(self, answers: list[SampledAnswer], outputs: object) -> None:
         """Record the answers before the client receives them. `outputs`: what the engine returned."""
         ...
 

@@ -5,8 +5,7 @@ Implementations: vllm/engine.py for production, hf.py as a slow reference, fake.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
@@ -47,7 +46,7 @@ class Engine:
         """Return the log-probs at temperature 1 of `token_ids[1:]`, each given the tokens before it."""
         raise NotImplementedError
 
-    def build_http_app(self, settings: HttpApiSettings) -> Any:
+    def build_http_app(self, settings: HttpApiSettings) -> Callable[..., Awaitable[None]]:
         """Return an ASGI application that serves the model to agents (http_api.py)."""
         raise NotImplementedError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Env, InformalMath
 from alphaapollo.config.schema import McpServer as McpSettings
@@ -16,6 +16,7 @@ from alphaapollo.tools import python_code as python_code
 from alphaapollo.tools import retrieval as retrieval
 from alphaapollo.tools.base import Tool, make_tools
 from alphaapollo.tools.toolbox import ToolBox
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.registry import suggest_similar
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def make_toolbox(config: Env, mcp_tools: Sequence[Tool] = ()) -> ToolBox | None:
     return ToolBox(tools, limits) if tools else None
 
 
-def _merge_tool_settings(config: Env, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _merge_tool_settings(config: Env, names: Sequence[str]) -> dict[str, JsonObject]:
     """Return env.tool_settings of the tools `names`, with env.informal_math.python_code_timeout filled in."""
     settings, timeout = config.tool_settings, config.informal_math.python_code_timeout
     if unused := [name for name in settings if name not in names]:

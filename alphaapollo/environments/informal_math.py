@@ -18,7 +18,7 @@ from alphaapollo.environments.actions import make_action_handler
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.tools.base import Session
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import Message, Prompt
+from alphaapollo.types import JsonObject, Message, Prompt
 
 NATIVE = r"Reason step by step, with the tools where they help. Put your final answer within \boxed{}."
 PLAIN = r"Reason step by step. Think inside <think>...</think>, then answer with <answer>\boxed{...}</answer>."
@@ -28,7 +28,7 @@ or answer with <answer>\boxed{...}</answer>."""
 RUN_PYTHON = (
     "run Python with <python_code>...</python_code>, whose result comes back in <tool_response>...</tool_response>,"
 )
-EXAMPLES: dict[str, Any] = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "null": None}
+EXAMPLES: JsonObject = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "null": None}
 
 
 def get_tool_names(config: Env) -> list[str]:
@@ -82,7 +82,7 @@ def make_tag_instruction(tools: ToolBox | None) -> str:
     return WITH_TOOLS % "\n".join(describe_tool(schema["function"]) for schema in tools.schemas())
 
 
-def describe_tool(function: dict[str, Any]) -> str:
+def describe_tool(function: JsonObject) -> str:
     """Return the line of the instruction that explains one tool. `function`: its {name, description, parameters}."""
     name = function["name"]
     if name == "python_code":
@@ -94,7 +94,7 @@ def describe_tool(function: dict[str, Any]) -> str:
     return f"call <{name}>{example}</{name}> ({function['description']}),"
 
 
-def make_example_value(schema: Any, root_schema: dict[str, Any], followed_refs: tuple[str, ...] = ()) -> Any:
+def make_example_value(schema: Any, root_schema: JsonObject, followed_refs: tuple[str, ...] = ()) -> Any:
     """Return an example value for a JSON schema: its default, its first listed value, or a value of its type.
 
     Args:

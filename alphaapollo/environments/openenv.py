@@ -15,7 +15,6 @@ import logging
 from collections import Counter
 from contextlib import nullcontext, suppress
 from functools import cache
-from typing import Any
 
 import aiohttp
 
@@ -23,7 +22,7 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.environments.text_game import derive_instance_seed
-from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.types import JsonObject, Message, Prompt, Score
 from alphaapollo.utils.templates import fill_template
 from alphaapollo.utils.time_limit import exclude_from_time_limit
 
@@ -91,7 +90,7 @@ class OpenEnvEnvironment:
         if self._client is not None:
             await self._client.close()
 
-    async def _request(self, request_type: str, data: dict[str, Any]) -> dict[str, Any]:
+    async def _request(self, request_type: str, data: JsonObject) -> JsonObject:
         """Send a request and return the data of the server's reply. Raises ServerError or ConnectionError."""
         with suppress(ConnectionError):  # a full server sends an error and closes the connection
             await self._socket.send_json({"type": request_type, "data": data})
@@ -103,7 +102,7 @@ class OpenEnvEnvironment:
             raise ServerError(reply["data"]["message"], reply["data"]["code"])
         return reply["data"]
 
-    async def _start_session(self, seed: int) -> dict[str, Any]:
+    async def _start_session(self, seed: int) -> JsonObject:
         """Open a session on the server and return its first result. Retries while the server has no free session. The
         wait does not count towards env.episode_timeout while other episodes of this process use the server."""
         wait = FIRST_WAIT
@@ -125,14 +124,14 @@ class OpenEnvEnvironment:
                 await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
-    def _parse_action(self, content: str) -> dict[str, Any]:
+    def _parse_action(self, content: str) -> JsonObject:
         try:
             action = json.loads(content)
         except (ValueError, RecursionError):  # not JSON
             action = None
         return action if isinstance(action, dict) else {self._settings.action_field: content}
 
-    def _format_observation(self, observation: dict[str, Any]) -> str:
+    def _format_observation(self, observation: JsonObject) -> str:
         field = self._settings.observation_field
         if not field:
             return json.dumps(observation, ensure_ascii=False)
@@ -152,7 +151,7 @@ def _warn_of_full_server(url: str, server_message: str) -> None:
     )
 
 
-def _is_valid_unicode(action: dict[str, Any]) -> bool:
+def _is_valid_unicode(action: JsonObject) -> bool:
     r"""Return whether an action has no lone surrogate (JSON `"\ud83d"`), which would break the connection."""
     try:
         json.dumps(action, ensure_ascii=False).encode()

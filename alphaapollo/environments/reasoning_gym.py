@@ -7,14 +7,13 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 from threading import Lock
-from typing import Any
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.environments.text_game import derive_instance_seed
 from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_puzzle_dataset
-from alphaapollo.types import Message, Prompt
+from alphaapollo.types import JsonObject, Message, Prompt
 from alphaapollo.utils.registry import suggest_similar
 from alphaapollo.utils.templates import fill_template
 
@@ -94,7 +93,7 @@ class ReasoningGymEnvironment:
 
 
 @lru_cache(maxsize=256)
-def _generate_puzzle(puzzle_json: str, seed: int) -> dict[str, Any]:
+def _generate_puzzle(puzzle_json: str, seed: int) -> JsonObject:
     """Generate the puzzle of a seed. `puzzle_json`: {task, level, settings} as JSON, which can be a cache key."""
-    entry: dict[str, Any] = make_puzzle_dataset(**json.loads(puzzle_json), seed=seed)[0]
+    entry: JsonObject = make_puzzle_dataset(**json.loads(puzzle_json), seed=seed)[0]
     return entry

@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from alphaapollo.algorithms.accuracy_estimates import compute_bootstrap_interval, majority_accuracy, pass_at_k
 from alphaapollo.evaluation.answer_parsing import extract_answer
 from alphaapollo.observability.pictures import replace_pictures
-from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Score, Trajectory
+from alphaapollo.types import EpisodeEnd, JsonObject, Outcome, Prompt, Score, Trajectory
 
 CORRECT_ACCURACY = 1.0  # minimum accuracy of a correct sample, for pass@k
 
@@ -108,7 +107,7 @@ def make_sample_result(
     )
 
 
-def read_sample_result(record: Mapping[str, Any]) -> SampleResult:
+def read_sample_result(record: JsonObject) -> SampleResult:
     """Convert a record of the rollout log. Raises KeyError, TypeError or ValueError for an invalid record."""
     outcome, turns = Outcome(record["outcome"]), record["turns"]
     steps = sum(turn["reward"] for turn in turns)

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
 from alphaapollo.evaluation.metrics import SampleResult, Summary, merge_repeated_prompts, summarize
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.types import Prompt
+from alphaapollo.types import JsonObject, Prompt
 
 FIELDS = ("data_source", "figure", "value", "low", "high", "problems")
 TOKENS = ("response_length",)  # metrics in tokens
@@ -83,7 +82,7 @@ def format_outcome_line(summary: Summary) -> str:
 def write_summary(folder: Path, overall: Summary, sources: Mapping[str, Summary]) -> list[Path]:
     """Write summary.json, and summary.csv with a row per data source and metric. Both are written atomically."""
 
-    def to_dict(summary: Summary) -> dict[str, Any]:
+    def to_dict(summary: Summary) -> JsonObject:
         return asdict(summary) | {"failed": summary.num_failed}
 
     record = {"all": to_dict(overall), "by_data_source": {name: to_dict(one) for name, one in sources.items()}}

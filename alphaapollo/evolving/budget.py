@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from alphaapollo.config.schema import EvolvingBudget, ServedModel
 from alphaapollo.evolving.pool import Usage
@@ -92,7 +92,7 @@ class Budget:
         return f"budget.{limit_name}={getattr(self._limits, limit_name):g} is spent{reserve}"
 
 
-async def gather_all(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_all(jobs: Sequence[Coroutine[object, object, T]]) -> list[T]:
     """Like asyncio.gather, but wait for all jobs before raising, so that calls in flight are still logged.
 
     EvolutionStopped is raised only if no job raised another error.

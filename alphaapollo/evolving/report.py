@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import comb
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,7 +18,7 @@ from alphaapollo.evolving.loop import rank_candidates
 from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.types import Prompt
+from alphaapollo.types import JsonObject, Prompt
 
 FOLDER = "problems"
 ACCURACIES = ("chosen", "sampled", "majority", "oracle")
@@ -27,7 +26,7 @@ GradedJudgement = tuple[Judgement, bool]
 """Judgement with at least one vote, and whether the candidate is right."""
 
 
-def summarize_round(pool: Pool, problems: Sequence[int], round_number: int) -> dict[str, Any]:
+def summarize_round(pool: Pool, problems: Sequence[int], round_number: int) -> JsonObject:
     """Return accuracies after a round (means over problems with 95 % intervals), and a table of its verdicts.
 
     chosen: accuracy of the best candidate so far by votes and brevity. sampled: accuracy of the round's candidates.
@@ -191,11 +190,11 @@ def write_results(pool: Pool, prompts: Sequence[Prompt], folder: Path, stop_reas
     terminal.write(f"written: {folder / 'report.json'}, {folder / FOLDER}")
 
 
-def _write_json(path: Path, value: Any) -> None:
+def _write_json(path: Path, value: object) -> None:
     replace_file(path, [msgspec.json.format(msgspec.json.encode(value), indent=1), b"\n"])
 
 
-def make_problem_result(pool: Pool, prompt: Prompt) -> dict[str, Any]:
+def make_problem_result(pool: Pool, prompt: Prompt) -> JsonObject:
     """Return the results of one problem, the content of problems/ID.json."""
     choice = pool.choices.get(prompt.id)
     chosen = pool.candidates[choice.candidate] if choice and choice.candidate else None
@@ -215,7 +214,7 @@ def make_problem_result(pool: Pool, prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def _describe_candidate(pool: Pool, candidate: Candidate) -> dict[str, Any]:
+def _describe_candidate(pool: Pool, candidate: Candidate) -> JsonObject:
     """Return a candidate's fields for problems/ID.json, with its verdicts and usage and without its messages."""
     judgement = pool.judgements.get(candidate.key)
     verdicts = [_to_dict(verdict) for verdict in pool.get_verdicts(candidate.key)]
@@ -230,11 +229,11 @@ def _describe_candidate(pool: Pool, candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _to_dict(record: msgspec.Struct) -> dict[str, Any]:
+def _to_dict(record: msgspec.Struct) -> JsonObject:
     return {name: value for name, value in msgspec.to_builtins(record).items() if name != "kind"}
 
 
-def make_evolution_report(pool: Pool, problems: Sequence[int], stop_reason: str) -> dict[str, Any]:
+def make_evolution_report(pool: Pool, problems: Sequence[int], stop_reason: str) -> JsonObject:
     """Return the results of the run, the content of report.json (docs/evolving.md)."""
     candidates = [one for problem in problems for one in pool.get_candidates(problem)]
     graded = [one for one in candidates if one.is_right is not None]
@@ -251,7 +250,7 @@ def make_evolution_report(pool: Pool, problems: Sequence[int], stop_reason: str)
     }
 
 
-def _compute_calibration(pool: Pool, graded: Sequence[Candidate], verdicts: dict[str, int]) -> dict[str, Any] | None:
+def _compute_calibration(pool: Pool, graded: Sequence[Candidate], verdicts: dict[str, int]) -> JsonObject | None:
     """Return how well votes predict the grades; None if no candidate has both votes and a grade."""
     by_problem: dict[int, list[GradedJudgement]] = defaultdict(list)
     for candidate in graded:
@@ -313,7 +312,7 @@ def count_failures(pool: Pool) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def print_report(report: dict[str, Any], terminal: Terminal) -> None:
+def print_report(report: JsonObject, terminal: Terminal) -> None:
     """Print accuracies by round, right and wrong solutions by verdict, the calibration, and the cost per role."""
     lines = ["", f"round  {''.join(f'{name:24}' for name in ACCURACIES).rstrip()}"]
     for summary in report["rounds"]:
@@ -341,7 +340,7 @@ def print_report(report: dict[str, Any], terminal: Terminal) -> None:
     terminal.write("\n".join(lines))
 
 
-def _format_calibration(calibration: dict[str, Any]) -> list[str]:
+def _format_calibration(calibration: JsonObject) -> list[str]:
     def format_values_by_n(values: dict[int, float]) -> str:
         return "  ".join(f"{n}: {value:.3f}" for n, value in values.items())
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from alphaapollo.finetuning.task import FinetuningRun
 from alphaapollo.utils.schedule import is_due
@@ -46,7 +45,7 @@ async def train(run: FinetuningRun) -> None:
             await saving.save(progress)
 
 
-async def validate(run: FinetuningRun, val_batches: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+async def validate(run: FinetuningRun, val_batches: Mapping[str, Sequence[object]]) -> dict[str, float]:
     """Compute metrics of all validation examples and, if there are several files, of each file."""
     compute = run.plan.task.compute_metrics
     sums = {source: await run.trainer.evaluate(batches) for source, batches in val_batches.items()}

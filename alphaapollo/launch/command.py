@@ -31,7 +31,7 @@ def make_inference_command(
             from alphaapollo.launch.run_command import run_coroutine, run_in_locked_folder
             from alphaapollo.launch.run_history import record_in_history
 
-            def run(prepared: Any) -> None:
+            def run(prepared: object) -> None:
                 with record_in_history(folder):
                     run_coroutine(module.run(prepared, console))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from alphaapollo.config.build import build_config
 from alphaapollo.config.check import check_config_and_get_notices
@@ -21,6 +21,7 @@ from alphaapollo.launch.model_card import format_model_card
 from alphaapollo.launch.push_to_hub import check_push_target
 from alphaapollo.launch.resume import read_saved_config
 from alphaapollo.utils.hub import is_local_path
+from alphaapollo.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from alphaapollo.models.export.verification import ModelKind
@@ -34,7 +35,7 @@ class ExportPlan:
     weights_folder: Path  # folder with the model's weights in the checkpoint
     kind: ModelKind
     model: Model  # model section with the base model of the run
-    run_config: dict[str, Any]  # saved configuration of the run, as plain values
+    run_config: JsonObject  # saved configuration of the run, as plain values
     dtype: Literal["float32", "bfloat16"]
     output: Path
     export_lora: LoraForm
@@ -133,7 +134,7 @@ def _find_checkpoint(path: Path) -> Path:
     return written[-1]
 
 
-def _read_model_section(saved: dict[str, Any], run: Path, config: ExportConfig) -> Model:
+def _read_model_section(saved: JsonObject, run: Path, config: ExportConfig) -> Model:
     """Return the `model` section of the exported model from the run's saved configuration, which may be of an older
     version."""
     role = saved.get("actor_rollout_ref", saved)

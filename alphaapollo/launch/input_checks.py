@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from alphaapollo.config.effects import describe_ineffective_keys
 from alphaapollo.config.resolve import get_attention_kernel, resolve_controller
@@ -41,7 +40,7 @@ from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
 from alphaapollo.rollout.tool_call_parser import check_tool_call_parser
-from alphaapollo.types import Prompt, Score
+from alphaapollo.types import JsonObject, Prompt, Score
 from alphaapollo.utils.user_module import load_user_module
 
 
@@ -116,7 +115,7 @@ def collect_environment_notices(
     return describe_ineffective_keys(config, unused)
 
 
-def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any]) -> Renderer:
+def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, object]) -> Renderer:
     """Return the prompt renderer that the rollout workers will use.
 
     Raises ValueError if the tokenizer, a tool, a search index or an MCP server is missing, or if env.action_format does
@@ -140,11 +139,11 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, Any])
     renderer = ToolRenderer(tokenizer, schemas, template_arguments, images)
     renderer.check_template_shows_tools(in_append_context=env.context == "append")
     _check_template_keeps_history(env, renderer)
-    check_tool_call_parser(env, path, model.trust_remote_code, schemas, template_arguments)
+    check_tool_call_parser(env, path, model.trust_remote_code, schemas, dict(template_arguments))
     return renderer
 
 
-async def _list_tool_schemas(env: Env) -> list[dict[str, Any]]:
+async def _list_tool_schemas(env: Env) -> list[JsonObject]:
     tools = await open_toolbox(env)
     if tools is None:
         return []

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from alphaapollo.config.changes import identify_command
 from alphaapollo.config.keys import COMMANDS, format_value, list_keys
 from alphaapollo.config.load import flatten_maps
-from alphaapollo.types import JsonObject
 from alphaapollo.utils.hub import is_local_path
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons, redact
 from alphaapollo.utils.versions import list_versions
 
@@ -76,7 +75,7 @@ def list_non_default_keys(saved: JsonObject, command: str) -> Iterator[tuple[str
         yield name, _shorten_value(value)
 
 
-def _shorten_value(value: Any) -> str:
+def _shorten_value(value: object) -> str:
     if isinstance(value, str) and "/" in value:
         return shorten_path(value)
     if isinstance(value, list):
@@ -112,6 +111,6 @@ def read_last_metrics(file: Path, step: int) -> list[tuple[str, str]]:
     return [(f"`{name}` (iteration {when})", f"{value:.4g}") for name, (when, value) in sorted(last.items())]
 
 
-def _format_table(header: tuple[str, str], rows: Any) -> str:
+def _format_table(header: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
     lines = [f"| {left} | {right.replace('|', chr(92) + '|')} |" for left, right in rows]
     return "\n".join([f"| {header[0]} | {header[1]} |", "|---|---|", *lines]) if lines else "none"

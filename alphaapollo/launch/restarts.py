@@ -25,7 +25,7 @@ from alphaapollo.utils.watchdog import RUN, kill_run_processes
 
 
 def run_with_restarts(
-    prepared_run: Any, run: Callable[[Any, RunProgress, Console], Coroutine[Any, Any, None]], console: Console
+    prepared_run: Any, run: Callable[[Any, RunProgress, Console], Coroutine[object, object, None]], console: Console
 ) -> None:
     """Train to the last iteration, with restarts after deaths of workers. Raises RestartRefused if the run cannot be
     restarted.

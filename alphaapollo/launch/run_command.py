@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from types import FrameType
-from typing import Any
+from typing import TypeVar
 
 from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema.trainer import RunSettings
@@ -18,12 +18,14 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
 
+T = TypeVar("T")
+
 
 def run_in_locked_folder(
     trainer: RunSettings,
     console: Console,
-    prepare: Callable[[], Any],
-    run: Callable[[Any], None],
+    prepare: Callable[[], T],
+    run: Callable[[T], None],
     show_end: Callable[[], None],
     make_resume_hint: Callable[[], str],
 ) -> int:
@@ -58,7 +60,7 @@ def run_in_locked_folder(
     return 0
 
 
-def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
+def run_coroutine(coroutine: Coroutine[object, object, None]) -> None:
     """Run a coroutine like asyncio.run. After SIGINT, raise KeyboardInterrupt instead of WorkerLost, because the signal
     often ends the workers, too."""
     was_signalled = False

@@ -35,7 +35,7 @@ class TrainingSession:
     console: Console
     tracker: Tracker
 
-    async def train(self, training: Coroutine[Any, Any, None], writer: BackgroundCheckpointWriter[Any]) -> None:
+    async def train(self, training: Coroutine[object, object, None], writer: BackgroundCheckpointWriter[Any]) -> None:
         """Run the training loop and wait until its last checkpoint is complete."""
         async with writer.finish_on_exit():
             on_signal = self.config.trainer.save_on_signal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import Any, Never
+from typing import Never
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
 from alphaapollo.environments.base import EnvironmentFailure, Services, get_environment_spec, wrap_environment_errors
@@ -15,7 +15,7 @@ from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.rollout.agents.trial import try_agent
 from alphaapollo.rollout.check_replies import check_reset_reply
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
-from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.types import JsonObject, Message, Prompt, Score
 from alphaapollo.utils.time_limit import TimeLimit
 
 TRIAL_ANSWERS = ("<answer>TRUTH</answer>", r"The answer is \boxed{TRUTH}.", "TRUTH", "I do not know.", "")
@@ -86,7 +86,7 @@ async def try_reward_function(
 async def grade_trial_answers(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> dict[str, Score]:
     """Grade TRIAL_ANSWERS to a prompt in a grader process. Returns {answer: score}. The components of a policy that
     judges itself are left out, because no engine runs yet."""
-    tried: dict[str, Any] = {"num_workers": 1}
+    tried: JsonObject = {"num_workers": 1}
     if reward.judge.backend == "policy":
         tried["components"] = {name: weight for name, weight in reward.components.items() if name not in JUDGES}
         tried["required"] = [name for name in reward.required if name not in JUDGES]

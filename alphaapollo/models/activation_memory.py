@@ -249,12 +249,12 @@ class LiveByteCounter(TorchDispatchMode):
     def __init__(self, model: nn.Module):
         super().__init__()
         self.now = self.peak = 0
-        self._alive: dict[int, Any] = {}
+        self._alive: dict[int, object] = {}
         for tensor in (*model.parameters(), *model.buffers()):
             storage = tensor.untyped_storage()
             self._alive[storage._cdata] = storage
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._grouped_mm.default:  # its shape function supports bfloat16 only
             matrices = (torch.empty_like(tensor, dtype=torch.bfloat16) for tensor in args[:2])

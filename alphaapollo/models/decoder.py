@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def compute_hidden_states(model: nn.Module, micro: MicroBatch, selection: TokenSelection) -> Tensor:
     """Run a model without head, and return the final hidden states [m, H] of the m selected tokens of this rank."""
     decoder = find_language_model(model)
-    arguments: dict[str, Any] = {"sequence": micro.sequence} if micro.sequence else {}
+    arguments: dict[str, object] = {"sequence": micro.sequence} if micro.sequence else {}
     if micro.packing:
         arguments["packing"] = micro.packing
     if micro.images is None:

@@ -18,7 +18,7 @@ class Float64Mode(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, function: Callable[..., Any], _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, function: Callable[..., object], _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         is_view = function is Tensor.view  # view(dtype) reinterprets bytes

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import find_placeholder_ids
@@ -66,7 +66,7 @@ def check_reads_pictures_like_policy(model: Model, policy: Model, path_key: str)
         )
 
 
-def _describe_image_input(model: Model) -> tuple[Any, ...] | None:
+def _describe_image_input(model: Model) -> tuple[object, ...] | None:
     """Return placeholder tokens and the prepared form of a generated picture. None if the model reads no pictures."""
     image = load_example_image(model)
     if image is None:
@@ -91,7 +91,7 @@ def check_vocabulary_size(model: Model, tokenizer: PreTrainedTokenizerBase, path
 
 
 def list_template_notices(
-    model: Model, tokenizer: PreTrainedTokenizerBase, template_arguments: Mapping[str, Any]
+    model: Model, tokenizer: PreTrainedTokenizerBase, template_arguments: Mapping[str, object]
 ) -> list[str]:
     """Return notices about template arguments without effect, and about another template than that of the training."""
     notices = make_template_argument_warnings(template_arguments, tokenizer)

@@ -266,7 +266,7 @@ class _TokenStatsFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, grad_divergence: Tensor | None, *_: Any
+        ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, grad_divergence: Tensor | None, *_: object
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         hidden, weight, targets, normaliser, entropy, saved_logits = ctx.saved_tensors
         chunks: _ChunkedHead = ctx.chunks

@@ -190,7 +190,7 @@ def _load_model(
 
     disable_progress_bar()  # every rank would show a progress bar
     check_layers(config, model.path, attention)
-    settings: dict[str, Any] = {"dtype": dtype or "auto", "trust_remote_code": model.trust_remote_code}
+    settings: dict[str, object] = {"dtype": dtype or "auto", "trust_remote_code": model.trust_remote_code}
     # Modeling code in the folder may not support pluggable attention. Padded rows work with any causal attention.
     custom_code = has_custom_code(model, config, auto_class)
     if attention != "padded" or not custom_code:
@@ -224,7 +224,7 @@ def _load_model(
 
 
 def _load_pretrained(
-    auto_class: Any, config: PretrainedConfig, path: str, settings: dict[str, Any], new_weights: Collection[str]
+    auto_class: Any, config: PretrainedConfig, path: str, settings: dict[str, object], new_weights: Collection[str]
 ) -> PreTrainedModel:
     from safetensors import SafetensorError
     from transformers.utils import logging

@@ -119,8 +119,8 @@ class RouterHooks:
         )
         return self.current
 
-    def _wrap_router_forward(self, forward: Callable[..., Any], layer_index: int) -> Callable[..., Any]:
-        def route(*arguments: Any, **keywords: Any) -> Any:
+    def _wrap_router_forward(self, forward: Callable[..., Any], layer_index: int) -> Callable[..., object]:
+        def route(*arguments: object, **keywords: object) -> Any:
             current = self.current
             if current is None:
                 return forward(*arguments, **keywords)
@@ -142,7 +142,7 @@ class _TopKOverride(TorchFunctionMode):
         self.sizes, self.forced_experts = sizes, forced_experts
         self.unforced_experts: Tensor | None = None  # experts that topk returns without forcing
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func not in (torch.topk, Tensor.topk):
             return result
@@ -203,7 +203,7 @@ def _is_supported_router(router: nn.Module, sizes: ExpertSizes, config: Pretrain
 
 def _find_router_classes(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:
     """Find the module classes whose outputs transformers records as router logits."""
-    recorded: dict[str, Any] = {}
+    recorded: dict[str, object] = {}
     for module in (model, model.base_model, find_language_model(model)):
         recorded |= getattr(module, "_can_record_outputs", None) or {}
     recorders = recorded.get("router_logits", ())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+
+from alphaapollo.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,12 +37,12 @@ def fix_rope_frequencies(model: PreTrainedModel, max_length: int) -> None:
                 model.set_submodule(name, fixed_module)
 
 
-def fix_rope_parameters(parameters: dict[str, Any], max_length: int) -> dict[str, Any]:
+def fix_rope_parameters(parameters: JsonObject, max_length: int) -> JsonObject:
     """Return RoPE parameters, which may be nested by layer type, with the same factors for sequences of any length.
 
     longrope: the long factors if `max_length` exceeds the original context. dynamic: no scaling.
     """
-    fixed: dict[str, Any] = {
+    fixed: JsonObject = {
         name: fix_rope_parameters(value, max_length) if isinstance(value, dict) else value
         for name, value in parameters.items()
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,26 +21,29 @@ from alphaapollo.data.images import load_image_processor, make_example_picture, 
 from alphaapollo.models.image_batch import ImageBatch
 from alphaapollo.types import ImageInput
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def find_language_model(model: Any) -> Any:
+
+def find_language_model(model: PreTrainedModel) -> Any:
     """Return the decoder of a vision-language model, without head and vision tower. A text model is returned as is."""
     base = getattr(model, "base_model", model)
     return base.language_model if hasattr(base, "get_image_features") else model
 
 
-def find_vision_modules(model: Any) -> list[nn.Module]:
+def find_vision_modules(model: PreTrainedModel) -> list[nn.Module]:
     """Return the modules of the vision tower: children of the base model except the language model."""
     language = find_language_model(model)
     return [] if language is model else [part for part in model.base_model.children() if part is not language]
 
 
-def freeze_vision_tower(model: Any) -> None:
+def freeze_vision_tower(model: PreTrainedModel) -> None:
     """Exclude the parameters of the vision tower from training."""
     for part in find_vision_modules(model):
         part.requires_grad_(False)
 
 
-def find_vision_blocks(model: Any) -> list[nn.Module]:
+def find_vision_blocks(model: PreTrainedModel) -> list[nn.Module]:
     """Return the blocks of the vision tower: the modules in its longest module list."""
     modules = [module for part in find_vision_modules(model) for module in part.modules()]
     return list(max((module for module in modules if isinstance(module, nn.ModuleList)), key=len, default=[]))
@@ -74,7 +77,7 @@ def make_image_arguments(method: Any, tensors: dict[str, Tensor]) -> dict[str, T
     return {name: tensor for name, tensor in tensors.items() if name in accepted}
 
 
-def embed_tokens_and_images(model: Any, token_ids: Tensor, images: ImageBatch) -> dict[str, Any]:
+def embed_tokens_and_images(model: PreTrainedModel, token_ids: Tensor, images: ImageBatch) -> dict[str, object]:
     """Compute the embeddings [b, T, H] of tokens and pictures. Returns the inputs of the language model.
 
     `token_ids`: int64 [b, T], this rank's part.
@@ -83,7 +86,7 @@ def embed_tokens_and_images(model: Any, token_ids: Tensor, images: ImageBatch) -
     embeddings: Tensor = model.get_input_embeddings()(token_ids)
     tokens = embeddings.flatten(0, 1)
     features = _select_features(output.pooler_output, images).to(tokens.dtype)
-    inputs: dict[str, Any] = {"inputs_embeds": tokens.index_copy(0, images.positions, features).view_as(embeddings)}
+    inputs: dict[str, object] = {"inputs_embeds": tokens.index_copy(0, images.positions, features).view_as(embeddings)}
     if deepstack := getattr(output, "deepstack_features", None):  # for the first layers of the decoder (Qwen3-VL)
         mask = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
         inputs["visual_pos_masks"] = mask.index_fill(0, images.positions, value=True).view(token_ids.shape)
@@ -99,7 +102,7 @@ def _select_features(features: Any, images: ImageBatch) -> Tensor:
     return joined.index_select(0, images.feature_indices)
 
 
-def add_zero_vision_gradients(model: Any, states: Tensor) -> Tensor:
+def add_zero_vision_gradients(model: PreTrainedModel, states: Tensor) -> Tensor:
     """Add 0 times the parameters of a trained vision tower to hidden states, so that each parameter has a gradient on
     every rank, also if the rank has no pictures. FSDP requires this."""
     if not torch.is_grad_enabled():

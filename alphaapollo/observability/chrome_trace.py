@@ -10,11 +10,11 @@ import heapq
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.observability.spans import Span
+from alphaapollo.utils.json_types import JsonObject
 
 SHARED = "rollout "
 """Prefix of tracks with one lane per episode. In these tracks, sequential episodes share a row."""
@@ -28,7 +28,7 @@ def write_trace(path: Path, spans: Sequence[Span]) -> None:
         replace_file(path, [gzip.compress(trace.encode(), compresslevel=5)])
 
 
-def build_chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
+def build_chrome_trace(spans: Sequence[Span]) -> JsonObject:
     """Convert spans to a trace in Chrome's format. Times are in microseconds since `otherData.start`, the unix time
     at which the first span starts."""
     zero = min((span.start for span in spans), default=0.0)
@@ -36,7 +36,7 @@ def build_chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
         track: number for number, track in enumerate(sorted({span.track for span in spans}, key=_make_track_sort_key))
     }
     rows = {track: _assign_rows([span for span in spans if span.track == track], track) for track in tracks}
-    events: list[dict[str, Any]] = []
+    events: list[JsonObject] = []
     for track, pid in tracks.items():
         events.append(_make_name_event("process_name", pid, 0, track))
         events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
@@ -82,6 +82,6 @@ def _assign_rows(spans: Sequence[Span], track: str) -> dict[str, int]:
     return rows
 
 
-def _make_name_event(event_type: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+def _make_name_event(event_type: str, pid: int, tid: int, name: str) -> JsonObject:
     """Build a metadata event (process_name or thread_name) that names a process or thread in the trace viewer."""
     return {"ph": "M", "name": event_type, "pid": pid, "tid": tid, "args": {"name": name}}

@@ -15,7 +15,6 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any
 
 from rich.console import Group
 from rich.control import Control
@@ -73,7 +72,7 @@ class Console(AbstractContextManager["Console"]):
         self._thread.start()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def start(self, total_steps: int, completed_steps: int) -> None:

@@ -36,7 +36,7 @@ from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.json_values import finite_or_none, to_json_value
 from alphaapollo.observability.pictures import name_picture, replace_pictures, save_picture
 from alphaapollo.observability.training_log import TrainedRow, write_trained_rows
-from alphaapollo.types import Picture, Prompt, Row, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.types import JsonObject, Picture, Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.redaction import find_secret_variables, redact
 
 QUEUED_STEPS = 8  # largest number of pending writes; the loop waits if there are more
@@ -101,7 +101,7 @@ def format_trajectory_lines(
 
 def make_trajectory_record(
     step: int, prompt: Prompt, trajectory: Trajectory, show_picture: Callable[[Picture], str] = name_picture
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the record of a trajectory in rollouts/."""
     score, last = trajectory.score, trajectory.last_turn.completion if trajectory.last_turn else None
     first_prompt = prompt.content if trajectory.first_observation is None else trajectory.first_observation
@@ -130,9 +130,7 @@ def make_trajectory_record(
     }
 
 
-def _make_turn_record(
-    turn: Turn, num_shown_tokens: int | None, show_picture: Callable[[Picture], str]
-) -> dict[str, Any]:
+def _make_turn_record(turn: Turn, num_shown_tokens: int | None, show_picture: Callable[[Picture], str]) -> JsonObject:
     return {
         "text": turn.text,
         "observation": replace_pictures(turn.observation, show_picture),
@@ -147,7 +145,7 @@ def _make_turn_record(
     }
 
 
-def _make_row_record(row: Row) -> dict[str, Any]:
+def _make_row_record(row: Row) -> JsonObject:
     return {
         "ids": row.token_ids,
         "mask": row.action_mask,

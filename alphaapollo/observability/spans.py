@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.utils.json_types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Span:
     name: str
     start: float  # unix seconds
     seconds: float
-    args: dict[str, Any] = field(default_factory=dict)
+    args: JsonObject = field(default_factory=dict)
 
 
 _track_and_lane: ContextVar[tuple[str, str]] = ContextVar("track_and_lane", default=("controller", "loop"))
@@ -63,7 +63,7 @@ class SpanRecorder:
             _track_and_lane.reset(token)
 
     @contextmanager
-    def __call__(self, name: str, timeout: float | None = None, **args: Any) -> Iterator[None]:
+    def __call__(self, name: str, timeout: float | None = None, **args: object) -> Iterator[None]:
         """Context manager that records its block as a span, even if the block raises.
 
         timeout: timeout of the block in seconds, for stall detection; None: no timeout. args: shown in the trace.

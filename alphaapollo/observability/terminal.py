@@ -30,7 +30,7 @@ class Terminal(Console):
         super().__init__(file=file, stderr=stderr, force_terminal=force_terminal, **options)
         self.num_prints, self._print_lock = 0, RLock()
 
-    def print(self, *objects: Any, **options: Any) -> None:
+    def print(self, *objects: object, **options: Any) -> None:
         with self._print_lock:  # rich lays out and writes separately, so output of two threads could mix
             super().print(*objects, **options)
             self.num_prints += 1

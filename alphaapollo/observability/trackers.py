@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.rollout_log import format_trajectory_lines
-from alphaapollo.types import TrajectoryGroup
+from alphaapollo.types import JsonObject, TrajectoryGroup
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -37,7 +37,7 @@ class TrackedRun:
     project: str
     experiment: str
     folder: Path
-    config: dict[str, Any]  # as JSON types
+    config: JsonObject  # as JSON types
     resumed_step: int  # iteration of the resumed checkpoint; 0 for a new run
 
 
@@ -66,9 +66,7 @@ class Tracker:
     Raises ValueError if a package or a login is missing (check_trackers).
     """
 
-    def __init__(
-        self, config: Mapping[str, Any], folder: Path, resumed_step: int, notice: Callable[[str], None] = print
-    ):
+    def __init__(self, config: JsonObject, folder: Path, resumed_step: int, notice: Callable[[str], None] = print):
         trainer = config["trainer"]
         check_trackers(trainer["logger"])
         run = TrackedRun(trainer["project_name"], trainer["experiment_name"], folder, dict(config), resumed_step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import os
+from typing import Any
 
 from alphaapollo.observability.pictures import find_picture_extension, read_picture_bytes
 from alphaapollo.types import IMAGE_MARK, ChatMessage, JsonObject
@@ -13,7 +14,7 @@ MALFORMED_RESPONSE_ERRORS = (ValueError, TypeError, AttributeError, IndexError)
 """Exceptions raised when a response is not OpenAI-compatible; the client accepts any JSON."""
 
 
-def make_connection_options(section: str, base_url: str, api_key_env: str) -> JsonObject:
+def make_connection_options(section: str, base_url: str, api_key_env: str) -> dict[str, Any]:
     """Return `base_url` and `api_key` for openai.OpenAI and openai.AsyncOpenAI.
 
     `section` is the configuration section that error messages name, e.g. reward.judge. Raises ValueError if the openai

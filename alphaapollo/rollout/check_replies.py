@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from numbers import Real
-from typing import Any
+from typing import TypeVar
 
 from alphaapollo.data.image_messages import convert_messages
 from alphaapollo.environments.base import EnvironmentFailure, Observation, StepResult, wrap_environment_errors
 from alphaapollo.rewards.base import MAX_REWARD
 from alphaapollo.types import Message, Score
 
+T = TypeVar("T")
 
-def check_reset_reply(reply: Any) -> list[Message] | str:
+
+def check_reset_reply(reply: object) -> list[Message] | str:
     """Return the prompt from the result of an environment's `reset`. Raises EnvironmentFailure if it is invalid."""
     if isinstance(reply, str):
         return reply
-    _check_type(reply, Observation, "the result of reset", "an Observation or a str")
-    return check_messages(reply.messages, "reset")
+    observation = _check_type(reply, Observation, "the result of reset", "an Observation or a str")
+    return check_messages(observation.messages, "reset")
 
 
-def check_step_reply(reply: Any) -> StepResult:
+def check_step_reply(reply: object) -> StepResult:
     """Check and return the result of an environment's `step`. Raises EnvironmentFailure if it is invalid."""
-    _check_type(reply, StepResult, "the result of step", "a StepResult")
-    result: StepResult = reply
+    result = _check_type(reply, StepResult, "the result of step", "a StepResult")
     if not result.done and result.observation is None:
         raise EnvironmentFailure("step returned neither done=True nor an observation. Return one of them.")
     if result.observation is not None:
@@ -48,7 +49,7 @@ def check_step_reply(reply: Any) -> StepResult:
     return result
 
 
-def check_messages(messages: Any, method_name: str) -> list[Message]:
+def check_messages(messages: object, method_name: str) -> list[Message]:
     """Check chat messages returned by an environment, and convert pictures to the form of Message. Raises
     EnvironmentFailure if they are invalid."""
     if not isinstance(messages, list) or not messages:
@@ -66,12 +67,13 @@ def check_messages(messages: Any, method_name: str) -> list[Message]:
         return convert_messages(messages)
 
 
-def _check_type(value: Any, expected: type, field_name: str, expected_text: str) -> None:
+def _check_type(value: object, expected: type[T], field_name: str, expected_text: str) -> T:
     if not isinstance(value, expected):
         raise EnvironmentFailure(f"{field_name} must be {expected_text}, not {type(value).__name__}.")
+    return value
 
 
-def _check_number(value: Any, field_name: str) -> None:
+def _check_number(value: object, field_name: str) -> None:
     if not isinstance(value, Real) or not abs(value) <= MAX_REWARD:  # type: ignore[operator]  # also rejects NaN
         found = str(value)[:30] if isinstance(value, Real) else type(value).__name__
         raise EnvironmentFailure(

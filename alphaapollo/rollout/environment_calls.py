@@ -28,7 +28,7 @@ class EnvironmentCaller:
     def __init__(self, max_threads: int = MAX_THREADS):
         self._slots = asyncio.Semaphore(max_threads)
 
-    async def call(self, time_limit: TimeLimit, environment: Environment, method_name: str, *arguments: Any) -> Any:
+    async def call(self, time_limit: TimeLimit, environment: Environment, method_name: str, *arguments: object) -> Any:
         """Call a method of an environment. Raises EnvironmentFailure if it fails, TimeoutError after the time limit."""
         async with time_limit.count_time():
             with (
@@ -51,7 +51,7 @@ class EnvironmentCaller:
         except (EnvironmentFailure, TimeoutError) as error:
             logger.warning("an environment's close() failed: %r", error)
 
-    async def _run_in_thread(self, method: Callable[..., Any], *arguments: Any) -> Any:
+    async def _run_in_thread(self, method: Callable[..., object], *arguments: object) -> Any:
         """Run a method in a new daemon thread and return its result. A cancelled call abandons the thread.
 
         In a thread pool, each hanging environment would block one thread and keep the process from exiting.

@@ -14,7 +14,6 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_environment_errors
@@ -143,7 +142,7 @@ class EpisodeRunner:
             await self.environment_caller.close(environment)
 
     async def _run_turns(
-        self, task: EpisodeTask, attempt: _EpisodeAttempt, context: Context, call_step: Callable[[str], Awaitable[Any]]
+        self, task: EpisodeTask, attempt: _EpisodeAttempt, context: Context, call: Callable[[str], Awaitable[object]]
     ) -> EpisodeEnd:
         budget, context_ids, context_images = task.sampling.max_tokens, context.prompt_ids, context.prompt_images
         while True:
@@ -159,7 +158,7 @@ class EpisodeRunner:
             attempt.engine_prompts.append(context.prompt_ids)
             attempt.engine_images.append(context.prompt_images)
 
-            result = check_step_reply(await call_step(turn.text))
+            result = check_step_reply(await call(turn.text))
             turn.reward, turn.valid, turn.info = result.reward, result.valid, result.info
             turn.observation = result.observation.messages if result.observation else None
             if result.kept_chars is not None:

@@ -24,12 +24,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.utils.heartbeat import list_descendants
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import redact
 
 FOLDER, RESULT, LOG, FILES = "suites", "result.json", "log.txt", "files"
@@ -291,7 +291,7 @@ def _find_error_line(output: Path) -> str:
     return next(filter(ERROR_LINE.search, lines), lines[-1] if lines else "it printed nothing")
 
 
-def _read_only_file(folder: Path, pattern: str) -> Any:
+def _read_only_file(folder: Path, pattern: str) -> JsonObject:
     files = list(folder.rglob(pattern))
     if len(files) != 1:
         raise ValueError(f"it wrote {len(files)} files {pattern} instead of one. Name one task")

@@ -8,14 +8,14 @@ import importlib.util
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
 
 from alphaapollo.config.schema import Env
 from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.data.tool_rendering import QUESTION, ToolRenderer
 from alphaapollo.tools.tool_calls import ToolCall, ToolCallParseError, ToolCallParser, strip_thinking
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.user_module import load_user_module
 
 Parse = Callable[[str], list[ToolCall]]
@@ -41,17 +41,17 @@ def make_tool_call_parser(parser_name: str, renderer: ToolRenderer) -> ToolCallP
 
 
 def check_tool_call_parser(
-    env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: list[Any], template_arguments: Mapping[str, Any]
+    env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: list[JsonObject], template_arguments: JsonObject
 ) -> None:
     """Check that a tool-call parser can be built. Raises the same errors as make_tool_call_parser. The check runs in a
     subprocess, because importing vLLM takes memory and freezes vLLM's settings."""
-    inputs = (env, tokenizer_path, trust_remote_code, schemas, dict(template_arguments))
+    inputs = (env, tokenizer_path, trust_remote_code, schemas, template_arguments)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         process.submit(_check_parser_in_subprocess, *inputs).result()
 
 
 def _check_parser_in_subprocess(
-    env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: list[Any], template_arguments: dict[str, Any]
+    env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: list[JsonObject], template_arguments: JsonObject
 ) -> None:
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     if env.custom_module:  # the module may register a parser
@@ -105,7 +105,7 @@ def _make_tokenizer_parser(renderer: ToolRenderer) -> Parse:
     return parse
 
 
-def _make_tool_call(function: dict[str, Any]) -> ToolCall:
+def _make_tool_call(function: JsonObject) -> ToolCall:
     """Build a tool call from the `function` field of a chat message's tool call."""
     name, arguments = function["name"], function["arguments"]
     if not isinstance(name, str):

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.registry import Registry
 
 
@@ -36,7 +37,7 @@ class ToolResult:
     status: ToolStatus
     score: float | None = None  # the tool's own rating, e.g. the score of local_rag's best hit
     seconds: float = 0.0
-    images: Sequence[Any] = ()  # pictures (environments/base.py), shown after the text if the model reads pictures
+    images: Sequence[object] = ()  # pictures (environments/base.py), shown after the text if the model reads pictures
 
 
 class ToolFailedError(RuntimeError):
@@ -67,12 +68,12 @@ class Tool(Protocol):
 
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: JsonObject
     text_argument: str | None = None
     """Name of the argument that receives the text of a tag, e.g. `code` for `<python_code>print(1)</python_code>`.
     None: the text of a tag is a JSON object of all arguments."""
 
-    async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
+    async def call(self, arguments: JsonObject, session: Session) -> ToolResult:
         """Run one call, without blocking the event loop. Raises ToolFailedError if the tool itself fails."""
         ...
 
@@ -85,7 +86,7 @@ tools: Registry[Callable[..., Tool]] = Registry("tool")
 """Tool name -> factory whose keyword arguments are the tool's settings."""
 
 
-def make_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> list[Tool]:
+def make_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, object]]) -> list[Tool]:
     """Create the registered tools with these names. `settings`: {tool name: {setting: value}}, from env.tool_settings.
     Raises ValueError if a name is unknown, or if a setting is unknown, missing or of the wrong type."""
     made = []
@@ -95,7 +96,7 @@ def make_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) 
     return made
 
 
-def _validate_settings(name: str, factory: Callable[..., Tool], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _validate_settings(name: str, factory: Callable[..., Tool], settings: Mapping[str, object]) -> JsonObject:
     """Return a tool's settings converted to the types of its factory's parameters. Raises ValueError if invalid."""
     known, key = inspect.signature(factory, eval_str=bool(settings)).parameters, f"env.tool_settings.{name}"
     if unknown := sorted(set(settings) - set(known)):

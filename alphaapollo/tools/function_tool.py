@@ -23,8 +23,9 @@ import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, tools
+from alphaapollo.utils.json_types import JsonObject
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def tool(function: F) -> F:
@@ -45,7 +46,7 @@ class FunctionTool(Tool):
     Raises ValueError if the docstring is missing, a parameter has no type, or the function takes *args or **kwargs.
     """
 
-    def __init__(self, function: Callable[..., Any]):
+    def __init__(self, function: Callable[..., object]):
         docstring = docstring_parser.parse(function.__doc__ or "")
         self.name = function.__name__
         self.description = (docstring.description or "").strip()
@@ -57,14 +58,14 @@ class FunctionTool(Tool):
         self._model = _make_arguments_model(function, texts)
         self.parameters = _build_schema(self._model)
 
-    async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
+    async def call(self, arguments: JsonObject, session: Session) -> ToolResult:
         try:
             parsed = self._model.model_validate(arguments)
         except ValidationError as error:
             first = error.errors()[0]
             location = ".".join(map(str, first["loc"]))
             return ToolResult(f"argument {location}: {first['msg']}", ToolStatus.REFUSED)
-        values: dict[str, Any] = {name: getattr(parsed, name) for name in self._model.model_fields}
+        values: dict[str, object] = {name: getattr(parsed, name) for name in self._model.model_fields}
         if self._takes_session:
             values["session"] = session
         try:
@@ -82,7 +83,7 @@ class FunctionTool(Tool):
         return ToolResult(text, ToolStatus.OK)
 
 
-def _make_arguments_model(function: Callable[..., Any], descriptions: dict[str, str]) -> type[BaseModel]:
+def _make_arguments_model(function: Callable[..., object], descriptions: dict[str, str]) -> type[BaseModel]:
     """Return a pydantic model of a function's parameters. `descriptions`: {parameter: text from the docstring}."""
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
@@ -101,7 +102,7 @@ def _make_arguments_model(function: Callable[..., Any], descriptions: dict[str, 
     return create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
 
 
-def _build_schema(model: type[BaseModel]) -> dict[str, Any]:
+def _build_schema(model: type[BaseModel]) -> JsonObject:
     """Return the JSON schema of a pydantic model, without titles, which the language model does not need."""
     schema = model.model_json_schema()
     schema.pop("title", None)

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus
+from alphaapollo.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -70,7 +71,7 @@ class McpClient:
             raise ValueError(f"{error}. Check the {'command' if self._command else 'url'} of this server.") from error
         return [McpTool(self, info) for info in self._tools]
 
-    async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+    async def call(self, tool: str, arguments: JsonObject) -> ToolResult:
         """Call a tool of the server. Raises ToolFailedError if the server is unreachable, dies or sends a bad reply."""
         from mcp import MCPError
 
@@ -154,10 +155,10 @@ class McpTool(Tool):
         self.name = tool_info.name
         self.description = tool_info.description or tool_info.title or tool_info.name
         # Reject unknown arguments with a list of the known ones; servers would ignore them.
-        self.parameters: dict[str, Any] = {"type": "object", "additionalProperties": False, **tool_info.input_schema}
+        self.parameters: JsonObject = {"type": "object", "additionalProperties": False, **tool_info.input_schema}
         self._client = client
 
-    async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
+    async def call(self, arguments: JsonObject, session: Session) -> ToolResult:
         return await self._client.call(self.name, arguments)
 
     async def close(self) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import PositiveFloat, PositiveInt
 
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, tools
 from alphaapollo.tools.sandbox import SandboxError, SandboxResult, SandboxUnavailableError, get_default_sandbox
+from alphaapollo.utils.json_types import JsonObject
 
 _STATUS = {"ok": ToolStatus.OK, "timeout": ToolStatus.TIMEOUT, "refused": ToolStatus.REFUSED}
 
@@ -23,7 +22,7 @@ class PythonCode(Tool):
     """
 
     name = "python_code"
-    parameters: dict[str, Any] = {  # noqa: RUF012  required by the protocol
+    parameters: JsonObject = {  # noqa: RUF012  required by the protocol
         "type": "object",
         "properties": {"code": {"type": "string", "description": "Python code. Print what you want to see."}},
         "required": ["code"],
@@ -40,7 +39,7 @@ class PythonCode(Tool):
         self._timeout, self._memory_mb, self._keep_state = timeout, memory_mb, keep_state
         self._sandbox = get_default_sandbox()  # it may have other users, so `close` leaves it open
 
-    async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
+    async def call(self, arguments: JsonObject, session: Session) -> ToolResult:
         name = session.id if self._keep_state else ""
         if name and self.name not in session.state:
             session.state[self.name] = name

@@ -9,7 +9,7 @@ PUZZLE_KEY = "reasoning_gym"
 """Entry of `Prompt.extra_info` that the environment writes for the grader: {task, level, settings, entry}."""
 
 
-def make_puzzle_dataset(task: str, level: int | None, settings: Mapping[str, Any], seed: int) -> Any:
+def make_puzzle_dataset(task: str, level: int | None, settings: Mapping[str, object], seed: int) -> Any:
     """Create a reasoning_gym data set with one puzzle.
 
     Args:

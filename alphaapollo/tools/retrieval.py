@@ -21,6 +21,7 @@ from typing import Any
 
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, tools
 from alphaapollo.tools.documents import Passage, read_passages, tokenize
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.registry import suggest_similar
 
 MANIFEST = "index.json"
@@ -145,7 +146,7 @@ class LocalRag(Tool):
         self.description = f"Search documents by words; returns the best passages. Available: {known}."
         choice = {"default": names[0]} if len(names) == 1 else {"examples": names[:1]}
         count = {"type": "integer", "description": "How many passages.", "default": 3, "minimum": 1}
-        self.parameters: dict[str, Any] = {
+        self.parameters: JsonObject = {
             "type": "object",
             "properties": {
                 "repo_name": {"type": "string", "description": f"Which one: {known}.", **choice},
@@ -156,7 +157,7 @@ class LocalRag(Tool):
             "additionalProperties": False,
         }
 
-    async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
+    async def call(self, arguments: JsonObject, session: Session) -> ToolResult:
         names, query = self._index.repo_names, arguments["query"]
         repo_name = arguments.get("repo_name", names[0])
         if repo_name not in names:

@@ -9,13 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import jsonschema
 
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.registry import suggest_similar
 from alphaapollo.utils.time_limit import exclude_from_time_limit
 
@@ -49,7 +49,7 @@ class ToolBox:
     def names(self) -> list[str]:
         return sorted(self._tools)
 
-    def schemas(self) -> list[dict[str, Any]]:
+    def schemas(self) -> list[JsonObject]:
         """Return the JSON schemas of all tools, as chat templates and OpenAI-compatible servers expect them."""
         functions = [
             {"name": name, "description": self._tools[name].description, "parameters": self._tools[name].parameters}
@@ -62,7 +62,7 @@ class ToolBox:
         argument = self._tools[name].text_argument if name in self._tools else None
         return await self.call(name, {argument: text} if argument else text, session)
 
-    async def call(self, name: str, arguments: dict[str, Any] | str, session: Session) -> ToolResult:
+    async def call(self, name: str, arguments: JsonObject | str, session: Session) -> ToolResult:
         """Call a tool. `arguments`: a dict, or a JSON object as text.
 
         If the model made a mistake, the ToolResult explains it. A call that raises ToolFailedError is retried once.
@@ -91,7 +91,7 @@ class ToolBox:
         for tool in self._tools.values():
             await tool.close()
 
-    async def _call_once(self, name: str, arguments: dict[str, Any], session: Session) -> ToolResult:
+    async def _call_once(self, name: str, arguments: JsonObject, session: Session) -> ToolResult:
         limit = self._limits.timeout
         try:
             async with asyncio.timeout(limit) as scope:
@@ -104,7 +104,7 @@ class ToolBox:
                 raise ToolFailedError(f"{name}: {type(error).__name__}: {error}") from error
             return ToolResult(f"{name}: no answer within {limit:g} s", ToolStatus.TIMEOUT)
 
-    def _parse_arguments(self, name: str, arguments: dict[str, Any] | str) -> dict[str, Any] | str:
+    def _parse_arguments(self, name: str, arguments: JsonObject | str) -> JsonObject | str:
         """Return the arguments of a tool call as a dict, or a message to the model (str) if they are invalid."""
         if name not in self._tools:
             hint, known = suggest_similar(name, self._tools), ", ".join(self.names)
@@ -128,7 +128,7 @@ class ToolBox:
         return arguments
 
 
-def _make_validator(tool: Tool) -> Any:
+def _make_validator(tool: Tool) -> jsonschema.protocols.Validator:
     """Return the jsonschema validator of a tool's arguments. Raises ValueError if the tool's schema is invalid."""
     cls = jsonschema.validators.validator_for(tool.parameters, default=jsonschema.Draft202012Validator)
     try:

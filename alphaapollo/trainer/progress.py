@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class RecentGroups:
 
     entries: tuple[tuple[int, TrajectoryGroup], ...] = ()  # (iteration that trained on the group first, group)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> RecentGroups:
+    def __deepcopy__(self, memo: dict[int, object]) -> RecentGroups:
         return self  # groups do not change
 
 
@@ -67,7 +67,7 @@ class Progress(RunProgress):
     @classmethod
     def read(cls, folder: Path) -> Self:
         progress = super().read(folder)
-        state: Any = progress.curriculum
+        state: object = progress.curriculum
         if isinstance(state, dict):
             rates = np.load(folder / PASS_RATES) if (folder / PASS_RATES).is_file() else ()
             drawn = {int(position): prompt_id for position, prompt_id in state["drawn"].items()}

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
+
+from alphaapollo.utils.json_types import JsonObject
 
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}  # errors of file systems without locks
 TIMEOUT = 0.2  # seconds to retry, because a process that is ending removes its lock file
@@ -44,14 +45,14 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def read_lock_owner(folder: Path) -> dict[str, Any] | None:
+def read_lock_owner(folder: Path) -> JsonObject | None:
     """Return pid, host and start time (`since`) of the process that has locked the folder; None if it is not locked.
 
     A process that was killed leaves its lock file behind.
     """
     for path in _list_lock_files(folder):
         with suppress(OSError, ValueError):
-            owner: dict[str, Any] = json.loads(path.read_bytes())
+            owner: JsonObject = json.loads(path.read_bytes())
             return owner
     return None
 

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.stats import t as student_t
 
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.index import KIND_NAMES
 from alphaapollo.viewer.run_folders import make_run_name, read_flat_config
 
@@ -51,9 +51,9 @@ def read_interval(database: sqlite3.Connection, run: int, metric: str, curve: Cu
 
 def make_metric_traces(
     database: sqlite3.Connection, groups: Mapping[str, Sequence[int]], metric: str, smoothing: float
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return the traces of a metric: a curve for each group of runs, which is their mean if there are several."""
-    traces: list[dict[str, Any]] = []
+    traces: list[JsonObject] = []
     for number, (name, runs) in enumerate(list(groups.items())[:MAX_CURVES]):
         curves = [curve for run in runs if len((curve := read_curve(database, run, metric, name)).steps)]
         if len(curves) > 1:
@@ -67,7 +67,7 @@ def make_metric_traces(
     return traces
 
 
-def make_prompt_traces(database: sqlite3.Connection, run: int, prompt: int, source: str) -> list[dict[str, Any]]:
+def make_prompt_traces(database: sqlite3.Connection, run: int, prompt: int, source: str) -> list[JsonObject]:
     """Return the traces of the rewards of a prompt by iteration, for each kind of trajectories: samples, and mean."""
     query = "SELECT kind, step, reward FROM trajectories WHERE run = ? AND prompt_id = ? AND data_source = ?"
     rewards: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
@@ -123,7 +123,7 @@ def average_over_seeds(name: str, curves: Sequence[Curve]) -> tuple[Curve, np.nd
 def group_by_seed(folders: Mapping[int, Path], root: Path) -> dict[str, list[int]]:
     """Group the runs whose configurations differ only in seeds, names and paths. Returns the runs by name of the group,
     which is the name of its first run."""
-    groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
+    groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for run, folder in folders.items():
         config = read_flat_config(folder)
         key = tuple(sorted((name, value) for name, value in config.items() if not IGNORED.search(name)))
@@ -136,11 +136,11 @@ def group_by_seed(folders: Mapping[int, Path], root: Path) -> dict[str, list[int
 
 def make_traces(
     curve: Curve, number: int, interval: Interval | None = None, raw: Curve | None = None
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return the traces of a curve: its interval and raw points if there are any, and the line."""
     color, dash = PALETTE[number % len(PALETTE)], DASHES[number // len(PALETTE) % len(DASHES)]
     shared = {"type": "scatter", "name": curve.name, "legendgroup": curve.name, "showlegend": False}
-    traces: list[dict[str, Any]] = []
+    traces: list[JsonObject] = []
     if interval is not None:
         steps = np.concatenate([curve.steps, curve.steps[::-1]])
         edges = np.concatenate([interval[1], interval[0][::-1]])

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from alphaapollo.observability.training_log import TrainedRow, read_trained_rows
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.index import iterate_lines, make_file_name
 from alphaapollo.viewer.run_folders import find_tokenizer_file
 
@@ -63,7 +64,7 @@ class _Texts(msgspec.Struct):
 _TEXTS = msgspec.json.Decoder(_Texts)
 
 
-def read_record(folder: Path, row: sqlite3.Row) -> dict[str, Any]:
+def read_record(folder: Path, row: sqlite3.Row) -> JsonObject:
     """Read a trajectory at its position in the file. Raises ValueError if the file has changed since it was indexed."""
     path = folder / make_file_name(row["kind"], row["step"])
     try:
@@ -122,7 +123,7 @@ def decode_tokens(folder: Path, ids: Sequence[int]) -> list[str]:
 
 
 def list_tokens(
-    folder: Path, record: dict[str, Any], number: int, trained: TrainedRow | None, colored_by: str
+    folder: Path, record: JsonObject, number: int, trained: TrainedRow | None, colored_by: str
 ) -> list[Token]:
     """List the tokens of one of the trajectory's sequences, with the values of engine and trainer.
 
@@ -176,7 +177,7 @@ def read_trained_rows_of_step(folder: Path, step: int) -> tuple[list[TrainedRow]
         return None, str(error)
 
 
-def find_trained_row(rows: Sequence[TrainedRow], record: dict[str, Any], number: int) -> TrainedRow | None:
+def find_trained_row(rows: Sequence[TrainedRow], record: JsonObject, number: int) -> TrainedRow | None:
     """Return what the trainer computed for a sequence; None if it was not trained on."""
     wanted = (record["prompt_id"], record["sample"], number)
     return next((row for row in rows if (row.prompt_id, row.sample, row.row) == wanted), None)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -77,7 +77,7 @@ def assign_weight_writers(rank_nodes: Sequence[str], engine_nodes: Collection[st
 
 
 def make_weight_sender(
-    transport: Transport, rank: int, engine_node: str | None, master_address: str, client: Any
+    transport: Transport, rank: int, engine_node: str | None, master_address: str, client: object
 ) -> WeightSender:
     """Build the weight sender of a training rank.
 

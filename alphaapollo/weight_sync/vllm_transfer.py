@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TRANSFER_SECONDS = 300.0  # timeout of the handshake and of each bucket over NCCL
 T = TypeVar("T")
-UpdateInfo = dict[str, Any] | list[dict[str, Any]]
+UpdateInfo = dict[str, object] | list[dict[str, object]]
 
 
 @dataclass
@@ -129,7 +129,7 @@ class SingleUpdateWeightSyncClient:
         self._client = client
         self.failed: Future[None] = Future()
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+    def init_weight_transfer_engine(self, init_info: dict[str, object]) -> None:
         self._call_and_record_error(lambda: self._client.init_weight_transfer_engine(init_info))
 
     def start_weight_update(self) -> None:

@@ -24,7 +24,7 @@ LAYERS = [
     ["finetuning", "evolving", "viewer"],
     ["trainer", "cli", "__main__"],
 ]
-SAME_LAYER_ALLOWED = {("rewards", "tools")}
+SAME_LAYER_ALLOWED = {("rewards", "tools"), ("types", "utils")}
 
 # Library -> the modules that may import it, as patterns of names under alphaapollo.
 OWNERS = {

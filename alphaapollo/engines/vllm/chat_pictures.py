@@ -56,7 +56,7 @@ class ChatPictureReader:
             images.append(tuple(found))
         return ChatPictures(replaced, images, sent)
 
-    def _prepare(self, value: Any) -> tuple[Picture, ImageInput]:
+    def _prepare(self, value: object) -> tuple[Picture, ImageInput]:
         if self.processor is None:
             raise ValueError("The chat has a picture, but the policy does not read pictures. Send text only.")
         url = value.get("url") if isinstance(value, dict) else value

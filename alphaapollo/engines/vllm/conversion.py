@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from alphaapollo.types import Completion, Sampling, StopReason
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
 
-def make_sampling_params(sampling: Sampling, **changes: Any) -> SamplingParams:
+def make_sampling_params(sampling: Sampling, **changes: object) -> SamplingParams:
     """Convert sampling settings. changes: arguments of vLLM's SamplingParams that differ from those of a rollout."""
     from vllm.sampling_params import SamplingParams
 

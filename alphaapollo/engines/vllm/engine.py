@@ -164,7 +164,7 @@ class VllmEngine(Engine):
     def _make_death_error(self) -> EngineDied:
         return EngineDied(f"{self.spec.name}: its core process died. See its log: {self.spec.log_path}")
 
-    async def _await_core(self, call: Coroutine[Any, Any, T]) -> T:
+    async def _await_core(self, call: Coroutine[object, object, T]) -> T:
         """Await a call to the engine core. Raises EngineError if the call fails, EngineDied if the core dies."""
         assert self._core_death is not None
         task = asyncio.ensure_future(call)
@@ -177,7 +177,7 @@ class VllmEngine(Engine):
             raise EngineError(message) from error
         return task.result()
 
-    async def _call_workers(self, method: str, *arguments: Any) -> list[Any]:
+    async def _call_workers(self, method: str, *arguments: object) -> list[Any]:
         return await self._await_core(self._running_llm.collective_rpc(method, args=arguments))
 
     # Generation.
@@ -313,7 +313,7 @@ class VllmEngine(Engine):
         assert "weights" not in self._asleep, "call wake_weights first: update_weights needs allocated memory"
         await self._call_workers("start_weight_update")
 
-    async def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+    async def update_weights(self, update_info: dict[str, object] | list[dict[str, object]]) -> None:
         await self._call_workers("update_weights", update_info)
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:

@@ -10,7 +10,7 @@ vLLM parses requests, renders chats, parses tool calls and streams answers. This
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from copy import copy
 from functools import partial
 from itertools import chain
@@ -30,7 +30,7 @@ from alphaapollo.engines.http_api import (
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.engines.vllm.chat_pictures import ChatPictureReader
 from alphaapollo.engines.vllm.conversion import build_completion, make_sampling_params
-from alphaapollo.types import ImageInput, Sampling
+from alphaapollo.types import ImageInput, JsonObject, Sampling
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -106,7 +106,7 @@ def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings
     return app
 
 
-def _add_protocols(app: FastAPI, client: PolicyClient, models: Any, arguments: dict[str, Any]) -> None:
+def _add_protocols(app: FastAPI, client: PolicyClient, models: Any, arguments: JsonObject) -> None:
     from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
     from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
     from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
@@ -174,7 +174,7 @@ class SessionRenderer:
             {**call, "function": {**call["function"], "arguments": json.dumps(values, ensure_ascii=False)}}
             for call, values in zip(calls, arguments, strict=False)
         ]
-        shown: dict[str, Any] = {"role": "assistant", "content": "" if calls else SENTINEL}
+        shown: JsonObject = {"role": "assistant", "content": "" if calls else SENTINEL}
         if calls:
             shown["tool_calls"] = replaced
         _, prompt = self._render([*conversation[:start], shown, *conversation[end:]], params)
@@ -207,11 +207,11 @@ class PolicyClient:
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """Admit every request. Sessions limit the number of requests."""
 
-    def keep_parsing_context(self, preprocess: Callable[..., Any]) -> Callable[..., Any]:
+    def keep_parsing_context(self, preprocess: Callable[..., Awaitable[Any]]) -> Callable[..., object]:
         """Wrap OnlineRenderer.preprocess_chat, through which the requests of all protocols pass, to keep the request
         and its parser. `generate` uses them to parse its answers."""
 
-        async def preprocess_and_keep(request: Any, messages: Any, *, parser: Any = None, **arguments: Any) -> Any:
+        async def preprocess_and_keep(request: Any, messages: Any, *, parser: Any = None, **arguments: object) -> Any:
             if (current := CURRENT_REQUEST.get()) is not None:
                 current.parse_answer = partial(self._parse_answer, request, parser)
                 _allow_free_tool_calls(request)
@@ -232,7 +232,7 @@ class PolicyClient:
         return content or "", [(call.name, call.arguments) for call in calls or ()]
 
     async def generate(
-        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: object
     ) -> AsyncIterator[RequestOutput]:
         """Sample answers to a rendered chat with the policy's settings. Records them before the last output."""
         from vllm.sampling_params import RequestOutputKind

@@ -73,7 +73,7 @@ def exclude_placeholders_from_logits(model: Any, config: Any, device: torch.devi
     ids = torch.tensor(find_placeholder_ids(config), device=device)
     compute_logits = model.compute_logits
 
-    def compute_logits_without_placeholders(*arguments: Any, **options: Any) -> torch.Tensor | None:
+    def compute_logits_without_placeholders(*arguments: object, **options: object) -> torch.Tensor | None:
         logits = compute_logits(*arguments, **options)
         if logits is not None:  # other tensor-parallel ranks
             logits.index_fill_(1, ids, EXCLUDED_LOGIT)

@@ -92,7 +92,7 @@ def pad_single_row(linear: Callable[..., torch.Tensor]) -> Callable[..., torch.T
     return compute_single_row_as_two
 
 
-def return_untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., Any]:
+def return_untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., object]:
     """Wrap the sampler of vLLM's V1 model runner: return log-probs from before instead of after top-p and top-k."""
 
     @functools.wraps(forward)
@@ -106,7 +106,7 @@ def return_untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., An
     return sample_tokens
 
 
-def return_untruncated_logits(sample_random: Callable[..., Any]) -> Callable[..., Any]:
+def return_untruncated_logits(sample_random: Callable[..., Any]) -> Callable[..., object]:
     """Wrap the sampler of vLLM's V2 model runner to return logits without the truncation by top-p and top-k."""
 
     @functools.wraps(sample_random)

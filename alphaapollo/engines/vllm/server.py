@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.settings import build_common_arguments, build_vllm_environment
@@ -27,7 +26,7 @@ def build_server_environment(spec: EngineSpec) -> dict[str, str]:
     return {key: value for key, value in build_vllm_environment(spec).items() if key != "VLLM_CONFIGURE_LOGGING"}
 
 
-def format_flags(arguments: Mapping[str, Any]) -> list[str]:
+def format_flags(arguments: Mapping[str, object]) -> list[str]:
     """Return arguments as words of vLLM's command line, e.g. enforce_eager=True as --enforce-eager."""
     words: list[str] = []
     for key, value in arguments.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.engines.spec import EngineSpec
@@ -58,9 +57,9 @@ def _build_cpu_environment(spec: EngineSpec) -> dict[str, str]:
     return variables
 
 
-def build_engine_arguments(spec: EngineSpec) -> dict[str, Any]:
+def build_engine_arguments(spec: EngineSpec) -> dict[str, object]:
     """Return the arguments of vLLM's AsyncEngineArgs for a rollout engine."""
-    arguments: dict[str, Any] = {
+    arguments: dict[str, object] = {
         "model": spec.model_path,
         "tokenizer": spec.chat_tokenizer or None,
         "skip_tokenizer_init": not spec.chat_tokenizer,  # requests and completions are token ids
@@ -88,10 +87,10 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     return arguments | build_common_arguments(spec)
 
 
-def build_common_arguments(spec: EngineSpec) -> dict[str, Any]:
+def build_common_arguments(spec: EngineSpec) -> dict[str, object]:
     """Return vLLM's arguments for rollout engines and servers. rollout.engine_kwargs.vllm overrides the defaults."""
     rollout = spec.rollout
-    arguments: dict[str, Any] = {
+    arguments: dict[str, object] = {
         "trust_remote_code": spec.trust_remote_code,
         "dtype": spec.dtype,
         "max_model_len": spec.max_model_len,

@@ -306,13 +306,13 @@ def _make_model_key(model: Model) -> ModelKey:
 
 
 @lru_cache(maxsize=4)
-def _load_meta_model(key: ModelKey) -> Any:
+def _load_meta_model(key: ModelKey) -> object:
     path, trust, dtype, attention = key
     return load_on_meta_device(Model(path=path, trust_remote_code=trust, attention=attention), getattr(torch, dtype))
 
 
 @lru_cache(maxsize=128)
-def _measure_on_meta_model(key: ModelKey, measure: Callable[..., Any], *arguments: Any) -> Any:
+def _measure_on_meta_model(key: ModelKey, measure: Callable[..., object], *arguments: object) -> Any:
     """Return measure(model, *arguments) for the model on the meta device. Results are cached, because `measure` runs
     the model."""
     return measure(_load_meta_model(key), *arguments)

@@ -286,10 +286,10 @@ def _make_flex_block_mask(packing: Packing, window: int | None) -> Any:
 
 
 @lru_cache
-def _load_flex_attention(device_type: str) -> Callable[..., Any]:
+def _load_flex_attention(device_type: str) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    compute: Callable[..., Any] = flex_attention
+    compute: Callable[..., Tensor] = flex_attention
     return compute if device_type == "cpu" else torch.compile(compute, dynamic=True)
 
 

@@ -29,7 +29,7 @@ GENERATOR_CLASSES: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtyp
 """Classes in the saved state of numpy's random number generator, which is an array."""
 
 
-def read_checkpoint_tensors(tensors: dict[str, Any], folder: Path) -> None:
+def read_checkpoint_tensors(tensors: dict[str, object], folder: Path) -> None:
     """Read the tensors of a checkpoint folder into the nested dict `tensors`, in place (a collective). Raises
     pickle.UnpicklingError if a file uses a class that is not allowed in a checkpoint."""
     load_tensors(tensors, storage_reader=_RestrictedUnpickleReader(folder), planner=_RestrictedUnpicklePlanner())

@@ -36,6 +36,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from alphaapollo.models.checkpoint.reader import read_checkpoint_tensors, read_rng_states
 from alphaapollo.models.sharding import reshard
+from alphaapollo.utils.json_types import JsonObject
 
 Optimizer = torch.optim.Optimizer
 
@@ -47,11 +48,11 @@ class CheckpointSnapshot:
     folder: str
     tensors: dict[str, Any]  # nested: this rank's slices of parameters and optimizer state, as views
     generator_states: dict[str, Any]
-    extra_state: dict[str, Any]  # JSON values that `load_snapshot` returns, the same on all ranks
+    extra_state: JsonObject  # JSON values that `load_snapshot` returns, the same on all ranks
 
 
 def take_snapshot(
-    folder: str, model: nn.Module, optimizers: Sequence[Optimizer], extra_state: dict[str, Any]
+    folder: str, model: nn.Module, optimizers: Sequence[Optimizer], extra_state: JsonObject
 ) -> CheckpointSnapshot:
     """Take a snapshot of a model's state for a checkpoint in `folder` (a collective). load_snapshot returns
     `extra_state`. `optimizers` is empty for a frozen model."""
@@ -83,7 +84,7 @@ def write_snapshot(snapshot: CheckpointSnapshot, group: dist.ProcessGroup) -> No
         ) from error
 
 
-def load_snapshot(folder: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+def load_snapshot(folder: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> JsonObject:
     """Load a checkpoint, written by any number of ranks, into `model` and `optimizers` (a collective).
 
     Random number generators are restored only if the number of ranks is unchanged. Resuming is exact only then.
@@ -95,7 +96,7 @@ def load_snapshot(folder: str, model: nn.Module, optimizers: Sequence[Optimizer]
     reshard(model)
     tensors = _collect_tensors(model, optimizers)
     try:
-        state: dict[str, Any] = json.loads((path / "state.json").read_text())
+        state: JsonObject = json.loads((path / "state.json").read_text())
         read_checkpoint_tensors(tensors, path / "model")
         is_same_size = state["world_size"] == dist.get_world_size()
         generators = read_rng_states(path / f"rank_{dist.get_rank()}.pt") if is_same_size else None

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -43,7 +43,7 @@ class CheckpointWriter:
         assert self.save_future.done(), "the previous checkpoint must be complete"
         if self._thread:
             copies = [
-                replace(one, tensors=cast("dict[str, Any]", self._stager.stage(one.tensors))) for one in snapshots
+                replace(one, tensors=cast("dict[str, object]", self._stager.stage(one.tensors))) for one in snapshots
             ]
             self.save_future = self._thread.submit(self._write_snapshots, copies)
         else:

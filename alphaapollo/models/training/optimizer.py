@@ -25,7 +25,7 @@ def make_optimizers(model: nn.Module, config: Optimizer) -> list[torch.optim.Opt
     matrices = [parameter for parameter in trained if parameter in in_layers]
     others = [parameter for parameter in trained if parameter not in in_layers]
     groups = [[p for p in others if p.ndim >= 2], [p for p in others if p.ndim < 2]]
-    adam_groups: list[dict[str, Any]] = [{"params": group} for group in groups if group]
+    adam_groups: list[dict[str, object]] = [{"params": group} for group in groups if group]
     optimizers: list[torch.optim.Optimizer] = []
     if matrices:
         optimizers.append(ShardedMuon(matrices, lr=config.lr))

@@ -256,9 +256,7 @@ def run_answer(source: str) -> None:
     out.write("\n" + json.dumps(reply))
 
 
-def _call_function(
-    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
-) -> list[object]:
+def _call_function(function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[object]:
     """Call a function of the answer. Returns [outcome, result or exception, arguments after the call] as JSON data."""
     sys.stdout = io.StringIO()
     try:

@@ -17,18 +17,19 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from alphaapollo.config.schema import Env
 from alphaapollo.engines.http_api import CURRENT_REQUEST, HttpApiSettings
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.rewards.base import convert_to_float
 from alphaapollo.rollout.agents.session import Request, Session
-from alphaapollo.types import Sampling
+from alphaapollo.types import JsonObject, Sampling
 from alphaapollo.utils.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     import uvicorn
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +72,13 @@ class HttpError(Exception):
 class _OpenSession:
     session: Session
     time_limit: TimeLimit
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set)  # running requests
+    tasks: set[asyncio.Task[object]] = field(default_factory=set)  # running requests
 
 
 class SessionGate:
     """ASGI application that finds the session of a request and forwards the request to the engine's HTTP API."""
 
-    def __init__(self, app: Callable[..., Any], around: AroundRequest = answer_request):
+    def __init__(self, app: ASGIApp, around: AroundRequest = answer_request):
         self._app, self._around = app, around
         self.suite_key = secrets.token_urlsafe()  # API key of evaluation suites
         self._sessions: dict[str, _OpenSession] = {}  # by API key
@@ -96,7 +97,7 @@ class SessionGate:
             for task in opened.tasks:
                 task.cancel()
 
-    async def __call__(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if scope["type"] == "http":
                 await self._serve(scope, receive, send)
@@ -106,7 +107,7 @@ class SessionGate:
             logger.exception("a request of an agent failed")
             raise
 
-    async def _serve(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         try:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -147,7 +148,7 @@ class SessionGate:
         return self._sessions[key]
 
     async def _serve_completion(
-        self, session: Session, scope: Any, headers: dict[str, str], body: bytes, receive: Any, send: Any
+        self, session: Session, scope: Scope, headers: dict[str, str], body: bytes, receive: Receive, send: Send
     ) -> None:
         if session.num_started >= session.limits.max_requests:
             limit = f"env.agent.max_requests={session.limits.max_requests}"
@@ -163,7 +164,7 @@ class SessionGate:
         )
         is_finished = False
 
-        async def send_and_watch(message: dict[str, Any]) -> None:
+        async def send_and_watch(message: Message) -> None:
             nonlocal is_finished
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
             if is_last:  # afterwards, the client may already send its next request
@@ -230,7 +231,7 @@ class EndpointServer:
 class HttpEngine(Protocol):
     """Engine with an HTTP API."""
 
-    def build_http_app(self, settings: HttpApiSettings) -> Any: ...
+    def build_http_app(self, settings: HttpApiSettings) -> ASGIApp: ...
 
 
 @contextlib.asynccontextmanager
@@ -257,7 +258,7 @@ async def open_endpoint(
         await server.close()
 
 
-async def _read_body(receive: Callable[..., Any], headers: dict[str, str]) -> bytes:
+async def _read_body(receive: Receive, headers: dict[str, str]) -> bytes:
     parts, size = [], 0
     while True:
         message = await receive()
@@ -273,17 +274,17 @@ async def _read_body(receive: Callable[..., Any], headers: dict[str, str]) -> by
             return b"".join(parts)
 
 
-def _replay_body(body: bytes, receive: Callable[..., Any]) -> Callable[..., Any]:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     """Return an ASGI `receive` that first returns the body that was already read."""
-    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def receive_body_first() -> Any:
+    async def receive_body_first() -> Message:
         return waiting.pop() if waiting else await receive()
 
     return receive_body_first
 
 
-async def _is_disconnected(receive: Callable[..., Any]) -> bool:
+async def _is_disconnected(receive: Receive) -> bool:
     """Return whether the client has closed its connection, without waiting."""
     task = asyncio.ensure_future(receive())
     await asyncio.sleep(0)
@@ -295,7 +296,7 @@ async def _is_disconnected(receive: Callable[..., Any]) -> bool:
     return False
 
 
-async def _send_json(send: Callable[..., Any], status: int, content: dict[str, Any]) -> None:
+async def _send_json(send: Send, status: int, content: JsonObject) -> None:
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(content).encode()})

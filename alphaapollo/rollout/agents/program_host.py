@@ -30,6 +30,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.process_tree import exit_with_parent, list_child_pids
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -65,7 +66,7 @@ class Endpoint:
             raise ValueError(json.load(error)["error"]["message"]) from error
 
 
-def load_agent(path: str) -> Callable[..., Any]:
+def load_agent(path: str) -> Callable[..., object]:
     """Load `run` of the user's file. Raises ValueError if the file or `run` does not exist or has another signature."""
     from alphaapollo.utils.user_module import load_user_object
 
@@ -132,7 +133,7 @@ def _write_line(pipe: int, text: str) -> None:
     os.write(pipe, text.encode() + b"\n")
 
 
-def _fork_supervisor(order: dict[str, Any], run: Callable[..., Any] | None, command: str) -> int:
+def _fork_supervisor(order: JsonObject, run: Callable[..., object] | None, command: str) -> int:
     """Fork the supervisor of a session. Returns its pid."""
     host = os.getpid()
     if pid := os.fork():
@@ -149,7 +150,7 @@ def _fork_supervisor(order: dict[str, Any], run: Callable[..., Any] | None, comm
         os._exit(0)
 
 
-def _supervise(order: dict[str, Any], run: Callable[..., Any] | None, command: str) -> None:
+def _supervise(order: JsonObject, run: Callable[..., object] | None, command: str) -> None:
     """Run a program, then end what it has left running."""
     folder = Path(order["folder"])
     environment = {**os.environ, **order["environment"]}
@@ -182,12 +183,12 @@ def _supervise(order: dict[str, Any], run: Callable[..., Any] | None, command: s
     _end_descendants()
 
 
-def _run_function(run: Callable[..., Any], folder: Path, environment: dict[str, str]) -> None:
-    result = run(json.loads((folder / TASK).read_text()), Endpoint(environment))
-    if inspect.isawaitable(result):
+def _run_function(run: Callable[..., object], folder: Path, environment: dict[str, str]) -> None:
+    result = awaitable = run(json.loads((folder / TASK).read_text()), Endpoint(environment))
+    if inspect.isawaitable(awaitable):
 
-        async def wait() -> Any:
-            return await result
+        async def wait() -> object:
+            return await awaitable
 
         result = asyncio.run(wait())
     (folder / RESULT).write_text(json.dumps({"result": result}, default=_convert_number))

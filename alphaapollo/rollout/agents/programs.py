@@ -12,11 +12,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from alphaapollo.config.schema import Agent
 from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
 from alphaapollo.rollout.agents.program_host import ERRORS, RESULT, TASK
+from alphaapollo.utils.json_types import JsonObject
 
 START_TIMEOUT = 120.0  # seconds to import the user's file
 CLOSE_TIMEOUT = 10.0  # seconds to end all programs
@@ -29,7 +29,7 @@ SHOWN_CHARS = 2000
 class ProgramResult:
     """How a program ended: `value` is what it returned, unless it failed with `error`."""
 
-    value: Any = None
+    value: object = None
     error: str = ""
 
 
@@ -73,7 +73,7 @@ class ProgramRunner:
             raise ValueError(error)
         self._reading = asyncio.create_task(self._read_replies(self._host.stdout))
 
-    async def run(self, task: Mapping[str, Any], environment: Mapping[str, str]) -> ProgramResult:
+    async def run(self, task: Mapping[str, object], environment: Mapping[str, str]) -> ProgramResult:
         """Run the program for one task and return how it ended. If the caller is cancelled, the program is ended.
 
         Raises ChildProcessError if the host process has ended.
@@ -117,7 +117,7 @@ class ProgramRunner:
             self._reading.cancel()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _write(self, order: dict[str, Any]) -> None:
+    def _write(self, order: JsonObject) -> None:
         if self._host is not None and self._host.stdin is not None:
             self._host.stdin.write(json.dumps(order).encode() + b"\n")
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from alphaapollo.config.schema import Agent, Data, Env, GenerationData
 from alphaapollo.observability.spans import SPANS
@@ -178,7 +177,7 @@ async def open_agent_runner(
             await programs.close()  # before the endpoint, which their requests use
 
 
-def _read_result(session: Session, result: Any) -> Score | None:
+def _read_result(session: Session, result: object) -> Score | None:
     """Return the score in a program's result, if it has one, and give its `turn_rewards` to the session's answers."""
     if isinstance(result, dict) and "turn_rewards" in result:
         session.give_turn_rewards(result["turn_rewards"])

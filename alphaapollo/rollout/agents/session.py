@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from alphaapollo.data.image_messages import PICTURE_PART
 from alphaapollo.engines.http_api import ChatMessages, History, ParseAnswer, RequestedSampling, SampledAnswer
 from alphaapollo.rewards.base import convert_to_float
-from alphaapollo.types import IMAGE_MARK, ImageInput, Picture, Sampling
+from alphaapollo.types import IMAGE_MARK, ImageInput, JsonObject, Picture, Sampling
 
 SHOWN_CHARS = 60  # characters of a message in a description
 
@@ -89,7 +89,7 @@ def _list_digests(content: Any) -> tuple[str, ...]:
     return tuple(part["uuid"] for part in content if part.get("type") == PICTURE_PART) if is_list else ()
 
 
-def _normalize_json(value: Any) -> str:
+def _normalize_json(value: object) -> str:
     """Return JSON without differences of whitespace and order; a text that is no JSON unchanged."""
     try:
         value = json.loads(value) if isinstance(value, str) else value
@@ -160,7 +160,7 @@ class Session:
     engine_error: Exception | None = None
     engine_failed: asyncio.Event = field(default_factory=asyncio.Event)
     refused_reward: str = ""  # error of a reward that the program gave
-    overridden: dict[str, Any] = field(default_factory=dict)  # sampling settings of clients that are not used
+    overridden: JsonObject = field(default_factory=dict)  # sampling settings of clients that are not used
     _answers: dict[tuple[str, tuple[MessageKey, ...]], Answer] = field(default_factory=dict)  # by chat and answer
     _samplings: Counter[str] = field(default_factory=Counter)  # prompt digest -> how often it was sampled
 
@@ -330,7 +330,7 @@ class Request:
     def get_sampled_outputs(self) -> Any | None:
         return self._earlier._outputs if self._earlier else None
 
-    def record_answers(self, answers: list[SampledAnswer], outputs: Any) -> None:
+    def record_answers(self, answers: list[SampledAnswer], outputs: object) -> None:
         if self._earlier is not None:
             self.session.requests.remove(self._earlier)
         self.answers = [Answer(self, answer, self._parent) for answer in answers]

@@ -6,8 +6,6 @@ Sandbox (sandbox.py) -> zygote: an interpreter that has imported numpy, scipy an
 
 from __future__ import annotations
 
-from typing import Any
-
 from alphaapollo.tools.sandbox.sandbox import Sandbox as Sandbox
 from alphaapollo.tools.sandbox.sandbox import get_default_sandbox as get_default_sandbox
 from alphaapollo.tools.sandbox.types import SandboxError as SandboxError
@@ -16,7 +14,7 @@ from alphaapollo.tools.sandbox.types import SandboxStatus as SandboxStatus
 from alphaapollo.tools.sandbox.types import SandboxUnavailableError as SandboxUnavailableError
 
 
-def run_python(code: str, **options: Any) -> SandboxResult:
+def run_python(code: str, **options: object) -> SandboxResult:
     """Run a Python snippet in the shared sandbox of this process, which starts at the first use.
 
     The snippet can use numpy, scipy and sympy, but not the network, other processes, or files outside its own empty
@@ -36,6 +34,6 @@ def run_python(code: str, **options: Any) -> SandboxResult:
     return get_default_sandbox().run(code, **options)
 
 
-async def run_python_async(code: str, **options: Any) -> SandboxResult:
+async def run_python_async(code: str, **options: object) -> SandboxResult:
     """Run a Python snippet like `run_python`, without blocking the event loop."""
     return await get_default_sandbox().run_async(code, **options)

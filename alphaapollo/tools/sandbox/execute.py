@@ -10,20 +10,19 @@ import sys
 import threading
 import traceback
 from types import CodeType, ModuleType
-from typing import Any
 
 EXIT_ERROR, EXIT_MEMORY = 1, 41
 FILE_NAME = "<snippet>"
 
 
-def make_namespace() -> dict[str, Any]:
+def make_namespace() -> dict[str, object]:
     """Create a `__main__` module, which dataclasses, pickle and type hints need, and return its namespace."""
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
     return module.__dict__
 
 
-def execute_snippet(source: bytes, namespace: dict[str, Any], echo: bool) -> int:
+def execute_snippet(source: bytes, namespace: dict[str, object], echo: bool) -> int:
     """Run one snippet. Return the exit code that Python would return, and print tracebacks to stderr. `echo`: whether
     to print the value of the last expression unless it is None, as the interactive interpreter does."""
     try:

@@ -246,7 +246,7 @@ class SnippetProcess:
                 return interpret_wait_status(notice["status"], killed_for, timeout)
         raise SandboxError("the run of the snippet was cancelled")
 
-    def _wait_readable(self, seconds: float) -> list[Any]:
+    def _wait_readable(self, seconds: float) -> list[object]:
         """Wait until a connection or pipe is readable. Return the readable ones."""
         return [key.fileobj for key, _ in self._selector.select(max(seconds, 0))]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import ActorRolloutRef, Config, CustomRewardFunction
@@ -66,7 +65,7 @@ def make_worker_specs(
 
 def _make_rank_builders(
     config: Config, plan: Plan, section: ActorRolloutRef, transport: Transport, total_iterations: int
-) -> dict[str, Callable[..., Any]]:
+) -> dict[str, Callable[..., object]]:
     """Return the functions that build the workers of one training rank: policy, and critic and reward model if used."""
     policy = PolicyWorkerConfig(
         model=section.model,
@@ -83,7 +82,7 @@ def _make_rank_builders(
         teacher_models=make_teacher_model_sections(section.model, config.teacher),
     )
     build = partial(build_policy_worker, policy, transport, config.algorithm.custom_module)
-    builders: dict[str, Callable[..., Any]] = {"policy": build}
+    builders: dict[str, Callable[..., object]] = {"policy": build}
     if plan.placement.has_critic:
         builders["critic"] = partial(
             CriticWorker,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
 from alphaapollo.data.batch import Columns
 from alphaapollo.trainer.metrics import compute_advantage_metrics, compute_mean_length_penalty
 from alphaapollo.trainer.step.training_batch import Batch, get_invalid_action_penalty, sum_rewards_per_trajectory
-from alphaapollo.types import Trajectory, Turn
+from alphaapollo.types import JsonObject, Trajectory, Turn
 
 CHUNK_CELLS = 2**22
 """Largest size of the matrices of one chunk, unless a single group is larger: 32 MiB in float64."""
@@ -251,7 +251,7 @@ def _pack_columns(
         "teacher_tokens": computed.teacher_tokens,
         "teacher_token_logprobs": computed.teacher_token_logprobs,
     }
-    columns: dict[str, Any] = {
+    columns: JsonObject = {
         name: layout.split_by_rank(values) for name, values in arrays.items() if values is not None
     } | {
         "loss_weights": layout.split_row_values(batch.loss_weights.astype(dtype)),

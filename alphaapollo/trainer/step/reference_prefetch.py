@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class ReferencePrefetcher:
         """Wait until the log-probs of all added groups are computed and no worker call is active."""
         await self._queue.join()
 
-    async def prefetch_during(self, generating: Coroutine[Any, Any, T]) -> T:
+    async def prefetch_during(self, generating: Coroutine[object, object, T]) -> T:
         """Await `generating`, compute the log-probs of groups as they are added, and return the result of `generating`.
 
         If generation or a computation raises, the other one is cancelled.

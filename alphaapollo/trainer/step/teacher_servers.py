@@ -12,14 +12,13 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 import msgspec
 import numpy as np
 
 from alphaapollo.config.schema import Teacher, TeacherModel
-from alphaapollo.types import Row
+from alphaapollo.types import JsonObject, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 CONNECTIONS = 64  # maximum concurrent requests to one server
@@ -136,7 +135,7 @@ class TeacherClient:
             raise self.make_error("does not return the log-prob of each token of a request. Use a vLLM server")
         return found
 
-    async def post(self, url: str, request: dict[str, Any]) -> bytes:
+    async def post(self, url: str, request: JsonObject) -> bytes:
         """Send a request and return the body of the answer. Raises TeacherServerError."""
         problem = ""
         for attempt in range(MAX_RETRIES + 1):

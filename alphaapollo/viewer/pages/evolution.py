@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.pages.query import Query
 from alphaapollo.viewer.run_folders import read_json_object
 
@@ -35,7 +35,7 @@ VERDICTS = (
 )
 
 
-def describe_evolution(query: Query, run: int, folder: Path) -> dict[str, Any]:
+def describe_evolution(query: Query, run: int, folder: Path) -> dict[str, object]:
     """Values of the section about an evolution on the page of the run."""
     metrics = "SELECT step, name, value FROM metrics WHERE run = ? AND (name LIKE 'accuracy/%' OR name LIKE 'cost/%')"
     rounds: defaultdict[int, dict[str, float]] = defaultdict(dict)
@@ -49,19 +49,19 @@ def describe_evolution(query: Query, run: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def list_problems(query: Query) -> dict[str, Any]:
+def list_problems(query: Query) -> dict[str, object]:
     """Values of the table of an evolution's problems."""
     run = query.find_run()
     return {"run": run} | query.select_page(PROBLEMS, (run.id,), PROBLEM_COLUMNS)
 
 
-def describe_problem(query: Query) -> dict[str, Any]:
+def describe_problem(query: Query) -> dict[str, object]:
     """Values of the page of a problem: its candidates with their votes and reports, best first."""
     run, problem = query.find_run(), query.place["problem"]
     rows = query.select("SELECT offset, bytes FROM pool WHERE run = ? AND problem = ? ORDER BY offset", run.id, problem)
     if not rows:
         raise HTTPException(404, f"{run.name} has no candidates of problem {problem}.")
-    records: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    records: defaultdict[str, list[JsonObject]] = defaultdict(list)
     with (run.folder / "pool.jsonl").open("rb") as file:
         for row in rows:
             file.seek(row["offset"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from alphaapollo.observability.example_log import LoggedExample, read_examples
 from alphaapollo.viewer.pages.query import Query
 from alphaapollo.viewer.samples import compare_texts
@@ -11,7 +9,7 @@ from alphaapollo.viewer.samples import compare_texts
 EXAMPLES_ON_A_PAGE = 8
 
 
-def list_examples(query: Query) -> dict[str, Any]:
+def list_examples(query: Query) -> dict[str, object]:
     """Values of a page of examples. A pair also has the differences of its responses, word by word."""
     run, page = query.find_run(), max(int(query.options.get("page") or 0), 0)
     examples = read_examples(run.folder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from starlette.exceptions import HTTPException
 
@@ -49,7 +48,7 @@ SAMPLES = (
 )
 
 
-def describe_iteration(query: Query) -> dict[str, Any]:
+def describe_iteration(query: Query) -> dict[str, object]:
     """Values of the table of an iteration's groups or trajectories."""
     run, kind, step, options = query.find_run(), query.place["kind"], query.place["step"], query.options
     place = (run.id, kind, step)
@@ -100,11 +99,11 @@ def _load_advantages(query: Query, trained: Sequence[TrainedRow]) -> None:
     query.database.executemany("INSERT OR REPLACE INTO temp.trained VALUES (?, ?, ?)", means)
 
 
-def _make_condition(query: Query, folder: Path) -> tuple[str, list[Any]]:
+def _make_condition(query: Query, folder: Path) -> tuple[str, list[object]]:
     """Return the SQL condition that the options ask for, and its values."""
     options = query.options
     wanted = {name: options[name] for name in (*CHOSEN_BY_VALUE, "prompt_id", "sample") if options.get(name)}
-    conditions, values = [f"{name} = ?" for name in wanted], list[Any](wanted.values())
+    conditions, values = [f"{name} = ?" for name in wanted], list[object](wanted.values())
     with suppress(ValueError):
         number = float(options.get("number", ""))
         if options.get("where") in NUMERIC and options.get("is") in COMPARISONS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from starlette.exceptions import HTTPException
 
@@ -44,7 +43,7 @@ def read_folders(database: sqlite3.Connection, runs: Sequence[int]) -> dict[int,
     return {row["id"]: Path(row["path"]) for row in rows}
 
 
-def list_runs(query: Query) -> dict[str, Any]:
+def list_runs(query: Query) -> dict[str, object]:
     """Values of the list of runs."""
     runs = [summarize_run(query, row) for row in query.select("SELECT id, path FROM runs")]
     runs.sort(key=lambda run: (run.state != "running", -run.changed))
@@ -63,7 +62,7 @@ def list_metric_names(query: Query, run: int) -> list[str]:
     return names
 
 
-def describe_run(query: Query) -> dict[str, Any]:
+def describe_run(query: Query) -> dict[str, object]:
     """Values of the page of a run."""
     run = query.find_run()
     names = list_metric_names(query, run.id)
@@ -89,7 +88,7 @@ def describe_run(query: Query) -> dict[str, Any]:
     }
 
 
-def describe_health(query: Query) -> dict[str, Any]:
+def describe_health(query: Query) -> dict[str, object]:
     """Values of the page with the metrics that show problems, and the run's warnings."""
     run = query.find_run()
     names = list_metric_names(query, run.id)
@@ -106,7 +105,7 @@ def _list_warnings(query: Query, run: int, limit: int) -> list[sqlite3.Row]:
     return query.select("SELECT step, text FROM warnings WHERE run = ? ORDER BY step DESC LIMIT ?", run, limit)
 
 
-def compare_runs(query: Query) -> dict[str, Any]:
+def compare_runs(query: Query) -> dict[str, object]:
     """Values of the comparison of runs: their configurations side by side, and curves of the same metrics."""
     ids = [int(run) for run in query.options.getlist("run")]
     rows = [query.select("SELECT id, path FROM runs WHERE id = ?", run) for run in ids]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
-from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer import samples
 from alphaapollo.viewer.index import KIND_NAMES
 from alphaapollo.viewer.pages.query import PAGE_ROWS, Query
@@ -16,7 +15,7 @@ from alphaapollo.viewer.run_folders import find_tokenizer_file
 COLORED_BY = ("difference", "engine", "trainer", "advantage")  # attributes of samples.Token
 
 
-def describe_trajectory(query: Query) -> dict[str, Any]:
+def describe_trajectory(query: Query) -> dict[str, object]:
     """Values of the page of a trajectory: its conversation, its tokens, and the same prompt at other iterations."""
     run, kind, step, line = query.find_run(), query.place["kind"], query.place["step"], query.place["line"]
     row = _find_trajectory(query, run.id, kind, step, line)
@@ -63,7 +62,7 @@ def _find_trajectory(query: Query, run: int, kind: str, step: int, line: int) ->
     return rows[0]
 
 
-def list_branches(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+def list_branches(record: JsonObject) -> list[JsonObject]:
     """Group the turns of a trajectory by its token sequences. A program of the user may have several."""
     starts = [row["first_turn"] for row in record["rows"]]
     turns = record["turns"]

@@ -21,7 +21,7 @@ from alphaapollo.evaluation.metrics import SampleResult
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.observability.samples import ELLIPSIS, get_last_message
 from alphaapollo.rollout.suites import read_suite_results
-from alphaapollo.types import Outcome, Prompt
+from alphaapollo.types import JsonObject, Outcome, Prompt
 from alphaapollo.viewer.index import KIND_NAMES, iterate_lines, list_indexed_files, parse_file_name, parse_metrics
 from alphaapollo.viewer.run_folders import find_kind, read_config, read_json_object
 
@@ -134,7 +134,7 @@ def _read_samples(run: RunContent, kind: str, step: int, path: Path) -> None:
             run.bands[metric] += [(step, mean.low, mean.high)] if mean and mean.low is not None else []
 
 
-def _read_problem(run: RunContent, problem: dict[str, Any]) -> None:
+def _read_problem(run: RunContent, problem: JsonObject) -> None:
     """Add the first and the chosen solution of a problem of an evolution, unless its file is damaged."""
     try:
         key, pair = (str(problem["data_source"]), int(problem["problem"])), list[Sample]()
@@ -167,7 +167,7 @@ def make_figure_table(results: Sequence[SampleResult]) -> pd.DataFrame:
     return table.rename(columns={f"avg@{largest}": "accuracy"})[list(FIGURES)]
 
 
-def compare_results(before: Sequence[SampleResult], after: Sequence[SampleResult]) -> Iterator[tuple[Any, ...]]:
+def compare_results(before: Sequence[SampleResult], after: Sequence[SampleResult]) -> Iterator[tuple[object, ...]]:
     """Yield (data source, figure, mean before, mean after, mean difference over the problems that both have) for each
     data source and, if there are several, for all."""
     sources = sorted({result.data_source for result in [*before, *after]})

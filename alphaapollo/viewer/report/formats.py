@@ -93,7 +93,7 @@ def make_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> Markdo
     return Markdown("\n".join(f"| {' | '.join(line)} |" for line in table) + "\n" if lines else "")
 
 
-def render_template(values: Mapping[str, Any], charts: Sequence[Chart], with_text_charts: bool) -> str:
+def render_template(values: Mapping[str, object], charts: Sequence[Chart], with_text_charts: bool) -> str:
     """Render report.md to Markdown.
 
     with_text_charts: draw charts as text. Otherwise a block of code of the kind `chart` has the number of the chart.

@@ -9,7 +9,6 @@ from functools import reduce
 from itertools import combinations
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,7 +35,7 @@ MAX_HASHED_BYTES = 2**34  # of a file
 INPUTS = ("train_files", "val_files", "val_prompts", "data.path", "model.path", "custom_reward_function.path")
 SUMMED = {"rollout/tokens": "sampled tokens", "actor/tokens": "trained tokens", "cost/tokens": "tokens of model calls"}
 SUMMED |= {"cost/calls": "model calls", "cost/money": "money"}
-Row = tuple[Any, ...]
+Row = tuple[object, ...]
 Groups = Mapping[str, Sequence[RunContent]]
 
 
@@ -76,7 +75,7 @@ def list_ends(charts: Sequence[Chart]) -> Iterator[Row]:
         for name, curve in chart.curves.items():
             bounds = {step: (low, high) for step, low, high in chart.bands[name]}
             of_name = f" of {to_markdown(name)}" if len(chart.curves) > 1 else ""
-            row: list[Any] = [Markdown(make_code(chart.title) + of_name)]
+            row: list[object] = [Markdown(make_code(chart.title) + of_name)]
             for at in (0, -1):
                 low, high = bounds.get(curve.steps[at], (None, None))
                 row += [Estimate(curve.values[at], low, high, 0), int(curve.steps[at])]
@@ -152,7 +151,7 @@ def choose_samples(run: RunContent) -> list[Sequence[Sample]]:
     answers = [list(run.answers[kind].values()) for kind in kinds if kind in run.answers]
     answers = [[pair for pair in of_kind if len(pair) == 2] for of_kind in answers] + answers
 
-    def rank(pair: Sequence[Sample]) -> Row:
+    def rank(pair: Sequence[Sample]) -> tuple[float, float, str, int]:
         before, after = np.nan_to_num([pair[0].result.reward, pair[-1].result.reward])
         return after - before, after, pair[0].result.data_source, pair[0].result.problem_id
 
