@@ -51,6 +51,7 @@ SIZES = ("data.val_files=", "data.max_response_length=64", "env.rollout.n=4", "c
 
 DROPPED = """
 from openai import OpenAI
+from openai.resources import chat
 
 def run(task, endpoint):
     client = OpenAI(max_retries=0)

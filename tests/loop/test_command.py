@@ -149,6 +149,7 @@ def test_serve_and_chat(ppo: Runner) -> None:
 
 AGENT = """
 from openai import OpenAI
+from openai.resources import chat  # once, not in each session
 
 def run(task, endpoint):
     client, messages = OpenAI(max_retries=0), task["content"]

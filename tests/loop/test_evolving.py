@@ -160,6 +160,7 @@ def test_stopped_engine_core_is_named_and_ends_the_run(evolving: EvolvingRunner)
 
 PROGRAM = """
 from openai import OpenAI
+from openai.resources import chat  # once, not in each session
 
 def run(task, endpoint):
     client, messages = OpenAI(max_retries=0), task["content"]

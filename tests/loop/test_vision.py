@@ -64,6 +64,7 @@ import io
 
 import numpy as np
 import openai
+from openai.resources import chat
 from PIL import Image
 
 def draw(value):
