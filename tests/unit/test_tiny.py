@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +53,13 @@ def test_ranks_are_kept_and_a_function_does_not_see_the_state_of_another() -> No
     assert before == [{name: rank[name] for name in ("pid", "state", "drawn")} for rank in after]
     assert not {rank["pid"] for rank in fresh} & {rank["pid"] for rank in after}
     assert [rank["pid"] for rank in run_ranks(describe, 2)] == [rank["pid"] for rank in after]
+
+
+def test_the_fork_server_can_be_stopped_while_ranks_are_kept() -> None:
+    """It ends when all copies of a pipe are closed, and `_stop()` waits for it."""
+    (rank,) = run_ranks(describe, 1)
+    pipe = os.readlink(f"/proc/self/fd/{forkserver._forkserver._forkserver_alive_fd}")
+    assert pipe not in [os.readlink(file) for file in Path(f"/proc/{rank['pid']}/fd").iterdir()]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -198,6 +199,8 @@ def _serve(connection: Connection) -> None:
     from alphaapollo.models import sharding
     from alphaapollo.workers.process_group import shut_down_rank
 
+    if multiprocessing.current_process().daemon:
+        os.close(forkserver._forkserver._forkserver_alive_fd)  # otherwise the fork server could not be stopped
     gc.freeze()  # a collection takes 0.3 s if it visits the objects of all imported modules
     while True:
         try:
