@@ -70,19 +70,17 @@ def load(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> di
 
 
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize(("num_ranks", "lora_rank"), [(1, 0), (2, 0), (2, 4)])
-def test_later_steps_do_not_change_a_checkpoint(
-    model_folder: Any, tmp_path: Path, num_ranks: int, lora_rank: int
-) -> None:
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_later_steps_do_not_change_a_checkpoint(model_folder: Any, tmp_path: Path, lora_rank: int) -> None:
     case = Case(str(model_folder("qwen3")), {"optim": {"lr": 0.01}}, lora_rank=lora_rank)
     case = replace(case, needs_reference=not lora_rank, mini_batch_size=5)
-    saved = run_ranks(save_and_continue, num_ranks, case, str(tmp_path), timeout=300)[0]
+    saved = run_ranks(save_and_continue, 2, case, str(tmp_path), timeout=300)[0]
     first, at_once = tmp_path / "first", tmp_path / "at_once"
     files = sorted(at_once.glob("model/*.distcp")) + sorted(at_once.glob("*.*"))
-    assert len(files) == 2 * num_ranks + 1
+    assert len(files) == 2 * 2 + 1
     for file in files:
         assert (first / file.relative_to(at_once)).read_bytes() == file.read_bytes(), file
-    found = run_ranks(load, num_ranks, case, str(tmp_path / "second"), timeout=300)[0]
+    found = run_ranks(load, 2, case, str(tmp_path / "second"), timeout=300)[0]
     assert_close({name: found[name] for name in saved}, saved, atol=0, rtol=0)
     if not lora_rank:
         assert any(np.abs(found[f"reference {name}"] - value).max() > 0 for name, value in saved.items())
