@@ -172,7 +172,7 @@ ARCHITECTURES = [
     Architecture("deepseek_v3", "", DEEPSEEK),
     Architecture("deepseek_v3", "YaRN", DEEPSEEK | limited("yarn", factor=4.0, mscale=1.0, mscale_all_dim=1.0)),
     Architecture("glm4"),
-    Architecture("gemma4_text", "", SLIDING),
+    Architecture("gemma4_text", "", SLIDING | {"vocab_size_per_layer_input": VOCABULARY}),
     Architecture("doge"),
     Architecture("llama4_text", "", {"num_local_experts": 4}),
 ]
