@@ -11,6 +11,7 @@ from alphaapollo.config.errors import EXIT_CODE, report_error
 from alphaapollo.config.key_errors import find_similar_keys
 from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, format_value, list_keys, list_sections
 from alphaapollo.config.port.translate import port_script
+from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.verl import find_differences_from_verl, find_verl_key_status
 
 
@@ -54,7 +55,7 @@ def explain_key(name: str) -> str:
         if (map_key := find_map_key_of_entry(name, schema)) is not None:
             meaning = list_keys(schema)[map_key].meaning.removesuffix(".")
             return f"{name}: accepted (an entry of the map {map_key}: {meaning})"
-    if (status := find_verl_key_status(name, *COMMANDS.values())) is not None:
+    if status := describe_rename(name) or find_verl_key_status(name, *COMMANDS.values()):
         return f"{name}: {status}"
     near = find_similar_keys(name, {key: None for schema in COMMANDS.values() for key in list_keys(schema)})
     return f"{name}: unknown (nearest {', '.join(near)})" if near else f"{name}: unknown (no similar key)"

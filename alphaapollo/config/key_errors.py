@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from alphaapollo.config.keys import find_map_key_of_entry, format_value, list_keys, list_sections
+from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.verl import find_verl_key_status
 from alphaapollo.utils.registry import find_similar, format_suggestion, suggest_similar
 
@@ -18,6 +19,8 @@ from alphaapollo.utils.registry import find_similar, format_suggestion, suggest_
 def describe_unknown_key(name: str, schema: type[BaseModel], value: Any) -> str:
     """Return the error message for a key that is not in the schema, with similar keys or what replaces verl's key."""
     shown = f"{name} (got {format_value(value)})"
+    if rename := describe_rename(name):
+        return f"{shown}: {rename}."
     if status := find_verl_key_status(name, schema):
         return f"{shown}: a key of verl, {status}."
     suggestion = format_suggestion(find_similar_keys(name, list_keys(schema)))

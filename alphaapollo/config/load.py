@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,13 +30,8 @@ from pydantic import BaseModel
 from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.key_errors import describe_unknown_key
-from alphaapollo.config.keys import (
-    VERL_GROUP_SIZE,
-    find_map_key_of_entry,
-    format_value,
-    list_keys,
-    list_sections,
-)
+from alphaapollo.config.keys import VERL_GROUP_SIZE, find_map_key_of_entry, format_value, list_keys, list_sections
+from alphaapollo.config.renamed_keys import check_not_set_twice, describe_rename, find_new_name, move_renamed_keys
 from alphaapollo.config.schema import Config
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.utils.registry import suggest_similar
@@ -70,24 +67,27 @@ class UserSettings:
 NO_USER_SETTINGS = UserSettings()
 
 
-def load_config(schema: type[SchemaT], config_name: str, argv: Sequence[str]) -> SchemaT:
+def load_config(
+    schema: type[SchemaT], config_name: str, argv: Sequence[str], saved_values: dict[str, Any] | None = None
+) -> SchemaT:
     """Load a configuration from command-line arguments; see load_config_and_user_settings."""
-    return load_config_and_user_settings(schema, config_name, argv)[0]
+    return load_config_and_user_settings(schema, config_name, argv, saved_values)[0]
 
 
 def load_config_and_user_settings(
-    schema: type[SchemaT], config_name: str, argv: Sequence[str]
+    schema: type[SchemaT], config_name: str, argv: Sequence[str], saved_values: dict[str, Any] | None = None
 ) -> tuple[SchemaT, UserSettings]:
     """Load a configuration from command-line arguments, and return which presets and keys the user set.
 
-    Starts from the YAML file `config_name` unless argv sets --config or --config-name. `--help` and `--cfg` print and
-    exit with code 0. Raises ConfigError if arguments, files, keys or values are wrong.
+    Starts from the values saved by an earlier run, if given, else from the YAML file `config_name` unless argv sets
+    --config or --config-name. `--help` and `--cfg` print and exit with code 0. Raises ConfigError if arguments, files,
+    keys or values are wrong.
     """
     shipped = find_shipped_config_folder()
     presets = _list_presets([shipped]) if schema is Config else []
     options = _parse_options(argv, find_command_module(config_name), presets)
     name = (options.config_name or config_name).removesuffix(".yaml")
-    user_values = read_user_yaml(options.config) if options.config else None
+    user_values = read_user_yaml(options.config) if options.config else saved_values
     config_folders = [shipped]
     if options.config_dir is not None:
         config_folders.insert(0, Path(options.config_dir).expanduser().resolve())
@@ -95,15 +95,26 @@ def load_config_and_user_settings(
             raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
     overrides = _parse_overrides(options.overrides)
     _check_override_keys(overrides, schema, config_folders)
+    file_keys = flatten_maps(user_values or {})
+    old_names = move_renamed_keys(user_values or {})
     values = _compose_values(schema, name if user_values is None else USER_FILE, config_folders, overrides, user_values)
+    if user_values is None and options.config_dir and (file := config_folders[0] / f"{name}.yaml").is_file():
+        user_values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        file_keys = flatten_maps(user_values or {})
+    check_not_set_twice([*(override.key_or_group for override in overrides), *file_keys])
+    for old_name in [*old_names, *move_renamed_keys(values)]:
+        _warn_of_old_name(old_name)
     _check_no_secrets(values)
     config = build_config(schema, values)
     if options.cfg:
         print(dump_yaml(config), end="")
         raise SystemExit(0)
-    if user_values is None and options.config_dir and (file := config_folders[0] / f"{name}.yaml").is_file():
-        user_values = yaml.safe_load(file.read_text(encoding="utf-8"))
     return config, _collect_user_settings(overrides, config_folders, user_values or {}, flatten_maps(values))
+
+
+@cache  # once per process
+def _warn_of_old_name(name: str) -> None:
+    print(f"warning: {name} is {describe_rename(name)}.", file=sys.stderr)
 
 
 def read_user_yaml(file: str) -> dict[str, Any]:
@@ -222,7 +233,7 @@ def _collect_user_settings(
         for key, value in in_file.items()
         if key not in on_command_line and composed.get(key, value) != value and "${" not in str(value)
     )
-    return UserSettings(presets, frozenset([*on_command_line, *in_file]), notices)
+    return UserSettings(presets, frozenset(map(find_new_name, [*on_command_line, *in_file])), notices)
 
 
 def _parse_overrides(words: Sequence[str]) -> list[Override]:
@@ -252,7 +263,7 @@ def _check_override_keys(
     known = {*list_keys(schema), *list_sections(schema), *([VERL_GROUP_SIZE] if schema is Config else [])}
     errors = []
     for override in overrides:
-        name, got = override.key_or_group, override.value()
+        name, got = find_new_name(override.key_or_group), override.value()
         if _is_preset_group(name, config_folders):
             if isinstance(got, str) and f"{name}={got}" not in _list_presets(config_folders):
                 presets = [preset for preset in _list_presets(config_folders) if preset.startswith(f"{name}=")]

@@ -18,6 +18,7 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, format_value, list_keys, list_sections
 from alphaapollo.config.load import check_override, flatten_maps
 from alphaapollo.config.port.script import UNKNOWN, Command, list_script_commands
+from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.verl import find_verl_key_status, load_verl_key_tables
 
 ArgumentLines = dict[str, tuple[str, str]]  # key -> (`KEY=VALUE` or empty, comment)
@@ -117,7 +118,7 @@ def _convert_key(key: str, value: str, values: VerlValues, program: str) -> Conv
     if known or key in list_sections(schema) or find_map_key_of_entry(key, schema):
         ours = str(renamed_values.get(key, {}).get(value, value))
         return {key: ours}, f"was {value}" if ours != value else ""
-    status = find_verl_key_status(key, schema) or "not a known key of verl"
+    status = describe_rename(key) or find_verl_key_status(key, schema) or "not a known key of verl"
     if not status.startswith("renamed to "):
         return {}, status
     ours, _, remark = status.removeprefix("renamed to ").partition(" ")
