@@ -20,6 +20,7 @@ from alphaapollo.data.files import DataRow, convert_rows, list_column_names, rea
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evaluation.metrics import SampleResult, make_sample_result
 from alphaapollo.evaluation.report import write_report
+from alphaapollo.launch.format import write_format
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.launch.resume import check_folder_belongs_to_command
 from alphaapollo.observability.console import Console
@@ -101,6 +102,7 @@ async def grade_and_write_report(config: EvalConfig, problems: Sequence[PromptRe
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "scores.jsonl", map(str.encode, lines))
         save_config(config, folder / "config.yaml")
+        write_format(folder)
     console.end_live_view()
     write_report([result for result, _ in graded], [problem.prompt for problem in problems], folder, console.terminal)
 

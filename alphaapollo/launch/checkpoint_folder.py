@@ -1,6 +1,6 @@
 """Write, list, verify and remove the checkpoints of a run. A checkpoint is complete or does not exist.
 
-checkpoints/step_000020/   progress.json  manifest.json  policy/  critic/   (fine-tuning: model/)
+checkpoints/step_000020/   format.json  progress.json  manifest.json  policy/  critic/   (fine-tuning: model/)
 checkpoints/.writing_step_000040/   checkpoint that is being written; it is renamed when it is complete
 checkpoints/.removing_step_000010/  checkpoint that is being removed
 checkpoints/aside_step_000040/      checkpoint that was moved aside when the run resumed from an earlier one
@@ -16,10 +16,11 @@ import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from alphaapollo.launch.format import upgrade_folder, write_format
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 PROGRESS = "progress.json"
@@ -57,14 +58,8 @@ class RunProgress:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read progress.json. Raises ValueError if it is damaged or has fields of another version."""
-        values = read_progress(folder)
-        if unknown := values.keys() - {field.name for field in fields(cls)}:
-            raise ValueError(
-                f"{folder / PROGRESS} has unknown fields {', '.join(sorted(unknown))}. Resume with the version "
-                "of alphaapollo that wrote it."
-            )
-        return cls(**values)
+        """Read progress.json. Raises ValueError if it is damaged."""
+        return cls(**read_progress(folder))
 
 
 class CheckpointFolder:
@@ -80,10 +75,11 @@ class CheckpointFolder:
         self._is_checked = False
 
     def begin_checkpoint(self, step: int) -> Path:
-        """Create the empty folder `.writing_step_...` for the checkpoint of iteration `step`."""
+        """Create the folder `.writing_step_...` for the checkpoint of iteration `step`, with only format.json."""
         folder = self.folder / f".writing_step_{step:06d}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        write_format(folder)
         return folder
 
     def remove_incomplete(self) -> None:
@@ -166,8 +162,12 @@ def is_lower_better(metric: str) -> bool:
 
 def list_checkpoints(path: Path) -> list[Path]:
     """Return the completed checkpoints of the run in folder `path`, oldest first. If `path` is a checkpoint itself,
-    return only this one."""
-    return [path] if (path / PROGRESS).is_file() else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
+    return only this one. Raises ValueError if this version cannot read the format of the folder or of a checkpoint."""
+    is_checkpoint = (path / PROGRESS).is_file()
+    found = [path] if is_checkpoint else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
+    for folder in [path, *found]:
+        upgrade_folder(folder)
+    return found
 
 
 def parse_step(checkpoint: Path) -> int:

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from alphaapollo.config.changes import ConfigChange, find_changes, identify_command
 from alphaapollo.config.keys import COMMANDS, format_value
 from alphaapollo.config.load import save_config
+from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig
 from alphaapollo.launch.checkpoint_folder import (
     PROGRESS,
@@ -30,6 +31,7 @@ from alphaapollo.launch.checkpoint_folder import (
     parse_step,
     read_progress,
 )
+from alphaapollo.launch.format import upgrade_folder, write_format
 from alphaapollo.launch.run_plan import RunPlan, write_run_plan
 from alphaapollo.observability.metrics_file import read_logged_steps
 
@@ -94,6 +96,7 @@ class StartPoint:
         elif self.config_changes:
             save_config(config, self.folder / f"config.{number + 1}.yaml")
         write_run_plan(self.folder, plan)
+        write_format(self.folder)
         return moved
 
 
@@ -145,6 +148,7 @@ def find_inference_start(config: GenerationConfig | EvolvingConfig, results_name
     folder = config.trainer.folder
     if config.trainer.resume_mode == "disable":
         return StartPoint(folder, replaces_previous_run=folder.exists())
+    upgrade_folder(folder)
     changes = find_config_changes(config) if (folder / results_name).exists() else ()
     return StartPoint(folder, config_changes=tuple(changes))
 
@@ -178,6 +182,7 @@ def _list_resumable_checkpoints(config: Config | TuningConfig) -> list[Path]:
     if trainer.resume_mode != "resume_path":
         return completed[::-1]
     path = Path(trainer.resume_from_path).expanduser()
+    upgrade_folder(path)
     if not (path / PROGRESS).exists():
         available = ", ".join(map(str, completed)) or "none"
         raise ValueError(
@@ -271,7 +276,9 @@ def _read_config_and_check_command(folder: Path, schema: type[BaseModel]) -> dic
 
 
 def read_saved_config(folder: Path) -> dict[str, Any]:
-    """Read the newest saved configuration of a run, as plain values. Raises ValueError if it cannot be read."""
+    """Read the newest saved configuration of a run or a recording, as plain values, with the current names of its keys.
+    Raises ValueError if it cannot be read."""
+    upgrade_folder(folder)
     path = _find_saved_config(folder)[0] or folder / "config.yaml"
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -282,4 +289,5 @@ def read_saved_config(folder: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(values, dict):
         raise ValueError(f"{folder} cannot be resumed: its {path.name} has no configuration. {NEW_RUN_HINT}")
+    move_renamed_keys(values, is_saved=True)
     return values

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import format_override
@@ -114,10 +111,7 @@ def load_run_model(run: str, overrides: Sequence[str]) -> tuple[RunModel, Genera
         values = make_generation_config_values(newest)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
-        yaml.safe_dump(values, file, allow_unicode=True)
-        file.flush()
-        config = load_config(GenerationConfig, "generation", ["--config", file.name, *overrides])
+    config = load_config(GenerationConfig, "generation", overrides, values)
     export_newest_model(newest)
     return newest, config
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from alphaapollo.launch.format import upgrade_folder
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.viewer.run_folders import find_runs
 
@@ -146,6 +147,10 @@ class RunIndex:
             self._update_run(database, known[path], Path(path))
 
     def _update_run(self, database: sqlite3.Connection, run: int, folder: Path) -> None:
+        try:
+            upgrade_folder(folder)
+        except ValueError:  # pages show why
+            return
         query = "SELECT * FROM files WHERE run = ?"
         indexed = {(row["name"], row["inode"], row["mtime"]) for row in database.execute(query, (run,))}
         for name, stat in list_indexed_files(folder):

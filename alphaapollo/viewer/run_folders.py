@@ -15,6 +15,8 @@ import psutil
 import yaml
 
 from alphaapollo.config.load import flatten_maps
+from alphaapollo.config.renamed_keys import move_renamed_keys
+from alphaapollo.launch.format import upgrade_folder
 from alphaapollo.launch.run_history import read_history
 from alphaapollo.utils.folder_lock import read_lock_owner
 
@@ -33,7 +35,7 @@ KINDS = {  # section of config.yaml -> kind of run; the first one that exists de
 
 @dataclass(frozen=True)
 class RunState:
-    """Whether a run is running, finished, failed, interrupted or killed, and why."""
+    """Whether a run is running, finished, failed, interrupted, killed or unreadable, and why."""
 
     name: str
     reason: str = ""
@@ -59,7 +61,11 @@ def find_runs(root: Path) -> Iterator[Path]:
 
 
 def read_run_state(folder: Path) -> RunState:
-    """Read the state of a run from its lock file and from its history."""
+    """Read the state of a run from its format, its lock file and its history."""
+    try:
+        upgrade_folder(folder)
+    except ValueError as error:
+        return RunState("unreadable", str(error))
     owner = read_lock_owner(folder)
     if owner is not None:
         host, pid = owner.get("host", ""), owner.get("pid", 0)
@@ -97,7 +103,10 @@ def _parse_config(path: Path, _mtime: int) -> dict[str, Any]:
         value = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError):  # ValueError: e.g. a date that does not exist
         return {}
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        return {}
+    move_renamed_keys(value, is_saved=True)
+    return value
 
 
 def make_run_name(folder: Path, root: Path) -> str:

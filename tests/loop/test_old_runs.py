@@ -39,9 +39,7 @@ def repeat_command(folder: Path, **changes: str) -> str:
 
 
 def test_runs_resume_and_a_recording_is_replayed(runs: Path) -> None:
-    assert "values equal" in (said := run("alphaapollo.trainer.replay.__main__", runs / "rl/recorded/step_000002")), (
-        said
-    )
+    run("alphaapollo.trainer.replay.__main__", runs / "rl/recorded/step_000002")  # exit code 0: the results are equal
     for name in ("rl", "sft"):
         printed = repeat_command(runs / name, **{"trainer.total_training_steps": "3"})
         assert f"resumes from {runs / name}/checkpoints/step_000002" in " ".join(printed.split())

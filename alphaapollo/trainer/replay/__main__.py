@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alphaapollo.config.errors import exit_on_config_error, report_error
-from alphaapollo.config.load import load_config
+from alphaapollo.config.load import drop_unknown_keys, load_config
 from alphaapollo.config.schema import Config
 from alphaapollo.utils.entry_point import entry_point
 
@@ -29,14 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse_arguments(argv)
     with exit_on_config_error():
         from alphaapollo.launch.failures import FAILURES
+        from alphaapollo.launch.resume import read_saved_config
         from alphaapollo.trainer.replay.recording import read_recording
         from alphaapollo.trainer.replay.run import prepare_replay, replay
         from alphaapollo.trainer.replay.table import print_and_check_comparison
 
         try:
             recording = read_recording(options.recording)
-            named = ["--config-name", "config", "--config-dir", str(recording.folder)]
-            config = load_config(Config, "config", [*named, *options.overrides])
+            saved = drop_unknown_keys(Config, read_saved_config(recording.folder))
+            config = load_config(Config, "ppo", options.overrides, saved)
             prepared = prepare_replay(recording, config, options.overrides, options.float64)
         except ValueError as error:
             return report_error(error, 2)

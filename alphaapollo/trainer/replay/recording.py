@@ -1,7 +1,8 @@
 """Files of a recorded iteration.
 
 <run>/recorded/step_000003/   written completely before the update; manifest.json has the digest of each file
-    recording.json            format, kl_coef, machine and parallelism of the run
+    format.json               format (launch/format.py)
+    recording.json            kl_coef, machine and parallelism of the run
     config.yaml               configuration of the run
     groups.msgpack            trajectory groups, without the pixels of pictures
     images.msgpack            pixels of each distinct picture by its digest; only if there are pictures
@@ -22,10 +23,10 @@ import msgspec
 import numpy as np
 
 from alphaapollo.launch.checkpoint_folder import MANIFEST, find_damage, write_manifest
+from alphaapollo.launch.format import upgrade_folder
 from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.types import ImageInput, Trajectory, TrajectoryGroup
 
-FORMAT = 2  # 1: weight versions per token
 FOLDER = "recorded"  # name of the subfolder of a run
 INFO, GROUPS, IMAGES, OUTCOME = "recording.json", "groups.msgpack", "images.msgpack", "outcome"
 ARRAY = 1  # extension code of numpy arrays in msgpack
@@ -71,7 +72,7 @@ class Recording:
 def write_inputs(folder: Path, info: RecordingInfo, groups: Sequence[TrajectoryGroup]) -> None:
     """Write the settings (recording.json) and rollout groups of a recorded iteration."""
     write_groups(folder, groups)
-    (folder / INFO).write_text(json.dumps({"format": FORMAT, **asdict(info)}, indent=1) + "\n")
+    (folder / INFO).write_text(json.dumps(asdict(info), indent=1) + "\n")
 
 
 def write_groups(folder: Path, groups: Sequence[TrajectoryGroup]) -> None:
@@ -115,6 +116,7 @@ def write_outcome(recording_folder: Path, outcome: LearningOutcome) -> None:
 
 def read_recording(folder: Path) -> Recording:
     """Read and verify a recorded iteration. Raises ValueError if it is missing, damaged or in an unsupported format."""
+    upgrade_folder(folder)
     if not (folder / INFO).is_file() or not (folder / MANIFEST).is_file():
         raise ValueError(
             f"{folder} is not a complete recording of an iteration. Use a folder <run>/{FOLDER}/step_N, which "
@@ -125,19 +127,14 @@ def read_recording(folder: Path) -> Recording:
     problems = find_damage(folder) + ([f"{OUTCOME}/{line}" for line in find_damage(outcome)] if has_outcome else [])
     if problems:
         raise ValueError(f"{folder} is damaged: {', '.join(problems)}. Use an intact copy, or a new recording.")
-    info = json.loads((folder / INFO).read_text())
-    if (written := info.pop("format", None)) != FORMAT:
-        raise ValueError(
-            f"{folder} has recording format {written}, but this version reads format {FORMAT}. Replay it with "
-            "the AlphaApollo version that recorded it."
-        )
     result: LearningOutcome | None = None
     if has_outcome:
         values = json.loads((outcome / "outcome.json").read_text())
         fingerprints = {name: (digest, norm) for name, (digest, norm) in values["fingerprints"].items()}
         with np.load(outcome / "columns.npz") as columns:
             result = LearningOutcome(values["figures"], fingerprints, dict(columns), values["error"])
-    return Recording(folder, RecordingInfo(**info), read_groups(folder), result)
+    info = msgspec.json.decode((folder / INFO).read_bytes(), type=RecordingInfo)
+    return Recording(folder, info, read_groups(folder), result)
 
 
 def _replace_images(

