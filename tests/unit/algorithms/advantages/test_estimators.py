@@ -170,52 +170,38 @@ def test_magistral_normalises_each_mini_batch_by_itself():
     assert estimate("magistral", [1, 3, 0, 6], **numbers) == pytest.approx([x / math.sqrt(2) for x in (-1, 1, -1, 1)])
 
 
-COMPONENTS = {
-    "accuracy": torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64),
-    "format": torch.tensor([0.0, 0.0, 0.0, 5.0], dtype=torch.float64),
-}
+def components(**values: list[float]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(own, dtype=torch.float64) for name, own in values.items()}
+
+
+COMPONENTS = components(accuracy=[1.0, 0.0, 1.0, 1.0], format=[0.0, 0.0, 0.0, 5.0])
+TASK = components(task=[1.0, 0.0, 1.0, 1.0])
+SHORT = components(accuracy=[1.0, 0.0, 1.0, 1.0], short=[1.0, 1.0, 1.0, 0.0])
 
 
 @pytest.mark.parametrize(
-    ("options", "summed"),
+    ("options", "given", "summed"),
     [
-        ({}, [1, -1, -1, 1]),
-        ({"gdpo_rewards": ["accuracy"]}, [1, -1, 0, 0]),
-        ({"gdpo_rewards": ["accuracy", "task"]}, [2, -2, 0, 0]),  # as named
-        ({"gdpo_rewards": ["format", "accuracy"], "gdpo_weights": [3.0, 1.0]}, [1, -1, -3, 3]),
+        ({}, COMPONENTS, [1, -1, -1, 1]),
+        ({}, COMPONENTS | TASK, [1, -1, -1, 1]),  # by default, accuracy is not used if it equals task
+        ({"gdpo_rewards": ["accuracy"]}, COMPONENTS, [1, -1, 0, 0]),
+        ({"gdpo_rewards": ["accuracy", "task"]}, COMPONENTS | TASK, [2, -2, 0, 0]),  # as named
+        ({"gdpo_rewards": ["format", "accuracy"], "gdpo_weights": [3.0, 1.0]}, COMPONENTS, [1, -1, -3, 3]),
+        ({}, SHORT, [1, -1, 1, -1]),
+        ({"gdpo_conditions": {"short": ("accuracy", 1.0)}}, SHORT, [2, -2, 1, -1]),  # 1, 0, 1, 0 is left of short
+        ({"gdpo_conditions": {"short": ("accuracy", 1.1)}}, SHORT, [1, -1, 0, 0]),  # nothing is
+        # both conditions use the rewards as given, not what the other condition left
+        ({"gdpo_conditions": {"short": ("accuracy", 1.0), "accuracy": ("short", 1.0)}}, SHORT, [2, -2, 2, -2]),
     ],
 )
-def test_gdpo_normalises_each_reward_then_the_batch(options: dict, summed: list[float]):
-    """By default `accuracy` is not used if it equals `task`."""
-    config = Algorithm(**options)
+def test_gdpo_normalises_each_reward_then_the_batch(options: dict, given: dict, summed: list[float]):
     std = math.sqrt(sum(x * x for x in summed) / 3)
     expected = pytest.approx([x / std for x in summed], rel=1e-3)  # epsilon 1e-4
-    assert estimate("gdpo", [0, 0, 0, 0], config, components=COMPONENTS | {"task": COMPONENTS["accuracy"]}) == expected
-    if "task" not in options.get("gdpo_rewards", ()):
-        assert estimate("gdpo", [0, 0, 0, 0], config, components=COMPONENTS) == expected
+    assert estimate("gdpo", [0, 0, 0, 0], Algorithm(**options), components=given) == expected
 
 
 @pytest.mark.parametrize(
-    ("conditions", "summed"),
-    [
-        ({}, [1, -1, 1, -1]),
-        ({"short": ("accuracy", 1.0)}, [2, -2, 1, -1]),  # 1, 0, 1, 0 is left of short
-        ({"short": ("accuracy", 1.1)}, [1, -1, 0, 0]),  # nothing is
-        # both look at the rewards as given, not at what the other condition left
-        ({"short": ("accuracy", 1.0), "accuracy": ("short", 1.0)}, [2, -2, 2, -2]),
-    ],
-)
-def test_gdpo_conditional_rewards(conditions: dict, summed: list[float]):
-    rewards = {"accuracy": [1.0, 0.0, 1.0, 1.0], "short": [1.0, 1.0, 1.0, 0.0]}
-    components = {name: torch.tensor(values, dtype=torch.float64) for name, values in rewards.items()}
-    config = Algorithm(gdpo_conditions=conditions)
-    std = math.sqrt(sum(x * x for x in summed) / 3)
-    expected = pytest.approx([x / std for x in summed], rel=1e-3)
-    assert estimate("gdpo", [0, 0, 0, 0], config, components=components) == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "components", "said"),
+    ("options", "given", "said"),
     [
         ({"gdpo_rewards": ["speed"]}, COMPONENTS, r"must return speed, but .*\[accuracy, format\]"),
         ({"gdpo_conditions": {"speed": ("accuracy", 1.0)}}, COMPONENTS, "must return speed, but"),
@@ -229,9 +215,9 @@ def test_gdpo_conditional_rewards(conditions: dict, summed: list[float]):
         ({}, {"format": torch.tensor([1.0, math.nan, 0.0, 0.0])}, r"\[format\] are missing or not finite"),
     ],
 )
-def test_gdpo_bad_components(options: dict, components: dict, said: str):
+def test_gdpo_bad_components(options: dict, given: dict, said: str):
     with pytest.raises(ValueError, match=said):
-        get_estimator("gdpo")(batch([0, 0, 0, 0], components=components), Algorithm(**options))
+        get_estimator("gdpo")(batch([0, 0, 0, 0], components=given), Algorithm(**options))
 
 
 def test_passk_analytic_by_hand():

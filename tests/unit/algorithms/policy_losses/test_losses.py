@@ -84,22 +84,20 @@ def test_sequence_ppo_takes_the_product():
     assert gradient == [pytest.approx([2.0, 2.0])]
 
 
-def test_cispo_weights_are_constants_and_never_stop_the_gradient():
-    batch = inputs([[5.0, 0.01]], [[1.0, 2.0]], [[1, 1]])
-    _, gradient, metrics = evaluate("cispo", batch)
-    assert gradient == [pytest.approx([-1.28, -0.02])]  # no lower bound
-    assert metrics["pg_clipfrac"] == 1.0
+MASKED = Options(cispo_mask_low=0.2, cispo_mask_high=0.28)
 
 
-def test_cispo_unified_mask():
-    batch = inputs([[1.5, 1.5, 0.5, 0.5]], [[1.0, -1.0, 1.0, -1.0]], [[1, 1, 1, 1]])
-    actor = Actor(clip_ratio_high=3.0, policy_loss=Options(cispo_mask_low=0.2, cispo_mask_high=0.28))
-    assert evaluate("cispo", batch, actor)[1] == [pytest.approx([0.0, 1.5, -0.5, 0.0])]
-
-
-def test_optional_cispo_lower_bound():
-    batch = inputs([[0.5]], [[1.0]], [[1]])
-    assert evaluate("cispo", batch, Actor(clip_ratio_low=0.2))[1] == [pytest.approx([-0.8])]
+@pytest.mark.parametrize(
+    ("actor", "ratios", "advantages", "gradient"),
+    [
+        (Actor(), [5.0, 0.01], [1.0, 2.0], [-1.28, -0.02]),  # constant weights, no lower bound
+        (Actor(clip_ratio_low=0.2), [0.5], [1.0], [-0.8]),
+        # the unified mask
+        (Actor(clip_ratio_high=3.0, policy_loss=MASKED), [1.5, 1.5, 0.5, 0.5], [1.0, -1.0] * 2, [0.0, 1.5, -0.5, 0.0]),
+    ],
+)
+def test_cispo(actor: Actor, ratios: list[float], advantages: list[float], gradient: list[float]):
+    assert evaluate("cispo", inputs([ratios], [advantages], [[1] * len(ratios)]), actor)[1] == [pytest.approx(gradient)]
 
 
 def test_sapo_by_hand():

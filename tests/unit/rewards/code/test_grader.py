@@ -234,9 +234,11 @@ def test_broken_tests_raise(truth, what):
 
 
 def test_in_grader_processes():
-    prompt = Prompt(0, "openai_humaneval", "?", json.dumps(CHECK))
-    for text, reward in ((RIGHT, 1.0), ("def square(x): return 1", 0.0)):
-        assert with_client(lambda client, text=text: client.score(prompt, text), Reward(timeout=20.0)).reward == reward
+    async def scenario(client):
+        prompt = Prompt(0, "openai_humaneval", "?", json.dumps(CHECK))
+        return [(await client.score(prompt, text)).reward for text in (RIGHT, "def square(x): return 1")]
+
+    assert with_client(scenario, Reward(timeout=20.0)) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("line", HUMANEVAL.read_text().splitlines(), ids=lambda line: json.loads(line)["task_id"])
