@@ -130,7 +130,7 @@ def test_the_first_gap_limits_later_ones_in_bfloat16() -> None:
     asyncio.run(one.publish(1))
     assert one.probe_tolerance == pytest.approx(8 * 0.01)
     one.policy = PolicyGroup(LocalRanks(Moved()))  # type: ignore[arg-type]
-    with pytest.raises(WeightSyncError, match="its forward pass uses others"):
+    with pytest.raises(WeightSyncError, match="forward pass"):
         asyncio.run(one.publish(1))
 
 
@@ -139,8 +139,8 @@ def test_the_first_gap_limits_later_ones_in_bfloat16() -> None:
     [
         (Engine(receipt=WeightReceipt(1, "abd")), "digest abd"),
         (Engine(receipt=WeightReceipt(0, "abc")), "version 0"),
-        (Engine(held=[-1.0, -2.1]), "its forward pass uses others"),
-        (Engine(held=[-1.0, float("nan")]), "its forward pass uses others"),
+        (Engine(held=[-1.0, -2.1]), "forward pass"),
+        (Engine(held=[-1.0, float("nan")]), "forward pass"),
     ],
 )
 def test_any_difference_stops_the_run(engine: Engine, says: str) -> None:

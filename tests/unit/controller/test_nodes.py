@@ -29,28 +29,26 @@ CORES = [replace(node, gpus=0) for node in (HEAD, SECOND)]
 def test_missing_nodes_are_counted_and_present_ones_named() -> None:
     request = asks(2, 8, "cuda")
     assert describe_missing_nodes([HEAD, SECOND], request) == ""
-    assert describe_missing_nodes([HEAD, SMALL], request) == (
-        "trainer.nnodes=2 needs 2 node(s) with 8 GPUs, but 1 have joined: 10.0.0.1 (a, 8 GPUs)"
-        "; with fewer GPUs: 10.0.0.3 (c, 4 GPUs)"
-    )
-    assert describe_missing_nodes([], request).endswith("but 0 have joined: none")
+    missing = describe_missing_nodes([HEAD, SMALL], request)
+    for fact in ("trainer.nnodes=2", "8 GPUs", "1 have joined: 10.0.0.1 (a, 8 GPUs);", "10.0.0.3 (c, 4 GPUs)"):
+        assert fact in missing
+    assert "0 have joined" in describe_missing_nodes([], request)
 
 
 def test_nodes_for_engines_count_too() -> None:
     request, engines = asks(1, 8, "cuda"), Rollout(nnodes=1, n_gpus_per_node=4)
     assert describe_missing_nodes([SMALL, HEAD], request, engines) == ""
-    assert describe_missing_nodes([SMALL, SMALL], request, engines).startswith(
-        "trainer.nnodes=1 and actor_rollout_ref.rollout.nnodes=1 needs 2 node(s) with 8 and 4 GPUs, but 2 have joined"
-    )
-    assert describe_missing_nodes([HEAD], request, engines) and describe_missing_nodes(
-        CORES[:1], asks(1, 1, "cpu"), engines
-    )
+    missing = describe_missing_nodes([SMALL, SMALL], request, engines)
+    for fact in ("trainer.nnodes=1", "actor_rollout_ref.rollout.nnodes=1", "8 and 4 GPUs", "2 have joined"):
+        assert fact in missing
+    assert describe_missing_nodes([HEAD], request, engines)
+    assert describe_missing_nodes(CORES[:1], asks(1, 1, "cpu"), engines)
 
 
 def test_without_gpus_any_node_counts() -> None:
     assert describe_missing_nodes(CORES, asks(2, 1, "cpu")) == describe_missing_nodes(CORES, asks(2, 1, "auto")) == ""
     missing = describe_missing_nodes(CORES, asks(3, 2, "cpu"))
-    assert "needs 3 node(s), but 2 have joined: 10.0.0.1 (a), 10.0.0.2 (b)" in missing
+    assert "3 node(s)" in missing and "2 have joined: 10.0.0.1 (a), 10.0.0.2 (b)" in missing
     assert describe_missing_nodes([*CORES, SMALL], asks(2, 1, "auto")), "a GPU is there: nodes without are not enough"
     assert describe_missing_nodes(CORES, asks(1, 1, "cuda")), "their GPUs may still come"
 
@@ -72,13 +70,14 @@ def test_each_difference_is_named_with_its_fix() -> None:
                 {"model.path": (3, 5000), "reward": (1, 9), RUN_FOLDER: (1, 7), "same": (1, 1)})  # fmt: skip
     there = NodeContents("b", {"Python": "3.12.1", "torch": "2.12.0"},
                  {"model.path": (2, 4000), "reward": None, RUN_FOLDER: None, "same": (1, 1)})  # fmt: skip
-    assert describe_node_differences(there, here, paths) == [
-        "torch is 2.12.0, not 2.13.0, vllm is none, not 0.32.0. Use the same environment on all nodes: one .venv or "
-        "one image.",
-        "model.path=/models/m has 2 file(s) of 4,000 bytes, not 3 file(s) of 5,000 bytes. Copy it again.",
-        "reward=/r.py does not exist there. Copy it to the same path, or use a shared folder.",
-        "trainer.output_dir: /out/config.yaml is a different file there. Set it to a folder that all nodes share.",
-    ]
+    expected = (
+        ("torch is 2.12.0, not 2.13.0", "vllm is none, not 0.32.0"),
+        ("model.path=/models/m", "2 file(s) of 4,000 bytes", "3 file(s) of 5,000 bytes"),
+        ("reward=/r.py does not exist",),
+        ("trainer.output_dir: /out/config.yaml", "different"),
+    )
+    for line, facts in zip(describe_node_differences(there, here, paths), expected, strict=True):
+        assert all(fact in line for fact in facts), line
 
 
 def test_our_own_files_count_as_a_version() -> None:

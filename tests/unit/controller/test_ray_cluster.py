@@ -51,15 +51,12 @@ def own_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Process, Process]
 def test_a_death_during_the_start_names_the_process(own_ray: tuple[Process, Process]) -> None:
     gcs, _ = own_ray
 
-    async def start() -> None:
-        gcs.kill()
-        await asyncio.sleep(60)
-
     async def begin() -> None:
         async with monitor_processes(ray_cluster.find_local_ray_processes(), print):
-            await start()
+            gcs.kill()
+            await asyncio.sleep(60)
 
-    with pytest.raises(ray_cluster.WorkerDied, match=rf"Ray's GCS on this machine \(pid {gcs.pid}\) died"):
+    with pytest.raises(ray_cluster.WorkerDied, match=rf"Ray's GCS .*\(pid {gcs.pid}\)"):
         asyncio.run(begin())
 
 
@@ -93,9 +90,7 @@ def test_a_joined_cluster_has_no_own_processes(monkeypatch: pytest.MonkeyPatch) 
     assert ray_cluster.find_local_ray_processes() == {} and not ray_cluster.is_local_ray_unresponsive()
 
 
-def test_a_failed_start_is_a_worker_death(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failed_start_is_a_worker_death(monkeypatch: pytest.MonkeyPatch) -> None:
     constants = ray_cluster.ray._private.ray_constants
 
     def slow(**how: Any) -> None:
@@ -104,8 +99,6 @@ def test_a_failed_start_is_a_worker_death(
 
     monkeypatch.setattr(ray_cluster.ray, "init", slow)
     monkeypatch.setattr(ray_cluster, "restrict_network_to_loopback", lambda: None)
-    with pytest.raises(
-        ray_cluster.WorkerDied, match=r"does not start.*: The current node timed .* Look into"
-    ) as caught:
+    with pytest.raises(ray_cluster.WorkerDied, match="The current node timed") as caught:
         ray_cluster.start_local_cluster()
     assert caught.value.role == "Ray's start" and constants.ENABLE_RAY_CLUSTER

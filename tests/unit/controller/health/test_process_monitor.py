@@ -33,7 +33,7 @@ def test_a_death_ends_the_block(other: subprocess.Popen[bytes]) -> None:
                 assert error.args == (CANCELLED_BY_MONITOR,)
                 raise
 
-    with pytest.raises(WorkerDied, match=rf"^Ray's raylet on this machine \(pid {other.pid}\) died$") as caught:
+    with pytest.raises(WorkerDied, match=rf"Ray's raylet .*\(pid {other.pid}\)") as caught:
         asyncio.run(main())
     assert caught.value.role == "Ray" and lines == [str(caught.value)]
 
@@ -45,7 +45,7 @@ def test_first_failure_of_a_worker_is_not_named(other: subprocess.Popen[bytes]) 
             other.wait()
             raise WorkerDied("the policy worker died: its owner's node has crashed", "policy")
 
-    with pytest.raises(WorkerDied, match=r"^Ray's GCS on this machine"):
+    with pytest.raises(WorkerDied, match=r"^Ray's GCS"):
         asyncio.run(main())
 
 

@@ -64,9 +64,7 @@ def finding(before: RunSnapshot, now: RunSnapshot, device: str = "cpu") -> Stall
 def test_a_stopped_rank_of_a_collective_is_named() -> None:
     def snapshots_at(at: float) -> RunSnapshot:
         return snapshot(
-            answers(
-                "policy 0", 10, calls=[ActiveCall("call", "", 1, 62, None)], cpu=at
-            ),  # it spins, which proves nothing
+            answers("policy 0", 10, calls=[ActiveCall("call", "", 1, 62, None)], cpu=at),  # spinning is no progress
             silent("policy 1", 11, process(11, "stopped")),
             calls=UPDATE,
             at=at,
@@ -74,8 +72,9 @@ def test_a_stopped_rank_of_a_collective_is_named() -> None:
 
     found = finding(snapshots_at(0), snapshots_at(6))
     assert found.is_hung and [one.role_and_rank for one in found.culprits] == ["policy 1"]
-    assert found.verdict == "the policy 1 (pid 11) is stopped (SIGSTOP; kill -CONT resumes it)"
-    assert found.controller_state == "the controller is in update and waits for update of policy 0, policy 1 (62 s)"
+    assert found.verdict.startswith("the policy 1 (pid 11) is stopped") and "-CONT" in found.verdict
+    for fact in ("in update", "update of policy 0, policy 1 (62 s)"):
+        assert fact in found.controller_state
 
 
 def test_a_stopped_engine_core_is_named() -> None:
@@ -105,7 +104,7 @@ def test_a_child_that_computes_is_progress() -> None:
 
     for device in ("cpu", "cuda"):  # it does not wait for a GPU
         found = finding(snapshots_at(0), snapshots_at(6), device)
-        assert not found.is_hung and found.verdict == "grader (pid 12) of the rollout 0 (pid 10) computes"
+        assert not found.is_hung and "grader (pid 12)" in found.verdict and "computes" in found.verdict
 
 
 def test_counts_and_disk_traffic_are_progress() -> None:
@@ -132,14 +131,15 @@ def test_a_call_has_its_own_timeout() -> None:
     one = snapshot(answers("rollout 0", 10, calls=sleeps), calls=PLAY)
     found = finding(one, one)
     assert found.is_hung and found.call_timeout == 600.0
-    assert found.verdict == "the rollout 0 (pid 10) waits, in 4 x episode (70 s), 2 x environment.step (65 s)"
+    for fact in ("the rollout 0 (pid 10) waits", "4 x episode (70 s), 2 x environment.step (65 s)"):
+        assert fact in found.verdict
 
 
 def test_a_stopped_grader_is_named_after_required_processes() -> None:
     grader = process(12, "stopped", name="grader", is_required=False)
     one = snapshot(answers("rollout 0", 10, grader, calls=[ActiveCall("grade", "", 1, 65, 120.0)]), calls=PLAY)
     found = finding(one, one)
-    assert found.call_timeout == 120.0 and found.verdict == "grader (pid 12) of the rollout 0 (pid 10) is stopped"
+    assert found.call_timeout == 120.0 and "grader (pid 12) of the rollout 0" in found.verdict
     elsewhere = snapshot(answers("rollout 0", 10, grader), silent("policy 0", 20, process(20, "stopped")), calls=PLAY)
     assert "policy 0" in finding(elsewhere, elsewhere).verdict  # required processes come first
 
@@ -157,22 +157,16 @@ def test_if_all_wait_the_rank_with_the_fewest_counts_is_named() -> None:
 def test_without_awaited_workers_the_controller_is_named() -> None:
     idle = snapshot(answers("policy 0", 10), calls=[ActiveCall("advantage", "", 1, 61, None)])
     found = finding(idle, idle)
-    assert found.verdict == "the controller (pid 1) waits, in advantage (61 s)"
-    assert found.controller_state == "the controller is in advantage"
+    assert found.verdict.startswith("the controller (pid 1) waits") and "advantage (61 s)" in found.verdict
     computing = finding(idle, snapshot(answers("policy 0", 10), at=6, cpu=4), "cuda")
     assert not computing.is_hung and computing.verdict == "the controller (pid 1) computes"
-    assert finding(snapshot(), snapshot()).verdict == "the controller (pid 1) waits, in an unknown call"
+    assert "the controller (pid 1) waits" in finding(snapshot(), snapshot()).verdict
 
 
-def test_a_stopped_process_of_ray_is_named() -> None:
-    raylet = process(71, "stopped", name="Ray's raylet")
-    one = snapshot(answers("policy 0", 10), calls=UPDATE)
-    one = replace(one, controller=answers("controller", 1, raylet, calls=UPDATE))
-    found = finding(one, one)
-    assert found.verdict == "Ray's raylet (pid 71) is stopped (SIGSTOP; kill -CONT resumes it)"
-
-
-def test_a_stopped_grader_of_the_controller_is_named() -> None:
-    grader = process(31, "stopped", name="grader", is_required=False)
-    one = replace(snapshot(calls=UPDATE[:1]), controller=answers("controller", 1, grader, calls=UPDATE[:1]))
-    assert finding(one, one).verdict == "grader (pid 31) of the controller (pid 1) is stopped"
+def test_a_stopped_child_of_the_controller_is_named() -> None:
+    for child, calls in (
+        (process(71, "stopped", name="Ray's raylet"), UPDATE),
+        (process(31, "stopped", name="grader", is_required=False), UPDATE[:1]),
+    ):
+        one = replace(snapshot(calls=calls), controller=answers("controller", 1, child, calls=calls))
+        assert f"{child.name} (pid {child.pid})" in (verdict := finding(one, one).verdict) and "stopped" in verdict

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,7 +81,7 @@ def test_a_stall_is_reported_once_and_ends_the_run_at_the_timeout(tmp_path: Path
     case.wait(540)
     (line,) = case.lines
     assert line.startswith("no progress for 60 s, since ")
-    assert "the policy 1 (pid 11) is stopped" in line and "The run ends after 600 s (trainer.stall_timeout)." in line
+    assert "the policy 1 (pid 11) is stopped" in line and "600 s (trainer.stall_timeout)" in line
     assert not case.ended
     case.wait(6)
     assert len(case.ended) == 1
@@ -147,37 +147,39 @@ def test_a_call_gets_its_own_timeout(tmp_path: Path) -> None:
     assert len(case.ended) == 1
 
 
-def test_error_names_the_blocking_process_and_has_stacks(tmp_path: Path) -> None:
-    lines: list[str] = []
+def run_stalled(tmp_path: Path, lines: list[str], block: Callable[[], Coroutine[Any, Any, None]]) -> RunStalled:
+    """Error of a block during which a worker is stopped."""
+    alone = snapshot(silent("policy 1", 11, process(11, "stopped")), calls=UPDATE)
 
     async def stall() -> None:
-        alone = snapshot(silent("policy 1", 11, process(11, "stopped")), calls=UPDATE)
         take_snapshot = iter([alone] * 1000).__next__
         async with Replay(take_snapshot, trainer(tmp_path, 0.1, 0.3), "cpu", lines.append, lambda: "stopped; resume"):
-            await asyncio.sleep(50)
+            await block()
 
     with pytest.raises(RunStalled) as caught:
         asyncio.run(stall())
-    assert caught.value.culprits == ["policy 1"] and lines
+    return caught.value
+
+
+def test_error_names_the_blocking_process_and_has_stacks(tmp_path: Path) -> None:
+    lines: list[str] = []
+    error = run_stalled(tmp_path, lines, lambda: asyncio.sleep(50))
+    assert error.culprits == ["policy 1"] and lines
     (file,) = (tmp_path / "stalls").iterdir()
-    assert str(caught.value).endswith(f"Python stacks are in {file}; stopped; resume.")
+    assert f"{file}; stopped; resume" in str(error)
     assert "=== the policy 1 (pid 11)\n--- process 11\n" in file.read_text()
 
 
 def test_block_that_ignores_a_cancel_is_cancelled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall_monitor, "GRACE_SECONDS", 0.5)
 
-    async def stall() -> None:
-        alone = snapshot(silent("policy 1", 11, process(11, "stopped")), calls=UPDATE)
-        take_snapshot = iter([alone] * 1000).__next__
-        async with Replay(take_snapshot, trainer(tmp_path, 0.1, 0.3), "cpu", print, str):
-            try:
-                await asyncio.sleep(50)
-            finally:
-                await asyncio.sleep(50)  # a checkpoint that is being written
+    async def block() -> None:
+        try:
+            await asyncio.sleep(50)
+        finally:
+            await asyncio.sleep(50)  # a checkpoint that is being written
 
-    with pytest.raises(RunStalled):
-        asyncio.run(stall())
+    run_stalled(tmp_path, [], block)
 
 
 def test_a_block_that_ends_by_itself_is_left_alone(tmp_path: Path) -> None:
@@ -207,14 +209,8 @@ asyncio.run(main())
 
 
 def test_a_blocked_event_loop_ends_too(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BLOCKED, str(tmp_path)],
-        cwd=Path(__file__).parents[4],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    command, folder = [sys.executable, "-c", BLOCKED, str(tmp_path)], Path(__file__).parents[4]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("error: no progress for ") and "the controller (pid " in done.stderr
     (file,) = (tmp_path / "stalls").iterdir()
@@ -252,8 +248,7 @@ def test_a_stopped_required_process_is_reported_during_progress(tmp_path: Path) 
         for times in (1, 2):
             raylet.send_signal(signal.SIGSTOP)
             wait(True)
-            line = f"Ray's raylet (pid {raylet.pid}) is stopped (SIGSTOP; kill -CONT resumes it)"
-            assert lines == [line] * times
+            assert len(lines) == times and f"Ray's raylet (pid {raylet.pid}) is stopped" in lines[-1]
             raylet.send_signal(signal.SIGCONT)
             wait(False)
     finally:
