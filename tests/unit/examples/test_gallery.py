@@ -12,16 +12,8 @@ def ended(out: Path, seed: int, recipe: str, accuracies: list[float]) -> None:
     """A run with these validation results, one per iteration."""
     folder = out / f"seed_{seed}" / recipe
     folder.mkdir(parents=True)
-    lines = [
-        {
-            "step": step,
-            "val/accuracy": accuracy,
-            "timing/step": 3.0,
-            "timing/validate": 1.0,
-            "rollout/trajectories": 256,
-        }
-        for step, accuracy in enumerate(accuracies)
-    ]
+    same = {"timing/step": 3.0, "timing/validate": 1.0, "rollout/trajectories": 256}
+    lines = [{"step": step, "val/accuracy": accuracy} | same for step, accuracy in enumerate(accuracies)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,14 +29,23 @@ with lock_folder(Path(sys.argv[1])):
 """
 
 
-@pytest.mark.timeout(60)
-def test_another_process_is_named_and_the_lock_of_a_dead_one_is_free(tmp_path: Path) -> None:
-    folder = tmp_path / "project" / "run"
+@contextmanager
+def held_by_another_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", HOLD, str(folder)]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
     try:
         assert holder.stdout and holder.stdout.readline() == "held\n"
-        with pytest.raises(FolderInUseError, match=f"process {holder.pid} on .*Wait until") as error:
+        yield holder
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+        holder.wait()
+
+
+@pytest.mark.timeout(60)
+def test_another_process_is_named_and_the_lock_of_a_dead_one_is_free(tmp_path: Path) -> None:
+    folder = tmp_path / "project" / "run"
+    with held_by_another_process(folder) as holder:
+        with pytest.raises(FolderInUseError, match=f"process {holder.pid} on ") as error:
             lock_folder(folder).__enter__()
         assert "\n" not in str(error.value)
         assert not folder.exists(), "the folder itself is not touched"
@@ -43,8 +54,6 @@ def test_another_process_is_named_and_the_lock_of_a_dead_one_is_free(tmp_path: P
         assert (folder.parent / ".run.lock").exists()
         with lock_folder(folder):
             assert json.loads((folder.parent / ".run.lock").read_text())["pid"] == os.getpid()
-    finally:
-        os.killpg(holder.pid, signal.SIGKILL)
     assert list(folder.parent.iterdir()) == []
 
 
@@ -54,15 +63,11 @@ def test_links_to_a_folder_are_locked_as_well(tmp_path: Path, taken: str, other:
     (tmp_path / "p" / "x").mkdir(parents=True)
     (tmp_path / "p" / "y").symlink_to("x")
     (tmp_path / "q").symlink_to("p")
-    command = [sys.executable, "-c", HOLD, str(tmp_path / taken)]
-    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
-    try:
-        assert holder.stdout and holder.stdout.readline() == "held\n"
-        with pytest.raises(FolderInUseError, match=f"process {holder.pid} on "), lock_folder(tmp_path / other):
-            pass
-    finally:
-        os.killpg(holder.pid, signal.SIGKILL)
-        holder.wait()
+    with (
+        held_by_another_process(tmp_path / taken) as holder,
+        pytest.raises(FolderInUseError, match=f"process {holder.pid} on "),
+    ):
+        lock_folder(tmp_path / other).__enter__()
     with lock_folder(tmp_path / other):
         pass
 

@@ -11,12 +11,7 @@ from alphaapollo.utils.hub import is_local_path
     ("path", "local"),
     [
         ("Qwen/Qwen3-0.6B", False),
-        ("outputs/modle", True),
-        ("modle", True),
-        ("./modle", True),
-        ("~/modle", True),
-        ("/modle", True),
-        ("a/b/modle", True),
+        *((path, True) for path in ("outputs/modle", "modle", "./modle", "~/modle", "/modle", "a/b/modle")),
     ],
 )
 def test_what_looks_like_a_folder(path: str, local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,7 @@ def test_reserved_port_is_not_given_again() -> None:
         listening.accept()[0].close()
 
 
-def test_single_machine_run_uses_loopback_by_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_single_machine_run_uses_loopback_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": "eth7"})
     restrict_network_to_loopback()
     assert os.environ == {"NCCL_SOCKET_IFNAME": "eth7", "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}

@@ -17,7 +17,7 @@ def test_this_process_has_stacks_without_py_spy(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("PATH", str(tmp_path))
     text = dump_stacks([os.getpid(), 1])
     assert "test_this_process_has_stacks_without_py_spy" in text
-    assert "--- process 1\nno stack: py-spy is not installed (pip install py-spy)" in text
+    assert "--- process 1\nno stack: py-spy" in text
     assert "test_stack_dumps.py" in dump_own_stacks()
 
 
@@ -26,7 +26,7 @@ def test_missing_permission_of_py_spy_is_reported(monkeypatch: pytest.MonkeyPatc
     program.write_text("#!/bin/sh\necho Permission denied >&2\nexit 1\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert "py-spy failed: Permission denied. Run the command as root, or set" in dump_stacks([1])
+    assert "py-spy failed: Permission denied" in dump_stacks([1])
 
 
 def test_py_spy_sees_into_a_process_that_is_stopped() -> None:

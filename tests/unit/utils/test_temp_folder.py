@@ -144,9 +144,7 @@ if __name__ == "__main__":
 def test_a_process_may_call_two_commands_one_after_the_other(base: Path, tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text(TWICE)
     environment = os.environ | {"PYTHONPATH": str(Path(alphaapollo.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "twice.py")],
-        capture_output=True, text=True, timeout=90, check=False, env=environment,
-    )  # fmt: skip
+    command = [sys.executable, str(tmp_path / "twice.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env=environment)
     assert done.stdout == "0 0\n" and not done.stderr, done.stderr
     assert list(base.iterdir()) == []

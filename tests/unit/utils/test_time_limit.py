@@ -1,4 +1,6 @@
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -11,39 +13,27 @@ from alphaapollo.utils.time_limit import (
 from tests.unit.virtual_time import run
 
 
-def test_only_running_blocks_count():
+async def wait(seconds: float = 100.0) -> None:
+    with exclude_from_time_limit():
+        await asyncio.sleep(seconds)
+
+
+def test_only_running_blocks_count_and_share_the_limit():
     async def play() -> float:
         limit = TimeLimit(10.0)
         async with limit.count_time():
             await asyncio.sleep(4)
         await asyncio.sleep(100)  # between the blocks
-        async with limit.count_time():
-            await asyncio.sleep(5)
-        return limit.seconds_left
-
-    assert run(play()) == 1.0
-
-
-def test_all_blocks_share_the_limit():
-    async def play() -> float:
-        limit = TimeLimit(10.0)
-        async with limit.count_time():
-            await asyncio.sleep(7)
-        try:
+        assert limit.seconds_left == 6.0
+        with pytest.raises(TimeoutError):
             async with limit.count_time():
                 await asyncio.sleep(7)
-        except TimeoutError:
-            return asyncio.get_running_loop().time()
-        return -1.0
+        return asyncio.get_running_loop().time()
 
-    assert run(play()) == 10.0
+    assert run(play()) == 110.0
 
 
 def test_waiting_is_excluded_in_nested_calls_and_tasks():
-    async def wait() -> None:
-        with exclude_from_time_limit():
-            await asyncio.sleep(100)
-
     async def play() -> float:
         limit = TimeLimit(10.0)
         async with limit.count_time():
@@ -57,28 +47,22 @@ def test_waiting_is_excluded_in_nested_calls_and_tasks():
     assert run(play()) == 7.0
 
 
-def test_time_after_waiting_counts():
-    async def play() -> float:
-        limit = TimeLimit(10.0)
-        async with limit.count_time():
-            with exclude_from_time_limit():
-                await asyncio.sleep(100)
-            await asyncio.sleep(11)
-        return limit.seconds_left
+def test_time_after_waiting_and_other_timeouts_while_waiting_count():
+    async def play(block: Callable[[], Coroutine[Any, Any, None]]) -> float:
+        with pytest.raises(TimeoutError):
+            async with TimeLimit(10.0).count_time():
+                await block()
+        return asyncio.get_running_loop().time()
 
-    with pytest.raises(TimeoutError):
-        run(play())
+    async def wait_and_work() -> None:
+        await wait()
+        await asyncio.sleep(11)
 
+    async def wait_with_timeout() -> None:
+        async with asyncio.timeout(20):
+            await wait()
 
-def test_other_timeouts_while_waiting_are_passed_on():
-    async def play() -> None:
-        async with TimeLimit(10.0).count_time():
-            with exclude_from_time_limit():
-                async with asyncio.timeout(20):
-                    await asyncio.sleep(100)
-
-    with pytest.raises(TimeoutError):
-        run(play())
+    assert (run(play(wait_and_work)), run(play(wait_with_timeout))) == (110.0, 20.0)
 
 
 def test_exclude_waiting_without_a_limit():

@@ -75,40 +75,34 @@ def test_second_thread_waits_for_the_complete_import(tmp_path: Path):
 
 @pytest.mark.parametrize("path", ["missing.py", "", "."])
 def test_no_such_file(tmp_path: Path, path: str):
-    with pytest.raises(ValueError, match=rf"^{KEY}=.*: no such file in .* Set the path of a Python file"):
+    with pytest.raises(ValueError, match=rf"^{KEY}=.*: no such file"):
         load_user_module(str(tmp_path / path) if path else "", KEY)
 
 
-def test_not_python(tmp_path: Path):
-    with pytest.raises(ValueError, match=rf"^{KEY}=.*notes\.txt is not a Python file\. Set a file whose"):
-        load_user_module(write(tmp_path, "", "notes.txt"), KEY)
-
-
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "facts"),
     [
-        (
-            "import nowhere_to_be_found",
-            r"ModuleNotFoundError: .*bad\.py, line 1: import nowhere_to_be_found\)\. Install the missing package\.",
-        ),
-        ("from json import nowhere", r"ImportError: cannot import name 'nowhere'.*\. Fix the file\."),
-        ("x = 1\n1 / 0", r"ZeroDivisionError: division by zero \(.*bad\.py, line 2: 1 / 0\)\. Fix the file\."),
-        ("x = 1\ndef broken(:", r"SyntaxError: .*bad\.py, line 2: def broken\(:\)\. Fix"),
-        ("x = 1\nraise SystemExit(2)", r"SystemExit: 2 \(.*bad\.py, line 2: raise SystemExit"),
+        ("import nowhere_to_be_found", ["ModuleNotFoundError", "line 1: import nowhere_to_be_found", "package"]),
+        ("from json import nowhere", ["ImportError: cannot import name 'nowhere'", "file."]),
+        ("x = 1\n1 / 0", ["ZeroDivisionError: division by zero (", "line 2: 1 / 0"]),
+        ("x = 1\ndef broken(:", ["SyntaxError", "line 2: def broken(:"]),
+        ("x = 1\nraise SystemExit(2)", ["SystemExit: 2 (", "line 2: raise SystemExit"]),
     ],
 )
-def test_a_module_that_fails(tmp_path: Path, text: str, says: str):
+def test_a_module_that_fails(tmp_path: Path, text: str, facts: list[str]):
     path = write(tmp_path, text, "bad.py")
     for _ in range(2):  # a failed module is not taken for a loaded one
-        with pytest.raises(ValueError, match=rf"^{KEY}: .*bad\.py cannot be imported: {says}"):
+        with pytest.raises(ValueError, match=rf"^{KEY}: .*bad\.py") as error:
             load_user_module(path, KEY)
+        assert [fact for fact in facts if fact not in str(error.value)] == [], error.value
 
 
 def test_missing_name_lists_functions_and_classes_of_the_file(tmp_path: Path):
     path = write(tmp_path, "from json import loads\ndef grade(): ...\nclass Grader: ...\nx = 1")
     assert load_user_object(path, "x", "f.path", "f.name") == 1
-    says = r"^f\.name=grad: .*mine\.py has no such object\. Did you mean 'grade'\? It defines grade, Grader\."
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=r"^f\.name=grad: .*'grade'.* grade, Grader\."):
         load_user_object(path, "grad", "f.path", "f.name")
-    with pytest.raises(ValueError, match=r"^f\.path=gone\.py: no such file"):
+    with pytest.raises(ValueError, match=r"^f\.path=gone\.py"):
         load_user_object("gone.py", "grade", "f.path", "f.name")
+    with pytest.raises(ValueError, match=rf"^{KEY}=.*notes\.txt.*Python"):
+        load_user_module(write(tmp_path, "", "notes.txt"), KEY)

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
@@ -36,67 +37,57 @@ def start(pid: int, paths: list[str], memory: str = "") -> multiprocessing.Proce
     return process
 
 
-def sleeper() -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+@pytest.fixture
+def leader() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    end(process)
 
 
-def test_a_follower_dies_and_removes_what_is_left(tmp_path):
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+Leader = subprocess.Popen[bytes]
+
+
+def test_a_follower_dies_and_removes_what_is_left(tmp_path: Path, leader: Leader):
     folder, file = tmp_path / "weights", tmp_path / "lock"
     (folder / "v1").mkdir(parents=True)
     (folder / "v1" / "a").write_text("x")
     file.write_text("x")
-    leader = sleeper()
-    process = start(leader.pid, [str(folder), str(file), str(tmp_path / "never-was")])
-    leader.send_signal(signal.SIGKILL)
-    leader.wait()
-    process.join(2)
-    assert process.exitcode == 1
-    assert not folder.exists() and not file.exists()
-
-
-def test_mapped_shared_memory_is_placed_as_requested():
     memory = shared_memory.SharedMemory(create=True, size=100)
-    path = Path("/dev/shm") / memory.name
-    assert path in list_mapped_shared_memory()
-    leader = sleeper()
-    process = start(leader.pid, [], memory=memory.name)
-    leader.kill()
-    leader.wait()
-    process.join(2)
-    assert process.exitcode == 1 and not path.exists()
+    mapped = Path("/dev/shm") / memory.name
+    assert mapped in list_mapped_shared_memory()
+    process = start(leader.pid, [str(folder), str(file), str(tmp_path / "never-was")], memory.name)
+    end(leader)
+    process.join(20)
+    assert process.exitcode == 1
+    assert not folder.exists() and not file.exists() and not mapped.exists()
     memory.close()
     resource_tracker.unregister(f"/{memory.name}", "shared_memory")
 
 
-def test_following_the_dead_ends_at_once():
-    leader = sleeper()
-    leader.kill()
-    leader.wait()
+def test_following_the_dead_ends_at_once(leader: Leader, monkeypatch: pytest.MonkeyPatch):
+    end(leader)
     process = start(leader.pid, [])
-    process.join(2)
+    process.join(20)
     assert process.exitcode == 1
 
+    def refuse(pid: int) -> int:
+        raise PermissionError("no pidfd in this sandbox")
 
-def test_running_processes_are_not_touched(tmp_path):
-    leader = sleeper()
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    wait_for_exit(leader.pid)  # polls, and returns
+
+
+def test_running_processes_are_not_touched(tmp_path: Path, leader: Leader):
     process = start(leader.pid, [str(tmp_path)])
     process.join(0.5)
     assert process.is_alive() and tmp_path.exists()
     process.kill()
     process.join()
-    leader.kill()
-    leader.wait()
-
-
-def test_without_pidfd_it_polls(monkeypatch):
-    def refuse(pid: int) -> int:
-        raise PermissionError("no pidfd in this sandbox")
-
-    monkeypatch.setattr(os, "pidfd_open", refuse)
-    leader = sleeper()
-    leader.kill()
-    leader.wait()
-    wait_for_exit(leader.pid)  # returns
 
 
 def test_remove_paths_takes_links_not_their_targets(tmp_path: Path):
