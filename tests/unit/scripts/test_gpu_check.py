@@ -8,14 +8,15 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from scripts import checks
 from scripts.checks import ROOT, Outcome, Untested, table
-from scripts.gpu_check import check_attention, check_ipc, check_memory, check_throughput
-from scripts.gpu_check.__main__ import CHECKS, run_check
+from scripts.gpu_check import check_attention, check_graphs, check_ipc, check_memory, check_throughput
+from scripts.gpu_check.__main__ import CHECKS, main
 from scripts.gpu_check.kit import Kit, need
 from scripts.gpu_check.older_torch import adapt_varlen_attention, is_older_torch
 from scripts.gpu_check.wheels import BUILT, PINNED, find_pins, unpack_wheels
@@ -48,47 +49,42 @@ def test_the_first_checks_fit_into_ten_minutes() -> None:
     assert list(CHECKS)[-1] == "attention:flex"
 
 
-def test_no_check_starts_after_the_time_limit(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scripts.gpu_check", "--device", "cpu", "--out", str(tmp_path), "--minutes", "0"]
-    done = subprocess.run([*command, "--only", "ipc"], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "| ipc | **untested** | 0 | no time left; run it with --only ipc |" in done.stdout
+def test_it_writes_a_table_and_keeps_results_of_other_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["gpu_check", "--device", "cpu", "--out", str(tmp_path), "--only"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "versions"])
+    assert main() == 0, (tmp_path / "log.txt").read_text()
+    monkeypatch.setattr(sys, "argv", [*arguments, "ipc", "--minutes", "0"])
+    assert main() == 0
+    versions, ipc = json.loads((tmp_path / "result.json").read_text())
+    assert (versions["status"], ipc["status"]) == ("passed", "untested") and "--only ipc" in ipc["reason"]
+    table = (tmp_path / "table.md").read_text()
+    assert f"torch {versions['measurements']['torch']}," in table and "| ipc | **untested** | 0 |" in table
 
 
-def test_it_writes_a_table_and_keeps_results_of_other_checks(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scripts.gpu_check", "--device", "cpu", "--out", str(tmp_path / "out"), "--only"]
-    for name in ("versions", "graphs"):
-        done = subprocess.run([*command, name], cwd=ROOT, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
-    versions, graphs = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert (versions["status"], graphs["status"]) == ("passed", "untested")
-    assert graphs["reason"] == "CUDA graphs needs a GPU"
-    assert f"torch {versions['measurements']['torch']}," in (tmp_path / "out" / "table.md").read_text()
+def test_measurements_of_a_check_that_is_stopped_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measurements = tmp_path / "measurements.jsonl"
 
-
-def test_figures_of_a_check_that_is_stopped_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = HANGS.format(out=str(tmp_path))
+    def clock() -> float:  # the deadline passes when both measurements are written
+        return 1000.0 if measurements.exists() and measurements.read_text().count("\n") == 2 else 0.0
 
     def run(name: str) -> Outcome:
-        return checks.run_check(name, [sys.executable, "-c", code], tmp_path, deadline=3)
+        return checks.run_check(name, [sys.executable, "-c", HANGS.format(out=str(tmp_path))], tmp_path, deadline=100)
 
+    monkeypatch.setattr(checks, "time", SimpleNamespace(monotonic=clock))
     assert checks.run_all({"slow": "hangs"}, tmp_path, run, "t") == 1
-    lines = [json.loads(line) for line in (tmp_path / "measurements.jsonl").read_text().splitlines()]
-    assert [(line["measurement"], line["value"]) for line in lines] == [("tokens_per_s", 1234.5), ("mfu", 0.375)]
-    row = f"| slow | **failed** | 3 | took more than 3 s ({tmp_path / 'log.txt'}); tokens_per_s 1234, mfu 0.375 |"
-    assert row in (tmp_path / "table.md").read_text()
-    assert json.loads((tmp_path / "result.json").read_text())[0]["measurements"] == {
-        "tokens_per_s": 1234.5,
-        "mfu": 0.375,
-    }
+    (outcome,) = json.loads((tmp_path / "result.json").read_text())
+    assert outcome["measurements"] == {"tokens_per_s": 1234.5, "mfu": 0.375}
+    row = (tmp_path / "table.md").read_text().splitlines()[-1]
+    assert row.startswith("| slow | **failed** | 1000 |") and row.endswith("; tokens_per_s 1234, mfu 0.375 |")
+    assert "100 s" in row and str(tmp_path / "log.txt") in row
     assert "    tokens_per_s 1234\n    mfu 0.375\n" in capsys.readouterr().out
 
 
-def test_a_check_that_fails_or_hangs_has_failed(tmp_path: Path) -> None:
-    outcome = run_check("versions", "nowhere", tmp_path / "work", tmp_path, 120)
+def test_a_check_whose_process_fails_has_failed(tmp_path: Path) -> None:
+    outcome = checks.run_check("one", [sys.executable, "-c", "raise RuntimeError('nowhere')"], tmp_path, 100)
     assert outcome.status == "failed" and "nowhere" in outcome.reason
-    late = run_check("versions", "cpu", tmp_path / "work", tmp_path, 0.2)
-    assert late.status == "failed" and late.reason.startswith("took more than 0 s")
 
 
 def test_a_part_that_fails_does_not_hide_the_next() -> None:
@@ -106,10 +102,10 @@ def test_a_part_that_fails_does_not_hide_the_next() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(Untested, match="no_such_library not installed"):
+    with pytest.raises(Untested, match="no_such_library"):
         need("json", "no_such_library")
-    with pytest.raises(Untested, match="CUDA IPC needs a GPU"):
-        Kit("cpu", Path()).need_gpu("CUDA IPC")
+    with pytest.raises(Untested, match="CUDA graphs"):
+        check_graphs.run(Kit("cpu", Path()))
 
 
 def test_table_has_reasons_and_figures() -> None:
@@ -247,8 +243,7 @@ kit.raise_failures()
     assert "hf grad_norm" in done.stdout
 
 
-def test_flex_and_flash_attention_are_untested_on_a_cpu() -> None:
-    measurements: dict[str, object] = {}
-    kit = Kit("cpu", Path(), measurements.__setitem__)
-    check_attention.run(kit, "flex")
-    assert measurements == {"flex": "untested: the backward pass of flex attention needs a GPU"}
+def test_flex_attention_is_untested_on_a_cpu() -> None:
+    measurements: dict[str, str] = {}
+    check_attention.run(Kit("cpu", Path(), measurements.__setitem__), "flex")  # type: ignore[arg-type]
+    assert measurements.keys() == {"flex"} and measurements["flex"].startswith("untested: ")
