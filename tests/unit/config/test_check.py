@@ -1,29 +1,49 @@
-"""Checks of files, folders and the machine, and the lines about keys without effect."""
+"""Errors and warnings about combinations of keys, about files, and about the machine."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from alphaapollo.config.build import build_config
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, SftConfig
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import (
+    Config,
+    DpoConfig,
+    EvolvingConfig,
+    GenerationConfig,
+    RmConfig,
+    RunFolder,
+    SftConfig,
+    Teacher,
+)
 from alphaapollo.config.schema.base import Section
+from alphaapollo.controller.placement import Machine, make_placement
+from alphaapollo.trainer.setup.plan import make_plan
+from tests.unit.config.combinations import (
+    CORRECTION,
+    ERRORS,
+    INEFFECTIVE,
+    ON_KL,
+    OWN_GPUS,
+    REQUIRED,
+    SEPARATE,
+    TEACHERS,
+    WORKS,
+)
 from tests.unit.config.overrides import from_overrides
 
-ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
 SCHEMAS: dict[str, type[Section]] = {
     "ppo": Config,
     "sft": SftConfig,
+    "dpo": DpoConfig,
+    "rm": RmConfig,
     "generation": GenerationConfig,
     "evolving": EvolvingConfig,
-}
-NEEDED = {
-    "ppo": [f"{MODEL}.path=some/model", "data.train_files=train.jsonl"],
-    "sft": ["model.path=some/model", "data.train_files=train.jsonl"],
-    "generation": ["model.path=some/model", "data.path=train.jsonl"],
-    "evolving": ["data.path=train.jsonl", "models={policy: {path: some/model}}"],
 }
 
 
@@ -36,214 +56,122 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def outcome(*argv: str, command: str = "ppo", num_gpus: int = 0, num_cores: int = 8) -> list[str]:
-    return check_config_and_get_notices(from_overrides(SCHEMAS[command], *NEEDED[command], *argv), num_gpus, num_cores)
+def expand(command: str, words: str) -> list[str]:
+    prefix = "actor_rollout_ref." if command == "ppo" else ""
+    return re.sub(r"(?<![\w.])(actor|rollout|ref|model)\.", rf"{prefix}\1.", words).split()
 
 
-def problem(*argv: str, **machine: Any) -> str:
+def outcome(command: str, words: str = "") -> list[str]:
+    """Warnings about a configuration with the required keys and `words`."""
+    machine = {"gpus": 0, "cores": 8}
+    overrides = expand(command, REQUIRED[command])
+    for word in expand(command, words):
+        key, _, value = word.partition("=")
+        if key in machine:
+            machine[key] = int(value)
+        else:
+            overrides.append(word)
+    return check_config_and_get_notices(from_overrides(SCHEMAS[command], *overrides), *machine.values())
+
+
+def problem(command: str, words: str) -> str:
+    """The only error about a configuration."""
     with pytest.raises(ConfigError) as caught:
-        outcome(*argv, **machine)
+        outcome(command, words)
     (text,) = caught.value.errors
     assert text.endswith(".")
     return text
 
 
-@pytest.mark.parametrize("command", SCHEMAS)
-def test_defaults_with_model_and_data_are_fine(command: str):
-    assert outcome(command=command) == []
-    assert outcome(command=command, num_gpus=8) == []
+def rows(table: dict[str, dict[str, str]]) -> list[Any]:
+    return [
+        pytest.param(command, *row, id=f"{command} {row[0]}") for command in table for row in table[command].items()
+    ]
+
+
+@pytest.mark.parametrize(("command", "words", "facts"), rows(ERRORS))
+def test_an_error_names_the_keys_and_values(command: str, words: str, facts: str):
+    text = problem(command, words)
+    assert [fact for fact in expand(command, facts) if fact not in text] == [], text
 
 
 def test_model_and_data_are_required():
-    with pytest.raises(ConfigError, match="models is required, but it is empty"):
-        check_config_and_get_notices(EvolvingConfig())
-    with pytest.raises(ConfigError) as caught:
-        check_config_and_get_notices(Config())
-    assert caught.value.errors == [
-        "data.train_files is required, but it is empty. Set data.train_files=...",
-        f"{MODEL}.path is required, but it is empty. Set {MODEL}.path=...",
-    ]
+    for config, keys in (
+        (Config(), ["data.train_files", "actor_rollout_ref.model.path"]),
+        (EvolvingConfig(), ["data.path", "models"]),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check_config_and_get_notices(config)
+        assert [text.partition(" is required")[0] for text in caught.value.errors] == keys
 
 
-@pytest.mark.parametrize(
-    ("command", "override", "says"),
-    [
-        ("ppo", "data.val_files=[val.jsonl,gone.jsonl]", "data.val_files: no such file: gone.jsonl"),
-        ("ppo", f"{MODEL}.path=./gone", f"{MODEL}.path: no such folder: ./gone"),
-        ("ppo", f"{MODEL}.path=.", ". has no config.json"),
-        ("ppo", f"{MODEL}.path=outputs/modle", f"{MODEL}.path: no such folder: outputs/modle"),
-        ("ppo", "critic.model.path=/gone", "critic.model.path: no such folder: /gone"),
-        ("ppo", "reward_model.enable=True", "reward_model.model.path is required, but it is empty"),
-        ("ppo", "reward_model={enable: true, model: {path: /gone}}", "reward_model.model.path: no such folder: /gone"),
-        ("ppo", "teacher.divergence=reverse", "teacher.model.path is required, but it is empty"),
-        ("ppo", "custom_reward_function.path=gone.py", "custom_reward_function.path: no such file: gone.py"),
-        ("ppo", "algorithm.custom_module=gone.py", "algorithm.custom_module: no such file: gone.py"),
-        ("ppo", f"data.train_files={'x' * 300}", "data.train_files: no such file: xxx"),  # longer than names may be
-        ("ppo", f"custom_reward_function.path={'x' * 300}", "custom_reward_function.path: no such file: xxx"),
-        ("ppo", "trainer.resume_mode=resume_path", "trainer.resume_from_path is required, but it is empty"),
-        ("ppo", "trainer={resume_mode: resume_path, resume_from_path: gone}", "no such folder: gone"),
-        (
-            "ppo",
-            "{actor_rollout_ref.actor.use_kl_loss=True,algorithm.reference_reset.patience=3}",
-            "algorithm.reference_reset.patience=3 needs data.val_files and trainer.test_freq",
-        ),
-        ("sft", "data.val_prompts=no.jsonl", "data.val_prompts: no such file: no.jsonl"),
-        ("evolving", "models={policy: {path: /gone}}", "models.policy.path: no such folder: /gone"),
-    ],
-)
-def test_files_and_folders_exist(command: str, override: str, says: str):
-    assert says in problem(
-        *override.strip("{}").split(",") if override.startswith("{") else [override], command=command
-    )
+def test_every_problem_is_named_at_once():
+    for wrong in (
+        {"actor_rollout_ref": {"rollout": {"top_p": 0.0}, "actor": {"clip_ratio_c": 0.5}}},
+        {
+            "trainer": {"n_gpus_per_node": 4},
+            "critic": {"fsdp_config": {"fsdp_size": 3}},
+            "algorithm": {"filter_groups": {"enable": True}},
+        },
+    ):
+        with pytest.raises(ConfigError) as caught:
+            build_config(Config, wrong)
+        assert len(caught.value.errors) == 2
 
 
-def test_the_run_folder_can_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    (folder / "file").touch()
-    assert "file is a file" in problem("trainer.output_dir=file")
-    assert "file is a file" in problem("trainer.output_dir=.", "trainer.project_name=file")
+def test_a_run_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
-    assert f"{folder} is not writable" in problem("trainer.output_dir=not/there")
-
-
-def test_a_machine_without_gpus():
-    assert "a node has 8. Lower it" in problem(f"{ROLLOUT}.tensor_model_parallel_size=9")
-    for command in SCHEMAS:
-        error = problem("trainer.device=cuda", command=command)
-        assert error.startswith("trainer.device=cuda, but this machine has no GPU")
-    assert outcome("trainer.n_gpus_per_node=9") == [
-        "trainer.n_gpus_per_node=9 is slow, because a node has only 8 CPU cores. Set 8 or less."
-    ]
-    assert "many times slower" in outcome(f"{ROLLOUT}.router_replay=true")[0]
-
-
-def test_engines_fit_the_gpus():
-    parallel, engines, apart = (
-        f"{ROLLOUT}.{name}" for name in ("tensor_model_parallel_size", "num_engines", "colocate=False")
-    )
-    per_node, two_nodes = "trainer.n_gpus_per_node", ["trainer.nnodes=2", "trainer.n_gpus_per_node=6", f"{parallel}=4"]
-    assert outcome(f"{per_node}=4", f"{parallel}=2", num_gpus=4) == []
-    assert "does not divide trainer.n_gpus_per_node=4" in problem(f"{per_node}=4", f"{parallel}=3", num_gpus=4)
-    for more in ([], [f"{engines}=2"]):  # 4 divides 12, not 6
-        error = problem(*two_nodes, *more, num_gpus=6)
-        assert error.endswith("does not divide trainer.n_gpus_per_node=6. Set one of 1, 2, 3, 6.")
-    assert outcome("trainer.nnodes=2", f"{per_node}=2", f"{parallel}=4", apart, num_gpus=6) == []
-    assert "needs 8 GPUs, but 3 GPUs are not used for training" in problem(f"{parallel}=8", apart, num_gpus=4)
-    assert "needs 2 GPUs, but 1 GPUs are shared with training" in problem(f"{engines}=2", num_gpus=4)
-    assert outcome(apart, f"{engines}=3", num_gpus=4) == []
-    assert "but 3 GPUs are not used for training" in problem(apart, f"{engines}=4", num_gpus=4)
-    on_two = [*two_nodes, apart, f"{engines}=1"]  # 4 are free, 2 on each node
-    assert "2 GPUs on each of 2 nodes are not used for training" in problem(*on_two, num_gpus=8)
-    own = [f"{per_node}=4", "actor_rollout_ref.rollout.nnodes=2", f"{parallel}=2"]
-    assert outcome(*own, num_gpus=4) == []
-    assert "needs 10 GPUs, but 4 GPUs on each of 2 nodes are for engines" in problem(*own, f"{engines}=5", num_gpus=4)
-    assert outcome(*on_two, num_gpus=10) == []
-    for command in ("ppo", "sft"):
-        assert "a node has 4 GPUs" in problem(f"{per_node}=8", command=command, num_gpus=4)
-
-
-def test_engines_of_a_generation_fit_into_nodes():
-    two = ["trainer.nnodes=2", "trainer.n_gpus_per_node=6", "rollout.tensor_model_parallel_size=4"]
-    assert outcome(*two, "rollout.num_engines=2", command="generation", num_gpus=8) == []
-    error = problem(*two, command="generation", num_gpus=8)  # three by default
-    assert "only 2 engines of this size fit trainer.n_gpus_per_node=6 x trainer.nnodes=2" in error
-    assert "one engine, not 2" in problem("trainer.controller=local", "rollout.num_engines=2", command="generation")
-
-
-def test_own_engines_of_an_evolution_share_the_gpu():
-    two = "models={judge: {path: some/b}}"
-    assert "2 engines (policy, judge) on one GPU. Set 0.50 or less" in problem(two, command="evolving", num_gpus=1)
-    assert outcome(two, "rollout.gpu_memory_utilization=0.5", command="evolving", num_gpus=1) == []
+    assert f"{folder} is not writable" in problem("ppo", "trainer.output_dir=not/there")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "num_gpus", "says"),
+    ("keys", "facts"),
     [
-        ([f"{ACTOR}.fsdp_config.param_offload=True"], 0, "it needs a GPU"),
-        ([f"{ACTOR}.fsdp_config.param_offload=True"], 1, None),
-        ([f"{ACTOR}.fsdp_config.offload_policy=True"], 0, "it needs a GPU"),
-        ([f"{ACTOR}.fsdp_config.offload_policy=True"], 1, None),
-        (
-            [f"{ACTOR}.fsdp_config.param_offload=True", f"+{ACTOR}.fsdp_config.offload_policy=True"],
-            1,
-            f"{ACTOR}.fsdp_config.offload_policy is true",
-        ),
-        ([f"{ROLLOUT}.kv_cache_gib=2.0"], 1, "it is for machines without GPUs"),
-        ([f"{ROLLOUT}.engine_kwargs.vllm={{a: 1}}", f"+{ROLLOUT}.name=hf"], 0, f"{ROLLOUT}.name is hf"),
-        ([f"{ROLLOUT}.engine_kwargs.vllm={{a: 1}}"], 0, None),
-        (["critic.optim.min_lr_ratio=0.1"], 0, "critic.optim.warmup_style is constant"),
-        (
-            ["critic.optim.lr_warmup_steps_ratio=0.1", "+critic.optim.lr_warmup_steps=3"],
-            0,
-            "critic.optim.lr_warmup_steps is 3",
-        ),
-        (["reward_model.weight=2.0"], 0, "reward_model.enable is false"),
-        (["reward_model.model.path=some/model"], 0, "reward_model.enable is false"),
-        (["teacher.coef=2.0"], 0, "teacher.divergence is null"),
-        ([f"{ACTOR}.kl_loss_coef=0.1"], 0, f"{ACTOR}.use_kl_loss is false"),
-        (
-            [f"{ACTOR}.clip_ratio=0.3", f"+{ACTOR}.clip_ratio_low=0.2", f"+{ACTOR}.clip_ratio_high=0.28"],
-            0,
-            "clip_ratio_low and clip_ratio_high are both set",
-        ),
-        ([f"{ACTOR}.loss_scale_factor=100.0"], 0, f"{ACTOR}.loss_agg_mode is token-mean"),
-        (["algorithm.rollout_correction.level=sequence"], 0, "algorithm.rollout_correction.method is null"),
-        (["algorithm.overlong_penalty.cache=64"], 0, "algorithm.overlong_penalty.enable is false"),
-        (["algorithm.length_budget.coef=0.1"], 0, "algorithm.length_budget.mode is null"),
-        (["env.history_length=3", "+env.env_name=informal_math"], 0, "env.context is append"),
-        (["env.max_steps=3"], 0, "env.env_name is single_turn"),
-        (["env.openenv.url=x"], 0, "env.env_name is single_turn"),
-        (["env.prompt=x"], 0, "env.env_name is single_turn"),
-        (
-            ["env.openenv.url=x", "+env.env_name=own", "+env.custom_module=own.py"],
-            0,
-            None,
-        ),  # may read every section
-        (
-            [
-                "env.informal_math.python_code_timeout=3.0",
-                "+env.env_name=informal_math",
-                "+env.informal_math.enable_python_code=False",
-            ],
-            0,
-            "env.informal_math.enable_python_code is false",
-        ),
-        (["custom_reward_function.name=mine"], 0, "custom_reward_function.path is empty"),
-        (["trainer.max_staleness=4"], 0, "trainer.async_mode is null"),
-        (
-            ["trainer.export_lora=adapter", f"+{MODEL}.lora_rank=16", "+trainer.export_hf=False"],
-            0,
-            "trainer.export_hf is false",
-        ),
-        (
-            ["actor_rollout_ref.ref.fsdp_config.param_offload=True", f"+{MODEL}.lora_rank=16"],
-            1,
-            "with LoRA the reference is the policy without its adapters",
-        ),
-        (
-            ["actor_rollout_ref.ref.log_probs_ahead=True"],
-            0,
-            "no KL term uses the reference's log-probs",
-        ),
+        ({"experiment_name": ""}, "trainer.experiment_name='' empty"),
+        ({"experiment_name": "."}, "trainer.experiment_name=. empty"),
+        ({"project_name": ""}, "trainer.project_name='' empty"),
+        ({"experiment_name": "../../escape"}, "../../escape outside trainer.output_dir"),
+        ({"experiment_name": "/tmp/run"}, "/tmp/run outside trainer.output_dir"),
+        ({"experiment_name": "grpo/lr1"}, "trainer.experiment_name=grpo/lr1 /"),
+        ({"experiment_name": "x" * 300}, "xxxxxxxxxxxxxxxxxxxx... 200 bytes"),
+        ({"experiment_name": "a\0b"}, "zero byte"),
+        ({"output_dir": "y" * 300}, "trainer.output_dir=yyyy"),
     ],
 )
-def test_keys_without_effect(overrides: list[str], num_gpus: int, says: str | None):
-    key = overrides[0].replace("=True", "=true").replace("{a: 1}", "{a:1}")
-    expected = [] if says is None else [f"{key} has no effect: {says}."]
-    found = outcome(*(word.removeprefix("+") for word in overrides), num_gpus=num_gpus)
-    assert found == expected
+def test_names_of_run_folders(keys: dict[str, Any], facts: str):
+    with pytest.raises(ConfigError) as caught:
+        build_config(SftConfig, {"trainer": keys})
+    assert [fact for fact in facts.split() if fact not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(("command", "words", "facts"), rows(INEFFECTIVE))
+def test_a_key_without_effect_is_a_warning_with_its_reason(command: str, words: str, facts: str):
+    (line,) = outcome(command, words)
+    key, _, reason = line.partition(" has no effect: ")
+    assert key == expand(command, words)[0].replace('"', "")
+    assert [fact for fact in expand(command, facts) if fact not in reason] == [], reason
+
+
+@pytest.mark.parametrize(("command", "words"), [(command, words) for command in WORKS for words in WORKS[command]])
+def test_what_works_has_no_warning(command: str, words: str):
+    assert outcome(command, words) == []
 
 
 @pytest.mark.parametrize(
-    "override",
+    ("words", "facts"),
     [
-        f"{ACTOR}.kl_loss_coef=0",
-        "algorithm.kl_ctrl.kl_coef=0",
-        "trainer.test_freq=-1",
-        f"{ROLLOUT}.free_cache_engine=False",
+        ("trainer.n_gpus_per_node=9", "trainer.n_gpus_per_node=9 slow 8"),
+        ("rollout.router_replay=true", "slower"),
+        ("rollout.top_p=0.9", "rollout.top_p=0.9 gradients"),
+        ("rollout.top_k=20", "rollout.top_k=20 gradients"),
+        (f"{ON_KL} actor.kl_loss_type=low_var_kl", "actor.kl_loss_type=low_var_kl KL(reference||policy) +, k2"),
+        (f"{ON_KL} actor.kl_loss_type=k1", "actor.kl_loss_type=k1 gradient zero noise +, k2"),
+        (f"{CORRECTION}.method=mask {CORRECTION}.level=geometric", f"{CORRECTION}.level=geometric 0 2 effect"),
     ],
 )
-def test_a_key_that_requests_nothing_is_not_reported(override: str):
-    assert outcome(override) == []
+def test_warnings_about_likely_mistakes(words: str, facts: str):
+    (line,) = outcome("ppo", words)
+    assert [fact for fact in expand("ppo", facts) if fact not in line] == [], line
 
 
 @pytest.mark.parametrize(
@@ -251,91 +179,64 @@ def test_a_key_that_requests_nothing_is_not_reported(override: str):
     [("fixed", []), ("adaptive", ["target_kl", "horizon"]), ("doubling", ["target_kl"]), ("dual", ["target_kl"])],
 )
 def test_each_kl_controller_reads_its_own_keys(kind: str, read: list[str]):
-    values = {"target_kl": 3.0, "horizon": 50.0}
-    keys = [f"algorithm.kl_ctrl.{name}={value}" for name, value in values.items()]
-    assert outcome("algorithm.use_kl_in_reward=True", f"algorithm.kl_ctrl.type={kind}", *keys) == [
-        f"algorithm.kl_ctrl.{name}={value} has no effect: algorithm.kl_ctrl.type is {kind}."
-        for name, value in values.items()
-        if name not in read
+    keys = f"algorithm.kl_ctrl.type={kind} algorithm.kl_ctrl.target_kl=3.0 algorithm.kl_ctrl.horizon=50.0"
+    lines = outcome("ppo", f"algorithm.use_kl_in_reward=true {keys}")
+    found = [
+        re.match(r"algorithm\.kl_ctrl\.(\w+)=[\d.]+ has no effect: algorithm.kl_ctrl.type ", line) for line in lines
     ]
-    off = outcome("algorithm.kl_penalty=k3", f"algorithm.kl_ctrl.type={kind}", *keys)
-    assert all(line.endswith("has no effect: algorithm.use_kl_in_reward is false.") for line in off)
+    assert [match and match[1] for match in found] == [name for name in ("target_kl", "horizon") if name not in read]
+    off = outcome("ppo", f"algorithm.kl_penalty=k3 {keys}")
+    assert all("algorithm.use_kl_in_reward is false" in line for line in off)
     assert len(off) == 3 + (kind != "fixed")
 
 
-@pytest.mark.parametrize(
-    ("command", "overrides", "lines"),
-    [
-        (
-            "generation",
-            ["env.openenv.url=x"],
-            ["env.openenv.url=x has no effect: env.env_name is single_turn."],
-        ),
-        ("generation", ["model.lora_rank=8"], ["model.lora_rank=8 has no effect: it affects only training."]),
-        ("generation", ["rollout.val_kwargs.n=8"], ["rollout.val_kwargs.n=8 has no effect: it affects only training."]),
-        (
-            "generation",
-            ["env.rollout.n=8"],
-            ["env.rollout.n=8 has no effect: data.n_samples is the number of samples."],
-        ),
-        ("evolving", ["rollout.top_p=0.5"], ["rollout.top_p=0.5 has no effect: roles.ROLE sets the sampling."]),
-        (
-            "sft",
-            ["rollout.val_kwargs.n=4", "reward.timeout=3"],
-            [
-                "rollout.val_kwargs.n=4 has no effect: data.val_prompts is empty.",
-                "reward.timeout=3.0 has no effect: data.val_prompts is empty.",
-            ],
-        ),
-        (
-            "sft",
-            ["data.val_prompts=train.jsonl"],
-            ["data.val_prompts=train.jsonl has no effect: trainer.test_freq is -1."],
-        ),
-        (
-            "sft",
-            ["data.val_prompts=train.jsonl", "trainer.test_freq=5", "env.max_steps=3", "env.rollout.n=2"],
-            [
-                "env.max_steps=3 has no effect: env.env_name is single_turn.",
-                "env.rollout.n=2 has no effect: rollout.val_kwargs.n is the number of samples.",
-            ],
-        ),
-        (
-            "sft",
-            ["fsdp_config.optimizer_offload=True"],
-            ["fsdp_config.optimizer_offload=true has no effect: it needs a GPU."],
-        ),
-    ],
-)
-def test_lines_of_other_commands(command: str, overrides: list[str], lines: list[str]):
-    assert outcome(*overrides, command=command) == lines
-
-
-@pytest.mark.parametrize(("key", "value"), [("top_p", "0.9"), ("top_k", "20")])
-def test_training_on_samples_of_a_truncated_distribution(key: str, value: str):
-    (line,) = outcome(f"{ROLLOUT}.{key}={value}")
-    assert line.startswith(f"{ROLLOUT}.{key}={value} biases the gradients")
-    assert outcome(f"{ROLLOUT}.val_kwargs.{key}={value}") == []
-    assert outcome(f"rollout.{key}={value}", command="generation") == []
+def test_the_first_matching_pattern_chooses_the_teachers_of_a_data_source():
+    by_source = "teacher.by_source={OpenAI/gsm8k: math, '*gsm8k': {math: 0.25, code: 0.75}}"
+    teacher = from_overrides(Config, *TEACHERS.split(), by_source, "teacher.divergence=sampled").teacher
+    assert teacher.find_shares("openai/gsm8k") == [1.0, 0.0]
+    assert teacher.find_shares("my-GSM8K") == [0.25, 0.75]
+    assert teacher.find_shares("apps") == [0.0, 0.0]
+    assert list(teacher.local_models) == ["teacher.models.math"] and list(teacher.servers) == ["teacher.models.code"]
+    assert Teacher(divergence="sampled", model={"path": "a"}).find_shares("apps") == [1.0]
+    assert not Teacher().models_by_key
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    "words",
+    ["rollout.n=4", "+rollout.n=4", "env.rollout.n=4", "env.rollout.n=4 rollout.n=4", "env.rollout.n=4 rollout.n=1"],
+)
+def test_the_group_size_has_two_names(words: str):
+    assert load_config(Config, "ppo", expand("ppo", words)).group_size == 4
+
+
+def test_a_stall_is_reported_before_its_timeout():
+    assert RunFolder(experiment_name="a").folder.name == "a"
+    for timeout, notice in ((600.0, 60.0), (3600.0, 60.0), (None, 60.0), (100.0, 10.0)):
+        trainer = build_config(SftConfig, {"trainer": {"stall_timeout": timeout}}).trainer
+        assert trainer.stall_notice_seconds == notice
+
+
+@pytest.mark.parametrize(("mode", "threads"), [("carry", 8), ("separate", 6)])
+def test_separate_engines_have_their_own_cores(mode: str, threads: int):
+    config = from_overrides(Config, f"{CORRECTION}.method=tis", f"trainer.async_mode={mode}")
+    rollout = config.actor_rollout_ref.rollout.model_copy(update={"num_engines": 2})
+    assert make_placement(config, rollout, "cpu", Machine(8, 0), has_critic=False).threads == threads
+
+
+@pytest.mark.parametrize(
+    ("words", "ahead"),
     [
-        ("low_var_kl", "has the gradient of KL(reference||policy)."),
-        ("k1", "has an expected gradient of zero, so this loss only adds noise."),
+        (OWN_GPUS, True),
+        ("gpus=8", False),
+        ("", False),
+        (f"{OWN_GPUS} {SEPARATE}", False),
+        ("ref.log_probs_ahead=true", True),
+        (f"{OWN_GPUS} ref.log_probs_ahead=false", False),
+        (f"{OWN_GPUS} actor.kl_loss_type=full", False),
     ],
 )
-def test_kl_loss_with_the_gradient_of_another_kl(kind: str, says: str):
-    on, key = f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_type"
-    (line,) = outcome(on, f"{key}={kind}")
-    assert line.startswith(f"{key}={kind} {says} Append +, or set k2")
-    for right in (f"{kind}+", "k2", "mse", "full"):
-        assert outcome(on, f"{key}={right}") == []
-
-
-def test_bounds_of_a_geometric_mean_that_never_act():
-    correction = "algorithm.rollout_correction"
-    (line,) = outcome(f"{correction}={{method: mask, level: geometric}}")
-    assert line.startswith(f"{correction}.level=geometric with bounds 0 and 2 has no effect")
-    assert outcome(f"{correction}={{method: mask, level: geometric, high: 1.01}}") == []
+def test_the_reference_works_while_training_gpus_would_be_idle(words: str, ahead: bool):
+    argv = expand("ppo", f"{REQUIRED['ppo']} algorithm.adv_estimator=grpo env.rollout.n=4 {ON_KL} {words}")
+    num_gpus = 8 if "gpus=8" in argv else 0
+    config = from_overrides(Config, *(word for word in argv if not word.startswith("gpus=")))
+    assert make_plan(config, Machine(num_cores=8, num_gpus=num_gpus)).prefetches_reference_logprobs is ahead

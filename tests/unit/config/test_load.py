@@ -37,8 +37,11 @@ def test_no_arguments_give_the_schema_defaults():
     assert load_config(SftConfig, "sft", []) == SftConfig()
 
 
-def test_every_key_is_overridden_without_a_plus():
+def test_every_key_is_overridden_with_or_without_a_plus():
     config = load(
+        "+trainer.seed=3",
+        "trainer.experiment_name=7",  # a number as text
+        "data.val_files=",
         "trainer.total_training_steps=7",
         "data.train_files=[a.parquet,b.parquet]",
         "actor_rollout_ref.actor.optim.betas=[0.9,0.95]",
@@ -46,17 +49,13 @@ def test_every_key_is_overridden_without_a_plus():
         "actor_rollout_ref.actor.use_kl_loss=True",
         "trainer.logger=['console','wandb']",
     )
+    assert (config.trainer.seed, config.trainer.experiment_name, config.data.val_files) == (3, "7", "")
     assert config.trainer.total_training_steps == 7
     assert config.data.train_files == ["a.parquet", "b.parquet"]
     assert config.actor_rollout_ref.actor.optim.betas == (0.9, 0.95)
     assert config.actor_rollout_ref.actor.optim.lr == 1e-6
     assert config.actor_rollout_ref.actor.use_kl_loss is True
     assert config.trainer.logger == ["console", "wandb"]
-
-
-def test_a_plus_and_a_number_as_text_are_understood():
-    config = load("+trainer.seed=3", "trainer.experiment_name=7", "data.val_files=")
-    assert (config.trainer.seed, config.trainer.experiment_name, config.data.val_files) == (3, "7", "")
 
 
 def test_names_in_maps_are_set_one_by_one():
@@ -67,10 +66,6 @@ def test_names_in_maps_are_set_one_by_one():
     assert config.env.tool_settings == {"local_rag": {"index": "a/b"}}
     assert config.env.reasoning_gym.settings == {"chain_sum": {"max_terms": 3}}
     assert config.env.mcp_servers["files"].command == ["a", "b"]
-    with pytest.raises(
-        ConfigError, match=r"reward\.components: expected map of text to number, got \{\"format\": \"x\"\}"
-    ):
-        load_config(Config, "ppo", ["reward.components.format=x"])
 
 
 @pytest.mark.parametrize("preset", sorted(f"{file.parent.name}={file.stem}" for file in SHIPPED.glob("*/*.yaml")))
@@ -124,77 +119,82 @@ def test_command_line_preset_overrides_the_yaml_or_replaces_its_preset(own: Path
     assert (replaced.algorithm.filter_groups.enable, replaced.algorithm.lam, replaced.group_size) == (False, 0.25, 2)
 
 
-def test_unknown_keys_are_all_named_with_the_nearest():
-    text = problem("trainer.sede=1", "lr=2")
-    assert "trainer.sede (got 1): unknown key. Did you mean 'trainer.seed'" in text
-    assert "lr (got 2): unknown key. Did you mean 'actor_rollout_ref.actor.optim.lr'" in text
-
-
-def test_unknown_keys_in_yaml_are_errors_too(own: Path):
+def test_unknown_keys_are_all_named_with_the_nearest(own: Path):
+    one, other = problem("trainer.sede=1", "lr=2").splitlines()
+    assert "trainer.sede (got 1):" in one and "'trainer.seed'" in one and "lr (got 2):" in other
     text = problem("--config-dir", str(own), "--config-name", "wrong")
-    assert "data.train_filez (got a): unknown key. Did you mean 'data.train_files'" in text
-    assert 'data.seed: expected integer, got "8".' in text
-    assert "critic: expected a section with the keys model, optim" in text
-    assert "foo (got {bar:1}): unknown key." in text
+    for fact in (
+        "data.train_filez (got a):",
+        "'data.train_files'",
+        "data.seed:",
+        '"8".',
+        "critic:",
+        "foo (got {bar:1}):",
+    ):
+        assert fact in text
 
 
-def test_entries_of_a_list_of_sections():
+def test_entries_of_maps_and_of_lists_of_sections():
+    algorithm = load("algorithm.gdpo_conditions={length: [accuracy, 1.0]}").algorithm
+    assert algorithm.gdpo_conditions == {"length": ("accuracy", 1.0)}
     (stage,) = load("data.curriculum.stages=[{data_source: math/*, threshold: 0.5}]").data.curriculum.stages
     assert (stage.data_source, stage.metric, stage.threshold) == ("math/*", "pass_rate", 0.5)
-    text = problem("data.curriculum.stages=[{data_source: a, treshold: 0.5}]")
-    assert "data.curriculum.stages.0.treshold (got 0.5): unknown key." in text
 
 
 def test_keys_of_verl_are_answered():
-    text = problem(
-        "trainer.default_local_dir=x", "actor_rollout_ref.actor.use_dynamic_bsz=True", "reward_model.rollout.n=1"
-    )
-    renamed, dropped, missing = text.splitlines()
-    assert "renamed to trainer.output_dir" in renamed
-    assert "dropped because" in dropped
-    assert "not supported (" in missing
-    assert "instead: " in missing
+    words = ["trainer.default_local_dir=x", "actor_rollout_ref.actor.use_dynamic_bsz=True", "reward_model.rollout.n=1"]
+    renamed, dropped, missing = problem(*words).splitlines()
+    assert "renamed to trainer.output_dir" in renamed and "dropped because" in dropped
+    assert "not supported (" in missing and "instead: " in missing
+
+
+OPTIM = "actor_rollout_ref.actor.optim"
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "facts"),
     [
-        ("trainer.seed=1.5", "trainer.seed: expected integer, got 1.5."),
-        ("trainer.seed=1.0", "trainer.seed: expected integer, got 1.0."),
-        ("trainer.seed=true", "trainer.seed: expected integer, got true."),
-        ("trainer.seed='\"8\"'", "trainer.seed: expected integer"),
-        ("trainer.seed=null", "trainer.seed: expected integer, got null."),
-        ("algorithm.gamma=true", "algorithm.gamma: expected number >= 0.0 and <= 1.0, got true"),
-        ("algorithm.gamma=2", "algorithm.gamma: expected number >= 0.0 and <= 1.0, got 2."),
-        ("algorithm.gamma=nan", "algorithm.gamma: expected number"),
-        ("actor_rollout_ref.actor.optim.lr=inf", "actor_rollout_ref.actor.optim.lr: expected number > 0"),
-        ("algorithm.use_kl_in_reward=1", "algorithm.use_kl_in_reward: expected true | false, got 1."),
-        ("algorithm.use_kl_in_reward=yes", 'algorithm.use_kl_in_reward: expected true | false, got "yes".'),
-        ("data.train_batch_size=0", "data.train_batch_size: expected integer > 0, got 0."),
-        (
-            "trainer.logger=wandb",
-            'expected list of console | tensorboard | wandb | mlflow | trackio | swanlab, got "wandb".',
-        ),
-        ("trainer.logger=[wandb,mail]", "trainer.logger: expected list of console | tensorboard | wandb"),
-        ("trainer.device=CPU", "trainer.device: expected auto | cpu | cuda, got \"CPU\". Did you mean 'cpu'"),
-        ("algorithm.adv_estimator=true", "algorithm.adv_estimator: expected text, got true."),
-        ("trainer.resume_from_path=null", "trainer.resume_from_path: expected text, got null."),
-        ("algorithm.kl_ctrl=3", "algorithm.kl_ctrl: expected a section with the keys type, kl_coef"),
-        ("actor_rollout_ref.actor.optim.betas=[0.9]", "actor_rollout_ref.actor.optim.betas: expected list of 2"),
-        ("actor_rollout_ref.actor.kl_loss_type=k4", "Did you mean 'kl' or 'k3'"),
-        ("trainer.seed", "trainer.seed: not of the form KEY=VALUE (there is no =)."),
-        ("data.train_files=a=b", "data.train_files=a=b: not of the form KEY=VALUE"),
-        ("data.train_files=a,b", "or write a list: 'data.train_files=[a,b]'."),
-        ("data.train_files=${nothing}", "'nothing' not found"),
-        ("algorithm=grpoo", "algorithm=grpoo: no such preset. Did you mean 'grpo'?"),
-        ("algorithm=zzzzzz", "algorithm=zzzzzz: no such preset. Known: algorithm=bypass"),
-        ("--config-name=nothing", "--config-name nothing: there is no nothing.yaml in"),
-        ("--config-dir=/nothing/here", "--config-dir /nothing/here: no such folder"),
-        ("--config-nam=ppo", "unknown option --config-nam=ppo."),
+        ("trainer.seed=1.5", ["trainer.seed:", "integer", "1.5."]),
+        ("trainer.seed=1.0", ["trainer.seed:", "integer", "1.0."]),
+        ("trainer.seed=true", ["trainer.seed:", "integer", "true."]),
+        ("trainer.seed='\"8\"'", ["trainer.seed:", "integer", "8"]),
+        ("trainer.seed=null", ["trainer.seed:", "integer", "null."]),
+        ("trainer.seed=" + "9" * 5000, ["trainer.seed=999"]),  # more digits than Python reads
+        ("algorithm.gamma=true", ["algorithm.gamma:", "0.0", "1.0", "true"]),
+        ("algorithm.gamma=2", ["algorithm.gamma:", "0.0", "1.0", "2."]),
+        ("algorithm.gamma=nan", ["algorithm.gamma:", "NaN"]),
+        (f"{OPTIM}.lr=inf", [f"{OPTIM}.lr:", "0.0", "Infinity"]),
+        (f"{OPTIM}.betas=[0.9]", [f"{OPTIM}.betas:", "list of 2", "[0.9]"]),
+        ("algorithm.use_kl_in_reward=1", ["algorithm.use_kl_in_reward:", "true | false", "1."]),
+        ("algorithm.use_kl_in_reward=yes", ["algorithm.use_kl_in_reward:", "true | false", '"yes".']),
+        ("data.train_batch_size=0", ["data.train_batch_size:", "> 0", "0."]),
+        ("trainer.logger=wandb", ["trainer.logger:", "list of console | tensorboard", '"wandb".']),
+        ("trainer.logger=[wandb,mail]", ["trainer.logger:", "list of console | tensorboard", '"mail"']),
+        ("trainer.device=CPU", ["trainer.device:", "auto | cpu | cuda", '"CPU"', "'cpu'"]),
+        ("algorithm.adv_estimator=true", ["algorithm.adv_estimator:", "text", "true."]),
+        ("trainer.resume_from_path=null", ["trainer.resume_from_path:", "text", "null."]),
+        ("algorithm.kl_ctrl=3", ["algorithm.kl_ctrl:", "type, kl_coef", "3."]),
+        ("algorithm.gdpo_conditions={length: accuracy}", ["algorithm.gdpo_conditions", "list of 2", "accuracy"]),
+        ("actor_rollout_ref.actor.kl_loss_type=k4", ["kl_loss_type:", '"k4"', "'kl' or 'k3'"]),
+        ("reward.components.format=x", ["reward.components:", "number", '{"format": "x"}']),
+        ("trainer.seed", ["trainer.seed:", "KEY=VALUE"]),
+        ("data.train_files=a=b", ["data.train_files=a=b:", "KEY=VALUE"]),
+        ("data.train_files=a,b", ["data.train_files=a,b", "'data.train_files=[a,b]'."]),
+        ("data.train_files=${nothing}", ["'nothing'", "data.train_files"]),
+        *((word, [f"{word}:", "KEY=VALUE"]) for word in ("=", "=1", ".=1")),  # no presets
+        ("algorithm=grpoo", ["algorithm=grpoo:", "'grpo'?"]),
+        ("algorithm=zzzzzz", ["algorithm=zzzzzz:", "algorithm=bypass", "algorithm=grpo"]),
+        ("--config-name=nothing", ["--config-name nothing:", "nothing.yaml", "ppo"]),
+        ("--config-dir=/nothing/here", ["--config-dir /nothing/here:"]),
+        ("--config-nam=ppo", ["--config-nam=ppo.", "--config-name"]),
+        ("lr=2", ["lr (got 2):", f"'{OPTIM}.lr'"]),
+        ("data.curriculum.stages=[{data_source: a, treshold: 0.5}]", ["data.curriculum.stages.0.treshold (got 0.5):"]),
     ],
 )
-def test_one_clear_error(override: str, says: str):
-    assert says in problem(override)
+def test_one_error_names_the_key_and_the_value(override: str, facts: list[str]):
+    text = problem(override)
+    assert [fact for fact in facts if fact not in text] == [], text
+    assert len(text.splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", ["broken", "absent"])
@@ -218,36 +218,42 @@ def test_file_of_any_name_overrides_the_defaults(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "facts"),
     [
-        ("data: [a\n", "the file cannot be read (while parsing"),
-        ("- a\n", "expected KEY: VALUE lines, got [a]"),
-        ("7\n", "expected KEY: VALUE lines, got 7"),
-        ("defaults: [{algorithm: dapoo}]\n", "the file of --config: Could not find 'algorithm/dapoo'"),
-        ("defaults: 3\n", "defaults must be a list"),
-        ("trainer: {sed: 3}\n", "trainer.sed (got 3): unknown key. Did you mean 'trainer.seed'"),
-        ("trainer: {experiment_name: 2026-11-21}\n", "the file of --config: "),
-        ("trainer: {experiment_name: '${nothing}'}\n", "'nothing' not found"),
+        ("data: [a\n", ["own.yaml", "while parsing"]),
+        ("- a\n", ["KEY: VALUE", "[a]"]),
+        ("7\n", ["KEY: VALUE", "7"]),
+        ("defaults: [{algorithm: dapoo}]\n", ["--config:", "'algorithm/dapoo'"]),
+        ("defaults: 3\n", ["defaults", "list"]),
+        ("trainer: {sed: 3}\n", ["trainer.sed (got 3):", "'trainer.seed'"]),
+        ("trainer: {experiment_name: 2026-11-21}\n", ["--config: "]),
+        ("trainer: {experiment_name: '${nothing}'}\n", ["'nothing'"]),
     ],
 )
-def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, says: str):
+def test_a_wrong_file_is_one_error(tmp_path: Path, text: str, facts: list[str]):
     (tmp_path / "own.yaml").write_text(text)
-    assert says in problem("--config", str(tmp_path / "own.yaml"))
+    error = problem("--config", str(tmp_path / "own.yaml"))
+    assert [fact for fact in facts if fact not in error] == [], error
 
 
 def test_missing_file_and_two_files(tmp_path: Path):
-    assert "the file cannot be read ([Errno 2]" in problem("--config", str(tmp_path / "none.yaml"))
-    assert "--config-name: not allowed with argument --config" in problem("--config", "a.yaml", "--config-name", "ppo")
+    assert "[Errno 2]" in problem("--config", str(tmp_path / "none.yaml"))
+    text = problem("--config", "a.yaml", "--config-name", "ppo")
+    assert "--config-name: not allowed" in text and "--config. " in text
 
 
-def test_help_and_cfg_print_and_exit(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as stopped:
-        load("--help")
-    assert stopped.value.code == 0
-    assert "algorithm=dapo" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stopped:
+@pytest.mark.parametrize(("schema", "name", "has_recipes"), [(Config, "ppo", True), (SftConfig, "sft", False)])
+def test_help_lists_the_presets_that_fit_the_command(
+    schema: type[BaseModel], name: str, has_recipes: bool, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        load_config(schema, name, ["--help"])
+    assert ("algorithm=dapo" in capsys.readouterr().out) == has_recipes
+
+
+def test_cfg_prints_the_configuration(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match=r"^0$"):
         load("--cfg", "trainer.seed=9")
-    assert stopped.value.code == 0
     assert yaml.safe_load(capsys.readouterr().out)["trainer"]["seed"] == 9
 
 
@@ -267,19 +273,11 @@ def test_reported_prints_one_message_and_exits_2(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.startswith("2 errors in the configuration:\n  trainer.sede (got 1)")
 
 
-def test_convert_reports_every_problem():
-    with pytest.raises(ConfigError) as caught:
-        build_config(Config, {"trainer": {"seed": "x"}, "data": {"seed": None}})
-    assert len(caught.value.errors) == 2
-
-
 @pytest.mark.timeout(60)
 def test_config_imports_nothing_heavy():
     code = "import sys, alphaapollo.config.load, alphaapollo.config.check, alphaapollo.config.verl; print(*sys.modules)"
-    modules = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50
-    ).stdout
-    assert not {"torch", "ray", "vllm", "transformers", "numpy"} & set(modules.split())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+    assert not {"torch", "ray", "vllm", "transformers", "numpy"} & set(done.stdout.split())
 
 
 def test_presets_of_a_yaml_file_and_values_that_a_preset_replaces(tmp_path: Path):
@@ -290,7 +288,8 @@ def test_presets_of_a_yaml_file_and_values_that_a_preset_replaces(tmp_path: Path
     file.write_text("env:\n  rollout:\n    n: 8\n")
     config, user_settings = load_config_and_user_settings(Config, "ppo", ["--config", str(file), "algorithm=dapo"])
     assert (config.group_size, user_settings.presets) == (16, ("algorithm=dapo",))
-    assert user_settings.notices == ("env.rollout.n=16 of a preset replaces 8 of your YAML file.",)
+    (notice,) = user_settings.notices
+    assert notice.startswith("env.rollout.n=16 ") and " 8 " in notice
 
 
 def test_origin_is_the_user_value(tmp_path: Path):
@@ -304,22 +303,3 @@ def test_origin_is_the_user_value(tmp_path: Path):
         "reward.components",
         "reward.components.format",
     }
-
-
-@pytest.mark.parametrize(("schema", "name", "has_recipes"), [(Config, "ppo", True), (SftConfig, "sft", False)])
-def test_help_lists_the_presets_that_fit_the_command(
-    schema: type[BaseModel], name: str, has_recipes: bool, capsys: pytest.CaptureFixture[str]
-):
-    with pytest.raises(SystemExit):
-        load_config(schema, name, ["--help"])
-    assert ("algorithm=dapo" in capsys.readouterr().out) == has_recipes
-
-
-@pytest.mark.parametrize("word", ["=", "=1", ".=1"])
-def test_a_word_without_a_name_is_no_preset(word: str):
-    with pytest.raises(ConfigError, match="not of the form KEY=VALUE"):
-        load_config(Config, "ppo", [word])
-
-
-def test_a_number_that_python_does_not_read_is_refused_by_its_key():
-    assert problem("trainer.seed=" + "9" * 5000).startswith("trainer.seed=999")

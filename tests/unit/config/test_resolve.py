@@ -32,7 +32,7 @@ def test_dtypes():
 
 
 def test_a_dtype_is_explained_by_the_processor():
-    assert explain_dtype("auto", "cpu", "amx_bf16") == " (auto on a CPU; model.dtype=bfloat16 would use its amx_bf16)"
+    assert "=bfloat16 would use its amx_bf16" in explain_dtype("auto", "cpu", "amx_bf16")
     assert explain_dtype("auto", "cpu", "") == " (auto on a CPU)"
     assert explain_dtype("bfloat16", "cpu", "avx512_bf16") == " (with avx512_bf16)"
     assert explain_dtype("bfloat16", "cpu", "").startswith(" (slow: ")
@@ -49,7 +49,8 @@ def test_engines_compile_on_gpus_by_default():
 
 def test_engines_fill_the_training_gpus():
     assert count_engines(Rollout(tensor_model_parallel_size=2), "cuda", 8) == 4
-    assert count_engines(Rollout(tensor_model_parallel_size=2), "cpu", 8) == 1
+    assert count_engines(Rollout(tensor_model_parallel_size=2), "cpu", 8) == count_engines(Rollout(), "cpu", 4) == 1
+    assert count_engines(Rollout(tensor_model_parallel_size=4), "cuda", 2) == 1
     assert count_engines(Rollout(num_engines=3), "cuda", 8) == 3
 
 
@@ -64,12 +65,6 @@ def test_nodes_for_engines_have_engines_that_share_no_gpus():
     assert count_engine_threads(on_cpus, num_cores=6, nnodes=4, runs_during_training=True) == 6
 
 
-def test_the_number_of_engines():
-    assert count_engines(Rollout(num_engines=3), "cuda", 8) == 3
-    assert count_engines(Rollout(tensor_model_parallel_size=2), "cuda", 8) == 4
-    assert count_engines(Rollout(), "cpu", 4) == count_engines(Rollout(tensor_model_parallel_size=4), "cuda", 2) == 1
-
-
 @pytest.mark.parametrize(
     ("requested", "device", "kind"), [("auto", "cpu", "padded"), ("sdpa", "cpu", "sdpa"), ("varlen", "cuda", "varlen")]
 )
@@ -79,13 +74,13 @@ def test_attention_by_device(requested: str, device: Device, kind: str):
 
 def test_float32_on_a_gpu_needs_a_kernel_that_knows_it():
     assert resolve_model(Model(dtype="float32"), "cuda").attention == "sdpa"
-    with pytest.raises(ValueError, match=r"model.attention=varlen supports only bfloat16"):
+    with pytest.raises(ValueError, match=r"model.attention=varlen .*bfloat16"):
         resolve_model(Model(attention="varlen", dtype="float32"), "cuda")
 
 
 @pytest.mark.parametrize("requested", ["varlen", "flex", "flash"])
 def test_attention_that_a_cpu_cannot_train_with(requested: str):
-    with pytest.raises(ValueError, match=f"model.attention={requested} cannot train on a CPU. Set it to auto"):
+    with pytest.raises(ValueError, match=f"model.attention={requested} .*CPU"):
         resolve_model(Model(attention=requested), "cpu")
 
 
@@ -97,5 +92,5 @@ def test_flash_attn_4_is_not_taken_for_2(monkeypatch: pytest.MonkeyPatch, found:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in found else None)
     assert resolve_model(Model(), "cuda").attention == kind
     if kind == "varlen":
-        with pytest.raises(ValueError, match=r"pip install flash-attn --no-build-isolation"):
+        with pytest.raises(ValueError, match="pip install flash-attn"):
             resolve_model(Model(attention="flash"), "cuda")

