@@ -6,13 +6,7 @@ import ast
 import re
 import sys
 import tomllib
-from importlib.metadata import (
-    Distribution,
-    PackageNotFoundError,
-    distribution,
-    distributions,
-    packages_distributions,
-)
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions, packages_distributions
 from pathlib import Path
 
 import pytest
