@@ -329,7 +329,7 @@ def test_an_engine_that_does_nothing_ends_it(command: Command, monkeypatch: pyte
         await asyncio.sleep(1000)
 
     monkeypatch.setattr(FakeEngine, "generate", forgotten)
-    with pytest.raises(RunStalled, match=r"generate_group .*rollout 0 .*/test/run\.$"):
+    with pytest.raises(RunStalled, match=r"generate_group .*rollout 0 .*/run\.$"):
         command.run("trainer.stall_timeout=1")
     (stacks,) = (command.out / "stalls").iterdir()
     assert "x generate" in stacks.read_text()

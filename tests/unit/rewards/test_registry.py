@@ -64,7 +64,7 @@ def test_unreadable_ground_truth_raises(data_source, truths, reason):
 
 
 def test_unknown_data_source_error_lists_known_patterns():
-    with pytest.raises(ValueError, match=r"'poems'.*reward_function\.path.*\*gsm8k\*"):
+    with pytest.raises(ValueError, match=r"'poems'.*function\.path.*\*gsm8k\*"):
         get_grader("poems")
     with pytest.raises(ValueError, match="rows without a data_source"):
         get_grader("")
