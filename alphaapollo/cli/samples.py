@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -19,11 +18,12 @@ from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
 from alphaapollo.launch.format import upgrade_folder
 from alphaapollo.observability.samples import get_last_message, shorten_text
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.utils.json_types import JsonObject
 
 COLUMN_WIDTH = 38  # minimum number of characters per sample
 HEADING_CHARS = 400  # longer prompts, ground truths and reasons of failures are shortened
 
-LoggedSample = tuple[SampleResult, dict[str, Any]]  # and its line in the file
+LoggedSample = tuple[SampleResult, JsonObject]  # and its line in the file
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +95,7 @@ def print_group(group: Sequence[LoggedSample], max_chars: int, terminal: Termina
         terminal.print(table, "")
 
 
-def describe_sample(result: SampleResult, record: dict[str, Any]) -> str:
+def describe_sample(result: SampleResult, record: JsonObject) -> str:
     """Return e.g. `sample 3: reward 0.500` and, on a second line, the components, the length and the stop reason."""
     score = result.failure_reason if result.outcome.failed else f"reward {result.reward:.3f}"
     components = [f"{name} {value:g}" for name, value in record["components"].items() if value is not None]

@@ -13,10 +13,11 @@ from pydantic import BaseModel
 from alphaapollo.config.keys import find_map_key_of_entry, format_value, list_keys, list_sections
 from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.verl import find_verl_key_status
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.registry import find_similar, format_suggestion, suggest_similar
 
 
-def describe_unknown_key(name: str, schema: type[BaseModel], value: Any) -> str:
+def describe_unknown_key(name: str, schema: type[BaseModel], value: object) -> str:
     """Return the error message for a key that is not in the schema, with similar keys or what replaces verl's key."""
     shown = f"{name} (got {format_value(value)})"
     if rename := describe_rename(name):
@@ -43,7 +44,7 @@ def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> l
 
 
 def describe_validation_error(
-    schema: type[BaseModel], pydantic_error: Mapping[str, Any], values: dict[str, Any]
+    schema: type[BaseModel], pydantic_error: Mapping[str, Any], values: JsonObject
 ) -> Iterator[str]:
     """Convert an entry of pydantic's `ValidationError.errors()` to error messages with key, expected type and value."""
     parts = [str(part) for part in pydantic_error["loc"]]

@@ -33,6 +33,7 @@ from alphaapollo.config.key_errors import describe_unknown_key
 from alphaapollo.config.keys import VERL_GROUP_SIZE, find_map_key_of_entry, format_value, list_keys, list_sections
 from alphaapollo.config.renamed_keys import check_not_set_twice, describe_rename, find_new_name, move_renamed_keys
 from alphaapollo.config.schema import Config
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.utils.registry import suggest_similar
 
@@ -117,7 +118,7 @@ def _warn_of_old_name(name: str) -> None:
     print(f"warning: {name} is {describe_rename(name)}.", file=sys.stderr)
 
 
-def read_user_yaml(file: str) -> dict[str, Any]:
+def read_user_yaml(file: str) -> JsonObject:
     """Read the YAML file of --config. Raises ConfigError if it cannot be read or does not contain keys and values."""
     try:
         values = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
@@ -133,9 +134,9 @@ def read_user_yaml(file: str) -> dict[str, Any]:
     return {str(key): value for key, value in (values or {}).items()}
 
 
-def drop_unknown_keys(schema: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+def drop_unknown_keys(schema: type[BaseModel], values: Mapping[str, object]) -> JsonObject:
     """Return the values of a saved configuration without keys that the schema does not have (any more)."""
-    found: dict[str, Any] = {name: values[name] for name in schema.model_fields if name in values}
+    found: JsonObject = {name: values[name] for name in schema.model_fields if name in values}
     for name, value in found.items():
         section = schema.model_fields[name].annotation
         if isinstance(section, type) and issubclass(section, BaseModel) and isinstance(value, Mapping):
@@ -143,7 +144,7 @@ def drop_unknown_keys(schema: type[BaseModel], values: Mapping[str, Any]) -> dic
     return found
 
 
-def _check_no_secrets(values: dict[str, Any]) -> None:
+def _check_no_secrets(values: JsonObject) -> None:
     """Raise ConfigError if a value contains a secret, e.g. an API key: values are printed and saved to config.yaml."""
     errors = [
         f"{key} contains {reason}, but configurations are saved to config.yaml. Remove the secret, and set an "
@@ -158,7 +159,7 @@ def check_override(schema: type[BaseModel], override: str) -> None:
     """Raise ConfigError if an override `KEY=VALUE` has an unknown key or a value that the key does not accept."""
     (parsed,) = _parse_overrides([override])
     _check_override_keys([parsed], schema, [])
-    values: Any = parsed.value()
+    values = parsed.value()
     for part in reversed(parsed.key_or_group.split(".")):
         values = {part: values}
     build_config(schema, json.loads(json.dumps(values, default=str)))
@@ -203,9 +204,9 @@ def _list_presets(config_folders: Sequence[Path]) -> list[str]:
     return sorted({f"{file.parent.name}={file.stem}" for folder in config_folders for file in folder.glob("*/*.yaml")})
 
 
-def flatten_maps(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_maps(values: JsonObject, prefix: str = "") -> JsonObject:
     """Flatten nested maps to one map with dotted keys: `{"trainer": {"seed": 1}}` to `{"trainer.seed": 1}`."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for name, value in values.items():
         found |= (
             flatten_maps(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
@@ -216,8 +217,8 @@ def flatten_maps(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _collect_user_settings(
     overrides: Sequence[Override],
     config_folders: Sequence[Path],
-    user_yaml: Mapping[str, Any],
-    composed: Mapping[str, Any],
+    user_yaml: JsonObject,
+    composed: JsonObject,
 ) -> UserSettings:
     """Collect what the user set on the command line (overrides) or in a YAML file. `composed`: {key: final value}."""
     named = {override.key_or_group: override.value() for override in overrides}
@@ -286,8 +287,8 @@ def _compose_values(
     config_name: str,
     config_folders: Sequence[Path],
     overrides: Sequence[Override],
-    user_values: dict[str, Any] | None,
-) -> dict[str, Any]:
+    user_values: JsonObject | None,
+) -> JsonObject:
     """Merge defaults, YAML files, presets and overrides with Hydra. Hydra gets all defaults, so no key needs a `+`."""
     if user_values is None and not any((folder / f"{config_name}.yaml").is_file() for folder in config_folders):
         names = sorted({file.stem for folder in config_folders for file in folder.glob("*.yaml")})

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.load import save_config
@@ -28,7 +27,7 @@ from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.json_values import finite_or_none
 from alphaapollo.observability.pictures import replace_pictures, save_picture
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.types import Prompt, Score
+from alphaapollo.types import JsonObject, Prompt, Score
 
 RESPONSES = ("responses", "response")  # columns tried if data.response_key is empty
 IN_FLIGHT = 64  # maximum number of responses queued per grader process, besides those that judges may have
@@ -138,7 +137,7 @@ async def _grade_responses(
 
 def _make_score_record(
     folder: Path, problems: Sequence[PromptResponses], result: SampleResult, score: Score
-) -> dict[str, Any]:
+) -> JsonObject:
     """Create the line of scores.jsonl for one graded response, and save the pictures of its prompt to `folder`."""
     problem = problems[result.problem_id]
     return {

@@ -18,16 +18,17 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 
 from alphaapollo.config.errors import report_error
 from alphaapollo.evolving.pool import FILE, Candidate, Pool
 from alphaapollo.launch.format import upgrade_folder
+from alphaapollo.utils.json_types import JsonObject
 
 Criterion = Literal["truth", "votes"]
-Row = dict[str, Any]
+Row = JsonObject
 
 
 def make_training_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict[str, list[Row]]:

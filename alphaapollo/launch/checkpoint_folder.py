@@ -18,10 +18,11 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from alphaapollo.launch.format import upgrade_folder, write_format
 from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.utils.json_types import JsonObject
 
 PROGRESS = "progress.json"
 """File with the driver's state in a checkpoint."""
@@ -32,14 +33,14 @@ READERS = 4  # number of files that are read in parallel
 LOWER_IS_BETTER = frozenset({"loss", "perplexity", "failed"})  # parts of names of validation metrics
 
 
-def write_progress(folder: Path, fields: dict[str, Any]) -> None:
+def write_progress(folder: Path, fields: JsonObject) -> None:
     (folder / PROGRESS).write_text(json.dumps(fields, indent=1) + "\n")
 
 
-def read_progress(folder: Path) -> dict[str, Any]:
+def read_progress(folder: Path) -> JsonObject:
     """Read the driver's state in a checkpoint, progress.json. Raises ValueError if the file is damaged."""
     try:
-        fields: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
+        fields: JsonObject = json.loads((folder / PROGRESS).read_text())
         if not isinstance(fields["step"], int):
             raise TypeError("its field 'step' is not an integer")
     except (OSError, ValueError, TypeError, LookupError) as error:

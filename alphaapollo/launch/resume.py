@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import BaseModel
@@ -34,6 +33,7 @@ from alphaapollo.launch.checkpoint_folder import (
 from alphaapollo.launch.format import upgrade_folder, write_format
 from alphaapollo.launch.run_plan import RunPlan, write_run_plan
 from alphaapollo.observability.metrics_file import read_logged_steps
+from alphaapollo.utils.json_types import JsonObject
 
 ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
 NEW_RUN_HINT = (
@@ -165,7 +165,7 @@ def _describe_lost_metrics(metrics_file: Path, logged_steps: Sequence[int], step
     return f"{metrics_file} has no lines of iterations {last + 1} to {step}; they are lost."
 
 
-def read_earlier_config(config: Config | TuningConfig) -> dict[str, Any]:
+def read_earlier_config(config: Config | TuningConfig) -> JsonObject:
     """Return the newest saved configuration of the run to resume, as plain values; empty for a new run. Raises
     ValueError as find_start_point does."""
     folder = config.trainer.folder
@@ -265,7 +265,7 @@ def _find_saved_config(folder: Path) -> tuple[Path | None, int]:
     return (first if first.is_file() else None), 0
 
 
-def _read_config_and_check_command(folder: Path, schema: type[BaseModel]) -> dict[str, Any]:
+def _read_config_and_check_command(folder: Path, schema: type[BaseModel]) -> JsonObject:
     """Read the newest saved configuration of a run. Raises ValueError if the run belongs to another command than
     `schema`."""
     values = read_saved_config(folder)
@@ -275,7 +275,7 @@ def _read_config_and_check_command(folder: Path, schema: type[BaseModel]) -> dic
     return values
 
 
-def read_saved_config(folder: Path) -> dict[str, Any]:
+def read_saved_config(folder: Path) -> JsonObject:
     """Read the newest saved configuration of a run or a recording, as plain values, with the current names of its keys.
     Raises ValueError if it cannot be read."""
     upgrade_folder(folder)

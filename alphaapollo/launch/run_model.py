@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import format_override
@@ -17,6 +16,7 @@ from alphaapollo.config.schema.model import Lora
 from alphaapollo.launch.checkpoint_folder import PROGRESS, list_checkpoints
 from alphaapollo.launch.resume import read_saved_config
 from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
+from alphaapollo.utils.json_types import JsonObject
 
 LENGTHS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")
 
@@ -84,7 +84,7 @@ def _find_run_of_model(model: Path) -> Path:
     return model
 
 
-def make_generation_config_values(run_model: RunModel) -> dict[str, Any]:
+def make_generation_config_values(run_model: RunModel) -> JsonObject:
     """Return values for a GenerationConfig from the run's saved configuration: engine, environment, tools and token
     limits. Graders are left out."""
     is_known = run_model.run_folder != run_model.model_folder and (run_model.run_folder / "config.yaml").is_file()

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from alphaapollo.launch.format import upgrade_folder
 from alphaapollo.observability.advice import MetricsAdvisor
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.run_folders import find_runs
 
 VERSION = 3  # change it with the tables
@@ -74,7 +74,7 @@ class _PoolRecord(msgspec.Struct):
     key: str = ""
     candidate: str | None = ""
     problem: int | None = None
-    grade: dict[str, Any] | None = None
+    grade: JsonObject | None = None
     failure: str = ""
     votes_for: int | None = None
     votes_against: int | None = None
@@ -260,7 +260,7 @@ def parse_metrics(line: bytes) -> tuple[int, dict[str, float]] | None:
     return step, {name: value for name, value in record.items() if value is not None}
 
 
-def make_trajectory_row(line: int, offset: int, text: bytes) -> tuple[Any, ...] | None:
+def make_trajectory_row(line: int, offset: int, text: bytes) -> tuple[object, ...] | None:
     """Return the columns of a trajectory from `line` on; None if its line is damaged."""
     try:
         one = _TRAJECTORIES.decode(text)
@@ -273,7 +273,7 @@ def make_trajectory_row(line: int, offset: int, text: bytes) -> tuple[Any, ...] 
     return (*identity, reward, accuracy, tokens, len(one.turns), one.outcome, one.end, one.stop_reason)
 
 
-def make_pool_row(offset: int, text: bytes) -> tuple[Any, ...] | None:
+def make_pool_row(offset: int, text: bytes) -> tuple[object, ...] | None:
     """Return the columns of a record of an evolution from `kind` on: empty for a model call, which is not indexed; None
     if its line is damaged."""
     try:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import psutil
 import yaml
@@ -19,6 +18,7 @@ from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.launch.format import upgrade_folder
 from alphaapollo.launch.run_history import read_history
 from alphaapollo.utils.folder_lock import read_lock_owner
+from alphaapollo.utils.json_types import JsonObject
 
 MARKERS = ("config.yaml", "metrics.jsonl", "results.jsonl", "pool.jsonl")  # a folder with one of these files is a run
 CONTENT = frozenset({"checkpoints", "rollouts", "logs", "model", "recorded", "problems", "__pycache__"})
@@ -78,7 +78,7 @@ def read_run_state(folder: Path) -> RunState:
     return RunState(commands[-1].state, commands[-1].error) if commands else RunState("ended")
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> JsonObject:
     """Read a JSON object; an empty dict if the file is missing, incomplete or damaged."""
     try:
         value = json.loads(path.read_bytes())
@@ -87,7 +87,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> JsonObject:
     """Read config.yaml; an empty dict if the file is missing, incomplete or damaged."""
     path = folder / "config.yaml"
     try:
@@ -98,7 +98,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4096)
-def _parse_config(path: Path, _mtime: int) -> dict[str, Any]:
+def _parse_config(path: Path, _mtime: int) -> JsonObject:
     try:
         value = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError):  # ValueError: e.g. a date that does not exist

@@ -25,7 +25,7 @@ import numpy as np
 from alphaapollo.launch.checkpoint_folder import MANIFEST, find_damage, write_manifest
 from alphaapollo.launch.format import upgrade_folder
 from alphaapollo.observability.json_values import to_json_value
-from alphaapollo.types import ImageInput, Trajectory, TrajectoryGroup
+from alphaapollo.types import ImageInput, JsonObject, Trajectory, TrajectoryGroup
 
 FOLDER = "recorded"  # name of the subfolder of a run
 INFO, GROUPS, IMAGES, OUTCOME = "recording.json", "groups.msgpack", "images.msgpack", "outcome"
@@ -43,7 +43,7 @@ class RecordingInfo:
     ranks: int  # training ranks
     threads: int  # threads per rank
     device: str
-    model: dict[str, Any]  # resolved section of the policy's model
+    model: JsonObject  # resolved section of the policy's model
     machine: dict[str, str]  # processor and library versions
     reference_ahead: bool = False  # reference log-probs were computed per group
     max_tokens: int = 16384  # token budget of a micro-batch
@@ -98,7 +98,7 @@ def read_groups(folder: Path) -> list[TrajectoryGroup]:
     groups: list[TrajectoryGroup] = _decode_msgpack_file(folder / GROUPS, list[TrajectoryGroup])
     if not (folder / IMAGES).is_file():
         return groups
-    tensors, images = _decode_msgpack_file(folder / IMAGES, dict[str, dict[str, Any]]), dict[str, ImageInput]()
+    tensors, images = _decode_msgpack_file(folder / IMAGES, dict[str, JsonObject]), dict[str, ImageInput]()
     return _replace_images(
         groups, lambda image: images.setdefault(image.digest, replace(image, tensors=tensors[image.digest]))
     )

@@ -15,6 +15,7 @@ from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 
 from alphaapollo.observability.run_view import format_duration
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.run_folders import find_kind, find_total_steps, make_run_name, read_json_object, read_run_state
 from alphaapollo.viewer.samples import split_into_parts
 
@@ -31,10 +32,10 @@ class Query:
     place: Mapping[str, Any]  # parts of the path: run, kind, step, line
     options: QueryParams
 
-    def select(self, query: str, *values: Any) -> list[sqlite3.Row]:
+    def select(self, query: str, *values: object) -> list[sqlite3.Row]:
         return self.database.execute(query, values).fetchall()
 
-    def select_page(self, query: str, values: Sequence[Any], columns: Sequence[str]) -> dict[str, Any]:
+    def select_page(self, query: str, values: Sequence[object], columns: Sequence[str]) -> dict[str, object]:
         """Sort the rows of a query by the options `sort` and `down`, and return the values of one page of its table.
 
         columns: columns by which the table can be sorted; the first one decides if there is no option.
@@ -49,7 +50,7 @@ class Query:
         table = {"sort": sort, "down": down, "page": page, "last_page": (total - 1) // PAGE_ROWS}
         return {"rows": rows, "num_rows": total, "table": {**table, "options": self.options}}
 
-    def find_neighbors(self, table: str, column: str, **place: Any) -> tuple[int | None, int | None]:
+    def find_neighbors(self, table: str, column: str, **place: object) -> tuple[int | None, int | None]:
         """Return the next lower and the next higher value of the column, the last one of `place`, at the same place."""
         same = "".join(f"{name} = ? AND " for name in place if name != column)
         found = f"SELECT {{}}({column}) FROM {table} WHERE {same} {column} {{}} ?"
@@ -66,7 +67,7 @@ class Query:
         return run
 
 
-Describe = Callable[[Query], dict[str, Any]]
+Describe = Callable[[Query], dict[str, object]]
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def format_number(value: float | None) -> str:
     return f"{value:.3f}" if 0.001 <= abs(value) < 1e6 else f"{value:.2e}"
 
 
-def format_estimate(estimate: Mapping[str, Any] | None) -> str:
+def format_estimate(estimate: JsonObject | None) -> str:
     """Format a mean with its interval, e.g. `0.812 (0.750 to 0.868)`; a dash for None."""
     if estimate is None or estimate.get("value") is None:
         return "-"
@@ -143,12 +144,12 @@ def format_time(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}" if seconds else ""
 
 
-def make_query_string(options: QueryParams, **changes: Any) -> str:
+def make_query_string(options: QueryParams, **changes: object) -> str:
     """Return the query of a link: these options with changes."""
     return urlencode({**options, **changes})
 
 
-FILTERS: dict[str, Callable[..., Any]] = {
+FILTERS: dict[str, Callable[..., object]] = {
     "number": format_number,
     "estimate": format_estimate,
     "counts": format_counts,
