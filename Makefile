@@ -55,8 +55,8 @@ lock: setup-dev ## pin requirements/*.txt again (ARGS=--upgrade takes the newest
 audit: setup-dev ## list known vulnerabilities of the pinned packages (needs an advisory index)
 	@source scripts/pip_settings.sh; $(PY) scripts/audit.py
 
-wheel: setup-dev ## build dist/*.whl
-	@$(PY) -m hatchling build -t wheel
+wheel: setup-dev ## build the wheel and the source distribution in dist/
+	@$(PY) -m hatchling build
 
 bench: setup ## measure speed, against other tools on the same machine (long)
 	@for script in scripts/bench/[a-z]*.py; do echo "== $$script"; $(PY) $$script; done
@@ -74,4 +74,4 @@ clean: ## remove .venv, builds and caches (outputs/ stays)
 	@rm -rf .venv dist build site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -not -path './outputs/*' -prune -exec rm -rf {} +
 
-.PHONY: help quickstart setup setup-suites setup-dev test test-unit test-loop check format docs docs-site lock audit wheel bench gpu-check gpu-check-wheels cluster-check clean
+.PHONY: help quickstart setup setup-suites setup-dev test test-all test-gpu check format docs docs-site lock audit wheel bench gpu-check gpu-check-wheels cluster-check clean
