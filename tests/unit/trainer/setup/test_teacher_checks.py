@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema import Config
+from alphaapollo.config.load import load_config
+from alphaapollo.config.schema import Config, Model, Teacher
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.trainer.setup.teacher_checks import check_teachers
+from alphaapollo.trainer.setup.teacher_checks import check_self_teacher, check_teacher_vocabulary, check_teachers
 from alphaapollo.types import Prompt
 from examples.quickstart.make_task import make_tokenizer
+from tests.unit.tiny import save_model
 from tests.unit.trainer.teacher_server import Answer, make_completion, serve
+
+SIZE = 272  # of the quickstart's vocabulary
+WITH_DEMONSTRATION = Prompt(0, "test", "text", extra_info={"demonstration": "4"})
 
 
 @pytest.fixture
@@ -32,16 +38,16 @@ def test_every_data_source_needs_a_teacher_and_unused_teachers_are_reported(rend
     make_tokenizer(tmp_path / "teacher", ("<left>", "<right>"))
     models = {name: {"path": str(tmp_path / "teacher")} for name in ("math", "code")}
     prompts = [Prompt(3, "openai/gsm8k", "1+1"), Prompt(4, "code/apps", "sort")]
-    with pytest.raises(ValueError, match=r"no teacher for the data_source 'code/apps' of row 4.*teacher.by_source"):
+    with pytest.raises(ValueError, match=r"'code/apps' of row 4.*teacher.by_source"):
         check(renderer, {"*GSM8K": "math"}, prompts, **models)
     assert check(renderer, {"*GSM8K": "math", "*": {"math": 0.5, "code": 0.5}}, prompts, **models) == []
     (notice,) = check(renderer, {"*": "math"}, prompts, **models)
-    assert notice == "teacher.models.code is not used: teacher.by_source assigns no training prompt to it."
+    assert notice.startswith("teacher.models.code is not used")
 
 
 def test_a_server_does_not_read_pictures(renderer: Renderer) -> None:
     prompt = Prompt(0, "a", [{"role": "user", "content": "<image>", "images": [b"png"]}])
-    with pytest.raises(ValueError, match=r"do not support pictures. Set teacher.models.big.path instead"):
+    with pytest.raises(ValueError, match=r"pictures.* Set teacher.models.big.path"):
         check(renderer, {"*": "big"}, [prompt], big={"base_url": "http://127.0.0.1:9/v1", "name": "big"})
 
 
@@ -54,26 +60,91 @@ def check_server(renderer: Renderer, answer: Callable[[str, dict[str, Any]], Ans
     return asyncio.run(run())
 
 
-def decode_with(tokenizer: Any) -> Callable[[str, dict[str, Any]], Answer]:
+def decode_with(tokenizer: Any, shortest: int = 100) -> Callable[[str, dict[str, Any]], Answer]:
+    """Answers of a server with this tokenizer, which refuses prompts of at most `shortest` tokens."""
+
     def answer(path: str, request: dict[str, Any]) -> Answer:
         if path == "/detokenize":
             return {"prompt": tokenizer.decode(request["tokens"])}
-        return make_completion(request["prompt"], {}) if len(request["prompt"]) > 100 else 400
+        return make_completion(request["prompt"], {}) if len(request["prompt"]) > shortest else 400
 
     return answer
 
 
-def test_a_server_must_decode_every_token_like_the_policy(renderer: Renderer, tmp_path: Path) -> None:
+def test_a_server_must_read_and_decode_every_token_like_the_policy(renderer: Renderer, tmp_path: Path) -> None:
     assert check_server(renderer, decode_with(renderer.tokenizer)) == []
     make_tokenizer(tmp_path / "other", ("<left>", "<rigth>"))
-    other = load_tokenizer(str(tmp_path / "other"))
-    with pytest.raises(ValueError, match=r"another tokenizer.*decodes token 273 differently, which is '<right>' for"):
-        check_server(renderer, decode_with(other))
-
-
-def test_a_server_that_refuses_the_longest_sequence_is_refused(renderer: Renderer) -> None:
-    def answer(path: str, request: dict[str, Any]) -> Answer:
-        return decode_with(renderer.tokenizer)(path, request) if path == "/detokenize" else 400
-
+    with pytest.raises(ValueError, match=r"another tokenizer.*token 273 .*'<right>'"):
+        check_server(renderer, decode_with(load_tokenizer(str(tmp_path / "other"))))
     with pytest.raises(ValueError, match=r"refused a request .status 400"):
-        check_server(renderer, answer)
+        check_server(renderer, decode_with(renderer.tokenizer, shortest=10**6))
+
+
+def save(folder: Path, size: int = SIZE, more_words: tuple[str, ...] = ()) -> str:
+    """A tokenizer, and a configuration with a head of `size` rows."""
+    make_tokenizer(folder, more_words)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": size}))
+    return str(folder)
+
+
+def check_vocabulary(teacher: str, divergence: str, policy: str) -> list[str]:
+    own = Teacher(divergence=divergence, model={"path": teacher})
+    renderer = Renderer(load_tokenizer(policy))
+    return check_teacher_vocabulary("teacher.model", own.model, own, Model(path=policy), renderer)
+
+
+@pytest.mark.parametrize(
+    ("policy", "teacher", "allowed", "refused", "facts"),
+    [
+        ((), (SIZE + 16,), ("sampled", "reverse", "forward", "jsd"), (), ""),
+        (
+            (SIZE, ("<left>", "<right>")),
+            (SIZE, ("<right>", "<left>")),
+            (),
+            ("sampled", "jsd"),
+            "'<left>', '<right>'.*docs/expert_iteration.md",
+        ),
+        ((), (SIZE + 16, ("<left>",)), ("sampled",), ("reverse",), "'<left>'.* Set teacher.divergence=sampled"),
+        ((SIZE + 16,), (), ("sampled",), ("forward",), "272 logits, .* 288"),
+    ],
+    ids=["same", "other ids", "more tokens", "smaller head"],
+)
+def test_divergences_that_two_vocabularies_allow(
+    tmp_path: Path, policy: tuple[Any, ...], teacher: tuple[Any, ...], allowed: Any, refused: Any, facts: str
+) -> None:
+    folders = save(tmp_path / "teacher", *teacher), save(tmp_path / "policy", *policy)
+    for divergence in allowed:
+        assert check_vocabulary(folders[0], divergence, folders[1]) == []
+    for divergence in refused:
+        with pytest.raises(ValueError, match=facts):
+            check_vocabulary(folders[0], divergence, folders[1])
+
+
+def test_another_chat_template_is_a_notice(tmp_path: Path) -> None:
+    policy, teacher = save(tmp_path / "policy"), save(tmp_path / "teacher")
+    template = tmp_path / "teacher" / "chat_template.jinja"
+    assert template.exists()
+    template.write_text("{{ messages[0].content }}")
+    (notice,) = check_vocabulary(teacher, "sampled", policy)
+    assert "has another chat template" in notice
+
+
+def self_taught(model: Path, *words: str) -> Config:
+    lengths = ["data.max_prompt_length=40", "data.max_response_length=20"]
+    return load_config(Config, "ppo", ["algorithm=sdft", f"actor_rollout_ref.model.path={model}", *lengths, *words])
+
+
+def test_prompts_and_lengths_of_a_self_teacher_are_checked(tmp_path: Path) -> None:
+    """The model reads 128 tokens: a prompt of 108 and a response of 20."""
+    model, key = save_model("qwen3", tmp_path / "model"), "teacher.self_teacher.max_prompt_length"
+    check_self_teacher(self_taught(model), [WITH_DEMONSTRATION])
+    check_self_teacher(self_taught(model, f"{key}=108"), [WITH_DEMONSTRATION])
+    with pytest.raises(ValueError, match=rf"129 tokens.*{key} to at most 108"):
+        check_self_teacher(self_taught(model, f"{key}=109"), [WITH_DEMONSTRATION])
+    with pytest.raises(ValueError, match="row 1 has None"):
+        check_self_teacher(self_taught(model), [WITH_DEMONSTRATION, Prompt(1, "test", "text")])
+
+
+def test_a_vision_language_model_is_no_self_teacher(vision_folder: Callable[[str], Path]) -> None:
+    with pytest.raises(ValueError, match=r"context=demonstration .*vision-language"):
+        check_self_teacher(self_taught(vision_folder("qwen3_vl")), [WITH_DEMONSTRATION])

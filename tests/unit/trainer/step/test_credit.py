@@ -1,36 +1,24 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from alphaapollo.rollout.context import build_append_context_rows, build_memory_context_rows, build_row
+from alphaapollo.rollout.context import build_row
 from alphaapollo.trainer.step.credit import assign_turn_numbers
 from alphaapollo.trainer.step.training_batch import sum_rewards_per_trajectory
-from alphaapollo.types import (
-    Completion,
-    EpisodeEnd,
-    Outcome,
-    Prompt,
-    Score,
-    StopReason,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-)
+from alphaapollo.types import Outcome, Score, Trajectory, Turn
+from tests.builders import make_group, make_trajectory, make_turn
 from tests.unit.trainer.samples import build, credit_of, matrix_of
 
 
-def turn(context: list[int], length: int, **info) -> Turn:
-    return Turn(context, Completion([1] * length, [-0.1] * length, StopReason.STOP, 0), "text", info=info)
-
-
-def trajectory(*turns: Turn, rows=build_append_context_rows, reward: float = 0.0) -> Trajectory:
-    return Trajectory(0, 0, list(turns), rows(turns), Score(reward), EpisodeEnd.DONE)
+def turn(context: list[int], length: int, reward: float = 0.0, **info) -> Turn:
+    return make_turn(length, context, reward=reward, info=info)
 
 
 def test_append_rows_with_anchors_from_context_tokens():
-    one = trajectory(turn([7, 7], 2), turn([8], 1), turn([8], 1))
-    two = trajectory(turn([7, 7], 1), turn([9], 2))
+    one = make_trajectory(turn([7, 7], 2), turn([8], 1), turn([8], 1))
+    two = make_trajectory(turn([7, 7], 1), turn([9], 2))
     mask = torch.tensor([[1, 1, 0, 1, 0, 1], [1, 0, 1, 1, 0, 0]])
     turns = assign_turn_numbers([one, two], torch.tensor([0, 0]), mask)
     assert turns.turn_of_token.tolist() == [[0, 0, -1, 1, -1, 2], [3, -1, 4, 4, -1, -1]]
@@ -41,7 +29,7 @@ def test_append_rows_with_anchors_from_context_tokens():
 def test_memory_rows_with_anchors_from_the_environment():
     """The same state is an anchor within its group only, for any prompt."""
     turns = [turn([7, 7], 2, state="0,0"), turn([7, 7, 5], 1, state="0,0")]
-    played = [trajectory(*turns, rows=build_memory_context_rows) for _ in range(2)]
+    played = [make_trajectory(*turns, memory=True) for _ in range(2)]
     mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 0]])
     numbered = assign_turn_numbers(played, torch.tensor([0, 0, 1, 1]), mask)
     assert numbered.turn_of_token.tolist() == [[0, 0], [1, -1], [2, 2], [3, -1]]
@@ -54,7 +42,7 @@ def agent_trajectory(reward: float, *rewards: float) -> Trajectory:
     for one, number in zip(turns, (1, 0, 2, 3), strict=True):
         one.answer_number, one.reward = number, rewards[number]
     rows = [build_row(turns[:1]), build_row(turns[1:3], first_turn=1)]
-    return Trajectory(0, 0, turns, rows, Score(reward), EpisodeEnd.DONE)
+    return replace(make_trajectory(*turns, score=reward), rows=rows)
 
 
 def test_turns_of_agents_are_in_the_order_of_their_answers():
@@ -67,43 +55,33 @@ def test_turns_of_agents_are_in_the_order_of_their_answers():
 def test_later_rewards_of_agents_count_for_earlier_answers():
     """The reward of the untrained answer 3 and the score come after answer 2."""
     one, other = agent_trajectory(1.0, 0.1, 0.2, 0.3, 0.5), agent_trajectory(0.0, 0.0, 0.0, 0.0, 0.0)
-    batch = build([TrajectoryGroup(Prompt(0, "text", "text"), [one, other])])
+    batch = build([make_group(one, other)])
     assert sum_rewards_per_trajectory(batch.token_rewards, batch.trajectory_offsets).tolist() == [2.1, 0.0]
     assert one.reward == pytest.approx(2.1)
     matrix = matrix_of(batch, credit_of(batch, "turn_group"))
-    assert matrix[:2].tolist() == [
-        pytest.approx([2.0, 0.0, 0.0, 0.0]),
-        pytest.approx([2.1, 2.1, 0.0, 1.8]),
-    ]
+    assert matrix[:2].flatten().tolist() == pytest.approx([2.0, 0.0, 0.0, 0.0, 2.1, 2.1, 0.0, 1.8])
 
 
-@pytest.mark.parametrize("rows", [build_append_context_rows, build_memory_context_rows])
-def test_step_rewards_of_an_environment_reach_their_turns(rows):
+@pytest.mark.parametrize("memory", [False, True])
+def test_step_rewards_of_an_environment_reach_their_turns(memory: bool):
     """The final score is a reward of the last turn."""
-    turns = [turn([7], 2), turn([8], 1)]
-    turns[0].reward, turns[1].reward = 0.25, -0.5
-    won, lost = trajectory(*turns, rows=rows, reward=1.0), trajectory(turn([7], 1), rows=rows)
-    batch = build([TrajectoryGroup(Prompt(0, "text", "text"), [won, lost])])
-    advantages = credit_of(batch, "turn_group")
-    values = matrix_of(batch, advantages)[matrix_of(batch, advantages) != 0]
-    assert values.tolist() == pytest.approx([0.75, 0.75, 0.5, -0.75])
+    won = make_trajectory(turn([7], 2, 0.25), turn([8], 1, -0.5), memory=memory)
+    batch = build([make_group(won, make_trajectory(1, score=0.0, memory=memory))])
+    matrix = matrix_of(batch, credit_of(batch, "turn_group"))
+    assert matrix[matrix != 0].tolist() == pytest.approx([0.75, 0.75, 0.5, -0.75])
 
 
 def test_a_failed_trajectory_is_no_baseline():
-    prompt = Prompt(0, "text", "text")
-    failed = trajectory(turn([7], 1), reward=math.nan)
-    failed.score = Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED)
-    won, lost = trajectory(turn([7], 1), reward=1.0), trajectory(turn([7], 1))
-    batch = build([TrajectoryGroup(prompt, [won, failed, lost])])
+    failed = make_trajectory(1, score=Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED))
+    batch = build([make_group(make_trajectory(1), failed, make_trajectory(1, score=0.0))])
     assert matrix_of(batch, credit_of(batch, "turn_group")).flatten().tolist() == [1.0, -1.0]
 
 
 def test_from_trajectories_to_columns():
     """Two samples of a group: from the same start, one wins in its second turn, which has no counterpart."""
-    prompt = Prompt(0, "text", "text")
-    won = trajectory(turn([7], 1, state="start"), turn([8], 1, state="near"), reward=1.0)
-    lost = trajectory(turn([7], 1, state="start"))
-    batch = build([TrajectoryGroup(prompt, [won, lost])])
+    won = make_trajectory(turn([7], 1, state="start"), turn([8], 1, state="near"))
+    lost = make_trajectory(turn([7], 1, state="start"), score=0.0)
+    batch = build([make_group(won, lost)])
     matrix = matrix_of(batch, credit_of(batch, "gigpo", gamma=0.5, norm_adv_by_std_in_grpo=False))
     # episodes +-0.5; from the start the returns are 0.5 and 0: +-0.25; "near" stands alone
     assert matrix.tolist() == [[0.75, 0.0, 0.5], [-0.75, 0.0, 0.0]]

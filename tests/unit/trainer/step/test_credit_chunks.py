@@ -12,17 +12,8 @@ from alphaapollo.config.schema import Actor
 from alphaapollo.trainer.step import credit
 from alphaapollo.trainer.step.credit import AssignedCredit, WorkerOutputs, assign_credit, split_into_chunks
 from alphaapollo.trainer.step.training_batch import build_batch
-from alphaapollo.types import (
-    Completion,
-    EpisodeEnd,
-    Prompt,
-    Row,
-    Score,
-    StopReason,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-)
+from alphaapollo.types import Prompt, Score, Trajectory
+from tests.builders import make_completion, make_trajectory, make_turn
 from tests.unit.trainer.samples import build, credit_of, group, make_config, trajectory
 
 OPTIONS = {"gdpo": {"gdpo_rewards": ["accuracy", "style"]}, "grpo_passk_analytic": {"passk_k": 2}}
@@ -30,38 +21,23 @@ OPTIONS = {"gdpo": {"gdpo_rewards": ["accuracy", "style"]}, "grpo_passk_analytic
 
 def random_trajectory(draws: random.Random, prompt: int, sample: int) -> Trajectory:
     """One to three turns, in one row or (memory context) in one row each."""
-    has_row_per_turn = draws.random() < 0.3
-    rows, turns = [], []
-    joined = Row([7, prompt], [0, 0], [0.0, 0.0], [])
-    for number in range(draws.randint(1, 3)):
-        actions = [1] * draws.randint(1, 20)
-        logprobs = [-draws.random() for _ in actions]
-        completion = Completion(actions, logprobs, StopReason.STOP, 0)
-        turns.append(Turn([7, prompt], completion, "text", info={"state": draws.randint(0, 1)}))
-        context = 2 if has_row_per_turn or number else 0
-        parts = [7, prompt][:context] + actions, [0] * context + [1] * len(actions), [0.0] * context + logprobs
-        if has_row_per_turn:
-            rows.append(Row(*parts, [len(parts[0]) - 1], number))
-        else:
-            joined = Row(
-                *(
-                    list(old) + new
-                    for old, new in zip((joined.token_ids, joined.action_mask, joined.logprobs), parts, strict=True)
-                ),
-                [*joined.turn_ends, len(joined.token_ids) + len(parts[0]) - 1],
-            )
+    memory, turns = draws.random() < 0.3, []
+    for _ in range(draws.randint(1, 3)):
+        length = draws.randint(1, 20)
+        completion = make_completion(length, [-draws.random() for _ in range(length)])
+        turns.append(make_turn(completion, [7, prompt], info={"state": draws.randint(0, 1)}))
     reward = float(draws.randint(0, 1))
     score = Score(reward, {"accuracy": reward, "style": draws.random()})
-    return Trajectory(prompt, sample, turns, rows or [joined], score, EpisodeEnd.DONE)
+    return make_trajectory(*turns, score=score, sample=sample, prompt_id=prompt, memory=memory)
 
 
 def assign(name: str, use_kl: bool) -> AssignedCredit:
     draws, numbers = random.Random(3), np.random.default_rng(3)
     groups = [
-        TrajectoryGroup(
-            Prompt(prompt, "test", "text"),
-            [random_trajectory(draws, prompt, sample) for sample in range(3)],
-            random_trajectory(draws, prompt, 9),
+        group(
+            *(random_trajectory(draws, prompt, sample) for sample in range(3)),
+            prompt=Prompt(prompt, "test", "text"),
+            baseline=random_trajectory(draws, prompt, 9),
         )
         for prompt in range(8)
     ]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ def prompts(*sources: str, first_id: int = 0) -> list[Prompt]:
 
 
 def results(prompt: Prompt, *accuracies: float) -> TrajectoryGroup:
-    own = [trajectory(sample, value, 2) for sample, value in enumerate(accuracies)]
-    return replace(group(*own), prompt=prompt)
+    return group(*(trajectory(sample, value, 2) for sample, value in enumerate(accuracies)), prompt=prompt)
 
 
 def settings(sampler: str = "frontier", batch: int = 2, **curriculum: Any) -> Data:
@@ -32,7 +30,7 @@ def test_failed_samples_are_no_part_of_a_pass_rate() -> None:
     failed = trajectory(2, math.nan, 2, Outcome.GRADER_FAILED)
     assert measure_pass_rate(group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2), failed)) == 0.5
     assert measure_pass_rate(group(failed)) is None
-    with pytest.raises(ValueError, match=r"need accuracies from 0 to 1; row 0 has 3\. Return the component"):
+    with pytest.raises(ValueError, match="from 0 to 1; row 0 has 3"):
         measure_pass_rate(group(trajectory(0, 3.0, 2)))
 
 
@@ -61,19 +59,16 @@ def test_stages_open_at_their_gates() -> None:
     stages = [{"data_source": "easy/*"}, {"data_source": "math", "metric": "val/accuracy"}, {"data_source": "*"}]
     tasks, progress = prompts("easy/a", "easy/b", "easy/b", "math", "x"), Progress()
     curriculum = CurriculumSampler(tasks, settings("uniform", stages=stages))
-    weights = [curriculum._compute_weights(progress.curriculum).tolist()]
-    curriculum.update(progress, [results(tasks[0], 1, 1)])  # one of the two prompts that a batch has
-    weights.append(curriculum._compute_weights(progress.curriculum).tolist())
-    progress.validation = {"val/accuracy": 0.9}
-    curriculum.update(progress, [results(tasks[1], 1, 0)])  # mean .75
-    assert progress.curriculum.stage == 0
-    progress.validation = {}
-    assert curriculum.update(progress, [results(tasks[1], 1, 1)])["curriculum/stage"] == 2.0
-    weights.append(curriculum._compute_weights(progress.curriculum).tolist())
-    progress.validation = {"val/accuracy": 0.8}
-    curriculum.update(progress, [results(tasks[0], 0, 0)])  # an open stage stays open
-    weights.append(curriculum._compute_weights(progress.curriculum).tolist())
-    assert weights == [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert curriculum._compute_weights(progress.curriculum).tolist() == [1, 1, 1, 0, 0]
+    for validation, result, weights in (
+        ({}, results(tasks[0], 1, 1), [1, 1, 1, 0, 0]),  # one of the two prompts that a batch has
+        ({"val/accuracy": 0.9}, results(tasks[1], 1, 0), [1, 1, 1, 0, 0]),  # mean .75
+        ({}, results(tasks[1], 1, 1), [1, 1, 1, 1, 0]),
+        ({"val/accuracy": 0.8}, results(tasks[0], 0, 0), [1, 1, 1, 1, 1]),  # an open stage stays open
+    ):
+        progress.validation = validation
+        stage = curriculum.update(progress, [result])["curriculum/stage"]
+        assert curriculum._compute_weights(progress.curriculum).tolist() == weights and stage == sum(weights) - 2
 
 
 def test_a_gate_metric_must_exist() -> None:
@@ -82,10 +77,10 @@ def test_a_gate_metric_must_exist() -> None:
     curriculum = CurriculumSampler(tasks, settings("uniform", stages=stages))
     curriculum.update(progress, [])  # not validated yet
     progress.validation = {"val/accuracy": 0.9}
-    with pytest.raises(ValueError, match=r"stages wait for val/b/accuracy, .* Set it to one of val/accuracy\."):
+    with pytest.raises(ValueError, match=r"val/b/accuracy, .* one of val/accuracy\."):
         curriculum.update(progress, [])
     config = {"train_files": "a.parquet", "curriculum": {"stages": stages}}
-    with pytest.raises(ValueError, match=r"stages wait for val/b/accuracy\. Set data.val_files"):
+    with pytest.raises(ValueError, match=r"val/b/accuracy\. Set data\.val_files"):
         Config.model_validate({"data": config})
     with pytest.raises(ValueError, match=r"shuffle=false, but data\.sampler"):
         settings("frontier").model_validate({"sampler": "frontier", "shuffle": False})
@@ -94,9 +89,9 @@ def test_a_gate_metric_must_exist() -> None:
 def test_every_prompt_needs_a_stage_and_every_stage_a_prompt() -> None:
     data = settings("uniform", stages=[{"data_source": "a*"}, {"data_source": "b"}])
     assert assign_stages(prompts("b", "a1", "a2"), data).tolist() == [1, 0, 0]
-    with pytest.raises(ValueError, match=r"data source 'c' of data.train_files is in no stage"):
+    with pytest.raises(ValueError, match="'c' of data"):
         assign_stages(prompts("a", "b", "c"), data)
-    with pytest.raises(ValueError, match=r"stages\[1\]\.data_source='b' matches none of the data sources \['a'\]"):
+    with pytest.raises(ValueError, match=r"stages\[1\]\.data_source='b' .*\['a'\]"):
         assign_stages(prompts("a"), data)
 
 

@@ -96,23 +96,20 @@ def test_missing_groups_are_generated_again_with_the_same_draws() -> None:
     assert sorted(drawn) == [request.stream_position for request in REQUESTS]  # each once
     replayed = case.counts["recovery/groups_replayed"]
     assert replayed >= 1 and case.counts["recovery/engine_restarts"] == 1
-    assert case.notices == [
-        f"the rollout worker of rank 0 died; starting a new engine and generating {replayed} groups again"
-    ]
+    (notice,) = case.notices
+    assert notice.startswith("the rollout worker of rank 0 died") and f" {replayed} groups " in notice
     assert case.run.workers.engines.dead == set()
 
 
 def test_nothing_is_counted_without_a_death() -> None:
     case = Case(Engine(), Engine())
-    assert case.play() == [0, 1, 2, 3, 4, 5]
-    assert case.calls == [] and case.counts == {}
+    assert case.play() == [0, 1, 2, 3, 4, 5] and case.calls == [] and case.counts == {}
 
 
 def test_the_only_engine_dies() -> None:
     case = Case(Engine(dies_at=1))
-    assert case.play() == [0, 1, 2, 3, 4, 5]
+    assert case.play() == [0, 1, 2, 3, 4, 5] and case.counts["recovery/groups_replayed"] == 6
     assert case.next.played == [request.stream_position for request in REQUESTS]
-    assert case.counts["recovery/groups_replayed"] == 6
 
 
 @pytest.mark.parametrize("keys", [{"can_replace_engines": False}, {"max_restarts": 0}])
@@ -123,14 +120,6 @@ def test_a_death_without_replacement_ends_the_loop(keys: dict[str, Any]) -> None
     assert case.calls == [] and case.notices == []
 
 
-def test_a_second_death_is_not_replaced() -> None:
-    case = Case(Engine(dies_at=1))
-    case.next = Engine(dies_at=1)
-    with pytest.raises(WorkerDied):
-        case.play()
-    assert case.calls == ["replace 0", "publish 7"]
-
-
 def test_replacements_are_counted_over_the_run() -> None:
     case = Case(Engine(dies_at=1), max_restarts=1)
     assert case.play() == [0, 1, 2, 3, 4, 5]
@@ -139,16 +128,21 @@ def test_replacements_are_counted_over_the_run() -> None:
         case.play()
 
 
-def test_a_failed_replacement_raises_the_death() -> None:
+def test_a_second_death_or_a_failed_replacement_raises_the_death() -> None:
     case = Case(Engine(dies_at=1))
+    case.next = Engine(dies_at=1)
+    with pytest.raises(WorkerDied):
+        case.play()
+    assert case.calls == ["replace 0", "publish 7"]
 
     async def fail(index: int) -> None:
         raise WorkerFailed("rollout engine 0 did not start")
 
+    case = Case(Engine(dies_at=1))
     case.run.workers.replace_engine = fail
     with pytest.raises(WorkerDied, match="rank 0 died"):
         case.play()
-    assert case.notices[-1] == "the new engine did not start: rollout engine 0 did not start"
+    assert "rollout engine 0 did not start" in case.notices[-1]
 
 
 def test_the_death_of_another_role_is_raised() -> None:

@@ -18,7 +18,8 @@ from alphaapollo.data.batch import RankBatch
 from alphaapollo.trainer.step.collect import generate_groups
 from alphaapollo.trainer.step.reference_prefetch import ReferencePrefetcher
 from alphaapollo.trainer.step.training_batch import Batch
-from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Sampling, TrajectoryGroup
+from alphaapollo.types import GroupRequest, Outcome, Prompt, Sampling, TrajectoryGroup
+from tests.builders import make_completion, make_trajectory, make_turn
 from tests.unit.tiny import free_address, save_model, some_rows
 from tests.unit.trainer.samples import build, group, trajectory
 from tests.unit.workers.training import Case, make_worker
@@ -47,9 +48,7 @@ class Policy(Ranks[Any]):
         self.calls: list[list[list[int]]] = []
         self.busy = False
 
-    async def call_with_items(
-        self, function: Callable[[Any, Any], Any], items: Sequence[RankBatch]
-    ) -> list[np.ndarray]:
+    async def call_with_items(self, function: Any, items: Sequence[RankBatch]) -> list[np.ndarray]:
         assert not self.busy, "two calls at a time"
         self.busy = True
         await asyncio.sleep(0)
@@ -126,7 +125,7 @@ def test_rows_that_fail_later_are_computed_but_not_returned() -> None:
     np.testing.assert_allclose(logprobs[[0, 2]] % 1, 0.016, atol=1e-5)  # 4 + 7 + 5 tokens in one forward pass
 
 
-def test_an_error_of_the_reference_cancels_generation() -> None:
+def test_an_error_of_the_reference_cancels_generation_and_one_of_generation_is_raised() -> None:
     def dies(batch: RankBatch) -> np.ndarray:
         raise WorkerDied("the policy worker of rank 0 (pid 7) died", "policy")
 
@@ -143,12 +142,10 @@ def test_an_error_of_the_reference_cancels_generation() -> None:
         reference = ahead_of(Policy(1, dies))
         await asyncio.wait_for(reference.prefetch_during(for_ever(reference)), timeout=30)
 
-    with pytest.raises(WorkerDied, match=r"policy worker of rank 0 \(pid 7\) died"):
+    with pytest.raises(WorkerDied, match=r"rank 0 \(pid 7\)"):
         asyncio.run(run())
     assert ended == ["cancelled"]
 
-
-def test_an_error_of_generation_is_raised() -> None:
     async def fails() -> None:
         raise ValueError("the engine's")
 
@@ -186,15 +183,13 @@ def real_groups() -> list[TrajectoryGroup]:
     """Four groups of three samples with a shared prompt."""
     groups = []
     for start in range(0, 12, 3):
-        one = group(*(trajectory(index, float(index % 2), 1) for index in range(3)))
-        prompts = some_rows(12)[start]
-        prompt = list(prompts.token_ids[: prompts.response_start])
-        for index, (played_one, row) in enumerate(zip(one.trajectories, some_rows(12)[start : start + 3], strict=True)):
-            answer = [5 + index, *row.token_ids[row.response_start :]]
-            size = len(prompt) + len(answer)
-            mask = [0] * len(prompt) + [1] * len(answer)
-            played_one.rows = [Row(prompt + answer, mask, [0.0] * size, [size - 1])]
-        groups.append(one)
+        rows = some_rows(12)[start : start + 3]
+        prompt = rows[0].token_ids[: rows[0].response_start]
+        answers = [[5 + index, *row.token_ids[row.response_start :]] for index, row in enumerate(rows)]
+        turns = [make_turn(make_completion(answer, 0.0), prompt) for answer in answers]
+        groups.append(
+            group(*(make_trajectory(turn, score=index % 2, sample=index) for index, turn in enumerate(turns)))
+        )
     return groups
 
 

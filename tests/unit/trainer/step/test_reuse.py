@@ -1,25 +1,19 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.data import Data
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.trainer.step.reuse import take_recent_groups
 from alphaapollo.types import Prompt, TrajectoryGroup
 from tests.unit.trainer.samples import build, credit_of, group, matrix_of, trajectory
 
 
-def make_group(prompt_id: int, *rewards: float) -> TrajectoryGroup:
+def rewarded(prompt_id: int, *rewards: float) -> TrajectoryGroup:
     own = [trajectory(sample, reward, 2) for sample, reward in enumerate(rewards)]
-    return replace(group(*own), prompt=Prompt(prompt_id, "test", "text"))
+    return group(*own, prompt=Prompt(prompt_id, "test", "text"))
 
 
 def settings(groups: int = 2, max_age: int = 2) -> Data:
@@ -30,7 +24,7 @@ def test_groups_are_reused_until_they_are_too_old() -> None:
     progress, data = Progress(), settings(groups=9)
     reused = []
     for step in range(1, 6):
-        fresh = [make_group(step, 1, 0), make_group(10 * step, 1, 1)] if step < 4 else []  # equal rewards: not kept
+        fresh = [rewarded(step, 1, 0), rewarded(10 * step, 1, 1)] if step < 4 else []  # equal rewards: not kept
         groups, metrics = take_recent_groups(progress, step, fresh, data)
         reused.append([one.prompt.id for one in groups])
         assert metrics["reuse/groups"] == len(groups)
@@ -40,42 +34,27 @@ def test_groups_are_reused_until_they_are_too_old() -> None:
 
 def test_a_resumed_run_reuses_the_same_groups(tmp_path: Path) -> None:
     progress, data = Progress(), settings()
-    take_recent_groups(progress, 1, [make_group(number, number / 10, 0.0) for number in range(1, 9)], data)
+    take_recent_groups(progress, 1, [rewarded(number, number / 10, 0.0) for number in range(1, 9)], data)
     progress.write(tmp_path)
     resumed, copied = Progress.read(tmp_path), deepcopy(progress)
     assert [step for step, _ in resumed.recent.entries] == [1] * 8
     chosen = [take_recent_groups(one, 2, [], data)[0] for one in (progress, resumed, copied)]
     assert [[one.prompt.id for one in groups] for groups in chosen[1:]] == [[one.prompt.id for one in chosen[0]]] * 2
     for kept, read in zip(*chosen[:2], strict=True):
-        assert [one.rows[0].logprobs for one in kept.trajectories] == [
-            one.rows[0].logprobs for one in read.trajectories
-        ]
-        assert [one.reward for one in kept.trajectories] == [one.reward for one in read.trajectories]
+        for one, other in zip(kept.trajectories, read.trajectories, strict=True):
+            assert (one.rows[0].logprobs, one.reward) == (other.rows[0].logprobs, other.reward)
     assert take_recent_groups(copied, 3, [], settings(groups=0)) == ([], {})
 
 
 def test_a_reused_group_keeps_its_own_baseline() -> None:
     """A reused group of the same prompt does not change the fresh one, and has the advantages of its own rewards."""
-    fresh, old = make_group(3, 1, 0), make_group(3, 5, 1)
+    fresh, old = rewarded(3, 1, 0), rewarded(3, 5, 1)
     alone, both = build([fresh]), build([fresh, old])
     advantages = [matrix_of(one, credit_of(one, "dr_grpo"))[:, 0].tolist() for one in (alone, both)]
     assert advantages == [[0.5, -0.5], [0.5, -0.5, 2.0, -2.0]]
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({}, r"data.reuse.groups=2 trains on tokens of older weights without a correction. Set .*method=tis"),
-        (
-            {"algorithm": {"adv_estimator": "reinforce_plus_plus", "rollout_correction": {"method": "tis"}}},
-            "adv_estimator=reinforce_plus_plus does not compare the samples of a prompt",
-        ),
-    ],
-)
-def test_reuse_needs_a_correction_and_baselines_of_single_groups(keys: dict, message: str) -> None:
-    keys = {"algorithm": {"adv_estimator": "grpo"}, **keys}
-    config = Config.model_validate({"data": {"reuse": {"groups": 2}}, "env": {"rollout": {"n": 2}}, **keys})
+def test_reused_groups_are_part_of_an_update() -> None:
+    """Which estimators and corrections reuse needs: tests/unit/trainer/setup/test_combinations.py."""
+    config = Config.model_validate({"data": {"reuse": {"groups": 2}}, "env": {"rollout": {"n": 2}}})
     assert config.trajectories_per_update == 34 * 2
-    estimator, loss = get_estimator(config.algorithm.adv_estimator), get_policy_loss("ppo")
-    with pytest.raises(ValueError, match=message):
-        check_setting_combinations(config, estimator, loss)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,19 +25,9 @@ from alphaapollo.trainer.step.reward_model_scorer import (
     make_reward_model_tokenizer,
     uses_reward_function,
 )
-from alphaapollo.types import (
-    Completion,
-    EpisodeEnd,
-    Outcome,
-    Prompt,
-    Row,
-    Score,
-    StopReason,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-)
+from alphaapollo.types import Outcome, Prompt, Score, StopReason, Trajectory, TrajectoryGroup
 from examples.quickstart.make_task import make_tokenizer
+from tests.builders import make_group, make_trajectory, make_turn
 from tests.unit.tiny import save_model, save_scorer
 from tests.unit.trainer.samples import build, credit_of
 
@@ -58,23 +49,13 @@ def renderer(folder: Path) -> Renderer:
 
 
 def reader(renderer: Renderer, **settings: Any) -> RewardModelTokenizer:
-    return RewardModelTokenizer(
-        renderer, **({"shares_tokens": True, "max_length": None, "vocab_size": 1000} | settings)
-    )
+    return RewardModelTokenizer(renderer, **{"shares_tokens": True, "max_length": None, "vocab_size": 1000} | settings)
 
 
-def trajectory(*rows: list[int], score: Score | None = None, sample: int = 0, text: str = "4") -> Trajectory:
+def trajectory(*rows: list[int], score: Score | float = 1.0) -> Trajectory:
     """Each row is a turn, with a prompt of one token."""
-    turns = [Turn(ids[:1], Completion(ids[1:], [-1.0] * len(ids[1:]), StopReason.STOP, 0), text) for ids in rows]
-    made = [
-        Row(ids, [0] + [1] * (len(ids) - 1), [0.0] + [-1.0] * (len(ids) - 1), [len(ids) - 1], index)
-        for index, ids in enumerate(rows)
-    ]
-    return Trajectory(0, sample, turns, made, score or Score(1.0), EpisodeEnd.DONE, first_observation=CHAT)  # type: ignore[arg-type]
-
-
-def group(*trajectories: Trajectory, baseline: Trajectory | None = None) -> TrajectoryGroup:
-    return TrajectoryGroup(Prompt(0, "test", "text"), list(trajectories), baseline)
+    turns = [make_turn(ids[1:], ids[:1], "4") for ids in rows]
+    return make_trajectory(*turns, score=score, memory=True, first_observation=CHAT)
 
 
 class SumOfTokens:
@@ -107,18 +88,10 @@ class Engines:
 
 
 def add_to(
-    groups: list[TrajectoryGroup], own: RewardModelTokenizer, **settings: Any
+    groups: list[TrajectoryGroup], own: RewardModelTokenizer, weight: float = 0.5, model: Any = None
 ) -> tuple[RewardModelScorer, SumOfTokens]:
-    model = settings.pop("model", SumOfTokens())
-    values = {
-        "num_ranks": 2,
-        "max_tokens": 6,
-        "padded": True,
-        "weight": 0.5,
-        "required_components": (),
-        "is_only_reward": False,
-    }
-    reward = RewardModelScorer(model, Engines(), own, **(values | settings))
+    model = model or SumOfTokens()
+    reward = RewardModelScorer(model, Engines(), own, 2, 6, True, weight, (), is_only_reward=False)  # type: ignore[arg-type]
     asyncio.run(reward.score_groups(groups))
     return reward, model
 
@@ -127,8 +100,8 @@ def test_every_trajectory_gets_its_own_score(renderer: Renderer) -> None:
     """The score of its last row, from any rank; failed trajectories are not scored."""
     failed = Score(math.nan, outcome=Outcome.GRADER_FAILED, reason="broken")
     groups = [
-        group(trajectory([5, 6, 7]), trajectory([5, 1], score=failed), trajectory([5, 9, 9, 9], [8, 3])),
-        group(trajectory([1, 1, 1, 1, 1]), baseline=trajectory([2, 40])),
+        make_group(trajectory([5, 6, 7]), trajectory([5, 1], score=failed), trajectory([5, 9, 9, 9], [8, 3])),
+        make_group(trajectory([1, 1, 1, 1, 1]), baseline=trajectory([2, 40])),
     ]
     _, model = add_to(groups, reader(renderer))
     (first, broken, memory), (last,) = groups[0].trajectories, groups[1].trajectories
@@ -140,26 +113,16 @@ def test_every_trajectory_gets_its_own_score(renderer: Renderer) -> None:
     assert model.calls == [2]
 
 
-def test_a_non_finite_score_is_a_failure(renderer: Renderer) -> None:
-    groups = [group(trajectory([5, 6]), trajectory([5, 7]), trajectory([5, 8]))]
+def test_non_finite_scores_and_unreadable_tokens_are_failures(renderer: Renderer) -> None:
+    rows = ([5, 6], [5, 7], [5, 8], [5, 1000])
+    groups = [make_group(*map(trajectory, rows), trajectory())]
     add_to(groups, reader(renderer), model=SumOfTokens({11.0: math.nan, 12.0: -math.inf}))
     scores = [one.score for one in groups[0].trajectories]
-    assert [score.outcome for score in scores] == [Outcome.GRADER_FAILED, Outcome.GRADER_FAILED, Outcome.SCORED]
-    assert [score.reason for score in scores[:2]] == [
-        "the reward model's score is nan",
-        "the reward model's score is -inf",
-    ]
-    assert math.isnan(scores[0].reward) and scores[2].reward == 7.5
-
-
-def test_unreadable_tokens_are_a_failure(renderer: Renderer) -> None:
-    groups = [group(trajectory([5, 6]), trajectory([5, 1000]), trajectory())]
-    add_to(groups, reader(renderer))
-    assert [one.score.reason for one in groups[0].trajectories] == [
-        "",
-        "token 1000 is not in the reward model's vocabulary of 1000",
-        "there is no text to score",
-    ]
+    failed = Outcome.GRADER_FAILED
+    assert [score.outcome for score in scores] == [failed, failed, Outcome.SCORED, failed, failed]
+    for score, fact in zip(scores, ("is nan", "is -inf", "", "token 1000 .* of 1000", "no text"), strict=True):
+        assert re.search(fact, score.reason) and bool(score.reason) == math.isnan(score.reward)
+    assert scores[2].reward == 7.5
 
 
 def test_no_call_without_texts(renderer: Renderer) -> None:
@@ -168,7 +131,7 @@ def test_no_call_without_texts(renderer: Renderer) -> None:
 
 
 def test_truncation_keeps_the_last_tokens_and_is_counted(renderer: Renderer) -> None:
-    groups = [group(trajectory([50, 6, 7]), trajectory([5, 6]), trajectory([3, 2]), trajectory([60, 60, 1, 1]))]
+    groups = [make_group(trajectory([50, 6, 7]), trajectory([5, 6]), trajectory([3, 2]), trajectory([60, 60, 1, 1]))]
     reward, _ = add_to(groups, reader(renderer, max_length=2))
     assert [one.score.components["reward_model"] for one in groups[0].trajectories] == [13, 11, 5, 2]
     assert reward.pop_metrics() == {"reward_model/truncated": 0.5}
@@ -183,9 +146,8 @@ def test_model_score_is_added_to_the_reward() -> None:
     assert add_reward_model_score(task, 3.0, 0.5, ["format"], is_only_reward=False).reward == 0.0
     named = Score(0.8, {"accuracy": 1.0, "task": 1.0, "format": 0.0})  # reward.components has named its parts
     assert add_reward_model_score(named, 3.0, 0.0, [], is_only_reward=False).components["task"] == 1.0
-    alone = add_reward_model_score(
-        Score(0.1, {"accuracy": 0.0, "task": 0.0, "format": 1.0}), 3.0, 2.0, [], is_only_reward=True
-    )
+    ungraded = Score(0.1, {"accuracy": 0.0, "task": 0.0, "format": 1.0})
+    alone = add_reward_model_score(ungraded, 3.0, 2.0, [], is_only_reward=True)
     assert alone.reward == 6.1 and alone.accuracy == 6.1
     assert alone.components == {"format": 1.0, "reward_model": 3.0}
     clash = add_reward_model_score(Score(1.0, {"reward_model": 1.0}), 3.0, 1.0, [], is_only_reward=False)
@@ -194,7 +156,7 @@ def test_model_score_is_added_to_the_reward() -> None:
 
 def test_gdpo_normalizes_it_separately(renderer: Renderer) -> None:
     """Task 1, 1, 0 and model 10, 30, 20: the first two differ by the model only."""
-    groups = [group(*(trajectory([t - 1, 1], score=Score(r)) for t, r in ((10, 1.0), (30, 1.0), (20, 0.0))))]
+    groups = [make_group(*(trajectory([t - 1, 1], score=r) for t, r in ((10, 1.0), (30, 1.0), (20, 0.0))))]
     add_to(groups, reader(renderer), weight=0.0)
     algorithm = {"adv_estimator": "gdpo", "gdpo_rewards": ["task", "reward_model"]}
     batch = build(groups, **algorithm)
@@ -220,8 +182,8 @@ def test_another_template_is_rendered_again(renderer: Renderer, folder: Path) ->
     own.tokenizer.chat_template = OTHER_TEMPLATE
     assert can_share_tokens(renderer, Renderer(load_tokenizer(str(folder)))) and not can_share_tokens(renderer, own)
     own_reader = reader(own, shares_tokens=False)
-    assert own.decode(own_reader.encode_trajectory(trajectory([5, 6], text="4"))) == "[user]2+2=[assistant]4"
-    continued = trajectory([5, 6], text="4")
+    assert own.decode(own_reader.encode_trajectory(trajectory([5, 6]))) == "[user]2+2=[assistant]4"
+    continued = trajectory([5, 6])
     continued.first_observation = "2+2="
     assert own.decode(own_reader.encode_trajectory(continued)) == "2+2=4"
 
@@ -248,10 +210,8 @@ def test_additional_tokens_of_the_reward_model_are_allowed(renderer: Renderer, t
 
 
 def config(policy: Path, scorer: Path, **settings: Any) -> Config:
-    nested: dict[str, Any] = {
-        "actor_rollout_ref": {"model": {"path": str(policy)}},
-        "reward_model": {"enable": True, "model": {"path": str(scorer)}},
-    }
+    nested: dict[str, Any] = {"reward_model": {"enable": True, "model": {"path": str(scorer)}}}
+    nested["actor_rollout_ref"] = {"model": {"path": str(policy)}}
     for key, value in settings.items():
         section, _, name = key.partition("__")
         nested.setdefault(section, {})[name] = value
@@ -261,10 +221,8 @@ def config(policy: Path, scorer: Path, **settings: Any) -> Config:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A policy and a reward model of the same 48 words, without chat templates."""
-    return (
-        save_model("qwen3", tmp_path_factory.mktemp("policy")),
-        save_scorer("qwen3", tmp_path_factory.mktemp("scorer")),
-    )
+    policy, scorer = (tmp_path_factory.mktemp(name) for name in ("policy", "scorer"))
+    return save_model("qwen3", policy), save_scorer("qwen3", scorer)
 
 
 def refusal(models: tuple[Path, Path], policy: Renderer | None = None, **settings: Any) -> str:
@@ -283,31 +241,29 @@ def test_the_tokenizer_is_made_from_the_two_folders(models: tuple[Path, Path]) -
 
 
 def test_unusable_reward_models_are_refused(models: tuple[Path, Path], renderer: Renderer, tmp_path: Path) -> None:
-    assert "not a reward model" in refusal((models[0], models[0]))
-    vision: Any = Renderer(load_tokenizer(str(models[0])), images=object())  # type: ignore[arg-type]
-    assert "reward models do not read pictures" in refusal(models, vision)
-    assert "exceeds the 128 positions of" in refusal(models, reward_model__max_length=129)
-    assert "score only chats of one turn. env.max_steps=2 allows more. Set env.max_steps=1" in refusal(
-        models, renderer, env__max_steps=2
-    )
-    assert "the reward model has no chat template for the prompts" in refusal(models, renderer)
     save_scorer("qwen3", tmp_path)
     make_tokenizer(tmp_path)  # of about 270 tokens
-    assert "but the model has only 48 tokens. Use the tokenizer that the model was trained with" in refusal(
-        (models[0], tmp_path)
-    )
+    vision: Any = Renderer(load_tokenizer(str(models[0])), images=object())  # type: ignore[arg-type]
+    for text, facts in (
+        (refusal((models[0], models[0])), ("not a reward model",)),
+        (refusal(models, vision), ("do not read pictures",)),
+        (refusal(models, reward_model__max_length=129), ("max_length=129", "128 positions")),
+        (refusal(models, renderer, env__max_steps=2), ("env.max_steps=2", "Set env.max_steps=1")),
+        (refusal(models, renderer), ("no chat template",)),
+        (refusal((models[0], tmp_path)), ("tokenizer", "48 tokens")),
+    ):
+        assert all(fact in text for fact in facts), text
 
 
 def test_the_reward_model_is_alone_only_if_no_row_can_be_graded(models: tuple[Path, Path]) -> None:
     gradable, ungradable = Prompt(0, "openai/gsm8k", "1+1=", "2"), Prompt(1, "chats", "hello")
     alone = config(*models)
     assert uses_reward_function(alone, True, [ungradable]) is False
-    assert (
-        uses_reward_function(alone, True, [gradable, ungradable]) is True
-    )  # the other row is then an error of the data
+    both = [gradable, ungradable]  # the second is then an error of the data
+    assert uses_reward_function(alone, True, both) is True
     assert uses_reward_function(alone, False, [ungradable]) is True  # the environment itself gives a score
     own = alone.custom_reward_function.model_copy(update={"path": "reward.py"})
     assert uses_reward_function(alone.model_copy(update={"custom_reward_function": own}), True, [ungradable]) is True
     for settings, key in (({"reward_model__weight": 0.0}, "weight=0"), ({"reward__required": ["task"]}, "has task")):
-        with pytest.raises(ValueError, match=f"{key}.*but the reward model is the only reward"):
+        with pytest.raises(ValueError, match=f"{key}.* only reward"):
             uses_reward_function(config(*models, **settings), True, [ungradable])

@@ -14,17 +14,8 @@ from alphaapollo.trainer.step.training_batch import (
     check_prompts_have_length_budgets,
     is_usable_for_training,
 )
-from alphaapollo.types import (
-    Completion,
-    EpisodeEnd,
-    Outcome,
-    Prompt,
-    Row,
-    Score,
-    StopReason,
-    Trajectory,
-    Turn,
-)
+from alphaapollo.types import EpisodeEnd, Outcome, Prompt
+from tests.builders import make_trajectory, make_turn
 from tests.matrices import pad
 from tests.unit.trainer.samples import build, credit_of, group, make_config, matrix_of, trajectory
 
@@ -47,42 +38,29 @@ def test_invalid_turn_costs_the_penalty_on_its_last_token() -> None:
 
 
 def test_step_rewards_and_outcome_of_two_turns_in_one_row() -> None:
-    first, second = (Completion([1], [-0.1], StopReason.STOP, 0) for _ in range(2))
-    turns = [Turn([7], first, "a", reward=0.5), Turn([9, 9], second, "b")]
-    row = Row([7, 1, 9, 9, 1], [0, 1, 0, 0, 1], [0, -0.1, 0, 0, -0.1], turn_ends=[1, 4])
-    both = Trajectory(0, 0, turns, [row], Score(2.0), EpisodeEnd.DONE)
+    both = make_trajectory(make_turn(1, [7], reward=0.5), make_turn(1, [9, 9]), score=2.0)
     assert build([group(both)]).token_rewards.tolist() == [0.5, 0, 0, 2.0]
 
 
 def test_rows_of_memory_context_carry_the_outcome_once() -> None:
-    completion = Completion([1], [-0.1], StopReason.STOP, 0)
-    turns = [Turn([7], completion, "a", reward=0.5), Turn([8], completion, "b", reward=0.25)]
-    rows = [Row([7, 1], [0, 1], [0, -0.1], [1], 0), Row([8, 1], [0, 1], [0, -0.1], [1], 1)]
-    batch = build([group(Trajectory(0, 0, turns, rows, Score(1.0), EpisodeEnd.DONE))])
+    batch = build([group(make_trajectory(make_turn(1, reward=0.5), make_turn(1, reward=0.25), memory=True))])
     assert batch.token_rewards.tolist() == [0.5, 1.25]
     assert batch.trajectory_ids.tolist() == [0, 0]
 
 
-def memory_trajectory(sample: int, reward: float, lengths: list[int]) -> Trajectory:
-    """One row per turn, each with a prompt of one token and `lengths` action tokens."""
-    turns = [Turn([7], Completion([1] * n, [-0.1] * n, StopReason.STOP, 0), "a") for n in lengths]
-    rows = [Row([7] + [1] * n, [0] + [1] * n, [0.0] + [-0.1] * n, [n], turn) for turn, n in enumerate(lengths)]
-    return Trajectory(0, sample, turns, rows, Score(reward, {"accuracy": reward}), EpisodeEnd.DONE)
+MEMORY = [group(make_trajectory(2, 2, memory=True), make_trajectory(2, score=0.0, sample=1, memory=True))]
 
 
 def test_a_sequence_of_the_loss_is_a_trajectory_not_a_row() -> None:
-    groups = [group(memory_trajectory(0, 1.0, [2, 2]), memory_trajectory(1, 0.0, [2]))]
-    batch = build(groups, Actor(shuffle=False, loss_agg_mode="seq-mean-token-mean"))
+    batch = build(MEMORY, Actor(shuffle=False, loss_agg_mode="seq-mean-token-mean"))
     assert batch.loss_weights.tolist() == [1 / 8, 1 / 8, 1 / 4]  # 4 and 2 tokens, two sequences
     assert batch.sequence_weights.tolist() == [0.5, 0.5, 0.5]
 
 
 def test_rows_of_a_trajectory_share_a_micro_batch_only_for_sequence_ratios() -> None:
-    groups = [group(memory_trajectory(0, 1.0, [2, 2]), memory_trajectory(1, 0.0, [2]))]
-
     def micro_batches(loss: str, **correction: Any) -> int:
-        actor = Actor(shuffle=False, ppo_max_token_len_per_gpu=3, policy_loss={"loss_mode": loss})
-        (step,) = build(groups, actor, rollout_correction=correction).layout.rank_batches[0].mini_batches
+        actor = Actor(shuffle=False, ppo_max_token_len_per_gpu=4, policy_loss={"loss_mode": loss})
+        (step,) = build(MEMORY, actor, rollout_correction=correction).layout.rank_batches[0].mini_batches
         return len(step.micro_batches)
 
     assert [micro_batches(loss) for loss in ("ppo", "gspo", "gspo_token", "gmpo")] == [3, 2, 2, 2]
@@ -142,10 +120,10 @@ def test_draws_do_not_depend_on_the_order_of_samples() -> None:
 
 def test_rewards_in_another_order_have_exactly_the_same_sum() -> None:
     """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1 where each sum is rounded."""
-    samples = [memory_trajectory(i, 0.0, [1, 1, 1]) for i in range(2)]
-    for sample, rewards in zip(samples, ([0.1, 0.2, 0.3], [0.3, 0.2, 0.1]), strict=True):
-        for turn, reward in zip(sample.turns, rewards, strict=True):
-            turn.reward = reward
+    samples = [
+        make_trajectory(*(make_turn(1, reward=reward) for reward in rewards), score=0.0, sample=sample, memory=True)
+        for sample, rewards in enumerate(([0.1, 0.2, 0.3], [0.3, 0.2, 0.1]))
+    ]
     batch = build([group(*samples)])
     credit = credit_of(batch, "gpg", norm_adv_by_std_in_grpo=True)  # no epsilon: a leak would be an advantage of 0.7
     assert not matrix_of(batch, credit).any()
@@ -153,7 +131,7 @@ def test_rewards_in_another_order_have_exactly_the_same_sum() -> None:
 
 def test_failed_and_empty_trajectories_are_excluded() -> None:
     failed = trajectory(1, float("nan"), 2, Outcome.GRADER_FAILED)
-    batch = build([group(trajectory(0, 1.0, 2), failed, trajectory(2, 0.0, 2), trajectory(3, 1.0, 0))])
+    batch = build([group(trajectory(0, 1.0, 2), failed, trajectory(2, 0.0, 2), make_trajectory(sample=3))])
     assert len(batch.rows) == 2
     columns = credit_of(batch, "grpo").columns
     deviation = 0.5 / np.sqrt(0.5)  # of rewards 1 and 0, ddof 1
