@@ -139,7 +139,7 @@ def test_write_error_of_the_driver_names_the_checkpoint(tmp_path: Path, monkeypa
         case = Case(tmp_path)
         monkeypatch.setattr(case.checkpoints, "complete_checkpoint", finish)
         case.policy.let.set()
-        with pytest.raises(OSError, match=r"could not write the checkpoint: No space .*step_000003"):
+        with pytest.raises(OSError, match=r"No space left .*step_000003"):
             async with case.saving.finish_on_exit():
                 await case.saving.save(Progress(step=3))
 
@@ -162,7 +162,8 @@ def test_an_interrupted_run_waits_for_the_checkpoint(tmp_path: Path) -> None:
         task.cancel()
         while not case.notices:
             await asyncio.sleep(0)
-        assert case.notices == ["waiting until the checkpoint of iteration 1 is written"] and not task.done()
+        (notice,) = case.notices
+        assert "checkpoint of iteration 1 " in notice and not task.done()
         case.policy.let.set()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -172,14 +173,10 @@ def test_an_interrupted_run_waits_for_the_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "patience", "told"),
-    [
-        (2.0, 0.0, "the checkpoint of iteration 3 was not complete after 0 s and is discarded"),
-        (FULL, 30.0, f"the checkpoint of iteration 3 could not be written: {FULL}"),
-    ],
+    ("policy", "patience", "fact"), [(2.0, 0.0, "after 0 s and is discarded"), (FULL, 30.0, str(FULL))]
 )
 def test_a_failed_run_reports_its_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: float | Exception, patience: float, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: float | Exception, patience: float, fact: str
 ) -> None:
     monkeypatch.setattr(background_checkpoint, "FAILED_RUN_SECONDS", patience)
 
@@ -191,7 +188,8 @@ def test_a_failed_run_reports_its_last_checkpoint(
                 if policy is FULL:
                     case.policy.let.set()
                 raise ZeroDivisionError
-        assert case.notices[-1] == told and case.whole == []
+        assert "checkpoint of iteration 3 " in case.notices[-1] and case.notices[-1].endswith(fact)
+        assert case.whole == []
 
     asyncio.run(main())
 
@@ -297,7 +295,7 @@ def test_a_signal_with_a_full_disk_is_reported(tmp_path: Path) -> None:
 
         signalled.case.policy.save = full  # type: ignore[method-assign]
         await signalled.end()
-        assert signalled.case.notices[-1] == f"no checkpoint was written: {FULL}"
+        assert signalled.case.notices[-1].endswith(str(FULL)) and signalled.case.whole == []
 
     asyncio.run(main())
 
@@ -314,6 +312,6 @@ def test_an_error_after_a_signal_is_reported(tmp_path: Path) -> None:
 
         signalled.part = part  # type: ignore[method-assign]
         await signalled.end()
-        assert signalled.case.notices[-1] == "no checkpoint was written: a key" and signalled.case.whole == []
+        assert signalled.case.notices[-1].endswith(": a key") and signalled.case.whole == []
 
     asyncio.run(main())

@@ -66,7 +66,7 @@ def test_unknown_keep_best_metric_is_refused_at_the_first_validation(tmp_path: P
     checkpoints = CheckpointFolder(tmp_path, 2, "val/acc")
     checkpoints.check_keep_best_metric({"val/failed": 1.0})  # no sample has a score yet
     checkpoints.check_keep_best_metric({"val/accuracy": 0.5, "val/suite/gsm8k/failed": 1.0})
-    with pytest.raises(ValueError, match=r"keep_best=val/acc .* val/accuracy, val/reward\."):
+    with pytest.raises(ValueError, match=r"=val/acc .* val/accuracy, val/reward\."):
         checkpoints.check_keep_best_metric({"val/reward": 1.0, "val/accuracy": 0.5})
     checkpoints = CheckpointFolder(tmp_path, 2, "val/accuracy")
     checkpoints.check_keep_best_metric({"val/accuracy": 0.5})

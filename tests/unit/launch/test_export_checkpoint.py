@@ -59,7 +59,7 @@ def test_the_export_equals_the_runs_own_export(run: Path, capsys: pytest.Capture
     modes = {file.stat().st_mode for folder in (output, run / "model") for file in folder.iterdir()}
     assert len(modes) == 1  # others may read the weights, if they may read the other files
     assert "supervised fine-tuning), after iteration 2" in card
-    assert "its log-probs of a probe differ from the checkpoint's by" in card
+    assert "differ from the checkpoint's by" in card
     assert not list((run / "exported").glob(".*"))
     assert main([f"checkpoint={run}", "dtype=float32"]) == 2
     assert "already exists" in capsys.readouterr().err
@@ -105,7 +105,7 @@ def test_invalid_exports_are_refused(run: Path, tmp_path: Path) -> None:
     write_progress(checkpoint, {"step": 1})
     write_manifest(checkpoint)
     (tmp_path / "run/config.yaml").write_text("data: {}\n")
-    with pytest.raises(ValueError, match=r"is not a run of main_ppo or of a fine-tuning command"):
+    with pytest.raises(ValueError, match=r"is not a run of main_ppo"):
         prepare_export(ExportConfig(checkpoint=str(checkpoint)))
 
 
@@ -117,7 +117,7 @@ def test_what_computes_otherwise_is_not_written(
         verification, "compute_transformers_outputs", lambda *given: [one + 0.5 for one in right(*given)]
     )
     assert main([f"checkpoint={run}", f"output={tmp_path / 'hf'}", "dtype=float32"]) == 1
-    assert "differ from those of the checkpoint by 5.0e-01" in capsys.readouterr().err
+    assert "of the checkpoint by 5.0e-01" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,7 +154,7 @@ def test_a_critic_is_a_token_classifier(tmp_path: Path, dtype: str) -> None:
 
 
 def test_only_a_policy_of_a_run_without_values(run: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no critic to export, .* Remove role=critic"):
+    with pytest.raises(ValueError, match=r"no critic .* role=critic"):
         prepare_export(ExportConfig(checkpoint=str(run), role="critic"))
 
 

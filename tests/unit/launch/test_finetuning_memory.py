@@ -37,26 +37,23 @@ def test_gradient_checkpointing_is_enabled_if_needed():
 
 def test_plan_that_cannot_fit_names_keys_that_help():
     warning = fitted("qwen2.5-7b", 8, 80, enable_gradient_checkpointing=False)[1].warning
-    assert "on a GPU at its peak" in warning and "Set model.enable_gradient_checkpointing=true, " in warning
+    assert "on a GPU at its peak" in warning and "model.enable_gradient_checkpointing=true, " in warning
     assert "fsdp_config.offload_policy=true" in fitted("qwen2.5-7b", 1, 80)[1].problem
     assert fitted("qwen2.5-7b", 1, 80, lora_rank=16)[1].problem == ""
 
 
-def test_largest_micro_batch():
-    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(2048), 16_384) == (8, 2048)  # the budget of 16384
-    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(100), 16_384) == (32, 100)  # a step's 32 examples
-    assert find_micro_batch_shape(on_ranks(32), MemoryRequest(20_000), 16_384) == (
-        1,
-        20_000,
-    )  # one longer than the budget
-    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(2048, rows_per_example=2), 16_384) == (
-        8,
-        2048,
-    )  # four pairs
-    assert find_micro_batch_shape(on_ranks(1), MemoryRequest(10_000, rows_per_example=2), 16_384) == (
-        2,
-        10_000,
-    )  # a pair stays together
+@pytest.mark.parametrize(
+    ("ranks", "memory_request", "shape"),
+    [
+        (1, MemoryRequest(2048), (8, 2048)),  # the budget of 16384
+        (1, MemoryRequest(100), (32, 100)),  # a step's 32 examples
+        (32, MemoryRequest(20_000), (1, 20_000)),  # one longer than the budget
+        (1, MemoryRequest(2048, rows_per_example=2), (8, 2048)),  # four pairs
+        (1, MemoryRequest(10_000, rows_per_example=2), (2, 10_000)),  # a pair stays together
+    ],
+)
+def test_largest_micro_batch(ranks: int, memory_request: MemoryRequest, shape: tuple[int, int]):
+    assert find_micro_batch_shape(on_ranks(ranks), memory_request, 16_384) == shape
 
 
 def test_reference_and_checkpoint_copies_are_counted():

@@ -43,13 +43,13 @@ def test_a_hub_that_refuses_leaves_the_folder(api: type[FakeApi], tmp_path: Path
     no_answer = huggingface_hub.errors.HfHubHTTPError.__mro__[1]
     for error in (OSError("403 Forbidden"), no_answer("no answer")):
         api.error = error
-        with pytest.raises(OSError, match="is written, but could not be pushed to alice/model"):
+        with pytest.raises(OSError, match="could not be pushed to alice/model"):
             push_folder(tmp_path, "alice/model")
 
 
 def test_without_a_token_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    with pytest.raises(ValueError, match=r"needs a Hugging Face token .*hf auth login"):
+    with pytest.raises(ValueError, match=r"token .*hf auth login"):
         check_push_target("alice/model")
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_token")
     check_push_target("alice/model")

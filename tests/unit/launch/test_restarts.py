@@ -81,8 +81,7 @@ def test_a_death_is_reported_and_the_run_resumes_from_its_newest_checkpoint(
     run.go()
     assert run.began == ["scratch", "step_000002", "step_000006"]
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"{DIED}; restart 1 of at most 3 (trainer.max_restarts) resumes from " in printed
-    assert f"{DIED}; restart 2 of at most 3" in printed
+    assert all(f"{DIED}; restart {number} of at most 3 " in printed for number in (1, 2))
 
 
 def test_restart_before_the_first_checkpoint_starts_from_scratch(make_run: Callable[..., FakeRun]) -> None:
@@ -94,7 +93,7 @@ def test_restart_before_the_first_checkpoint_starts_from_scratch(make_run: Calla
 
 def test_the_number_of_restarts_is_limited(make_run: Callable[..., FakeRun]) -> None:
     run = make_run((3, DIED), (4, DIED), max_restarts=1)
-    with pytest.raises(RestartRefused, match=r"killed; trainer.max_restarts=1 allows .*resumes from .*step_000002"):
+    with pytest.raises(RestartRefused, match=r"killed; .*max_restarts=1 .*step_000002"):
         run.go()
     with pytest.raises(RestartRefused, match="max_restarts=0 allows no further"):
         make_run((3, DIED), max_restarts=0).go()
@@ -103,15 +102,11 @@ def test_the_number_of_restarts_is_limited(make_run: Callable[..., FakeRun]) -> 
 def test_a_role_that_dies_twice_in_an_iteration_is_not_restarted(make_run: Callable[..., FakeRun]) -> None:
     engine = WorkerDied("the rollout worker of rank 0 died", "rollout")
     run = make_run((3, DIED), (3, engine), (4, engine), (3, engine), (3, engine), max_restarts=9)
-    with pytest.raises(RestartRefused, match="previous death was also in iteration 3"):
+    with pytest.raises(RestartRefused, match="also in iteration 3"):
         run.go()
     assert len(run.began) == 5  # another role or iteration is restarted
-
-
-def test_a_start_that_dies_twice_ends(make_run: Callable[..., FakeRun]) -> None:
-    run = make_run((1, DIED), (1, DIED), max_restarts=9)
-    with pytest.raises(RestartRefused, match="previous death was also in iteration 1"):
-        run.go()
+    with pytest.raises(RestartRefused, match="also in iteration 1"):
+        make_run((1, DIED), (1, DIED), max_restarts=9, experiment_name="other").go()
 
 
 def test_other_errors_end_the_run(make_run: Callable[..., FakeRun]) -> None:
@@ -161,9 +156,7 @@ def test_without_undamaged_checkpoint_both_reasons_are_reported(
 ) -> None:
     run = make_run((5, DIED))
     monkeypatch.setattr("alphaapollo.launch.resume.find_damage", lambda _: ["progress.json has changed"])
-    with pytest.raises(
-        RestartRefused, match=r"killed; the run cannot be restarted: every checkpoint is damaged.* has changed"
-    ):
+    with pytest.raises(RestartRefused, match=r"killed; .*progress\.json has changed"):
         run.go()
 
 

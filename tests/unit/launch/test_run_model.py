@@ -69,7 +69,7 @@ def test_run_without_a_model_suggests_a_command(tmp_path: Path, name: str, says:
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is not a folder\. Use the folder of a run"):
+    with pytest.raises(ValueError, match=r"gone is not a folder"):
         find_newest_model(tmp_path / "gone")
 
 

@@ -71,7 +71,7 @@ def test_a_resumed_run_keeps_its_numbers_on_another_machine(tmp_path: Path) -> N
     config, notices = choose_cpu_threads(configured(tmp_path), Machine(16, 0))
     assert counts(config) == (2, 2)
     assert notices[0].startswith("actor_rollout_ref.rollout.cpu_threads=2 is taken from the earlier start of the run")
-    assert "The default for this machine's cores, 16, may round differently" in notices[1]
+    assert "this machine's cores, 16," in notices[1]
     assert find_start_point(config).config_changes == ()
     assert choose_cpu_threads(configured(tmp_path), Machine(2, 0))[1] == []
 
@@ -80,9 +80,8 @@ def test_a_configured_number_is_a_change(tmp_path: Path) -> None:
     begun(configured(tmp_path), cores=2)
     config, notices = choose_cpu_threads(configured(tmp_path, {"cpu_threads": 8}), Machine(8, 0))
     assert counts(config) == (8, 2) and len(notices) == 1
-    assert [str(change) for change in find_start_point(config).config_changes] == [
-        "trainer.cpu_threads: 2 -> 8: applied (with another number of threads, sums may round differently)"
-    ]
+    (change,) = find_start_point(config).config_changes
+    assert str(change).startswith("trainer.cpu_threads: 2 -> 8: applied")
 
 
 def test_other_numbers_of_processes_choose_again(tmp_path: Path) -> None:

@@ -62,8 +62,7 @@ def test_an_environment_that_starts_is_closed_again():
 def test_a_failure_names_its_row(monkeypatch, where):
     monkeypatch.setattr(Playful, "failing", where)
     what = {"make": "creation"}.get(where, f"Playful.{where}")
-    says = rf"^env\.env_name=playful, row 5: the environment did not start: {what}: ValueError: broken\. Fix"
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=rf"^env\.env_name=playful, row 5: .*{what}: ValueError: broken"):
         trial()
     assert Playful.last.called == {"make": ["make"]}.get(where, ["make", "reset", "close"])
 
@@ -71,20 +70,20 @@ def test_a_failure_names_its_row(monkeypatch, where):
 def test_an_exit_is_a_failure(monkeypatch):
     monkeypatch.setattr(Playful, "failing", "reset")
     monkeypatch.setattr(Playful, "error", SystemExit(3))
-    with pytest.raises(ValueError, match=r"reset: RuntimeError: the environment called exit \(3\)"):
+    with pytest.raises(ValueError, match=r"reset: RuntimeError: .*exit \(3\)"):
         trial()
 
 
 def test_first_observation_that_is_none_or_never_returned(monkeypatch):
     monkeypatch.setattr(Playful, "reset", lambda self, prompt: 7)
-    with pytest.raises(ValueError, match=r"the result of reset must be an Observation or a str, not int"):
+    with pytest.raises(ValueError, match=r"reset must be an Observation .*not int"):
         trial()
 
     async def never(self, prompt):
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Playful, "reset", never)
-    with pytest.raises(ValueError, match=r"row 5: the environment did not start within env\.episode_timeout=0\.01 s"):
+    with pytest.raises(ValueError, match=r"row 5: .* env\.episode_timeout=0\.01 s"):
         trial(episode_timeout=0.01)
 
 
@@ -119,8 +118,7 @@ ROW = Prompt(3, "text", "?", ground_truth="7")
 )
 def test_a_broken_reward_function_is_refused(tmp_path, body, says):
     custom = reward_of(tmp_path, body)
-    says = f"mine.py: compute_score fails on 5 of 5 .* to row 3, e.g. '<answer>7</answer>': .*{says}.*Return a"
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=rf"mine\.py: .* 5 of 5 .* row 3, .*'<answer>7</answer>': .*{says}"):
         asyncio.run(try_reward_function(ROW, Reward(), custom))
 
 
@@ -142,7 +140,7 @@ def test_a_reward_function_that_fails_on_some_answers_is_a_notice(tmp_path, body
 
 def test_a_reward_function_that_fails_on_most_answers_is_refused(tmp_path):
     custom = reward_of(tmp_path, "return float(completion == '<answer>7</answer>' or completion.index('<answer>'))")
-    with pytest.raises(ValueError, match=r"on 4 of 5 .*e\.g\. .*substring not found .*mine\.py, line 2: return float"):
+    with pytest.raises(ValueError, match=r"4 of 5 .*substring .*mine\.py, line 2:"):
         asyncio.run(try_reward_function(ROW, Reward(), custom))
 
 
@@ -152,7 +150,7 @@ def test_a_component_is_tried(tmp_path):
     path.write_text(decorator + "def polite(prompt, completion):\n    return prompt.words\n")
     reward = Reward(custom_module=str(path), components={"polite": 0.5})
     row = Prompt(3, "openai/gsm8k", "?", ground_truth="7")
-    with pytest.raises(ValueError, match=r"component\.py: a component fails on 5 of 5 .* no attribute 'words'"):
+    with pytest.raises(ValueError, match=r"component\.py: .* 5 of 5 .*'words'"):
         asyncio.run(try_reward_function(row, reward, CustomRewardFunction()))
 
 
@@ -169,5 +167,6 @@ def test_an_unknown_placeholder_is_reported():
     def notices(template: str) -> list[str]:
         return asyncio.run(try_environment_resets(game("guessing_game", prompt=template), ROWS))
 
-    assert notices("1-{foo}") == ["env.prompt: {foo} is not filled in, because the environment has no such value."]
+    (notice,) = notices("1-{foo}")
+    assert notice.startswith("env.prompt: {foo} ")
     assert notices(r'Of {numbers}: \boxed{n}, \frac{a}{b} or {"guess": 3}') == []
