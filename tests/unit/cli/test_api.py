@@ -84,10 +84,7 @@ def test_a_yaml_file_and_python_objects(started: list[Any], tmp_path: Path) -> N
     beside = tmp_path / "alphaapollo/.default.objects/reward.py"
     assert run.config.custom_reward_function.path == str(beside)  # type: ignore[union-attr]
     assert beside.is_file()
-    with pytest.raises(
-        ConfigError,
-        match=r"custom_reward_function\.path=mine\.py is set, but the call also passes a Python object for it",
-    ):
+    with pytest.raises(ConfigError, match=r"reward_function\.path=mine\.py is set"):
         api.rl(tmp_path / "own.yml", "custom_reward_function.path=mine.py", reward=score)
 
 
@@ -109,11 +106,9 @@ def test_roles_of_an_evolution(started: list[Any], tmp_path: Path) -> None:
     run = api.evolve(settings, reward=score, roles={"verifier": Verifier, "aggregator": Aggregator})
     assert (run.config.roles.verifier.plugin, run.config.roles.aggregator.plugin) == ("Verifier", "Aggregator")
     assert run.config.models["policy"].path == "m"
-    with pytest.raises(
-        ConfigError, match=r"roles\.verifier\.plugin=mine is set, but the call also passes a Python object for it"
-    ):
+    with pytest.raises(ConfigError, match=r"roles\.verifier\.plugin=mine is set"):
         api.evolve(settings, "roles.verifier.plugin=mine", roles={"verifier": Verifier})
-    with pytest.raises(ConfigError, match=r"roles\.verifer\.plugin .*unknown key. Did you mean 'roles\.verifier"):
+    with pytest.raises(ConfigError, match=r"Did you mean 'roles\.verifier"):
         api.evolve(settings, roles={"verifer": Verifier})
 
 
@@ -136,7 +131,7 @@ def test_a_trained_run(tmp_path: Path) -> None:
     assert [line.get_label() for line in axes.lines] == ["critic/score/mean", "val/accuracy"]
     with pytest.raises(ValueError, match="has no values of 'reward/meen'"):
         run.plot("reward/meen")
-    with pytest.raises(ValueError, match="has no model and no complete checkpoint yet"):
+    with pytest.raises(ValueError, match="no model and no complete checkpoint"):
         _ = run.model
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")

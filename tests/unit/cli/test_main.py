@@ -27,10 +27,8 @@ def test_keys_that_matter_exist_and_are_five() -> None:
     for verb in SUBCOMMANDS.values():
         if verb.command:
             assert len(verb.help_keys) == 5
-            assert set(verb.help_keys) <= list_keys(COMMANDS[verb.command]).keys(), verb.name
-            assert {word.split("=")[0] for word in verb.example.split() if "." in word.split("=")[0]} <= list_keys(
-                COMMANDS[verb.command]
-            ).keys()
+            shown = {word.split("=")[0] for word in verb.example.split() if "." in word.split("=")[0]}
+            assert shown | set(verb.help_keys) <= list_keys(COMMANDS[verb.command]).keys(), verb.name
 
 
 def test_help_is_one_screen_and_imports_nothing_heavy() -> None:
@@ -63,9 +61,8 @@ def test_every_verb_has_help_of_one_screen(verb: str, capsys: pytest.CaptureFixt
 
 def test_misspelt_subcommand_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quikstart"]) == 2
-    assert "alphaapollo quikstart: unknown subcommand. Did you mean 'quickstart'? Known: quickstart, doctor" in (
-        capsys.readouterr().err
-    )
+    error = capsys.readouterr().err
+    assert all(fact in error for fact in ("quikstart: ", "Did you mean 'quickstart'?", "Known: quickstart, doctor"))
     assert main([]) == 2
 
 

@@ -129,7 +129,7 @@ def test_no_objects_write_no_files(tmp_path: Path) -> None:
 
 def test_unpicklable_objects_are_refused(tmp_path: Path) -> None:
     lock = threading.Lock()
-    with pytest.raises(ValueError, match="the reward passed to the Python API must be picklable"):
+    with pytest.raises(ValueError, match=r"the reward .*picklable"):
         PythonObjects(reward=lambda prompt, completion: float(lock.locked())).pickle_and_make_overrides(tmp_path)
 
 

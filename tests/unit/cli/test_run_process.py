@@ -77,7 +77,7 @@ def test_output_of_the_run_is_shown_and_each_iteration_is_reported(
 
 
 def test_refusal_is_a_value_error_and_a_failure_shows_its_last_output(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"error in the configuration:\n  trainer.sed: unknown key"):
+    with pytest.raises(ValueError, match=r"trainer\.sed: unknown key"):
         run("refuse", tmp_path / "run")
     with pytest.raises(RunFailed, match=r"^the disk is full\nmake room$"):
         run("fail", tmp_path / "run")

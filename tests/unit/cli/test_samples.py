@@ -9,17 +9,8 @@ import pytest
 
 from alphaapollo.cli.main import main
 from alphaapollo.observability.rollout_log import RolloutLog, format_trajectory_lines
-from alphaapollo.types import (
-    Completion,
-    EpisodeEnd,
-    Outcome,
-    Prompt,
-    Score,
-    StopReason,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-)
+from alphaapollo.types import Outcome, Prompt, Score, TrajectoryGroup
+from tests.builders import make_group, make_trajectory, make_turn
 
 
 def group(prompt: int, *answers: tuple[str, float]) -> TrajectoryGroup:
@@ -29,10 +20,10 @@ def group(prompt: int, *answers: tuple[str, float]) -> TrajectoryGroup:
         failed = math.isnan(reward)
         outcome = Outcome.GRADER_FAILED if failed else Outcome.SCORED
         score = Score(reward, {} if failed else {"accuracy": reward}, outcome, "no server" if failed else "")
-        turn = Turn([1], Completion([7] * 5, [0.0] * 5, StopReason.STOP, 0), text)
-        trajectories.append(Trajectory(prompt, sample, [turn], [], score, EpisodeEnd.DONE))
+        turn = make_turn(5, text=text)
+        trajectories.append(make_trajectory(turn, score=score, sample=sample, prompt_id=prompt))
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": f"question {prompt}"}]
-    return TrajectoryGroup(Prompt(prompt, "sums", chat, str(prompt)), trajectories)  # type: ignore[arg-type]
+    return make_group(*trajectories, prompt=Prompt(prompt, "sums", chat, str(prompt)))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -53,20 +44,18 @@ def show(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 def test_samples_of_a_group_are_side_by_side_with_the_best_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = show(capsys, run).splitlines()
-    assert lines[:4] == [
-        f"{run}/rollouts/step_000012.jsonl",
-        "",
-        "prompt 4 sums   ground truth 4   mean reward 0.500",
-        "question 4",
-    ]
+    assert (lines[0], lines[3]) == (f"{run}/rollouts/step_000012.jsonl", "question 4")
+    headings = [line.split("   ") for line in lines if line.startswith("prompt ")]
+    assert headings[0] == ["prompt 4 sums", "ground truth 4", "mean reward 0.500"]
+    assert headings[1] == ["prompt 5 sums", "ground truth 5", "mean reward 0.000, all equal"]
     assert [part.strip() for part in lines[5].split("  ") if part.strip()] == [
         "sample 0: reward 1.000",
         "sample 1: reward 0.000",
         "sample 2: no server",
     ]
-    assert " ".join(lines[6].split()) == "accuracy 1, 5 tokens, stop accuracy 0, 5 tokens, stop 5 tokens, stop"
+    facts = [part.strip() for part in lines[6].split("  ") if part.strip()]
+    assert facts == ["accuracy 1, 5 tokens, stop", "accuracy 0, 5 tokens, stop", "5 tokens, stop"]
     assert lines[8].split() == ["[red]four[/]", "five", "none"]
-    assert "prompt 5 sums   ground truth 5   mean reward 0.000, all equal" in lines
 
 
 def test_the_narrow_terminal_has_fewer_columns(
