@@ -82,7 +82,7 @@ def test_server_that_dies_twice_is_an_environment_failure():
     env = config("die", "count")
     counted, died, counted_again = play(env, "<count>{}</count>", "<die>{}</die>", "<count>{}</count>")
     assert died.done and died.score.outcome is Outcome.ENVIRONMENT_FAILED
-    assert died.score.reason.startswith("MCP server small: Connection closed (last line of its stderr: cannot go on")
+    assert all(fact in died.score.reason for fact in ("MCP server small", "Connection closed", "cannot go on"))
     assert [call["status"] for call in died.info["tool_calls"]] == ["failed"]
     for result in (counted, counted_again):
         assert '"text": "1"' in result.observation.messages[0]["content"]
@@ -90,11 +90,9 @@ def test_server_that_dies_twice_is_an_environment_failure():
 
 def test_invalid_servers():
     refused(config(command=["/nowhere/server"]), "MCP server small: .*nowhere/server.*Check the command")
-    refused(
-        config("ad"), r"mcp_servers\.small\.tools: the server has no tool 'ad'\. Did you mean 'add'.*Its tools: add, "
-    )
-    refused(config(command=[]), "MCP server small needs exactly one of command and url")
+    refused(config("ad"), r"mcp_servers\.small\.tools: .*'ad'\. Did you mean 'add'")
+    refused(config(command=[]), "small needs .*command and url")
     two = config("add").model_copy(update={"mcp_servers": {name: McpServer(command=COMMAND) for name in ("a", "b")}})
-    refused(two, "several tools have the same name: add, draw, count, sleep")
+    refused(two, "same name: add, draw, count, sleep")
     closed = config().model_copy(update={"mcp_servers": {"small": McpServer(command=COMMAND, environment=["NO_SUCH"])}})
-    refused(closed, r"mcp_servers\.small\.environment: the environment variable NO_SUCH is not set")
+    refused(closed, r"mcp_servers\.small\.environment: .*NO_SUCH")

@@ -243,9 +243,9 @@ def test_check():
     check_environment(env())
     with pytest.raises(ValueError, match=r"env\.verifiers\.name is empty"):
         check_environment(Env(env_name="verifiers"))
-    with pytest.raises(ValueError, match=r"env\.verifiers\.args=\{'colour': 1\}.*(?s:.)*colour"):
+    with pytest.raises(ValueError, match=r"args=\{'colour': 1\}(?s:.)*colour"):
         check_environment(env(colour=1))
-    with pytest.raises(ValueError, match=r"env\.verifiers\.python=/no/python cannot be started"):
+    with pytest.raises(ValueError, match=r"env\.verifiers\.python=/no/python"):
         check_environment(env(python="/no/python"))
 
 
@@ -255,7 +255,7 @@ def test_version(monkeypatch: pytest.MonkeyPatch, installed: Path):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: verifiers\nVersion: 0.1.14\n")
     monkeypatch.setattr(adapter, "SERVER", Path(adapter.__file__).with_name("verifiers_server.py"))
-    with pytest.raises(ValueError, match=r"verifiers 0\.4 is required, but .* has 0\.1\.14\. Install"):
+    with pytest.raises(ValueError, match=r"verifiers 0\.4 .*0\.1\.14\."):
         check_environment(env("other", python=sys.executable))
     (info / "METADATA").unlink()
     info.rmdir()
@@ -270,5 +270,5 @@ def test_single_turn():
 
 @needs_verifiers
 def test_several_agents_are_refused():
-    with pytest.raises(ValueError, match=r"its agents are one, other; only environments with one agent"):
+    with pytest.raises(ValueError, match="agents are one, other"):
         check_environment(env("talk"))

@@ -102,9 +102,7 @@ def test_server_that_dies_twice_fails_the_call() -> None:
         assert (await box.call("count", {}, Session())).text == "2"
         other = asyncio.create_task(box.call("sleep", {"seconds": 30}, Session()))
         await asyncio.sleep(0.5)
-        with pytest.raises(
-            ToolFailedError, match=r"MCP server small: Connection closed \(last line of its stderr: cannot go on"
-        ):
+        with pytest.raises(ToolFailedError, match=r"small: Connection closed .*cannot go on"):
             await box.call("die", {}, Session())
         with pytest.raises(ToolFailedError, match="Connection closed"):
             await other
@@ -166,7 +164,7 @@ def test_cancelled_connection_ends_the_server(tmp_path: Path) -> None:
         ({"command": [sys.executable, "-c", "print('hello')"]}, "MCP server x: .*Check the command"),
         (
             {"command": [sys.executable, "-c", "import sys; sys.exit('no licence')"]},
-            "MCP server x: .*last line of its stderr: no licence.*Check the command",
+            "MCP server x: .*no licence",
         ),
         ({"url": "http://127.0.0.1:1/mcp"}, "MCP server x: .*Check the url"),
     ],
