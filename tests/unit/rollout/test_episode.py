@@ -11,17 +11,7 @@ from alphaapollo.engines.protocol import EngineError
 from alphaapollo.environments.base import Observation, StepResult
 from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
-from alphaapollo.types import (
-    EpisodeEnd,
-    Message,
-    Outcome,
-    Prompt,
-    Sampling,
-    Score,
-    StopReason,
-    Trajectory,
-    Turn,
-)
+from alphaapollo.types import EpisodeEnd, Message, Outcome, Prompt, Sampling, Score, StopReason, Trajectory, Turn
 
 STOP = 9
 PROMPT = Prompt(3, "exact", "1 2")
@@ -228,61 +218,37 @@ def test_failing_environment_is_replaced_once_with_the_same_seeds():
 
 
 @pytest.mark.parametrize(
-    ("reply", "reason"),
+    ("reply", "facts"),
     [
-        (RuntimeError("socket closed"), "Environment.step: RuntimeError: socket closed (attempt 2 of 2)"),
-        (TimeoutError("tool"), "Environment.step: TimeoutError: tool (attempt 2 of 2)"),
-        (None, "the result of step must be a StepResult, not NoneType. (attempt 2 of 2)"),
-        (StepResult(), "step returned neither done=True nor an observation. Return one of them. (attempt 2 of 2)"),
-        (StepResult("7"), "step: observation must be an Observation, not str. (attempt 2 of 2)"),
-        (StepResult(Observation("7")), "step: messages must be a non-empty list, not '7'. (attempt 2 of 2)"),
-        (StepResult(Observation([])), "step: messages must be a non-empty list, not []. (attempt 2 of 2)"),
-        (
-            StepResult(Observation([{"role": "user", "content": None}])),
-            "step: invalid message {'role': 'user', 'content': None}. role and content must be str. (attempt 2 of 2)",
-        ),
-        (StepResult(done=True, score=1.0), "step: score must be a Score, not float. (attempt 2 of 2)"),
-        (
-            StepResult(done=True, reward="1"),
-            "step: reward is str. Return a number from -1e+09 to 1e+09. (attempt 2 of 2)",
-        ),
-        (
-            StepResult(done=True, reward=math.nan),
-            "step: reward is nan. Return a number from -1e+09 to 1e+09. (attempt 2 of 2)",
-        ),
-        (done(-1e30), "step: score.reward is -1e+30. Return a number from -1e+09 to 1e+09. (attempt 2 of 2)"),
-        (done(10**400), f"step: score.reward is 1{'0' * 29}. Return a number from -1e+09 to 1e+09. (attempt 2 of 2)"),
-        (done(math.inf), "step: score.reward is inf. Return a number from -1e+09 to 1e+09. (attempt 2 of 2)"),
-        (
-            StepResult(done=True, score=Score(1.0, {"a": None})),
-            "step: score.components['a'] is NoneType. Return a number from -1e+09 to 1e+09. (attempt 2 of 2)",
-        ),
-        (
-            StepResult(done=True, kept_chars=1.5),
-            "step: kept_chars must be an int, not float. (attempt 2 of 2)",
-        ),
-        (StepResult(done=True, info=None), "step: info=None must be a dict with str keys. (attempt 2 of 2)"),
-        (
-            StepResult(done=True, info={"tool_calls": [{"tool": "x"}]}),
-            "step: info['tool_calls'] must be a list of dicts with status and seconds. (attempt 2 of 2)",
-        ),
-        (
-            StepResult(done=True, info={"tool_calls": [{"status": "ok"}]}),
-            "step: info['tool_calls']: seconds is NoneType. Return a number from -1e+09 to 1e+09. (attempt 2 of 2)",
-        ),
-        (
-            StepResult(done=True, info={("a", 1): 2}),
-            "step: info={('a', 1): 2} must be a dict with str keys. (attempt 2 of 2)",
-        ),
+        (RuntimeError("socket closed"), ["Environment.step", "RuntimeError: socket closed"]),
+        (TimeoutError("tool"), ["Environment.step", "TimeoutError: tool"]),
+        (None, ["the result of step", "NoneType"]),
+        (StepResult(), ["step returned neither", "done=True"]),
+        (StepResult("7"), ["observation must be", "str"]),
+        (StepResult(Observation("7")), ["messages", "not '7'"]),
+        (StepResult(Observation([])), ["messages", "not []"]),
+        (StepResult(Observation([{"role": "user", "content": None}])), ["message {'role': 'user', 'content': None}"]),
+        (StepResult(done=True, score=1.0), ["score must be a Score", "float"]),
+        (StepResult(done=True, reward="1"), ["reward is str"]),
+        (StepResult(done=True, reward=math.nan), ["reward is nan"]),
+        (done(-1e30), ["score.reward is -1e+30", "-1e+09 to 1e+09"]),
+        (done(10**400), [f"score.reward is 1{'0' * 29}."]),
+        (done(math.inf), ["score.reward is inf"]),
+        (StepResult(done=True, score=Score(1.0, {"a": None})), ["score.components['a'] is NoneType"]),
+        (StepResult(done=True, kept_chars=1.5), ["kept_chars", "float"]),
+        (StepResult(done=True, info=None), ["info=None"]),
+        (StepResult(done=True, info={"tool_calls": [{"tool": "x"}]}), ["info['tool_calls']", "status"]),
+        (StepResult(done=True, info={"tool_calls": [{"status": "ok"}]}), ["info['tool_calls']: seconds is NoneType"]),
+        (StepResult(done=True, info={("a", 1): 2}), ["info={('a', 1): 2}"]),
     ],
     ids=str,
 )
-def test_an_environment_that_fails_twice_is_masked_with_a_reason(reply, reason):
+def test_an_environment_that_fails_twice_is_masked_with_a_reason(reply, facts):
     engine, _ = answers([5], [5])
     trajectory = play(engine, Environment(reply), Environment(reply))
     assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED
     assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED and math.isnan(trajectory.score.reward)
-    assert trajectory.score.reason == reason
+    assert all(fact in trajectory.score.reason for fact in [*facts, "attempt 2 of 2"]), trajectory.score.reason
     assert trajectory.rows[0].token_ids == [1, 2, 5]  # what was sampled stays for the log
 
 
@@ -302,7 +268,7 @@ def test_an_environment_that_cannot_be_made():
     runner = make_runner(engine, EpisodeLimits(1, 5.0))
     task = EpisodeTask(PROMPT, 0, make, Sampling(4), lambda turn: 0, "t")
     trajectory = asyncio.run(runner.run(task))
-    assert trajectory.score.reason == "creating the environment: KeyError: 'game' (attempt 2 of 2)"
+    assert all(fact in trajectory.score.reason for fact in ("KeyError: 'game'", "attempt 2 of 2"))
 
 
 class Sync:
@@ -337,7 +303,7 @@ def test_an_environment_without_a_method_does_not_end_the_run(monkeypatch, missi
     trajectory = play(engine, Environment(done(1.0)), Environment(done(1.0)))
     assert trajectory.end == end
     if end == "environment_failed":
-        assert f"'Environment' object has no attribute '{missing}' (attempt 2 of 2)" in trajectory.score.reason
+        assert f"no attribute '{missing}' (attempt 2 of 2)" in trajectory.score.reason
 
 
 def test_engine_error_is_not_an_environment_failure():

@@ -174,14 +174,14 @@ def test_pictures_of_a_row_must_be_those_of_the_engine(renderer: Renderer) -> No
     rows[0].images = (*rows[0].images, other)
     with pytest.raises(AssertionError, match="pictures that the engine did not receive"):
         check_rows_match_turns(rows, turns, prompts, images)
-    with pytest.raises(AssertionError, match="4 placeholder tokens for 8 image features"):
+    with pytest.raises(AssertionError, match=r"4 .* for 8 image features"):
         check_rows_match_turns(rows, turns, prompts, [rows[0].images])
 
 
 @pytest.mark.parametrize("truncation", ["left", "right", "error"])
 def test_prompts_with_pictures_are_not_truncated(renderer: Renderer, truncation: str) -> None:
     prompts = PromptRenderer(renderer.encode_prompt, 30, truncation)
-    with pytest.raises(PromptTooLong, match=r"max_prompt_length=30\. Increase data\.max_prompt_length, or use smaller"):
+    with pytest.raises(PromptTooLong, match=r"data\.max_prompt_length=30\."):
         prompts(QUESTION)
 
 

@@ -20,7 +20,7 @@ def test_truncation():
 
 @pytest.mark.parametrize("truncation", ["error", "drop"])
 def test_too_long_prompt_is_an_environment_failure(truncation):
-    with pytest.raises(PromptTooLong, match=r"has 3 tokens, more than data\.max_prompt_length=2\. Increase data"):
+    with pytest.raises(PromptTooLong, match=r"3 tokens.*data\.max_prompt_length=2"):
         PromptRenderer(letters, 2, truncation)("abc")
     assert not PromptRenderer(letters, 2, truncation).is_within_limit("abc")
 
@@ -29,7 +29,7 @@ def test_template_error_is_an_environment_failure():
     def reject(content):
         raise ValueError("the chat template rejects a chat with the roles ['tool']")
 
-    with pytest.raises(EnvironmentFailure, match=r"rendering the observation: ValueError: .* rejects"):
+    with pytest.raises(EnvironmentFailure, match=r"ValueError: .*\['tool'\]"):
         PromptRenderer(reject, 2, "left")([{"role": "tool", "content": "a"}])
 
 

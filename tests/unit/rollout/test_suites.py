@@ -85,7 +85,7 @@ def test_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     Path("sums.py").touch()
     suites = [Suite(f"inspect:{name}@sums", python="/bin/true") for name in ("sums.py", "products.py")]
     check_suites(suites[:1])
-    with pytest.raises(ValueError, match=f"needs the file {tmp_path}/products.py, which does not exist"):
+    with pytest.raises(ValueError, match=f"{tmp_path}/products.py"):
         check_suites(suites)
 
 
@@ -215,5 +215,5 @@ def test_name_that_lm_eval_does_not_know_is_an_error(tmp_path: Path) -> None:
     for task in known:
         check_suites([make_suite(tmp_path, script, f"lm-eval:{task}")])
     for task in ("sum", "more", "own_tasks --include_path own"):
-        with pytest.raises(ValueError, match="does not find the task of the suite 'lm-eval:"):
+        with pytest.raises(ValueError, match=f"'lm-eval:{task}"):
             check_suites([make_suite(tmp_path, script, f"lm-eval:{task}")])

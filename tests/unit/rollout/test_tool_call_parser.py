@@ -88,21 +88,20 @@ def test_several_calls_with_a_single_call_template():
 def test_a_response_template_that_does_not_fit_the_template():
     tokenizer = tokenizer_of(MISTRAL, MISTRAL_TOKENS)
     tokenizer.response_template = RESPONSE_TEMPLATE
-    with pytest.raises(
-        ValueError, match=r"response_template cannot parse the tool calls that the chat template renders: .*TOOL_CALLS"
-    ):
+    with pytest.raises(ValueError, match=r"response_template .*TOOL_CALLS"):
         make_tool_call_parser("", ToolRenderer(tokenizer, [ADD]))
 
 
 def test_unsuitable_parser_error_names_suitable_ones():
     pytest.importorskip("vllm")
-    with pytest.raises(ValueError, match=r"not a tool parser of vLLM\. Did you mean 'hermes.*Use one of: .*qwen3_xml"):
-        reader("hermess")
-    with pytest.raises(ValueError, match=r"does not work with this tokenizer: .*token"):
-        reader("mistral")
-    with pytest.raises(ValueError, match=r"tool_parser=pythonic cannot parse .*These parsers work.*tool_parser=hermes"):
-        reader("pythonic")
-    with pytest.raises(ValueError, match=r"no response_template.*env\.tool_parser=hermes"):
+    for parser, facts in (
+        ("hermess", r"Did you mean 'hermes.*qwen3_xml"),
+        ("mistral", r"mistral.* tokenizer: .*token"),
+        ("pythonic", r"pythonic .*tool_parser=hermes"),
+    ):
+        with pytest.raises(ValueError, match=facts):
+            reader(parser)
+    with pytest.raises(ValueError, match=r"response_template.*tool_parser=hermes"):
         make_tool_call_parser("", ToolRenderer(tokenizer_of(), [ADD]))
 
 
