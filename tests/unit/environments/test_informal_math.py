@@ -190,7 +190,7 @@ def test_keep_state_lasts_one_episode():
 
 
 def test_missing_tool_or_index(tmp_path):
-    with pytest.raises(ValueError, match=r"unknown tool 'pyhton_code'.*Did you mean 'python_code'"):
+    with pytest.raises(ValueError, match=r"'pyhton_code'.*'python_code'"):
         make_toolbox(Env(env_name="informal_math", tools=["pyhton_code"]))
     missing = Env(
         env_name="informal_math",
@@ -224,9 +224,9 @@ def test_question_falls_back_to_the_prompt():
 
 def test_settings_without_effect_are_refused():
     for settings in ({"tools": ["python_code"]}, {"action_format": "chat_template"}):
-        with pytest.raises(ValueError, match="env_name=guessing_game does not call tools"):
+        with pytest.raises(ValueError, match=r"env_name=guessing_game .* tools"):
             check_environment(game("guessing_game", **settings))
-    with pytest.raises(ValueError, match=r"tool_parser=hermes has no effect .*Set env\.action_format=chat_template"):
+    with pytest.raises(ValueError, match=r"=hermes .*action_format=chat_template"):
         check_environment(Env(env_name="informal_math", tool_parser="hermes"))
 
 
@@ -241,37 +241,27 @@ def test_two_keys_of_the_python_timeout():
     more = {"python_code": {"memory_mb": 300}}
     assert "Time limit: 3 s" in python_in(informal_math={"python_code_timeout": 3}, tool_settings=more)
     assert "Time limit: 4 s" in python_in(tool_settings={"python_code": {"timeout": 4}})
-    with pytest.raises(ValueError, match=r"timeout=4 conflicts with env\.informal_math\.python_code_timeout=3: both"):
+    with pytest.raises(ValueError, match=r"timeout=4 .*python_code_timeout=3"):
         python_in(informal_math={"python_code_timeout": 3}, tool_settings={"python_code": {"timeout": 4}})
 
 
 def test_python_timeout_is_limited():
     sixty = {"python_code_timeout": 60}
-    with pytest.raises(ValueError, match=r"python_code timeout of 60 s must not exceed env\.tool_limits\.timeout=30"):
-        python_in(informal_math=sixty)
-    with pytest.raises(ValueError, match=r"python_code timeout of 60 s must not exceed env\.tool_limits"):
-        python_in(tool_settings={"python_code": {"timeout": 60}})
+    for settings in ({"informal_math": sixty}, {"tool_settings": {"python_code": {"timeout": 60}}}):
+        with pytest.raises(ValueError, match=r"60 s .*env\.tool_limits\.timeout=30"):
+            python_in(**settings)
     assert "Time limit: 60 s" in python_in(informal_math=sixty, tool_limits={"timeout": 60})
 
 
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        (
-            {"tool_settings": {"pyhton_code": {}}},
-            r"pyhton_code: .*Did you mean 'python_code'\?.*Its tools: python_code\. Add",
-        ),
-        (
-            {"tool_settings": {"local_rag": {"index": "x"}}},
-            r"local_rag: .*Its tools: python_code\. Add the tool to env\.tools",
-        ),
+        ({"tool_settings": {"pyhton_code": {}}}, r"pyhton_code: .*Did you mean 'python_code'"),
+        ({"tool_settings": {"local_rag": {"index": "x"}}}, r"local_rag: .*python_code\..* env\.tools"),
         ({"tool_settings": {"python_code": {"timeout": "abc"}}}, r"python_code\.timeout=abc: .*a valid number"),
         ({"tool_settings": {"python_code": {"memory_mb": -1}}}, r"python_code\.memory_mb=-1: .*greater than 0"),
-        ({"tool_settings": {"python_code": {"memory": 1}}}, r"no setting memory\. Known settings: timeout, memory_mb"),
-        (
-            {"informal_math": {"enable_local_rag": True}},
-            r"local_rag needs the setting index\. Set env\.tool_settings\.local_rag\.index",
-        ),
+        ({"tool_settings": {"python_code": {"memory": 1}}}, r"setting memory\..* timeout, memory_mb"),
+        ({"informal_math": {"enable_local_rag": True}}, r"env\.tool_settings\.local_rag\.index"),
     ],
 )
 def test_invalid_tool_settings(env, says):
@@ -280,5 +270,5 @@ def test_invalid_tool_settings(env, says):
 
 
 def test_tool_settings_without_tools():
-    with pytest.raises(ValueError, match=r"single_turn does not use this tool\. Its tools: none"):
+    with pytest.raises(ValueError, match=r"single_turn .* tools: none"):
         make_toolbox(Env(tool_settings={"python_code": {"timeout": 3}}))

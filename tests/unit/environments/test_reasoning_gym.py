@@ -100,7 +100,7 @@ def test_text_after_the_answer_is_cut():
 def test_answer_that_the_scorer_cannot_read():
     _, _, result = answered(env("prime_factorization"), row(), "<answer>two \u00d7 three</answer>")
     assert (result.score.outcome, result.score.reward) == (Outcome.WRONG_FORMAT, 0.0)
-    assert result.score.reason == "the scorer of prime_factorization cannot read the answer (ValueError)"
+    assert all(fact in result.score.reason for fact in ("prime_factorization", "ValueError"))
     broken = make(env("prime_factorization"), score)
     broken.reset(row())
     broken._prompt.extra_info["reasoning_gym"]["entry"] = {"answer": "?"}  # the scorer cannot read the correct answer

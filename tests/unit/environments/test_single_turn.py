@@ -40,7 +40,7 @@ def test_text_prompt():
 
 
 def test_unknown_environment():
-    with pytest.raises(ValueError, match=r"unknown environment 'single_trun'.*Did you mean 'single_turn'"):
+    with pytest.raises(ValueError, match=r"'single_trun'.*'single_turn'"):
         get_environment_spec("single_trun")
 
 
@@ -57,7 +57,7 @@ def test_class_with_missing_methods():
 
     register_environment("halfway")(Halfway)
     try:
-        with pytest.raises(ValueError, match=r"env_name=halfway: the class Halfway lacks the methods reset, close\."):
+        with pytest.raises(ValueError, match=r"halfway: .*Halfway .*reset, close\."):
             check_environment(Env(env_name="halfway"))
     finally:
         base._ENVIRONMENTS._entries.pop("halfway")
@@ -66,9 +66,9 @@ def test_class_with_missing_methods():
 @pytest.mark.parametrize(
     ("env", "error"),
     [
-        (Env(settings={"size": 5}), r"env\.settings=\{'size': 5\}: single_turn has no settings\. Remove them\."),
-        (game("grid_world", settings={"siez": 5}), r"env\.settings\.siez \(got 5\): unknown key\. Did you mean 'size'"),
-        (game("grid_world", settings={"size": 1}), r"env\.settings\.size: expected integer >= 2 and <= 50, got 1"),
+        (Env(settings={"size": 5}), r"env\.settings=\{'size': 5\}: single_turn"),
+        (game("grid_world", settings={"siez": 5}), r"env\.settings\.siez .*Did you mean 'size'"),
+        (game("grid_world", settings={"size": 1}), r"env\.settings\.size: .*>= 2 .*got 1"),
     ],
 )
 def test_settings_that_an_environment_does_not_have_are_refused(env, error):
