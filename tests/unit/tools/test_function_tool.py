@@ -116,7 +116,7 @@ def test_registered_tool(monkeypatch: pytest.MonkeyPatch) -> None:
         tool(double)
     with pytest.raises(ValueError, match="Did you mean 'double'"):
         make_tools(["dobule"], {})
-    with pytest.raises(ValueError, match=r"env\.tool_settings\.double has no setting speed\. Known settings: none"):
+    with pytest.raises(ValueError, match=r"tool_settings\.double .*speed.* none"):
         make_tools(["double"], {"double": {"speed": 1}})
 
 
@@ -131,9 +131,7 @@ def test_settings_are_converted_to_the_types_of_the_signature() -> None:
     try:
         make_tools(["with_settings"], {"with_settings": {"path": 2024, "size": "3", "free": "x"}})
         assert given == {"path": "2024", "size": 3, "free": "x"}
-        with pytest.raises(
-            ValueError, match=r"with_settings needs the setting path\. Set env\.tool_settings\.with_settings\.path"
-        ):
+        with pytest.raises(ValueError, match=r"env\.tool_settings\.with_settings\.path"):
             make_tools(["with_settings"], {})
     finally:
         tools._entries.pop("with_settings")

@@ -100,14 +100,14 @@ def test_invalid_calls(index_folder: Path, arguments: str, status: str, text: st
 
 
 def test_error_for_a_missing_index_has_the_command(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"python -m alphaapollo.tools.retrieval build FOLDER --out .*none"):
+    with pytest.raises(ValueError, match=r"tools\.retrieval build .*none"):
         make_tools(["local_rag"], {"local_rag": {"index": str(tmp_path / "none")}})
 
 
 @pytest.mark.parametrize("manifest", ["{", "[]", "{}", '{"format": 0}'])
 def test_corrupt_index(tmp_path: Path, manifest: str) -> None:
     (tmp_path / "index.json").write_text(manifest)
-    with pytest.raises(ValueError, match=r"is corrupt or does not have format 1\. Build it again"):
+    with pytest.raises(ValueError, match=r"corrupt.* format 1"):
         make_tools(["local_rag"], {"local_rag": {"index": str(tmp_path)}})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -48,29 +49,25 @@ def test_valid_call() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "reason"),
     [
-        ("add", '{"a": 1', "add: the arguments are not JSON: Expecting ',' delimiter: line 1 column 8 (char 7)."),
-        ("add", "", "add: the arguments are not JSON: Expecting value: line 1 column 1 (char 0)."),
-        ("add", "[" * 30_000, "add: the arguments are nested too deeply."),
-        ("add", "[1]", "add: argument: [1] is not of type 'object'. Arguments: a, b."),
-        ("add", "null", "add: argument: None is not of type 'object'. Arguments: a, b."),
-        ("add", "7", "add: argument: 7 is not of type 'object'. Arguments: a, b."),
-        ("ad", "{}", "unknown tool 'ad'. Did you mean 'add'? Known tools: add, repeat, sleep."),
-        ("rm -rf /", "{}", "unknown tool 'rm -rf /'. Known tools: add, repeat, sleep."),
-        ("", "{}", "unknown tool ''. Known tools: add, repeat, sleep."),
-        ("add", {"a": "one"}, "add: argument 'a': 'one' is not of type 'integer'. Arguments: a, b."),
-        ("add", {"b": 1}, "add: argument: 'a' is a required property. Arguments: a, b."),
-        (
-            "add",
-            {"a": 1, "c": 2},
-            "add: argument: Additional properties are not allowed ('c' was unexpected). Arguments: a, b.",
-        ),
-        ("repeat", {"text": "x" * (1 << 20), "times": 1}, "repeat: 1048600 bytes of arguments, the limit is 65536."),
-        ("repeat", json.dumps({"text": "x" * (1 << 20)}), "repeat: 1048588 bytes of arguments, the limit is 65536."),
+        ("add", '{"a": 1', "add: .*JSON: .*column 8"),
+        ("add", "", "add: .*JSON: .*column 1 "),
+        ("add", "[" * 30_000, "add: .*nested"),
+        ("add", "[1]", r"add: .*\[1\] .*'object'"),
+        ("add", "null", "add: .*None .*'object'"),
+        ("add", "7", r"add: .*7 .*'object'.* a, b\."),
+        ("ad", "{}", r"'ad'\. Did you mean 'add'\? .*add, repeat, sleep\."),
+        ("rm -rf /", "{}", r"'rm -rf /'\. .*add, repeat, sleep\."),
+        ("", "{}", "unknown tool ''"),
+        ("add", {"a": "one"}, r"add: argument 'a': 'one' .*'integer'.* a, b\."),
+        ("add", {"b": 1}, "add: argument: 'a' .*required"),
+        ("add", {"a": 1, "c": 2}, "add: argument: .*'c' was unexpected"),
+        ("repeat", {"text": "x" * (1 << 20), "times": 1}, "repeat: 1048600 bytes .*65536"),
+        ("repeat", json.dumps({"text": "x" * (1 << 20)}), "repeat: 1048588 bytes .*65536"),
     ],
 )
 def test_invalid_call_is_refused_with_the_reason(name: str, arguments: Any, reason: str) -> None:
     result = call(box(), name, arguments)
-    assert (result.text, result.status) == (reason, ToolStatus.REFUSED)
+    assert result.status is ToolStatus.REFUSED and re.search(reason, result.text), result.text
 
 
 def test_reason_is_short_for_a_long_value() -> None:
