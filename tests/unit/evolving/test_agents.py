@@ -160,7 +160,7 @@ def test_budget_ends_sessions(evolution: Command) -> None:
 
 def test_a_server_cannot_propose(evolution: Command) -> None:
     server = "models.other={base_url: http://localhost/v1, name: m}"
-    with pytest.raises(ConfigError, match=r"models.other.base_url=http://localhost/v1: with env.env_name=agent"):
+    with pytest.raises(ConfigError, match=r"other\.base_url=.*env\.env_name=agent"):
         evolution.run(server, "evolving.branches=[policy,other]")
-    with pytest.raises(ConfigError, match=r"Set models.other.path, or another env.env_name"):
+    with pytest.raises(ConfigError, match=r"models\.other\.path"):
         evolution.run(server, "roles.proposer.model=other")

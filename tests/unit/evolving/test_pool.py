@@ -71,7 +71,7 @@ def test_invalid_line_is_an_error(tmp_path: Path) -> None:
     lines = filled(tmp_path).path.read_text().splitlines()
     for bad in ("rubbish", '{"kind": "guess"}', '{"kind": "choice"}', "[]"):
         (tmp_path / FILE).write_text("\n".join([lines[0], bad, *lines[1:], ""]))
-        with pytest.raises(ValueError, match=r"line 2 of .*pool.jsonl is not a valid record"):
+        with pytest.raises(ValueError, match=r"line 2 of .*pool\.jsonl"):
             Pool(tmp_path)
 
 

@@ -120,7 +120,7 @@ def test_run_stops_while_the_server_is_down_and_resumes(command: Command, server
             return arithmetic(messages, request) if next(count) < 30 else 503
 
     server.script = dies
-    with pytest.raises(ModelUnavailableError, match=r"models.policy: .* calls in a row failed\. .* No result is lost"):
+    with pytest.raises(ModelUnavailableError, match=r"models\.policy: .* calls .*failed"):
         command.run("evolving.max_failures=3", "models.policy.max_concurrent=1")
     answered = sum(not call.failure for call in command.pool.calls.values())
     assert answered == 30
@@ -134,7 +134,7 @@ def test_run_stops_while_the_server_is_down_and_resumes(command: Command, server
 def test_budget_limits_the_run_and_a_larger_one_resumes(command: Command, server: Server) -> None:
     printed = command.run("budget.calls=40")
     assert len(server.requests) == 36  # nine tenths
-    assert "the run ended early: budget.calls=40 is spent; 10% of it is reserved for the final selection" in printed
+    assert "ended early: budget.calls=40 is spent; 10%" in printed
     assert all(command.problem(index)["chosen"] for index in range(PROBLEMS))
     command.run()
     assert len(server.requests) == CALLS and command.report()["halted"] == ""
@@ -173,7 +173,7 @@ def test_missing_reports_are_requested_again_and_then_counted(command: Command, 
     command.run("evolving.asks=1")
     verdicts = [one for own in command.pool.verdicts.values() for one in own.values() if one.failure]
     assert len(verdicts) == ROUNDS * VOTES == command.report()["failures"]["verdicts"]
-    assert "no result after 2 attempts. Last failure: the reply could not be read: 'Hm.'" in verdicts[0].failure
+    assert "2 attempts" in verdicts[0].failure and "'Hm.'" in verdicts[0].failure
     assert command.report()["table"]["unjudged"] == ROUNDS
 
 
@@ -231,7 +231,7 @@ def test_invalid_configurations(command: Command, word: str, problem: str) -> No
 
 
 def test_unknown_role(command: Command) -> None:
-    with pytest.raises(ValueError, match=r"unknown role 'verifer'\. Did you mean 'verifier'"):
+    with pytest.raises(ValueError, match=r"'verifer'\. Did you mean 'verifier'"):
         command.run("roles.verifier.plugin=verifer")
 
 
@@ -239,9 +239,7 @@ def test_changed_data_is_an_error(command: Command, server: Server) -> None:
     command.run("evolving.rounds=1")
     rows = pd.read_parquet(command.defaults["data.path"])
     rows.iloc[::-1].to_parquet(command.defaults["data.path"])
-    with pytest.raises(
-        ValueError, match=r"has results for other data: row \d of data\.path has changed since candidate p\d"
-    ):
+    with pytest.raises(ValueError, match=r"row \d of data\.path .*candidate p\d"):
         command.run("evolving.rounds=2")
 
 
