@@ -31,7 +31,7 @@ def test_ranges_of_placeholders() -> None:
 
 
 def test_missing_placeholders() -> None:
-    with pytest.raises(AssertionError, match="2 placeholder tokens for 3 image features"):
+    with pytest.raises(AssertionError, match=r"2 .* for 3 image features"):
         find_placeholder_ranges([PAD, 1, PAD], [picture(PAD), picture(PAD, PAD)])
 
 

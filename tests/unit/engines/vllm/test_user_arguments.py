@@ -30,23 +30,23 @@ def test_arguments_set_by_the_project_are_refused():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("max_num_seqs", "is set by actor_rollout_ref.rollout.max_num_seqs"),
-        ("trust_remote_code", "is set by actor_rollout_ref.model.trust_remote_code"),
-        ("max_model_len", "is set by data.max_prompt_length and data.max_response_length"),
+        ("max_num_seqs", "actor_rollout_ref.rollout.max_num_seqs"),
+        ("trust_remote_code", "actor_rollout_ref.model.trust_remote_code"),
+        ("max_model_len", "data.max_prompt_length and data.max_response_length"),
         ("skip_tokenizer_init", "is set by the project"),
-        ("enable_expert_parallel", "is set by actor_rollout_ref.rollout.expert_parallel_size"),
-        ("data_parallel_size", "is replaced by the number of replicas, actor_rollout_ref.rollout.num_engines"),
+        ("enable_expert_parallel", "actor_rollout_ref.rollout.expert_parallel_size"),
+        ("data_parallel_size", "actor_rollout_ref.rollout.num_engines"),
     ],
 )
 def test_reserved_arguments_are_refused_with_the_reason(name: str, reason: str):
-    with pytest.raises(ValueError, match=rf"^{KEY}\.{name} cannot be set, because it {reason}.*\. Remove it\.$"):
+    with pytest.raises(ValueError, match=rf"^{KEY}\.{name} .*{reason}"):
         check(**{name: 1})
 
 
 def test_names_unknown_to_vllm_are_refused():
     pytest.importorskip("vllm")
     check(hf_overrides={})
-    with pytest.raises(ValueError, match=r"hf_override is not an argument of vLLM's EngineArgs\. Did you mean 'hf_ov"):
+    with pytest.raises(ValueError, match=r"hf_override .*Did you mean 'hf_ov"):
         check(hf_override={})
 
 
