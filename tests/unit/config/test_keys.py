@@ -1,6 +1,4 @@
 import re
-import subprocess
-import sys
 from collections import Counter
 from importlib import resources
 from pathlib import Path
@@ -9,7 +7,7 @@ import pytest
 import yaml
 
 import alphaapollo
-from alphaapollo.config.__main__ import explain_key
+from alphaapollo.config.__main__ import explain_key, main
 from alphaapollo.config.key_errors import find_similar_keys
 from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, list_keys, list_sections
 from alphaapollo.config.schema import Config
@@ -80,13 +78,10 @@ def test_explain_is_one_line(key: str, facts: list[str]):
     assert [fact for fact in facts if fact not in line] == [], line
 
 
-@pytest.mark.timeout(60)
-def test_explain_command():
-    command = [sys.executable, "-m", "alphaapollo.config"]
-    result = subprocess.run([*command, "explain", "trainer.seed", "nope"], capture_output=True, text=True, timeout=50)
-    assert result.returncode == 0
-    assert len(result.stdout.splitlines()) == 2
-    assert subprocess.run(command, capture_output=True, timeout=50).returncode == 2
+def test_explain_command(capsys: pytest.CaptureFixture[str]):
+    assert main(["explain", "trainer.seed", "nope"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert main([]) == 2
 
 
 def test_nearest_prefers_keys_that_end_alike():
