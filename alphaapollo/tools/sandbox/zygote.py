@@ -126,8 +126,8 @@ class Zygote:
                     _kill_child(pid)
 
     def _kill_children(self) -> None:
-        """Kill all children and remove the folder of the sandbox."""
-        for pid in self._children:
+        """Kill all children and remove the folder of the sandbox. Cleaners would remove files at the same time."""
+        for pid in (*self._children, *self._cleaners):
             _kill_child(pid)
             os.waitpid(pid, 0)
         with contextlib.suppress(OSError):  # the program may have removed the folder
