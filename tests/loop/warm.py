@@ -3,6 +3,7 @@ instead of ten.
 
 pytest --- warm process (imports once) --- process with main_ppo.main(argv)
                                        --- process with its engine core
+                                       --- process that checks a setting with vLLM
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 IMPORTS = "tests.loop.warm_imports"
@@ -34,6 +36,23 @@ def children_of_the_warm_process() -> set[int]:
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
+class WarmProcess(multiprocessing.context.ForkServerProcess):
+    """Process forked from the warm process, with the environment variables of the caller."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.environment = dict(os.environ)
+
+    def run(self) -> None:
+        os.environ.clear()
+        os.environ.update(self.environment)
+        super().run()
+
+
+class WarmContext(multiprocessing.context.ForkServerContext):
+    Process = WarmProcess
+
+
 def run_program(
     module: str, words: Sequence[str], output: Path, environment: dict[str, str], folder: Path, typed: str
 ) -> None:
@@ -49,6 +68,7 @@ def run_program(
     os.chdir(folder)
     multiprocessing.forkserver.ensure_running = lambda: None  # the engine core is forked from the warm process, too
     multiprocessing.forkserver._forkserver.ensure_running = lambda: None
+    multiprocessing.context._concrete_contexts["spawn"] = WarmContext()  # of checks that import vLLM
     code = importlib.import_module(module).main(list(words))
     sys.stdout.flush()
     sys.stderr.flush()
