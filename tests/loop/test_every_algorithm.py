@@ -30,6 +30,7 @@ ENGINE_LOGPROBS = {"bypass", "deepseek_v32", "dppo", "loss_mode=dppo_kl", "vespo
 TAUGHT_ALONE = {"distill", "divergence=jsd", "sdft", "sdpo"}  # by whole distributions only: there are no advantages
 
 
+@pytest.mark.core
 def test_every_algorithm_trains(task: Task, tmp_path: Path) -> None:
     words = [str(task.model), str(task.data / "train.parquet"), str(tmp_path)]
     done = subprocess.run(

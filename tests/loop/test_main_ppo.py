@@ -129,6 +129,7 @@ def test_output_begins_with_the_viewer_and_ends_with_changes_and_next_commands(r
         assert "\x1b" not in done.output
 
 
+@pytest.mark.core
 def test_complete_run_starts_nothing(resumed: Resumed) -> None:
     folder = resumed.parts.folder
     written = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}

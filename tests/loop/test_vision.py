@@ -246,4 +246,4 @@ def test_pictures_for_a_text_model_are_refused(ppo: Runner, tmp_path: Path) -> N
     make_tokenizer(tmp_path / "text")
     make_model(tmp_path / "text", seed=0)
     error = ppo.refuse(f"actor_rollout_ref.model.path={tmp_path / 'text'}")
-    assert "pictures" in error and "train.parquet" in error
+    assert "data.train_files" in error and "row 1" in error and "docs/vision.md" in error
