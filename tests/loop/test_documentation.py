@@ -207,7 +207,7 @@ def page_case(page: Path) -> Any:
     return pytest.param(page, id=name, marks=[pytest.mark.core] * (name == "docs/start.md"))
 
 
-@pytest.mark.parametrize("page", map(page_case, PAGES))
+@pytest.mark.parametrize("page", [page_case(page) for page in PAGES])
 def test_commands_of_the_page_run(page: Path, workplace: Path) -> None:
     name = str(page.relative_to(ROOT))
     blocks, _ = read_page(page.read_text(encoding="utf-8"))
