@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("run", nargs="?", type=Path, default=Path("outputs/quickstart/grpo"), help="folder of the run")
     run = parser.parse_args().run
     if not (run / "metrics.jsonl").is_file():
-        print(f"docs/pictures/ is unchanged: {run} is no run. `make quickstart` makes one.")
+        print(f"docs/pictures/ is unchanged: {run} has no metrics.jsonl. `make quickstart` makes a run.")
         return
     pictures = {"console.svg": draw_console(run).encode()}
     if chromium := next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None):

@@ -80,7 +80,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file, _, test = nodeid.partition("::")
             if "test_documentation" in file:
-                return f"{file}{'[docs/algorithms' in test}{'[docs/' in test}"
+                return file + next((part for part in ("[docs/algorithms/", "[docs/") if part in test), "")
             return "gpu" if Path(file).parts[1] == "gpu" else file
 
     config.option.loadscopereorder = False

@@ -41,26 +41,29 @@ def make_tokenizer(folder: Path, more_words: Sequence[str] = ()) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def make_model(folder: Path, seed: int) -> None:
-    """Qwen3 with 428,800 random parameters."""
+def make_model(folder: Path, seed: int, **sizes: int) -> None:
+    """Qwen3 with 428,800 random parameters. `sizes` replace values of its configuration."""
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     torch.manual_seed(seed)
+    shape = {
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 384,
+        "max_position_embeddings": 512,
+    }
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        intermediate_size=384,
-        max_position_embeddings=512,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
+        **shape | sizes,
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
 

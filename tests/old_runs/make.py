@@ -17,11 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from alphaapollo.launch.format import FORMAT
-from examples.quickstart.make_task import make_data, make_tokenizer
+from examples.quickstart.make_task import make_data, make_model, make_tokenizer
 
 ROOT, HERE = Path(__file__).resolve().parents[2], Path(__file__).parent
 ARCHIVES = sorted(HERE.glob("format_*.tar.xz"))
 REWARD = "def compute_score(prompt, completion):\n    return sum(letter.isdigit() for letter in completion) / 10\n"
+SIZES = {  # of a model with 6,000 parameters
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+    "intermediate_size": 16,
+}  # fmt: skip
 SHARED = "trainer.project_name=old trainer.device=cpu"
 REWARDED = "data.max_response_length=8 custom_reward_function.path=reward.py"
 TRAINING = (
@@ -54,34 +58,10 @@ def unpack(archive: Path, folder: Path) -> Iterator[Path]:
         os.chdir(before)
 
 
-def make_model(folder: Path) -> None:
-    """Qwen3 with 6,000 random parameters."""
-    import torch
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-    make_tokenizer(folder)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        intermediate_size=16,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-
-
 def make_runs(folder: Path) -> None:
     """Run the commands of RUNS in the folder."""
-    make_model(folder / "model")
+    make_tokenizer(folder / "model")
+    make_model(folder / "model", seed=0, **SIZES)
     make_data(folder / "data", seed=0, num_sft=8, num_rl=8, num_val=2)
     (folder / "reward.py").write_text(REWARD)
     for name, words in RUNS.items():

@@ -126,7 +126,7 @@ class Zygote:
                     _kill_child(pid)
 
     def _kill_children(self) -> None:
-        """Kill all children and remove the folder of the sandbox. Cleaners would remove files at the same time."""
+        """Kill all children, and the cleaners, which remove files too. Then remove the folder of the sandbox."""
         for pid in (*self._children, *self._cleaners):
             _kill_child(pid)
             os.waitpid(pid, 0)
