@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema import CustomRewardFunction, Data, Env, InformalMath, Model, Reward, Rollout
+from alphaapollo.config.schema import Env, InformalMath
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.fake import FakeEngine
@@ -14,11 +14,11 @@ from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Services, StepResult
 from alphaapollo.environments.informal_math import NATIVE
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
-from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import FunctionTool, tool
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Score, Trajectory
+from tests.unit.rollout.worker_kit import generate, make_worker
 from tests.unit.tool_templates import FORGETFUL, HERMES, RESPONSE_TEMPLATE, call, tokenizer_of
 
 PROMPT = Prompt(3, "math", [Message(role="user", content="What is 6 times 7?")], ground_truth="42")
@@ -82,28 +82,24 @@ def test_several_calls_are_made_in_order_and_a_turn_without_one_is_the_answer():
 @pytest.mark.parametrize(
     ("action", "says"),
     [
-        (call("treble", x=1), "refused: unknown tool 'treble'"),
-        (call("double", y=1), "refused: double: argument: "),
-        (call("double", x="a"), "refused: double: argument 'x': "),
-        (call("double", x="a" * (1 << 20)), "refused: double: 1048"),
-        (
-            '<tool_call>{"name": "double", "arguments": [1]}</tool_call>',
-            "refused: double: argument: [1] is not of type 'object'",
-        ),
-        (call("\\ud800", x=1), "refused: unknown tool '\\ud800'"),
+        (call("treble", x=1), "unknown tool 'treble'"),
+        (call("double", y=1), "double: argument: "),
+        (call("double", x="a"), "double: argument 'x': "),
+        (call("double", x="a" * (1 << 20)), "double: 1048"),
+        ('<tool_call>{"name": "double", "arguments": [1]}</tool_call>', "double: argument: [1] "),
+        (call("\\ud800", x=1), "unknown tool '\\ud800'"),
+        (BROKEN, "this tool call"),
+        (f"{call('double', x=1)}{BROKEN}", "this tool call"),
+        ("<tool_call>", "this tool call"),
     ],
 )
-def test_refused_call_makes_the_turn_invalid(action, says):
+def test_refused_or_unreadable_call_makes_the_turn_invalid(action, says):
     (result,) = take(action)
-    assert answers(result)[0].startswith(says) and statuses(result) == ["refused"]
-    assert not result.valid and not result.done
-
-
-@pytest.mark.parametrize("action", [BROKEN, f"{call('double', x=1)}{BROKEN}", "<tool_call>"])
-def test_unreadable_call_makes_the_turn_invalid(action):
-    (result,) = take(action)
-    assert answers(result)[0].startswith("refused: this tool call cannot be parsed")
-    assert not result.valid and not result.done and result.info == {"tool_status": "unreadable"}
+    assert answers(result)[0].startswith(f"refused: {says}") and not result.valid and not result.done
+    if says == "this tool call":
+        assert result.info == {"tool_status": "unreadable"}
+    else:
+        assert statuses(result) == ["refused"]
 
 
 def test_refused_call_does_not_stop_the_others():
@@ -135,27 +131,11 @@ def play(tmp_path, turns: list[str], template: str = HERMES, **settings: Any) ->
     def script(token_ids: list[int], sampling: Sampling) -> list[int]:
         return [*tokenizer(left.pop(0))["input_ids"], *sampling.stop_token_ids]
 
-    setup = RolloutWorkerConfig(
-        model=Model(path=str(tmp_path)),
-        rollout=Rollout(name="fake"),
-        env=native(tools=["treble"], max_steps=5, informal_math=InformalMath(enable_python_code=False), **settings),
-        data=Data(max_prompt_length=1000, max_response_length=1000),
-        reward=Reward(),
-        custom_reward=CustomRewardFunction(),
-        device="cpu",
-        run_dir=str(tmp_path),
-    )
-    worker = RolloutWorker(setup, engine=FakeEngine(300, script=script))
-
-    async def run() -> tuple[ToolRenderer, Trajectory]:
-        await worker.start()
-        try:
-            group = await worker.generate(GroupRequest(PROMPT, 1, Sampling(1000), stream_position=0))
-            return ToolRenderer(tokenizer, worker._tools.schemas()), group.trajectories[0]
-        finally:
-            await worker.close()
-
-    return asyncio.run(run())
+    env = native(tools=["treble"], max_steps=5, informal_math=InformalMath(enable_python_code=False), **settings)
+    engine = FakeEngine(300, script=script)
+    worker = make_worker(tmp_path, engine, env, max_prompt_length=1000, max_response_length=1000)
+    (group,) = generate(worker, GroupRequest(PROMPT, 1, Sampling(1000), stream_position=0))
+    return ToolRenderer(tokenizer, worker._tools.schemas()), group.trajectories[0]
 
 
 def test_tokens_of_three_turns_match_the_template(tmp_path):

@@ -1,28 +1,23 @@
 """Games on the rollout worker, with a real tokenizer and a scripted engine that reads the observations."""
 
-import asyncio
 import re
 
 import pytest
 
-from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
+from alphaapollo.config.schema import Env
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Prompt, Sampling, TrajectoryGroup
 from alphaapollo.utils.user_module import load_user_module
-from examples.quickstart.make_task import make_tokenizer
 from tests.unit.environments.episode_helpers import EXAMPLES, game
+from tests.unit.rollout.worker_kit import generate, make_worker, write_model
 
 CHATTER = " or <answer>0</answer> then?"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    make_tokenizer(path)
-    (path / "config.json").write_text('{"vocab_size": 272}')
-    return path
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def guess(shown: str) -> str:
@@ -41,42 +36,24 @@ def walk(shown: str) -> str:
     return environment.find_shortest_paths({cell for cell, mark in cells.items() if mark != "#"}, here)[goal][0]
 
 
-def play(folder, tmp_path, env: Env, player) -> list[TrajectoryGroup]:
+def play(folder, env: Env, player) -> list[TrajectoryGroup]:
     renderer = Renderer(load_tokenizer(str(folder)))
 
     def script(token_ids: list[int], sampling: Sampling) -> list[int]:
         text = f"<answer>{player(renderer.decode(token_ids))}</answer>{CHATTER}"
         return [*renderer.encode([text])[0], *sampling.stop_token_ids]
 
-    setup = RolloutWorkerConfig(
-        model=Model(path=str(folder)),
-        rollout=Rollout(name="fake"),
-        env=env,
-        data=Data(max_prompt_length=400, max_response_length=1600),
-        reward=Reward(),
-        custom_reward=CustomRewardFunction(),
-        device="cpu",
-        run_dir=str(tmp_path),
-    )
-    worker = RolloutWorker(setup, engine=FakeEngine(272, script=script))
+    engine = FakeEngine(272, script=script)
     prompts = [Prompt(id, "text", [Message(role="user", content="...")]) for id in range(8)]
-
-    async def run() -> list[TrajectoryGroup]:
-        await worker.start()
-        try:
-            requests = [GroupRequest(prompt, 2, Sampling(1600), stream_position=0) for prompt in prompts]
-            return list(await asyncio.gather(*map(worker.generate, requests)))
-        finally:
-            await worker.close()
-
-    return asyncio.run(run())
+    requests = [GroupRequest(prompt, 2, Sampling(1600), stream_position=0) for prompt in prompts]
+    return generate(make_worker(folder, engine, env, max_prompt_length=400, max_response_length=1600), *requests)
 
 
 @pytest.mark.parametrize("context", ["append", "memory"])
 @pytest.mark.parametrize(("name", "player"), [("guessing_game", guess), ("grid_world", walk)])
-def test_player_that_reads_observations_wins(folder, tmp_path, name, player, context):
+def test_player_that_reads_observations_wins(folder, name, player, context):
     env = game(name, 10, context=context, history_length=9)
-    for group in play(folder, tmp_path, env, player):
+    for group in play(folder, env, player):
         one, other = group.trajectories
         assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]  # same instance, same player
         for trajectory in group.trajectories:
@@ -86,8 +63,8 @@ def test_player_that_reads_observations_wins(folder, tmp_path, name, player, con
                 assert turn.valid and turn.text.endswith("</answer>") and CHATTER not in turn.text
 
 
-def test_player_that_ignores_observations_loses(folder, tmp_path):
+def test_player_that_ignores_observations_loses(folder):
     env = game("guessing_game", 5)
-    groups = play(folder, tmp_path, env, lambda shown: "101")
+    groups = play(folder, env, lambda shown: "101")
     assert {trajectory.score.reward for group in groups for trajectory in group.trajectories} == {0.0}
     assert all(len(trajectory.turns) == 5 for group in groups for trajectory in group.trajectories)

@@ -12,6 +12,8 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,25 +21,79 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import Env, Judge, Reward
+from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import Observation, StepResult, register_environment
+from alphaapollo.observability.rollout_log import format_trajectory_lines
 from alphaapollo.tools.base import tools
 from alphaapollo.tools.function_tool import tool
 from alphaapollo.tools.retrieval import build_index
-from alphaapollo.types import Message, Prompt
-from examples.quickstart.make_task import make_tokenizer
-from tests.unit.rollout.bad_input import ANSWER, BAD, IterationResult, check_masked, play
+from alphaapollo.trainer.metrics import compute_rollout_metrics
+from alphaapollo.types import GroupRequest, Message, Prompt, Sampling
+from tests.unit.rollout.worker_kit import generate, make_worker, write_model
 
 pytestmark = pytest.mark.timeout(90)
 
 SECRET = "a-secret-of-the-run"
+BAD, FINE = "bad?", "fine?"
+ANSWER = r"<answer>\boxed{4}</answer>"
+
+
+@dataclass(frozen=True)
+class IterationResult:
+    """Results of an iteration on the driver."""
+
+    metrics: dict[str, float]
+    bad: dict[str, Any]  # line of the rollout log per prompt
+    fine: dict[str, Any]
+    shown: list[str]  # prompt of each turn of the failing one
+
+
+def play(
+    folder: Path,
+    say: Callable[[int], str],
+    env: Env | None = None,
+    reward: Reward | None = None,
+    truths: tuple[str, str] = ("4", "4"),
+    data_source: str = "openai/gsm8k",
+    max_tokens: int = 400,
+    answer: str = ANSWER,
+) -> IterationResult:
+    """The model answers `say(turn)` to the failing prompt and `answer` to the other one."""
+    renderer = Renderer(load_tokenizer(str(folder)))
+    shown: list[str] = []
+
+    def script(token_ids: list[int], sampling: Sampling) -> list[int]:
+        text, words = renderer.decode(token_ids), answer
+        if BAD in text:
+            shown.append(text)
+            words = say(len(shown) - 1)
+        return [*renderer.encode([words])[0], *sampling.stop_token_ids]
+
+    engine = FakeEngine(272, script=script)
+    worker = make_worker(folder, engine, env, reward, max_prompt_length=2000, max_response_length=max_tokens)
+    prompts = [
+        Prompt(id, data_source, [Message(role="user", content=words)], ground_truth=truth)
+        for id, (words, truth) in enumerate(zip((BAD, FINE), truths, strict=True))
+    ]
+
+    groups = generate(worker, *(GroupRequest(prompt, 1, Sampling(max_tokens), stream_position=0) for prompt in prompts))
+    bad, fine = map(json.loads, format_trajectory_lines(1, groups))
+    return IterationResult(compute_rollout_metrics(groups, groups, 1, 1.0), bad, fine, shown)
+
+
+def check_masked(played: IterationResult, outcome: str, reason: str) -> None:
+    """Check that the failing prompt has a named failure and no reward, and that only the other one is counted."""
+    assert (played.bad["outcome"], played.bad["reward"]) == (outcome, None)
+    assert reason in played.bad["reason"]
+    assert (played.fine["outcome"], played.fine["reward"]) == ("scored", 1.0)
+    assert (played.metrics[f"outcome/{outcome}"], played.metrics["outcome/scored"]) == (0.5, 0.5)
+    assert played.metrics["critic/score/mean"] == played.metrics["critic/score/min"] == 1.0
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    make_tokenizer(path)
-    (path / "config.json").write_text('{"vocab_size": 272}')
-    return path
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 # tools: the model gets an error message and continues
@@ -63,27 +119,21 @@ def check_tool_message(played: IterationResult, status: str, message: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "status", "message"),
     [
-        ('<double>{"x": 2</double>', "the arguments are not JSON"),
-        ('<double>{"y": 2}</double>', "'y' was unexpected"),
-        (f'<double>{{"x": "{"9" * (1 << 20)}"}}</double>', "bytes of arguments, the limit is 65536"),
+        ('<double>{"x": 2</double>', "refused", "JSON"),
+        ('<double>{"y": 2}</double>', "refused", "'y'"),
+        (f'<double>{{"x": "{"9" * (1 << 20)}"}}</double>', "refused", "65536"),
+        ("<search>x</search>", "unreadable", "no action"),
     ],
-    ids=["broken JSON", "unknown argument", "1 MB argument"],
+    ids=["broken JSON", "unknown argument", "1 MB argument", "unknown tool"],
 )
 @pytest.mark.usefixtures("double")
-def test_a_bad_call_is_refused(folder, call, message):
+def test_a_bad_call_is_an_invalid_turn(folder, call, status, message):
     env = Env(env_name="informal_math", max_steps=2, tools=["double"], informal_math={"enable_python_code": False})
     played = play(folder, [call, ANSWER].__getitem__, env, max_tokens=1 << 21)
-    check_tool_message(played, "refused", message)
-    assert played.metrics["tool/refused"] == 1.0 and played.metrics["turn/invalid"] == pytest.approx(1 / 3)
-
-
-@pytest.mark.usefixtures("double")
-def test_an_unknown_tool_is_an_unreadable_turn(folder):
-    env = Env(env_name="informal_math", max_steps=2, tools=["double"])
-    played = play(folder, ["<search>x</search>", ANSWER].__getitem__, env)
-    check_tool_message(played, "unreadable", "no action")
+    check_tool_message(played, status, message)
+    assert played.metrics.get("tool/refused") == (1.0 if status == "refused" else None)
     assert played.metrics["turn/invalid"] == pytest.approx(1 / 3)
 
 
@@ -138,26 +188,22 @@ def test_hostile_program_fails_its_tests(folder, code, reason):
 # tools that break: the environment failed
 
 
-def rag(index: Path) -> Env:
-    settings = {"enable_python_code": False, "enable_local_rag": True}
-    return Env(
-        env_name="informal_math",
-        max_steps=2,
-        informal_math=settings,
-        tool_settings={"local_rag": {"index": str(index)}},
-    )
-
-
 def test_deleted_index_is_an_environment_failure(folder, tmp_path):
     (tmp_path / "docs" / "notes").mkdir(parents=True)
     (tmp_path / "docs" / "notes" / "a.md").write_text("Bananas are yellow.")
     build_index(str(tmp_path / "docs"), str(tmp_path / "index"))
 
+    env = Env(
+        env_name="informal_math",
+        informal_math={"enable_python_code": False, "enable_local_rag": True},
+        tool_settings={"local_rag": {"index": str(tmp_path / "index")}},
+    )
+
     def say(turn: int) -> str:
         shutil.rmtree(tmp_path / "index", ignore_errors=True)
         return '<local_rag>{"repo_name": "notes", "query": "yellow"}</local_rag>'
 
-    check_masked(play(folder, say, rag(tmp_path / "index")), "environment_failed", "cannot read its index")
+    check_masked(play(folder, say, env), "environment_failed", "cannot read its index")
 
 
 def test_a_mcp_server_that_dies_is_an_environment_failure(folder):

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 import alphaapollo.rollout.worker as rollout_worker
-from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Judge, Model, Reward, Rollout
-from alphaapollo.data.rendering import load_tokenizer
+from alphaapollo.config.schema import Judge, Reward
+from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import (
     EpisodeEnd,
     GroupRequest,
@@ -21,39 +20,25 @@ from alphaapollo.types import (
     TrajectoryGroup,
 )
 from alphaapollo.utils.time_limit import TimeLimit
-from examples.quickstart.make_task import make_tokenizer
 from tests.unit import virtual_time
 from tests.unit.rollout.test_pictures import SMALL
+from tests.unit.rollout.worker_kit import generate, make_worker, write_model
 from tests.vision.models import make as make_vision_model
 
 CHAT = [Message(role="user", content="2+2=?")]
 PROMPT = Prompt(3, "exact", CHAT, ground_truth="4")
 
 
+LIMITS = {"max_prompt_length": 64, "max_response_length": 16}
+
+
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    make_tokenizer(folder)
-    (folder / "config.json").write_text('{"vocab_size": 272}')
-    return folder
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
-def make_worker(model_folder, tmp_path, engine=None, reward=None, **data) -> RolloutWorker:
-    setup = RolloutWorkerConfig(
-        model=Model(path=str(model_folder)),
-        rollout=Rollout(name="fake"),
-        env=Env(),
-        data=Data(**{"max_prompt_length": 64, "max_response_length": 16} | data),
-        reward=reward or Reward(),
-        custom_reward=CustomRewardFunction(),
-        device="cpu",
-        run_dir=str(tmp_path),
-    )
-    return RolloutWorker(setup, engine=engine)
-
-
-def test_the_policy_judges_itself_with_its_current_weights(model_folder, tmp_path):
-    tokenizer = load_tokenizer(str(model_folder))
+def test_the_policy_judges_itself_with_its_current_weights(folder):
+    tokenizer = load_tokenizer(str(folder))
     judged = []
 
     def script(token_ids: list[int], sampling: Sampling) -> list[int]:
@@ -64,7 +49,7 @@ def test_the_policy_judges_itself_with_its_current_weights(model_folder, tmp_pat
         return [*tokenizer.encode(answer, add_special_tokens=False), *sampling.stop_token_ids]
 
     reward = Reward(judge=Judge(backend="policy", max_tokens=20))
-    worker = make_worker(model_folder, tmp_path, FakeEngine(272, script=script), reward)
+    worker = make_worker(folder, FakeEngine(272, script=script), reward=reward, **LIMITS)
     request = GroupRequest(replace(PROMPT, data_source="judge"), 2, Sampling(16, seed=1), stream_position=0)
 
     async def play() -> list[TrajectoryGroup]:
@@ -84,31 +69,17 @@ def test_the_policy_judges_itself_with_its_current_weights(model_folder, tmp_pat
     assert "<answer>\n4\n</answer>" in text and sampling.max_tokens == 20 and sampling.temperature == 0
 
 
-def run(worker: RolloutWorker, *requests: GroupRequest) -> list[TrajectoryGroup]:
-    async def play() -> list[TrajectoryGroup]:
-        await worker.start()
-        try:
-            return list(await asyncio.gather(*map(worker.generate, requests)))
-        finally:
-            await worker.close()
-            await worker.close()  # twice does no harm
-
-    return asyncio.run(play())
-
-
-def test_a_chat_is_rendered_answered_and_graded(model_folder, tmp_path):
+def test_a_chat_is_rendered_answered_and_graded(folder):
     asked = []
 
     def script(token_ids: list[int], sampling: Sampling) -> list[int]:
         asked.append((token_ids, sampling))
         return [*four, *sampling.stop_token_ids]
 
-    worker = make_worker(model_folder, tmp_path, FakeEngine(272, script=script))
-    from alphaapollo.data.rendering import Renderer, load_tokenizer
-
-    renderer = Renderer(load_tokenizer(str(model_folder)))
+    worker = make_worker(folder, FakeEngine(272, script=script), **LIMITS)
+    renderer = Renderer(load_tokenizer(str(folder)))
     four = renderer.encode(["4"])[0]
-    (group,) = run(worker, GroupRequest(PROMPT, 2, Sampling(16, seed=1), stream_position=0))
+    (group,) = generate(worker, GroupRequest(PROMPT, 2, Sampling(16, seed=1), stream_position=0))
     assert [trajectory.score for trajectory in group.trajectories] == [Score(1.0, {"accuracy": 1.0})] * 2
     (turn,) = group.trajectories[0].turns
     assert turn.text == "4" and turn.context_ids == renderer.encode_prompt(CHAT) == asked[0][0]
@@ -116,36 +87,36 @@ def test_a_chat_is_rendered_answered_and_graded(model_folder, tmp_path):
     assert worker.get_memory_metrics()["memory/rollout_gib"] > 0.01
 
 
-def test_a_grader_that_fails_is_masked_with_a_reason(model_folder, tmp_path):
+def test_a_grader_that_fails_is_masked_with_a_reason(folder):
     ungradable = Prompt(3, "exact", CHAT)  # no ground truth
-    (group,) = run(make_worker(model_folder, tmp_path), GroupRequest(ungradable, 1, Sampling(16), stream_position=0))
+    (group,) = generate(make_worker(folder, **LIMITS), GroupRequest(ungradable, 1, Sampling(16), stream_position=0))
     score = group.trajectories[0].score
     assert score.outcome is Outcome.GRADER_FAILED and "ground truth" in score.reason
 
 
-def test_fake_engine_is_selected_by_name_and_has_no_weights(model_folder, tmp_path):
-    worker = make_worker(model_folder, tmp_path)
+def test_fake_engine_is_selected_by_name_and_has_no_weights(folder):
+    worker = make_worker(folder, **LIMITS)
     assert isinstance(worker.engine, FakeEngine)
     assert asyncio.run(worker.confirm_weights(2, "")) is None
 
 
-def test_long_prompt_is_truncated_or_masked(model_folder, tmp_path):
+def test_long_prompt_is_truncated_or_masked(folder):
     request = GroupRequest(PROMPT, 1, Sampling(16), stream_position=0)
-    (group,) = run(make_worker(model_folder, tmp_path, max_prompt_length=5, truncation="left"), request)
+    (group,) = generate(make_worker(folder, **LIMITS | {"max_prompt_length": 5}, truncation="left"), request)
     assert len(group.trajectories[0].turns[0].context_ids) == 5
-    (group,) = run(make_worker(model_folder, tmp_path, max_prompt_length=5), request)
+    (group,) = generate(make_worker(folder, **LIMITS | {"max_prompt_length": 5}), request)
     (trajectory,) = group.trajectories
     assert trajectory.end is EpisodeEnd.PROMPT_LIMIT and trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
     assert "data.max_prompt_length=5" in trajectory.score.reason
 
 
-def test_a_missing_tokenizer_is_named(model_folder, tmp_path):
-    worker = make_worker(tmp_path, tmp_path, FakeEngine(10))
+def test_a_missing_tokenizer_is_named(tmp_path):
+    worker = make_worker(tmp_path, FakeEngine(10))
     with pytest.raises(ValueError, match="has no tokenizer"):
-        run(worker)
+        generate(worker)
 
 
-def test_the_engine_imports_its_libraries_before_the_tokenizer_is_loaded(model_folder, tmp_path, monkeypatch):
+def test_the_engine_imports_its_libraries_before_the_tokenizer_is_loaded(folder, monkeypatch):
     events = []
 
     class Noting(FakeEngine):
@@ -160,12 +131,12 @@ def test_the_engine_imports_its_libraries_before_the_tokenizer_is_loaded(model_f
         return load_tokenizer(path, trust_remote_code)
 
     monkeypatch.setattr(rollout_worker, "load_tokenizer", noting)
-    run(make_worker(model_folder, tmp_path, Noting(272)))
+    generate(make_worker(folder, Noting(272)))
     assert events[0] == "imports" and sorted(events[1:]) == ["engine", "tokenizer"]
 
 
-def test_pause_does_not_count_in_environment_time_limits(model_folder, tmp_path):
-    worker = make_worker(model_folder, tmp_path, FakeEngine(10))
+def test_pause_does_not_count_in_environment_time_limits(folder):
+    worker = make_worker(folder, FakeEngine(10))
 
     async def play() -> float:
         clock = TimeLimit(10.0)
@@ -184,8 +155,8 @@ def test_worker_of_a_vision_language_model_prepares_pictures(tmp_path):
     make_vision_model("qwen3_vl", tmp_path / "model")
     content = [Message(role="user", content="<image> How many?", images=[SMALL])]
     engine = FakeEngine(256, max_tokens=4)
-    worker = make_worker(tmp_path / "model", tmp_path, engine)
-    (group,) = run(worker, GroupRequest(Prompt(3, "exact", content, "4"), 2, Sampling(8), stream_position=0))
+    worker = make_worker(tmp_path / "model", engine, **LIMITS)
+    (group,) = generate(worker, GroupRequest(Prompt(3, "exact", content, "4"), 2, Sampling(8), stream_position=0))
     first, second = (trajectory.rows[0].images for trajectory in group.trajectories)
     assert first == second and first[0].num_placeholders == 4  # 32 x 32 pixels
     assert worker._sees_images
