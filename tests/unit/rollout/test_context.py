@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from alphaapollo.environments.base import StepResult
 from alphaapollo.environments.memory import Step
 from alphaapollo.rollout.context import (
     MemoryContext,
@@ -16,7 +15,8 @@ from alphaapollo.rollout.context import (
 )
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
 from alphaapollo.rollout.prompts import PromptRenderer
-from alphaapollo.types import Completion, EpisodeEnd, Message, Outcome, Sampling, Score, StopReason, Turn
+from alphaapollo.types import EpisodeEnd, Message, Outcome, Sampling, Turn
+from tests.builders import make_completion, make_turn
 from tests.unit.rollout.test_episode import PROMPT, STOP, Environment, Numbers, answers, done, show
 
 
@@ -26,18 +26,14 @@ def render(content: list[Message] | str) -> list[int]:
     return [int(word) for message in messages for word in message.split()]
 
 
-def prepare_images(content: list[Message] | str) -> tuple[()]:
-    return ()
+def play(engine, environment, history_length: int = 2, longest: int = 100, truncation: str = "error"):
+    prompts = PromptRenderer(render, longest, truncation)
 
-
-def play(engine, environment, history_length: int = 2, longest: int = 100, max_tokens: int = 20):
     def make_token_context(environment):
-        return MemoryContext(
-            environment, render, prepare_images, lambda chat: len(render(chat)) <= longest, history_length, "simple"
-        )
+        return MemoryContext(environment, prompts, lambda _: (), prompts.is_within_limit, history_length, "simple")
 
     runner = EpisodeRunner(engine, Numbers().decode, make_token_context, EpisodeLimits(9, 5.0))
-    sampling = Sampling(max_tokens, stop_token_ids=(STOP,))
+    sampling = Sampling(20, stop_token_ids=(STOP,))
     task = EpisodeTask(PROMPT, 0, lambda _: environment, sampling, lambda turn: turn, "t")
     return asyncio.run(runner.run(task))
 
@@ -71,50 +67,40 @@ def test_environment_may_write_its_own_prompt():
     assert asked[1][0] == [8, 5]
 
 
-def test_a_recall_that_fails_is_an_environment_failure():
-    class Broken(Environment):
-        def recall(self, steps: list[Step]) -> list[Message]:
-            raise KeyError("board")
-
-    engine, _ = answers([5], [5])
-    trajectory = play(engine, Broken(show("3"), show("3")))
-    assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
-    assert trajectory.score.reason == "recall: KeyError: 'board' (attempt 2 of 2)"
-
-
 @pytest.mark.parametrize("truncation", ["error", "drop"])
 def test_a_prompt_that_grows_too_long_ends_its_episode_masked(truncation):
-    def make_token_context(environment):
-        prompts = PromptRenderer(render, 5, truncation)
-        return MemoryContext(environment, prompts, prepare_images, prompts.is_within_limit, 2, "simple")
-
     engine, asked = answers([5], [6])
-    runner = EpisodeRunner(engine, Numbers().decode, make_token_context, EpisodeLimits(9, 5.0))
     environment = Environment(show("3"), show("4 4 4"))  # 1 2 6 4 4 4 is longer than 5, whatever is forgotten
-    task = EpisodeTask(PROMPT, 0, lambda _: environment, Sampling(20), lambda turn: turn, "t")
-    trajectory = asyncio.run(runner.run(task))
+    trajectory = play(engine, environment, longest=5, truncation=truncation)
     assert trajectory.end is EpisodeEnd.PROMPT_LIMIT and environment.closed
     assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
-    assert trajectory.score.reason.startswith("the observation has 6 tokens, more than data.max_prompt_length=5.")
+    for fact in ("6 tokens", "data.max_prompt_length=5"):
+        assert fact in trajectory.score.reason
     assert [seen for seen, _ in asked] == [[1, 2], [1, 2, 5, 3]]  # no second attempt: it would be the same
     assert [row.token_ids for row in trajectory.rows] == [[1, 2, 5], [1, 2, 5, 3, 6]]
 
 
 @pytest.mark.parametrize(
-    "recalled", [None, [], ["1 2"], [{"role": "user"}], [{"role": "user", "content": 7}], [{"content": "1"}]]
+    ("recalled", "reason"),
+    [
+        (KeyError("board"), "KeyError: 'board' (attempt 2 of 2)"),
+        (None, ""),
+        ([], ""),
+        (["1 2"], ""),
+        ([{"role": "user"}], ""),
+        ([{"role": "user", "content": 7}], ""),
+        ([{"content": "1"}], ""),
+    ],
 )
-def test_a_recall_of_a_wrong_type_is_an_environment_failure(recalled):
+def test_a_recall_that_raises_or_has_a_wrong_type_is_an_environment_failure(recalled, reason):
     class Wrong(Environment):
         def recall(self, steps: list[Step]) -> object:
-            return recalled
+            return self._say(recalled)
 
     engine, _ = answers([5], [5])
     trajectory = play(engine, Wrong(show("3"), show("3")))
-    assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED and trajectory.score.reason.startswith("recall: ")
-
-
-def turn(context: list[int], action: list[int], logprobs: list[float] | None = None) -> Turn:
-    return Turn(context, Completion(action, logprobs or [-1.0] * len(action), StopReason.STOP, 0), "")
+    assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED
+    assert trajectory.score.reason.startswith(f"recall: {reason}")
 
 
 def test_no_turns_make_no_row():
@@ -122,7 +108,8 @@ def test_no_turns_make_no_row():
 
 
 def test_row_of_two_turns():
-    (row,) = build_append_context_rows([turn([1], [2, 3], [-0.5, -0.25]), turn([4, 5], [6], [-2.0])])
+    first, second = make_completion([2, 3], [-0.5, -0.25]), make_completion([6], -2.0)
+    (row,) = build_append_context_rows([make_turn(first, [1]), make_turn(second, [4, 5])])
     assert row.token_ids == [1, 2, 3, 4, 5, 6]
     assert row.action_mask == [0, 1, 1, 0, 0, 1]
     assert row.logprobs == [0.0, -0.5, -0.25, 0.0, 0.0, -2.0]
@@ -130,7 +117,7 @@ def test_row_of_two_turns():
 
 
 def test_rows_must_equal_the_engine_prompts():
-    turns = [turn([1], [2, 3]), turn([4], [5])]
+    turns = [make_turn([2, 3], [1]), make_turn([5], [4])]
     rows = build_append_context_rows(turns)
     check_rows_match_turns(rows, turns, [[1], [1, 2, 3, 4]], [(), ()])
     with pytest.raises(AssertionError, match="differ from the engine's prompt"):
@@ -145,18 +132,10 @@ def test_rows_must_equal_the_engine_prompts():
         check_rows_match_turns(fresh, turns, [[1], [4]], [(), ()])
 
 
-def test_episode_without_answer_at_the_limit_scores_zero():
-    engine, _ = answers([5, 5, 5])
-    trajectory = play(engine, Environment(StepResult(done=False, observation=show("3").observation)), max_tokens=3)
-    assert trajectory.end is EpisodeEnd.TOKEN_LIMIT
-    assert trajectory.score == Score(0.0, reason="no answer before the token limit")
-
-
 def routed(context_ids: list[int], actions: int, tokens: int, cut: int = 0) -> Turn:
     """A turn with expert ids equal to positions, one layer and one expert per token."""
     experts = np.arange(tokens, dtype=np.uint8).reshape(-1, 1, 1)
-    ids = [5] * (actions - cut)
-    return Turn(context_ids, Completion(ids, [-1.0] * len(ids), StopReason.STOP, 0, routed_experts=experts), "")
+    return make_turn(make_completion([5] * (actions - cut), routed_experts=experts), context_ids)
 
 
 def test_experts_of_a_row_come_from_the_turn_that_computed_them():

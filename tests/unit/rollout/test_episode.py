@@ -110,8 +110,10 @@ def play(
 
 def test_one_turn():
     engine, asked = answers([5, STOP])
-    environment = Environment(done(0.5))
+    first = [Message(role="user", content="1 2")]
+    environment = Environment(done(0.5), first=Observation(first))
     trajectory = play(engine, environment)
+    assert trajectory.first_observation == first
     assert (trajectory.end, trajectory.score) == (EpisodeEnd.DONE, Score(0.5))
     assert (trajectory.prompt_id, trajectory.sample, trajectory.num_tokens) == (3, 1, 2)
     assert environment.actions == ["5"] and environment.closed
@@ -139,24 +141,24 @@ def test_second_turn_appends_the_observation():
     assert row.turn_ends == [3, 6]
 
 
-def test_unfinished_turn_is_closed_by_the_delta():
-    engine, asked = answers([5], [6])
-    play(engine, Environment(show("7"), done(1.0)))
-    assert asked[1][0] == [1, 2, 5, STOP, 7]
-
-
-def test_truncated_answer_is_scored():
-    engine, _ = answers([5, 6, 7, 8])
-    trajectory = play(engine, Environment(done(1.0)), max_tokens=3)
-    assert trajectory.end is EpisodeEnd.TOKEN_LIMIT and trajectory.truncated
-    assert trajectory.turns[0].completion.token_ids == [5, 6, 7]
-    assert trajectory.turns[0].completion.stop_reason is StopReason.LENGTH
-    assert trajectory.score == Score(1.0)
-
-
-def test_an_answer_that_just_fits_is_not_truncated():
-    engine, _ = answers([5, 6, STOP])
-    assert play(engine, Environment(done(1.0)), max_tokens=3).end is EpisodeEnd.DONE
+@pytest.mark.parametrize(
+    ("answer", "limits", "kept_chars", "sampled", "truncated"),
+    [
+        ([5, 6, 7, 8], {"max_tokens": 3}, None, [5, 6, 7], True),
+        ([5, 6, STOP], {"max_tokens": 3}, None, [5, 6, STOP], False),
+        ([5, 6, 7], {"per_turn": 2}, None, [5, 6], True),
+        ([5, 6, 7], {"per_turn": 2}, 1, [5], False),
+    ],
+    ids=["over the limit", "fits", "over the turn's limit", "action before the turn's limit"],
+)
+def test_truncated_answer_is_scored(answer, limits, kept_chars, sampled, truncated):
+    engine, _ = answers(answer)
+    trajectory = play(engine, Environment(StepResult(done=True, score=Score(1.0), kept_chars=kept_chars)), **limits)
+    assert trajectory.end is (EpisodeEnd.TOKEN_LIMIT if truncated else EpisodeEnd.DONE)
+    assert trajectory.truncated is truncated and trajectory.score == Score(1.0)
+    completion = trajectory.turns[0].completion
+    assert completion.token_ids == sampled
+    assert not truncated or completion.stop_reason is StopReason.LENGTH
 
 
 @pytest.mark.parametrize("max_tokens", [2, 3, 4])  # nothing left; no room for the delta; none for an answer after it
@@ -172,13 +174,7 @@ def test_turn_limit():
     engine, asked = answers([5], [6], [7])
     trajectory = play(engine, Environment(show("1"), show("1"), show("1")), turns=2)
     assert trajectory.end is EpisodeEnd.TURN_LIMIT and len(asked) == 2
-    assert not trajectory.score.outcome.failed and trajectory.score.reward == 0.0
-
-
-def test_first_observation_is_recorded():
-    asked = [Message(role="user", content="3 4")]
-    engine, _ = answers([5])
-    assert play(engine, Environment(done(1.0), first=Observation(asked))).first_observation == asked
+    assert trajectory.score == Score(0.0, reason="no answer before the turn limit")
 
 
 @pytest.mark.parametrize(
@@ -272,11 +268,14 @@ def test_an_environment_that_cannot_be_made():
 
 
 class Sync:
+    def __init__(self, error: BaseException):
+        self.error = error
+
     def reset(self, prompt: Prompt) -> str:
         return "1 2"
 
     def step(self, action: str) -> StepResult:
-        return done(1.0)
+        raise self.error
 
     def close(self) -> None:
         pass
@@ -284,14 +283,10 @@ class Sync:
 
 @pytest.mark.parametrize("error", [KeyError("x"), StopIteration(), SystemExit(3)])
 def test_exception_of_a_sync_environment_is_an_environment_failure(error):
-    class Raising(Sync):
-        def step(self, action: str) -> StepResult:
-            raise error
-
     engine, _ = answers([5], [5])
-    trajectory = play(engine, Raising(), Raising())
+    trajectory = play(engine, Sync(error), Sync(error))
     assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED
-    assert trajectory.score.reason.startswith(f"{Raising.step.__qualname__}: ")
+    assert trajectory.score.reason.startswith("Sync.step: ")
 
 
 @pytest.mark.parametrize(
@@ -343,17 +338,4 @@ def test_turn_has_its_own_limit():
     trajectory = play(engine, Environment(show("1"), done(1.0)), per_turn=2)
     assert [sampling.max_tokens for _, sampling in asked] == [2, 2]
     assert trajectory.turns[0].completion.stop_reason is StopReason.LENGTH
-    assert trajectory.end is EpisodeEnd.DONE and not trajectory.truncated
-
-
-def test_last_turn_at_its_own_limit_is_truncated():
-    engine, _ = answers([5, 6, 7])
-    trajectory = play(engine, Environment(done(1.0)), per_turn=2)
-    assert trajectory.end is EpisodeEnd.TOKEN_LIMIT and trajectory.truncated and trajectory.score == Score(1.0)
-
-
-def test_turn_with_action_before_the_limit_is_not_truncated():
-    engine, _ = answers([5, 6, 7])
-    answered = StepResult(done=True, score=Score(1.0), kept_chars=1)
-    trajectory = play(engine, Environment(answered), per_turn=2)
     assert trajectory.end is EpisodeEnd.DONE and not trajectory.truncated

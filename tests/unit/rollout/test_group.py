@@ -8,39 +8,22 @@ from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Services
-from alphaapollo.rollout.context import AppendContext
-from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
+from alphaapollo.rollout.episode import EpisodeLimits
 from alphaapollo.rollout.group import run_group
 from alphaapollo.types import GroupRequest, Prompt, Sampling, Score, TrajectoryGroup
 from alphaapollo.utils.seeds import derive_seed
+from tests.unit.rollout.test_episode import make_runner
 
-PROMPT = Prompt(17, "exact", "hello")
-
-
-class Letters:
-    def encode_prompt(self, content):
-        return [ord(letter) for letter in content]
-
-    def encode_observation(self, messages, last_sampled_token=None):
-        return []
-
-    def decode(self, token_ids):
-        return "".join(map(chr, token_ids))
+PROMPT = Prompt(17, "exact", "1 2")
 
 
 async def grade(prompt: Prompt, text: str) -> Score:
-    return Score(float(len(text)))
+    return Score(float(text.split()[0]))
 
 
 def play(engine: FakeEngine, request: GroupRequest) -> TrajectoryGroup:
-    letters = Letters()
-    runner = EpisodeRunner(
-        engine,
-        letters.decode,
-        lambda _: AppendContext(letters.encode_prompt, letters.encode_observation, lambda content: ()),
-        EpisodeLimits(1, 60.0),
-    )
     make = get_environment_spec("single_turn").factory
+    runner = make_runner(engine, EpisodeLimits(1, 60.0))
     return asyncio.run(run_group(request, runner, lambda _: make(Services(grade, Env()))))
 
 
@@ -53,7 +36,7 @@ def test_samples_are_in_order_and_differ():
     assert group.prompt is PROMPT
     assert [trajectory.sample for trajectory in group.trajectories] == [0, 1, 2, 3]
     assert len({tuple(trajectory.rows[0].token_ids) for trajectory in group.trajectories}) == 4
-    assert all(trajectory.score.reward == trajectory.num_tokens for trajectory in group.trajectories)
+    assert all(one.score.reward == one.turns[0].completion.token_ids[0] for one in group.trajectories)
 
 
 def test_greedy_baseline_is_a_separate_additional_episode():

@@ -103,9 +103,7 @@ def test_each_prompt_of_memory_context_has_its_own_pictures(renderer: Renderer) 
     engine = RecordingEngine(renderer)
     replies = show_picture(draw(48, 32)), show_picture(encode(draw(16, 16))), done(1.0)
     environment = Environment(*replies, first=Observation(QUESTION))
-    runner = make_runner(engine, renderer, "memory")
-    task = EpisodeTask(Prompt(3, "s", QUESTION), 0, lambda _: environment, Sampling(200), lambda turn: turn, "t")
-    trajectory = asyncio.run(runner.run(task))
+    trajectory = play(engine, renderer, environment, "memory")
     small, wide, tiny = (renderer.images.prepare(one) for one in (SMALL, WIDE, encode(draw(16, 16))))
     assert [images for _, images in engine.received] == [(small,), (small, wide), (small, wide, tiny)]
     assert [row.images for row in trajectory.rows] == [images for _, images in engine.received]
