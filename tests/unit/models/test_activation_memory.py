@@ -9,7 +9,6 @@ import torch
 
 from alphaapollo.config.schema import Model
 from alphaapollo.models.activation_memory import (
-    LiveByteCounter,
     TrainingPass,
     estimate_picture_bytes,
     load_on_meta_device,
@@ -86,18 +85,6 @@ def test_capped_scores_are_explicit_fused_or_an_error_as_in_training(tmp_path: P
     assert kept("sdpa") > 4 * kept("flex")  # scores of 512 x 512 tokens
     with pytest.raises(ValueError, match=r"softcap.* model\.attention=varlen"):
         kept("varlen")
-
-
-def test_live_bytes_count_storages_that_are_alive():
-    layer = torch.nn.Linear(4, 4, device="meta")
-    with torch.no_grad(), LiveByteCounter(layer) as live:
-        x = torch.zeros(8, 4, device="meta")
-        y = layer(x).t()  # a view: nothing new
-        assert live.now == 2 * 8 * 4 * 4
-        del x
-        assert live.now == 8 * 4 * 4
-        del y
-    assert (live.now, live.peak) == (0, 256)
 
 
 def test_pictures_take_pixels_and_the_activations_of_a_trained_tower():

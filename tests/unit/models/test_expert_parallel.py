@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from alphaapollo.config.schema import Model
-from alphaapollo.models.expert_parallel import check_ep_size, find_experts
+from alphaapollo.models.expert_parallel import check_ep_size
 from alphaapollo.models.sharding import FsdpRoot, full_tensor, join_process_group, local_tensor, make_mesh, shard_model
 from tests.unit.tiny import build_model, run_ranks
 
@@ -96,7 +96,3 @@ def test_models_without_experts_and_other_numbers_of_experts_are_refused(tmp_pat
     ):
         with pytest.raises(ValueError, match=facts):
             check_ep_size(model, size, world_size, "fsdp_config.ep_size")
-
-
-def test_experts_of_a_dense_model_are_none() -> None:
-    assert find_experts(build_model("qwen3")) == []

@@ -53,22 +53,18 @@ def test_a_valid_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "named"),
     [
-        *((SINGLE, left) for left in (-1, 0, 5, 100, 10_000)),  # bytes that are left
-        (SINGLE, "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
-        (INDEX, '{"weight_map": ['),
+        *((SINGLE, left, SINGLE) for left in (-1, 0, 5, 100, 10_000)),  # bytes that are left
+        (SINGLE, "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", SINGLE),
+        (INDEX, '{"weight_map": [', INDEX),
+        (INDEX, '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "model-00001-of-00002.safetensors"),
     ],
 )
-def test_a_damaged_file_is_named(folder: Path, name: str, content: str | int) -> None:
+def test_a_damaged_or_missing_file_is_named(folder: Path, name: str, content: str | int, named: str) -> None:
     new = content.encode() if isinstance(content, str) else (folder / name).read_bytes()[:content]
     (folder / name).write_bytes(new)
-    assert refusal(folder).startswith(f"{name} is missing or damaged")
-
-
-def test_a_missing_file_is_named(folder: Path) -> None:
-    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
-    assert refusal(folder).startswith("model-00001-of-00002.safetensors is missing")
+    assert refusal(folder).startswith(f"{named} is missing")
 
 
 @pytest.mark.parametrize(

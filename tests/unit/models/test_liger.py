@@ -16,7 +16,7 @@ from alphaapollo.models import load
 from alphaapollo.models.load import LIGER_ARCHITECTURES
 from tests.unit.tiny import build_model, save_model
 
-KEY, COMPILED = "model.use_liger", {"use_torch_compile": True}
+KEY, COMPILED, REQUIRED = "model.use_liger", {"use_torch_compile": True}, {"use_liger": True}
 
 
 @pytest.fixture
@@ -33,30 +33,27 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"use_liger": False}, "cuda", False),
         (COMPILED, "cuda", False),
         ({"dtype": "float32"}, "cuda", False),
-        ({"dtype": "float32", "use_liger": True}, "cuda", True),
+        ({"dtype": "float32"} | REQUIRED, "cuda", True),
+        (REQUIRED, "cpu", f"{KEY}=auto"),
+        (REQUIRED | COMPILED, "cuda", "torch_compile=true"),
     ],
 )
 @pytest.mark.usefixtures("installed")
-def test_auto_needs_a_gpu_half_precision_and_no_compilation(
-    model: dict[str, Any], device: Device, chosen: bool
+def test_kernels_need_a_gpu_and_no_compilation_and_auto_half_precision(
+    model: dict[str, Any], device: Device, chosen: bool | str
 ) -> None:
-    assert resolve_model(Model(**model), device).use_liger is chosen
+    if isinstance(chosen, bool):
+        assert resolve_model(Model(**model), device).use_liger is chosen
+    else:
+        with pytest.raises(ValueError, match=rf"{KEY}=true.*{chosen}"):
+            resolve_model(Model(**model), device)
 
 
-def test_auto_needs_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_need_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert resolve_model(Model(), "cuda").use_liger is False
     with pytest.raises(ValueError, match=f"{KEY}=true.* liger-kernel"):
         resolve_model(Model(use_liger=True), "cuda")
-
-
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
-    ("device", "more", "fact"), [("cpu", {}, f"{KEY}=auto"), ("cuda", COMPILED, "torch_compile=true")]
-)
-def test_impossible_settings_are_errors(device: Device, more: dict[str, bool], fact: str) -> None:
-    with pytest.raises(ValueError, match=rf"{KEY}=true.*{fact}"):
-        resolve_model(Model(use_liger=True, **more), device)
 
 
 @pytest.mark.usefixtures("installed")

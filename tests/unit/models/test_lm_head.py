@@ -134,16 +134,6 @@ def test_top_tokens_of_the_full_vocabulary_equal_full_distributions():
     torch.testing.assert_close(values[0], values[1])
 
 
-def test_two_tokens_by_hand():
-    """Logits (0, ln 3): p = (1/4, 3/4), entropy = ln 4 - 3/4 ln 3."""
-    hidden, weight = torch.ones(1, 1), torch.tensor([[0.0], [3.0]]).log().nan_to_num(neginf=0.0)
-    stats = compute_token_stats(LmHeadInput(hidden, LmHead(weight)), torch.tensor([1]), 1.0, needs_entropy=True)
-    assert stats.entropy is not None
-    assert stats.logprobs.item() == pytest.approx(-0.2876821)
-    assert stats.entropy.item() == pytest.approx(0.5623351)
-    assert stats.divergence is None
-
-
 def test_only_a_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch):
     sizes = []
     linear = head_module.linear
@@ -159,15 +149,6 @@ def test_only_a_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch
     stats = compute_token_stats(LmHeadInput(hidden, LmHead(weight)), targets, 1.0, chunk_logits=3 * VOCABULARY)
     stats.logprobs.sum().backward()
     assert sizes == [3, 3, 1, 3, 3, 1]  # forward, and again backward
-
-
-def test_unused_statistics_need_no_gradient():
-    hidden, weight, _, targets, *_ = inputs()
-    stats = compute_token_stats(LmHeadInput(hidden, LmHead(weight)), targets, 1.0, needs_entropy=True)
-    assert stats.entropy is not None
-    (expected,) = torch.autograd.grad(entropy(hidden @ weight.T).sum(), hidden)
-    (got,) = torch.autograd.grad(stats.entropy.sum(), hidden)
-    torch.testing.assert_close(got, expected)
 
 
 def test_bfloat16_head_computes_in_float32():

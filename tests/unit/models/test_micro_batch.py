@@ -6,7 +6,6 @@ import torch
 
 from alphaapollo.data.batch import Columns, Rows
 from alphaapollo.models.micro_batch import MicroBatchBuilder
-from alphaapollo.models.ulysses import SequenceGroup
 
 CPU = torch.device("cpu")
 
@@ -22,16 +21,13 @@ def two_rows(second: int = 4) -> Rows:
     )
 
 
-def test_padded_layout_by_hand():
+def test_layouts_by_hand():
     micro = MicroBatchBuilder(True, CPU).build(two_rows(3), [0, 1])
     assert micro.token_ids.tolist() == [[5, 6, 7, 8], [9, 2, 3, 0]]
     assert micro.position_ids.tolist() == [[0, 1, 2, 3]]
     assert micro.predicting_tokens.shard_positions.tolist() == [1, 2, 4, 5]  # the state at token t predicts token t + 1
     assert micro.targets.tolist() == [7, 8, 2, 3]
     assert micro.packing is None
-
-
-def test_packed_layout_by_hand():
     micro = MicroBatchBuilder(False, CPU).build(two_rows(), [1, 0])
     assert micro.token_ids.tolist() == [[9, 2, 3, 4, 5, 6, 7, 8]]
     assert micro.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
@@ -81,30 +77,3 @@ def test_columns_keep_their_values(dtype: type, expected: torch.dtype):
 def test_rows_of_different_trajectories_need_no_ids():
     given = Columns(trajectory_ids=np.array([7, 7, 8])[[0, 2]])
     assert MicroBatchBuilder(True, CPU).build(two_rows(), [0, 1], given).columns.trajectory_ids is None
-
-
-@pytest.mark.parametrize("padded", [True, False])
-def test_parts_of_all_ranks_make_up_the_micro_batch(padded: bool):
-    """Rows of 4 and 4 tokens over 3 ranks: padded to 6 per row, or packed into 9 with a last row of one."""
-    complete = MicroBatchBuilder(padded, CPU).build(two_rows(), [0, 1])
-    builders = [MicroBatchBuilder(padded, CPU, SequenceGroup(None, rank, 3)) for rank in range(3)]
-    parts = [builder.build(two_rows(), [0, 1]) for builder in builders]
-    tokens = torch.cat([part.token_ids for part in parts], dim=1)
-    assert tokens.tolist() == ([[5, 6, 7, 8, 0, 0], [9, 2, 3, 4, 0, 0]] if padded else [[5, 6, 7, 8, 9, 2, 3, 4, 0]])
-    positions = torch.cat([part.position_ids for part in parts], dim=1)
-    assert positions.tolist() == [[0, 1, 2, 3, 4, 5] if padded else [0, 1, 2, 3, 0, 1, 2, 3, 0]]
-    if not padded:
-        assert [part.packing.lengths for part in parts] == [[4, 4, 1]] * 3
-        assert parts[2].packing.cu_seqlens.tolist() == [0, 4, 8, 9]
-    targets = torch.zeros(5, dtype=torch.int64)
-    for part in parts:
-        targets[part.predicting_tokens.selection_indices] = part.targets
-        before = part.token_ids.flatten()[part.predicting_tokens.shard_positions]  # the token before the target
-        expected = complete.token_ids.flatten()[complete.predicting_tokens.shard_positions]
-        expected = expected[part.predicting_tokens.selection_indices]
-        assert before.tolist() == expected.tolist()
-        assert (part.predicting_tokens.num_selected, part.last_tokens.num_selected) == (5, 2)
-        last = part.token_ids.flatten()[part.last_tokens.shard_positions]
-        assert last.tolist() == torch.tensor([8, 4])[part.last_tokens.selection_indices].tolist()
-        assert part.to_matrix(part.mask).tolist() == complete.to_matrix(complete.mask).tolist()
-    assert targets.tolist() == complete.targets.tolist()

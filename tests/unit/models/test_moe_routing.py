@@ -11,7 +11,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
-from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks, check_routers_supported, load_balancing_loss
+from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks, check_routers_supported
 from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf
 from tests.unit.tiny import build_model, some_rows
 
@@ -22,30 +22,6 @@ def test_routers_are_those_whose_outputs_transformers_records():
     routers = RouterHooks.wrap_routers(build_model("qwen3_moe"))
     assert routers is not None and routers.sizes == ExpertSizes(4, 2) and routers.layers == [0, 1]
     assert RouterHooks.wrap_routers(build_model("qwen3")) is None
-
-
-def test_the_loss_is_that_of_transformers():
-    """Value and gradient, with padding and probabilities that differ by layer."""
-    from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
-
-    moe = build_model("qwen3_moe")
-    routers = RouterHooks.wrap_routers(moe)
-    assert routers is not None
-    routers.needs_probabilities = True
-    tokens, mask = torch.arange(21).view(3, 7), torch.ones(3, 7)
-    mask[1, 5:], mask[2, 3:] = 0, 0
-    routing = routers.start_recording(mask.bool(), None)
-    output = moe(input_ids=tokens, output_router_logits=True)
-    routing.is_recording = False
-    expected = load_balancing_loss_func(output.router_logits, 4, 2, mask)
-    assert routing.counts.sum() == 2 * 2 * 15 and routing.probabilities is not None
-    ours = load_balancing_loss(routing.counts.sum(0), routing.probabilities, mask.sum() * 2)
-    assert ours.item() == pytest.approx(expected.item(), rel=1e-6) and ours.item() > 2.05
-    gate = moe.model.layers[0].mlp.gate.weight
-    (wanted,) = torch.autograd.grad(expected, gate, retain_graph=True)
-    (gradient,) = torch.autograd.grad(ours, gate)
-    torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-8)
-    assert wanted.abs().max() > 1e-2
 
 
 def some_experts(rows: Rows, seed: int = 0, dtype: type = np.uint8) -> np.ndarray:
@@ -98,26 +74,6 @@ def test_forced_experts_are_used(model_folder, padded: bool, norm: bool):
     own = policy(MicroBatchBuilder(padded, CPU).build(rows, [2, 0, 1]), 1.0)
     assert (own.logprobs - stats.logprobs).abs().max() > 1e-2 and policy.routers.current.num_overridden == 0
     assert check_forward_vs_hf(policy, MicroBatchBuilder(padded, CPU), torch.float32) < 1e-5
-
-
-def test_checkpointing_recomputes_with_the_same_experts(model_folder):
-    gradients = []
-    for checkpointing in (False, True):
-        model = Model(path=str(model_folder("qwen3_moe")), enable_gradient_checkpointing=checkpointing)
-        policy = PolicyModel(load_causal_lm(model, "padded"))
-        assert policy.routers is not None
-        policy.routers.needs_probabilities = True
-        rows = Rows.from_rows(some_rows(3))
-        stats = policy(
-            MicroBatchBuilder(True, CPU).build(replace(rows, routed_experts=some_experts(rows)), [0, 1, 2]), 1.0
-        )
-        routing = policy.routers.current
-        assert routing is not None and routing.probabilities is not None
-        tokens = routing.counts.sum() / 2
-        (stats.logprobs.sum() + load_balancing_loss(routing.counts.sum(0), routing.probabilities, tokens)).backward()
-        assert routing.counts.sum() == 2 * 2 * rows.lengths.sum()
-        gradients.append([parameter.grad for parameter in policy.parameters()])
-    torch.testing.assert_close(gradients[0], gradients[1])
 
 
 def test_the_dummy_does_not_count_and_experts_of_another_shape_are_refused(model_folder):

@@ -27,45 +27,6 @@ def load(folder: object, attention: Any = "padded", **settings: Any) -> PolicyMo
     return PolicyModel(load_causal_lm(Model(path=str(folder), **settings), attention))
 
 
-def plain_logprobs(folder, rows: Rows, temperature: float) -> tuple[torch.Tensor, torch.nn.Module]:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
-    parts = []
-    for row, start in enumerate(STARTS):
-        ids = torch.from_numpy(rows.token_ids[rows.token_offsets[row] : rows.token_offsets[row + 1]])[None]
-        logp = (model(ids).logits[0, :-1] / temperature).log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-        parts.append(logp[start - 1 :])
-    return torch.cat(parts), model
-
-
-@pytest.mark.parametrize("name", ["gemma2", "granite"])  # tests/unit/models/test_architectures.py has all others
-@pytest.mark.parametrize("attention", ["padded", "sdpa"])
-def test_logprobs_and_gradients_equal_the_plain_forward(model_folder, name: str, attention: str):
-    """At a temperature, with a scale and a cap of the logits."""
-    folder, rows = model_folder(name), some_rows()
-    expected, plain = plain_logprobs(folder, rows, 0.8)
-    weights = torch.linspace(-1, 1, len(expected))
-    (weights * expected).sum().backward()
-
-    policy = load(folder, attention)
-    logprobs = policy(MicroBatchBuilder(attention == "padded", CPU).build(rows, [0, 1, 2]), 0.8).logprobs
-    torch.testing.assert_close(logprobs, expected, rtol=1e-4, atol=1e-5)
-    (weights * logprobs).sum().backward()
-    gradients = {n: p.grad for n, p in plain.named_parameters()}
-    for parameter_name, parameter in policy.model.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[parameter_name], rtol=1e-3, atol=1e-5)
-
-
-def test_flex_gives_the_same_numbers_without_gradient(model_folder):
-    rows = some_rows()
-    expected, _ = plain_logprobs(model_folder("qwen3_moe"), rows, 1.0)
-    with torch.no_grad():
-        policy = load(model_folder("qwen3_moe"), "flex")
-        logprobs = policy(MicroBatchBuilder(False, CPU).build(rows, [0, 1, 2]), 1.0).logprobs
-    torch.testing.assert_close(logprobs, expected.detach(), rtol=1e-4, atol=1e-5)
-
-
 def test_no_mask_is_built_for_packed_rows(model_folder, monkeypatch: pytest.MonkeyPatch):
     policy, seen = load(model_folder("qwen3"), "sdpa"), []
     layer = policy.model.model.layers[0].self_attn
@@ -75,19 +36,12 @@ def test_no_mask_is_built_for_packed_rows(model_folder, monkeypatch: pytest.Monk
     assert seen == [None]
 
 
-def test_gradient_checkpointing_changes_nothing(model_folder):
-    rows = some_rows()
-    gradients = []
-    for checkpointing in (False, True):
-        policy = load(model_folder("qwen3"), enable_gradient_checkpointing=checkpointing)
-        calls = []
-        attention = policy.model.model.layers[0].self_attn
-        attention.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        policy(MicroBatchBuilder(True, CPU).build(rows, [0, 1, 2]), 1.0).logprobs.sum().backward()
-        assert len(calls) == (2 if checkpointing else 1)
-        assert not attention.training  # no dropout
-        gradients.append([p.grad for p in policy.parameters()])
-    torch.testing.assert_close(gradients[0], gradients[1])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradient_checkpointing_recomputes_each_layer_once(model_folder, checkpointing: bool):
+    policy, calls = load(model_folder("qwen3"), enable_gradient_checkpointing=checkpointing), []
+    policy.model.model.layers[0].self_attn.register_forward_hook(lambda *_: calls.append(1))
+    policy(MicroBatchBuilder(True, CPU).build(some_rows(), [0, 1, 2]), 1.0).logprobs.sum().backward()
+    assert len(calls) == 1 + checkpointing
 
 
 @pytest.mark.parametrize("attention", ["padded", "sdpa"])

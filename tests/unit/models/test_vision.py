@@ -22,7 +22,7 @@ from alphaapollo.models.lora import load_trainable_lm, resolve_target_modules
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel, check_policy
 from alphaapollo.models.scalar_models import ValueModel
-from alphaapollo.models.vision import find_vision_blocks, find_vision_modules, load_example_image
+from alphaapollo.models.vision import find_vision_blocks, load_example_image
 from alphaapollo.types import Row
 from tests.vision.models import FAMILIES, VARIANTS
 from tests.vision.rows import (
@@ -87,18 +87,6 @@ def test_positions_equal_get_rope_index(vision_folder, family: str):
             assert (found == np.arange(len(row.token_ids))).all()
 
 
-def test_positions_of_a_picture(vision_folder):
-    """Three text tokens with the start mark, a picture of 2 x 3 placeholders, and text that continues at 4 + 3."""
-    first = prepare_pictures(vision_folder("qwen3_vl"))[0]
-    assert first.grid == (2, 3) and len(first.token_ids) == 6
-    positions = compute_mrope_positions(Rows.from_rows([make_row([first], [70])]))
-    assert positions is not None and positions.tolist() == [
-        [0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7, 8, 9],
-        [0, 1, 2, 3, 3, 3, 4, 4, 4, 6, 7, 8, 9],
-        [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 8, 9],
-    ]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_layout_gives_the_same_logprobs(vision_folder, family: str, monkeypatch: pytest.MonkeyPatch):
     """Eight samples of a prompt with two pictures: alone, padded, packed, and with a shared prompt."""
@@ -146,15 +134,6 @@ def test_prompts_that_share_a_part_of_their_pictures(vision_folder, family: str)
             torch.testing.assert_close(shared, alone, rtol=0, atol=1e-5)
 
 
-def test_text_rows_have_the_same_bits_with_and_without_pictures_elsewhere(vision_folder):
-    folder = vision_folder("qwen3_vl")
-    policy, rows = load(folder), [make_row([], [9, 8, 7])]
-    text = build(rows)
-    assert text.images is None and text.position_ids.shape == (1, 6)
-    expected = compute_plain_logprobs(load_plain(folder), rows[0])
-    torch.testing.assert_close(policy(text, 1.0).logprobs, expected, rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_placeholders_have_no_probability(vision_folder, family: str):
     folder = vision_folder(family)
@@ -187,19 +166,6 @@ def test_self_check_compares_a_row_with_a_picture(vision_folder, family: str, mo
     if family in QWEN:
         with pytest.raises(ValueError, match="differ from those of transformers"):
             check_policy(policy, MicroBatchBuilder(False, CPU), torch.float32)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_frozen_tower_has_no_gradient(vision_folder, family: str):
-    rows = make_rows_with_pictures(vision_folder(family))
-    for lora_rank in (0, 2):
-        model = Model(path=str(vision_folder(family)), lora_rank=lora_rank)
-        policy = PolicyModel(load_trainable_lm(model, "padded", None, seed=0))
-        policy(build(rows), 1.0).logprobs.sum().backward()
-        tower = [parameter for part in find_vision_modules(policy.model) for parameter in part.parameters()]
-        assert tower and not any(parameter.requires_grad for parameter in tower)
-        others = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-        assert others and all(parameter.grad is not None for parameter in others)
 
 
 def test_adapters_are_only_in_the_language_model(vision_folder):

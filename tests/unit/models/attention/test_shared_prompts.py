@@ -74,16 +74,6 @@ def test_statistics_and_gradients_are_those_of_the_plain_layout(model_folder, na
             assert (ours - expected).norm() <= 1e-5 * expected.norm().clamp(min=1e-3)
 
 
-def test_gradients_agree_to_a_millionth_in_double_precision(model_folder):
-    """In float32 the difference is rounding."""
-    policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded")).double()
-    rows = draw_rows(7, 12, 9)
-    shared = forward_and_gradients(policy, rows, True)[1]
-    plain = forward_and_gradients(policy, replace(rows, prefixes=None), True)[1]
-    for ours, expected in zip(shared, plain, strict=True):
-        assert (ours - expected).norm() <= 1e-6 * expected.norm()
-
-
 @pytest.mark.parametrize("kind", ["flex", "values"])
 def test_flex_and_values_are_those_of_the_plain_layout(model_folder, kind: Any):
     model, rows = Model(path=str(model_folder("qwen3"))), draw_rows(2, 9, 9)
@@ -91,8 +81,9 @@ def test_flex_and_values_are_those_of_the_plain_layout(model_folder, kind: Any):
     shared, plain = (builder.build(one, range(len(rows))) for one in (rows, replace(rows, prefixes=None)))
     with torch.no_grad():
         if kind == "flex":
-            policy = PolicyModel(load_causal_lm(model, "flex"))
-            found, expected = policy(shared, 1.0).logprobs, policy(plain, 1.0).logprobs
+            policy, other = (PolicyModel(load_causal_lm(model, kind)) for kind in ("flex", "sdpa"))
+            found, expected = policy(shared, 1.0).logprobs, other(plain, 1.0).logprobs
+            torch.testing.assert_close(policy(plain, 1.0).logprobs, expected, rtol=1e-4, atol=1e-5)
         else:
             critic = ValueModel(load_causal_lm(model, "padded"), seed=0)
             found, expected = critic(shared), critic(plain)
@@ -109,22 +100,12 @@ def test_shared_layout_by_hand():
     micro = MicroBatchBuilder(True, CPU).build(three_rows(), [0, 1, 2])
     assert micro.token_ids.tolist() == [[5, 6, 4, 7, 8, 9, 3, 2]]
     assert micro.position_ids.tolist() == [[0, 1, 0, 2, 3, 2, 1, 2]]
-    assert micro.is_real_token.all()
     predicting = micro.predicting_tokens.shard_positions.tolist()
     assert predicting == [1, 3, 1, 2, 6]  # the prompt's last state predicts two first tokens
     assert micro.last_tokens.shard_positions.tolist() == [4, 5, 7]
     assert micro.targets.tolist() == [7, 8, 9, 3, 2]
-    packing = micro.packing
-    assert packing is not None and packing.keys is not None
-    assert packing.lengths == [2, 1, 2, 1, 2] and packing.cu_seqlens.tolist() == [0, 2, 3, 5, 6, 8]
-    assert packing.keys.prefix_segments == [0, 1, 0, 0, 1] and packing.keys.lengths == [2, 1, 4, 3, 3]
-    assert packing.keys.positions.tolist() == [0, 1, 2, 0, 1, 3, 4, 0, 1, 5, 2, 6, 7]
-    assert packing.keys.cu_seqlens.tolist() == [0, 2, 3, 7, 10, 13]
-
-
-def test_a_micro_batch_with_part_of_a_group():
-    micro = MicroBatchBuilder(True, CPU).build(three_rows(), [1, 2])
-    assert micro.token_ids.tolist() == [[5, 6, 4, 9, 3, 2]]
+    part_of_a_group = MicroBatchBuilder(True, CPU).build(three_rows(), [1, 2])
+    assert part_of_a_group.token_ids.tolist() == [[5, 6, 4, 9, 3, 2]]
 
 
 def draw_states() -> list[Tensor]:

@@ -7,7 +7,6 @@ import os
 import pickle
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -62,38 +61,6 @@ def saved(trained, tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-def state(trained) -> list[bytes]:
-    model, optimizer = trained
-    tensors = [parameter.detach().full_tensor() for parameter in model.parameters()]
-    tensors += [
-        value.full_tensor() for one in optimizer.state.values() for name, value in one.items() if name != "step"
-    ]
-    return [tensor.numpy().tobytes() for tensor in tensors]
-
-
-def test_checkpoint_restores_the_saved_state(trained, saved: Path) -> None:
-    before, drawn = state(trained), np.random.get_state()[1].copy()
-    model, optimizer = trained
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    np.random.rand(7)
-    assert state(trained) != before
-    assert load_snapshot(str(saved), model, [optimizer]) == {"world_size": 1, "step": 3}
-    assert state(trained) == before and optimizer.param_groups[0]["betas"] == (0.9, 0.999)
-    assert (np.random.get_state()[1] == drawn).all()
-
-
-@pytest.mark.parametrize("file", ["model/.metadata", "rank_0.pt"])
-def test_a_malicious_pickle_is_an_error_and_does_not_run(trained, saved: Path, tmp_path: Path, file: str) -> None:
-    if file.endswith(".pt"):
-        torch.save({"python": Trap(tmp_path / "sprung")}, saved / file)
-    else:
-        (saved / file).write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
-    with pytest.raises(ValueError, match="cannot be read"):
-        load_snapshot(str(saved), trained[0], [trained[1]])
-    assert not (tmp_path / "sprung").exists()
-
-
 class Attribute:
     """Pickled as a call of getattr."""
 
@@ -114,26 +81,34 @@ def test_enum_members_as_written_by_python_before_3_11_4() -> None:
         unpickled(torch.Size, "__new__")
 
 
-def test_a_malicious_optimizer_value(trained, saved: Path, tmp_path: Path) -> None:
-    """Replace the pickle of a value, e.g. lr, by bytes of the same length."""
-    stored = saved / "model" / "__0_0.distcp"
-    data = stored.read_bytes()
-    described = pickle.loads((saved / "model" / ".metadata").read_bytes())
+def replace_generators(saved: Path, trap: Trap) -> None:
+    torch.save({"python": trap}, saved / "rank_0.pt")
+
+
+def replace_metadata(saved: Path, trap: Trap) -> None:
+    (saved / "model" / ".metadata").write_bytes(pickle.dumps(trap))
+
+
+def replace_learning_rate(saved: Path, trap: Trap) -> None:
+    """Let the metadata refer to a pickle behind the stored values."""
+    stored, metadata_file, pickled = saved / "model" / "__0_0.distcp", saved / "model" / ".metadata", io.BytesIO()
+    torch.save(trap, pickled)
+    described, data = pickle.loads(metadata_file.read_bytes()), stored.read_bytes()
     info = next(info for index, info in described.storage_data.items() if index.fqn.endswith("param_groups.0.lr"))
-    trap = io.BytesIO()
-    torch.save(Trap(tmp_path / "sprung"), trap)
-    info.length = len(trap.getvalue())
-    info.offset = len(data)
-    stored.write_bytes(data + trap.getvalue())
-    (saved / "model" / ".metadata").write_bytes(pickle.dumps(described))
-    with pytest.raises(ValueError, match="cannot be read"):
-        load_snapshot(str(saved), trained[0], [trained[1]])
-    assert not (tmp_path / "sprung").exists()
+    info.length, info.offset = len(pickled.getvalue()), len(data)
+    stored.write_bytes(data + pickled.getvalue())
+    metadata_file.write_bytes(pickle.dumps(described))
 
 
-def test_a_truncated_file_is_an_error(trained, saved: Path) -> None:
+def truncate(saved: Path, _: Trap) -> None:
     (saved / "rank_0.pt").write_bytes((saved / "rank_0.pt").read_bytes()[:100])
+
+
+@pytest.mark.parametrize("damage", [replace_generators, replace_metadata, replace_learning_rate, truncate])
+def test_a_malicious_or_damaged_file_is_an_error_and_runs_no_code(trained, saved: Path, tmp_path: Path, damage) -> None:
+    damage(saved, Trap(tmp_path / "sprung"))
     with pytest.raises(ValueError, match=f"{saved} cannot be read"):
         load_snapshot(str(saved), trained[0], [trained[1]])
+    assert not (tmp_path / "sprung").exists()
     with pytest.raises(OSError):
         read_rng_states(saved / "rank_7.pt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -115,15 +114,16 @@ def test_steps_equal_those_of_the_plain_optimizer(name: str, expected: dict[str,
 
 
 def train_all_and_save(rank: int, num_ranks: int, address: str, folder: str) -> dict[str, list[np.ndarray]]:
-    """Train with each optimizer, and save a checkpoint after two of three steps."""
+    """Train with each optimizer. A checkpoint after two of three steps is written while training continues."""
     weights = {}
     for name in NAMES:
         state = make_state(name, rank, num_ranks, address)
         run_steps(state, range(2))
-        writer = CheckpointWriter(in_background=False)
+        writer = CheckpointWriter(in_background=True)
         writer.start([state.snapshot(f"{folder}/{name}")])
-        writer.close()
         weights[name] = run_steps(state, range(2, 3))
+        writer.save_future.result()
+        writer.close()
     return weights
 
 
@@ -134,6 +134,7 @@ def test_two_ranks_train_and_save_the_same(tmp_path: Path, expected: dict[str, l
     for name in NAMES:
         resumed = make_state(name, 0, 1, "")
         resumed.load(str(tmp_path / name))
+        assert resumed.num_steps == 2
         for weights in (by_rank[0][name], by_rank[1][name], run_steps(resumed, range(2, 3))):
             assert all(map(np.array_equal, weights, expected[name])), name
 
@@ -143,32 +144,6 @@ def test_two_copies_of_the_model_train_the_same(expected: dict[str, list[np.ndar
     """HSDP: in each copy, the three matrices are orthogonalized by two ranks."""
     for weights in run_ranks(train, 4, "muon", 2):
         assert all(map(np.array_equal, weights, expected["muon"]))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_resumed_steps_are_the_same_bits(name: str, tmp_path: Path) -> None:
-    """The checkpoint is written in the background while training continues."""
-    state = make_state(name, 0, 1, "")
-    run_steps(state, range(2))
-    writer = CheckpointWriter(in_background=True)
-    writer.start([state.snapshot(str(tmp_path / "saved"))])
-    expected, moments = run_steps(state, range(2, 4)), state.get_trained_tensors()
-    writer.save_future.result()
-    writer.close()
-    resumed = make_state(name, 0, 1, "")
-    resumed.load(str(tmp_path / "saved"))
-    assert resumed.num_steps == 2
-    assert all(map(np.array_equal, run_steps(resumed, range(2, 4)), expected))
-    for kind, tensors in resumed.get_trained_tensors().items():
-        assert all(itertools.starmap(torch.equal, zip(tensors, moments[kind], strict=True))), kind
-
-
-def test_a_reset_forgets_the_moments() -> None:
-    state = make_state("muon", 0, 1, "")
-    run_steps(state, range(2))
-    assert min(moment.abs().max() for _, moment in state._iterate_moments()) > 0
-    state.reset_optimizer()
-    assert not [*state._iterate_moments()]
 
 
 def test_muon_is_for_matrices_of_layers() -> None:
