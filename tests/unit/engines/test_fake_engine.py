@@ -19,9 +19,6 @@ def test_answers_depend_on_context_and_seed():
     assert 3 <= len(first.token_ids) <= 9 and max(first.token_ids[:-1]) < 50
     assert first.token_ids[-1] == 99 and first.stop_reason is StopReason.STOP
     assert len(first.logprobs) == len(first.token_ids)
-
-
-def test_truncated_answer_has_stop_reason_length():
     cut = generate(FakeEngine(50, min_tokens=5, max_tokens=5), [1], Sampling(2, stop_token_ids=(99,)))
     assert len(cut.token_ids) == 2 and cut.stop_reason is StopReason.LENGTH
 

@@ -2,6 +2,7 @@ import asyncio
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from alphaapollo.algorithms.sampling import sample_token
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.hf import HFEngine
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.types import Completion, Sampling
+from alphaapollo.types import Completion, Sampling, WeightUpdate
 from alphaapollo.weight_sync.shared_memory import SharedMemorySender
 from tests.unit.tiny import build_model, save_model
 
@@ -23,47 +24,51 @@ def draw(sampling: Sampling, count: int = 2000) -> Counter[int]:
     return Counter(sample_token(LOGITS, sampling, generator)[0] for _ in range(count))
 
 
-def test_greedy():
-    token, logprob = sample_token(LOGITS, Sampling(1, temperature=0), torch.Generator())
-    assert token == 0 and math.isclose(logprob, math.log(0.5), rel_tol=1e-6)
-
-
 def test_frequencies_follow_the_probabilities():
     counts = draw(Sampling(1))
     assert all(abs(counts[token] / 2000 - prob) < 0.04 for token, prob in enumerate(PROBS))
 
 
-def test_top_k_and_top_p_do_not_change_logprobs():
+def test_top_k_and_top_p_truncate():
     assert set(draw(Sampling(1, top_k=2))) == {0, 1}
     assert set(draw(Sampling(1, top_p=0.7))) == {0, 1}  # .5 is below .7, .5 + .3 crosses it
     assert set(draw(Sampling(1, top_p=0.5))) == {0}
     assert set(draw(Sampling(1, top_p=0.81, top_k=2))) == {0, 1}
-    token, logprob = sample_token(LOGITS, Sampling(1, top_k=1), torch.Generator().manual_seed(1))
-    assert token == 0 and math.isclose(logprob, math.log(0.5), rel_tol=1e-6)
 
 
-def test_logprobs_are_after_temperature():
-    token, logprob = sample_token(LOGITS, Sampling(1, temperature=0.5, top_k=1), torch.Generator().manual_seed(1))
-    squares = [prob**2 for prob in PROBS]
-    assert token == 0 and math.isclose(logprob, math.log(squares[0] / sum(squares)), rel_tol=1e-6)
+@pytest.mark.parametrize(
+    ("settings", "prob"),
+    [
+        ({"temperature": 0}, 0.5),  # greedy
+        ({"top_k": 1}, 0.5),
+        ({"temperature": 0.5, "top_k": 1}, 0.25 / 0.365),  # squares: .25 + .09 + .0225 + .0025
+    ],
+)
+def test_logprobs_are_after_temperature_and_before_truncation(settings: dict[str, Any], prob: float):
+    token, logprob = sample_token(LOGITS, Sampling(1, **settings), torch.Generator().manual_seed(1))
+    assert token == 0 and math.isclose(logprob, math.log(prob), rel_tol=1e-6)
 
 
-def test_equal_seeds_give_equal_samples():
-    def sequence() -> list[int]:
-        generator = torch.Generator().manual_seed(5)
-        return [sample_token(LOGITS, Sampling(1), generator)[0] for _ in range(20)]
-
-    assert sequence() == sequence()
+@pytest.fixture
+def engine(tmp_path: Path) -> HFEngine:
+    folder, rollout = str(save_model("qwen3", tmp_path / "model")), Rollout(name="hf", max_num_seqs=256)
+    return HFEngine(EngineSpec(0, folder, False, rollout, "cpu", "float32", 64, "log"))
 
 
-def test_sleeping_engine_frees_weights_and_receives_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def send_changed_weights(folder: Path) -> WeightUpdate:
+    """Send the model with other embeddings."""
+    trained = {name: parameter.detach() for name, parameter in build_model("qwen3").named_parameters()}
+    trained["model.embed_tokens.weight"] *= 2
+    update = SharedMemorySender(folder, torch.float32).send(trained.items(), 1)
+    assert update is not None
+    return update
+
+
+def test_sleeping_engine_frees_weights_and_receives_new_ones(
+    engine: HFEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(EngineSpec, "is_colocated", True)
-    folder = save_model("qwen3", tmp_path / "model")
-    engine = HFEngine(
-        EngineSpec(0, str(folder), False, Rollout(name="hf", max_num_seqs=256), "cpu", "float32", 64, "log")
-    )
-    trained = dict(build_model("qwen3").named_parameters())
-    trained["model.embed_tokens.weight"] = trained["model.embed_tokens.weight"] * 2
+    update = send_changed_weights(tmp_path / "weights")
 
     async def publish_and_sleep() -> tuple[bool, str, list[float]]:
         await engine.start()
@@ -75,22 +80,12 @@ def test_sleeping_engine_frees_weights_and_receives_new_ones(tmp_path: Path, mon
         await engine.wake_cache()
         return asleep, receipt.digest, await engine.log_probs([3, 4, 5])
 
-    sender = SharedMemorySender(tmp_path / "weights", torch.float32)
-    update = sender.send(((name, tensor.detach()) for name, tensor in trained.items()), 1)
-    assert update is not None
     asleep, digest, logprobs = asyncio.run(publish_and_sleep())
     assert asleep and digest == update.digest and all(map(math.isfinite, logprobs))
 
 
-def test_paused_answer_continues_with_new_weights(tmp_path: Path):
+def test_paused_answer_continues_with_new_weights(engine: HFEngine, tmp_path: Path):
     """Each token has the log-prob under the weights of its version."""
-    folder = save_model("qwen3", tmp_path / "model")
-    engine = HFEngine(
-        EngineSpec(0, str(folder), False, Rollout(name="hf", max_num_seqs=256), "cpu", "float32", 64, "log")
-    )
-    trained = dict(build_model("qwen3").named_parameters())
-    trained["model.embed_tokens.weight"] = trained["model.embed_tokens.weight"] * 2
-    sender = SharedMemorySender(tmp_path / "weights", torch.float32)
     context = [3, 4, 5]
 
     async def change_in_flight() -> tuple[Completion, list[float], list[float]]:
@@ -104,7 +99,7 @@ def test_paused_answer_continues_with_new_weights(tmp_path: Path):
         await engine.pause()
         whole = [*context, *request.sampled]
         before = await engine.log_probs(whole)
-        update = sender.send(trained.items(), 1)
+        update = send_changed_weights(tmp_path / "weights")
         await engine.receive_weights(str(tmp_path / "weights" / update.folder))
         await engine.confirm_weights(1)
         await engine.resume()

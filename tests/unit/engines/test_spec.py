@@ -24,9 +24,6 @@ def test_cpu_settings():
     assert arguments["enable_chunked_prefill"] is False
     assert arguments["max_model_len"] == 300 and arguments["max_num_batched_tokens"] == 8192
     assert arguments["weight_transfer_config"] == {"backend": "shared_memory"}
-
-
-def test_threads_of_a_cpu_engine():
     assert build_vllm_environment(spec(cpu_threads=3))["OMP_NUM_THREADS"] == "3"
 
 
