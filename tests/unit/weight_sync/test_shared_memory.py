@@ -22,32 +22,25 @@ def read(folder: Path, update: WeightUpdate) -> dict[str, torch.Tensor]:
     return read
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sent_tensors_have_the_engines_dtype_and_match_the_digest(tmp_path, dtype: torch.dtype):
-    update = SharedMemorySender(tmp_path / "w", dtype).send(tensors().items(), version=7)
+@pytest.mark.parametrize(("dtype", "num_buckets"), [(torch.bfloat16, 1), (torch.float32, 2)])
+def test_sent_tensors_have_the_engines_dtype_and_match_the_digest(
+    tmp_path, monkeypatch, dtype: torch.dtype, num_buckets: int
+):
+    """In float32 the buckets have 96 + 32, and 60 bytes. Only one version exists, and none after its release."""
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 100)
+    sender = SharedMemorySender(tmp_path / "w", dtype)
+    sender.send(tensors().items(), version=6)
+    update = sender.send(tensors().items(), version=7)
+    assert [path.name for path in (tmp_path / "w").iterdir()] == ["v7"]
     sent = {name: tensor.to(dtype) for name, tensor in tensors().items()}
     assert update is not None and update.version == 7 and update.folder == "v7"
     assert update.digest == format_digest(compute_joint_digest(sent.values()))
+    assert len(list((tmp_path / "w" / "v7").iterdir())) == num_buckets
     found = read(tmp_path / "w", update)
     assert found.keys() == sent.keys() and all(torch.equal(found[name], sent[name]) for name in sent)
-
-
-def test_large_models_are_sent_in_buckets(tmp_path, monkeypatch):
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 100)
-    update = SharedMemorySender(tmp_path / "w", torch.float32).send(tensors().items(), version=0)
-    assert len(list((tmp_path / "w" / "v0").iterdir())) == 2  # 96 + 32 bytes, then 60
-    assert read(tmp_path / "w", update).keys() == tensors().keys()
-    assert update.digest == format_digest(compute_joint_digest(tensors().values()))
-
-
-def test_only_one_version_exists_and_none_after_release(tmp_path):
-    sender = SharedMemorySender(tmp_path / "w", torch.float32)
-    sender.send(tensors().items(), version=1)
-    sender.send(tensors().items(), version=2)
-    assert [path.name for path in (tmp_path / "w").iterdir()] == ["v2"]
-    sender.release_sent_weights()
-    assert not (tmp_path / "w").exists()
-    sender.release_sent_weights()
+    for _ in range(2):
+        sender.release_sent_weights()
+        assert not (tmp_path / "w").exists()
 
 
 def test_non_writing_rank_still_gathers(tmp_path):
