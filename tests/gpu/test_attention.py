@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from alphaapollo.config.resolve import has_flash_attn, resolve_model
-from alphaapollo.config.schema import Actor, Model, Reference
+from alphaapollo.config.resolve import has_flash_attn
+from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Columns, Rows
-from alphaapollo.data.packing import build_train_batch
-from alphaapollo.models import sharding
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
-from alphaapollo.workers.process_group import RankPlacement
 from tests.unit.models.attention.test_shared_prompts import draw_rows
 from tests.unit.tiny import build_model, free_address, save_tokenizer, some_rows
-from tests.unit.workers.training import Case, make_columns
+from tests.unit.workers.training import Case, make_batch, make_columns, make_worker
 
 KINDS = [
     "sdpa",
@@ -77,29 +72,16 @@ def test_shared_prompts_are_the_plain_layout(folder: Path, kind: str):
     check_near(*(compute(policy, layout, kind == "padded") for layout in (replace(rows, prefixes=None), rows)))
 
 
-@pytest.fixture
-def worker(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyWorker]:
-    monkeypatch.setattr(sharding, "MIN_UNIT", 0)  # gather each tiny layer separately, like layers of real models
-    setup = PolicyWorkerConfig(
-        model=resolve_model(Model(path=str(folder), enable_gradient_checkpointing=True), "cuda"),
-        actor=Actor(fsdp_config=request.param, optim={"lr": 1e-3}, use_kl_loss=True, kl_loss_type="full"),
-        ref=Reference(fsdp_config={key: on for key, on in request.param.items() if key != "optimizer_offload"}),
-        needs_reference=True,
-        optimizer_steps=10,
-        temperature=1.0,
-    )
-    made = PolicyWorker(setup, RankPlacement(0, 1, free_address(), "cuda", 1))
-    yield made
-    made.close()
-
-
+KL = {"optim": {"lr": 1e-3}, "use_kl_loss": True, "kl_loss_type": "full"}
 OFFLOADS = [{}, {"param_offload": True, "optimizer_offload": True}, {"offload_policy": True}]
 
 
-@pytest.mark.parametrize("worker", OFFLOADS, indirect=True, ids=["on_gpu", "between_phases", "by_fsdp"])
-def test_worker_trains_and_resumes_on_a_gpu(worker: PolicyWorker, folder: Path, tmp_path: Path):
-    case = Case(str(folder))
-    batch = build_train_batch(some_rows(case.num_rows), range(case.num_rows), 1, 5, 60, worker.builder.padded, 0, False)
+@pytest.mark.parametrize("offloads", OFFLOADS, ids=["on_gpu", "between_phases", "by_fsdp"])
+def test_worker_trains_and_resumes_on_a_gpu(folder: Path, tmp_path: Path, offloads: dict[str, bool]):
+    ref = {"fsdp_config": {key: on for key, on in offloads.items() if key != "optimizer_offload"}}
+    case = Case(str(folder), KL | {"fsdp_config": offloads}, "auto", needs_reference=True, ref=ref, checkpointing=True)
+    case = replace(case, device="cuda", mini_batch_size=5, max_tokens=60)
+    worker, batch = make_worker(case, 0, 1, free_address()), make_batch(case, 1)
     worker.load_batch(batch.rank_batches[0])
     before = worker.compute_log_probs()
     figures = worker.update(make_columns(case, batch, 0, old=False))
@@ -118,6 +100,7 @@ def test_worker_trains_and_resumes_on_a_gpu(worker: PolicyWorker, folder: Path, 
     np.testing.assert_allclose(worker.compute_log_probs(), after, atol=1e-6)
     worker.export(str(tmp_path / "model"))
     assert worker.get_memory_metrics()["cuda_gib"] > 0
+    worker.close()
 
 
 def test_a_micro_batch_goes_up_without_waiting(folder: Path):

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from alphaapollo.config.resolve import resolve_model
-from alphaapollo.config.schema import Actor, Model, Reference
 from alphaapollo.data.batch import Rows
-from alphaapollo.data.packing import build_train_batch
-from alphaapollo.models import sharding
 from alphaapollo.models.load import LIGER_ARCHITECTURES
-from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
-from alphaapollo.workers.process_group import RankPlacement
 from tests.gpu.test_attention import check_near, compute, load
 from tests.unit.tiny import build_model, free_address, save_tokenizer, some_rows
-from tests.unit.workers.training import Case, make_columns
+from tests.unit.workers.training import Case, make_batch, make_columns, make_worker
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="no liger-kernel")
-WORKERS = {"weights": {}, "adapters": {"lora_rank": 4}, "recomputed": {"enable_gradient_checkpointing": True}}
+WORKERS = {"weights": {}, "adapters": {"lora_rank": 4}, "recomputed": {"checkpointing": True}}
 
 
 def save(name: str, folder: Path) -> str:
@@ -56,22 +51,11 @@ def keep_rotations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_trains_with_them(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch):
     """With FSDP2 per layer: the first log-probs are those of plain layers, and a step changes them."""
     keep_rotations("qwen3", monkeypatch)
-    monkeypatch.setattr(sharding, "MIN_UNIT", 0)
-    case = Case(save("qwen3", tmp_path))
-    found = []
+    case = Case(save("qwen3", tmp_path), {"optim": {"lr": 1e-3}}, "auto", device="cuda", mini_batch_size=5)
+    case, found = replace(case, max_tokens=60, **WORKERS[kind]), []
+    batch = make_batch(case, 1)
     for fused in (False, True):
-        own = WORKERS[kind] | {"use_liger": fused}
-        setup = PolicyWorkerConfig(
-            model=resolve_model(Model(path=case.folder, **own), "cuda"),
-            actor=Actor(optim={"lr": 1e-3}),
-            ref=Reference(),
-            needs_reference=False,
-            optimizer_steps=10,
-            temperature=1.0,
-        )
-        worker = PolicyWorker(setup, RankPlacement(0, 1, free_address(), "cuda", 1))
-        padded = worker.builder.padded
-        batch = build_train_batch(some_rows(case.num_rows), range(case.num_rows), 1, 5, 60, padded, 0, False)
+        worker = make_worker(replace(case, use_liger=fused), 0, 1, free_address())
         worker.load_batch(batch.rank_batches[0])
         before = worker.compute_log_probs()
         figures = worker.update(make_columns(case, batch, 0, old=False))

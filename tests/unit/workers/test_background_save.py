@@ -86,14 +86,19 @@ def test_later_steps_do_not_change_a_checkpoint(model_folder: Any, tmp_path: Pat
         assert any(np.abs(found[f"reference {name}"] - value).max() > 0 for name, value in saved.items())
 
 
-def test_a_full_disk_is_an_error_of_the_result(start, tmp_path: Path) -> None:
+def test_the_error_of_a_full_disk_names_the_folder(start, tmp_path: Path) -> None:
+    """Saving in the background: the error is raised by the result."""
     worker, _ = start("llama", arguments={"saves_in_background": True})
+    at_once, _ = start("llama")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
         worker.save(str(tmp_path / "saved"))
         with pytest.raises(OSError, match=f"{tmp_path}/saved: .* MiB free"):
             worker.get_save_future().result()
+        for write, name in ((at_once.save, "at_once"), (worker.export, "model")):
+            with pytest.raises(OSError, match=f"{tmp_path}/{name}"):
+                write(str(tmp_path / name))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     worker.save(str(tmp_path / "again"))

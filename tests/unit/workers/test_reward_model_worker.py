@@ -95,31 +95,22 @@ def test_two_ranks_give_the_same_scores(scorer_folder) -> None:
             np.testing.assert_allclose(one_batch(1, 100, padded).join_columns([column]), expected, atol=1e-5)
 
 
-def load(path: Path) -> None:
-    load_reward_model(Model(path=str(path)), "padded")
-
-
 def test_other_models_are_errors(model_folder, tmp_path: Path) -> None:
-    """A language model, a classifier with several classes, and an encoder."""
+    """A language model, a classifier with several classes, an encoder, and a scorer without its head."""
+    from safetensors.torch import load_file, save_file
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(vocab_size=48, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_labels=1)
     BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
+    headless = save_scorer("qwen3", tmp_path / "headless")
+    tensors = load_file(headless / "model.safetensors")
+    del tensors["score.weight"]
+    save_file(tensors, headless / "model.safetensors", metadata={"format": "pt"})
     for folder, fact in (
         (model_folder("qwen3"), "Qwen3ForCausalLM with num_labels=2"),
         (save_scorer("qwen3", tmp_path / "classes", num_labels=3), "num_labels=3"),
         (tmp_path / "bert", "linear head named `score`"),
+        (headless, r"1 in total.* score\.weight"),
     ):
         with pytest.raises(ValueError, match=f"{folder}.*{fact}"):
-            load(folder)
-
-
-def test_a_missing_head_is_an_error(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    folder = save_scorer("qwen3", tmp_path)
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["score.weight"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"1 in total.* score\.weight"):
-        load(folder)
+            load_reward_model(Model(path=str(folder)), "padded")

@@ -45,12 +45,8 @@ def test_equals_plain_models_in_float64(model_folder, monkeypatch: pytest.Monkey
         policy, teacher = (training.load_plain(folder).double() for _ in range(2))
         training.scale_weights(policy, 1.1)
         batch = training.make_batch(case, 1)
-        rows, old, terms, weights = (
-            batch.rank_batches[0].rows,
-            training.make_columns(case, batch, 0).old_logprobs,
-            [],
-            [],
-        )
+        rows, old = batch.rank_batches[0].rows, training.make_columns(case, batch, 0).old_logprobs
+        terms, weights = [], []
         assert rows.teacher_prompts is not None
         for (ids, start, part, mask), prompt in zip(training.iterate_rows(rows), rows.teacher_prompts, strict=True):
             if not prompt:
