@@ -77,19 +77,15 @@ def test_dead_rank_fails_all_waiting_requests() -> None:
         asyncio.run(ask(engine, [1, 2, 3]))
 
 
-def config_of(folder: Path, **data: Any) -> SftConfig:
+def config_of(folder: Path, reward: str = REWARD, **data: Any) -> SftConfig:
     save_model("llama", folder / "model")
-    (folder / "reward.py").write_text(REWARD)
-    given = {
-        "val_prompts": write_rows(folder / "val.jsonl", ROWS),
-        "max_prompt_length": 8,
-        "max_response_length": 4,
-    }
+    (folder / "reward.py").write_text(reward)
+    prompts = write_rows(folder / "val.jsonl", ROWS)
     return SftConfig(
         model={"path": str(folder / "model")},
-        data=given | data,
+        data={"val_prompts": prompts, "max_prompt_length": 8, "max_response_length": 4} | data,
         rollout={"val_kwargs": {"n": 2, "greedy": True}},
-        custom_reward_function={"path": str(folder / "reward.py")},
+        custom_reward_function={"path": str(folder / "reward.py") if reward else ""},
         trainer={"output_dir": str(folder)},
     )
 
@@ -120,14 +116,13 @@ def test_metrics_are_those_of_a_validation_and_answers_are_logged(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("data", "says"), [({"prompt_key": "question"}, "question"), ({"max_response_length": 1000}, "128 tokens")]
+    ("keys", "fact"),
+    [
+        ({"prompt_key": "question"}, "question"),
+        ({"max_response_length": 1000}, "128 tokens"),
+        ({"reward": ""}, "no reward function"),
+    ],
 )
-def test_prompts_that_cannot_be_rendered_are_refused(tmp_path: Path, data: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        read_held_out_prompts(config_of(tmp_path, **data))
-
-
-def test_rows_without_grader_are_refused(tmp_path: Path) -> None:
-    config = config_of(tmp_path).model_copy(update={"custom_reward_function": SftConfig().custom_reward_function})
-    with pytest.raises(ValueError, match="no reward function"):
-        read_held_out_prompts(config)
+def test_prompts_that_cannot_be_rendered_or_graded_are_refused(tmp_path: Path, keys: dict[str, Any], fact: str) -> None:
+    with pytest.raises(ValueError, match=fact):
+        read_held_out_prompts(config_of(tmp_path, **keys))
