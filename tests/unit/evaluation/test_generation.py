@@ -6,24 +6,20 @@ import asyncio
 import csv
 import json
 from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.controller import launcher
 from alphaapollo.controller.ranks import RunStalled
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.evaluation import generation
-from alphaapollo.observability.console import Console
-from alphaapollo.observability.terminal import Terminal
 from alphaapollo.trainer.main_generation import main
 from alphaapollo.utils.watchdog import RUN
 from tests.builders import write_rows
-from tests.unit import tiny
 from tests.unit.environments.episode_helpers import EXAMPLES
+from tests.unit.evaluation.small_run import SmallRun, save_chat_model
 
 REWARD = '''
 def compute_score(prompt, completion):
@@ -40,50 +36,24 @@ ROWS = [{"data_source": f"source/{index % 2}", "prompt": f"w{index} w3 w{index +
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Like tiny's model, with a tokenizer for spaces and chats."""
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import AutoTokenizer
-
-    folder = tiny.save_model("qwen3", tmp_path_factory.mktemp("model"))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} {{ eos_token }} {% endfor %}"
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_chat_model(tmp_path_factory.mktemp("model"), split_at_spaces=True)
 
 
-class Command:
-    """The command line of a small generation, run here."""
-
+class Command(SmallRun):
     def __init__(self, model: Path, folder: Path):
-        self.folder, self.out = folder, folder / "out/test/run"
-        self.results = self.out / "results.jsonl"
-        write_rows(folder / "rows.parquet", ROWS)
+        self.files = folder
         (folder / "reward.py").write_text(REWARD)
-        self.defaults = {
-            "data.path": folder / "rows.parquet",
+        defaults = {
+            "data.path": write_rows(folder / "rows.parquet", ROWS),
             "data.n_samples": 3,
             "data.max_response_length": 12,
             "model.path": model,
             "rollout.name": "fake",
             "custom_reward_function.path": folder / "reward.py",
             "trainer.controller": "local",
-            "trainer.output_dir": folder / "out",
-            "trainer.project_name": "test",
-            "trainer.experiment_name": "run",
         }
-
-    def words(self, *overrides: str) -> list[str]:
-        given = {override.split("=")[0] for override in overrides}
-        return [*(f"{key}={value}" for key, value in self.defaults.items() if key not in given), *overrides]
-
-    def run(self, *overrides: str) -> str:
-        """Run to the end and return the output."""
-        out = StringIO()
-        console = Console(Terminal(file=out, width=200, highlight=False))
-        config = load_config(GenerationConfig, "generation", self.words(*overrides))
-        asyncio.run(generation.run(generation.prepare_run(config, console), console))
-        return out.getvalue()
+        super().__init__(generation, GenerationConfig, "generation", folder, defaults)
+        self.results = self.folder / "results.jsonl"
 
     def records(self) -> list[dict]:
         """Results in order of prompt and sample, without values that differ between runs."""
@@ -93,7 +63,7 @@ class Command:
         return sorted(records, key=lambda record: (record["prompt_id"], record["sample"]))
 
     def summary(self) -> dict:
-        return json.loads((self.out / "summary.json").read_text())
+        return json.loads((self.folder / "summary.json").read_text())
 
 
 @pytest.fixture
@@ -131,13 +101,13 @@ def test_every_sample_is_written_and_counted(command: Command) -> None:
     assert {"turns", "rows", "reward", "components", "outcome", "end", "stop_reason", "text"} <= records[0].keys()
     assert len({record["text"] for record in records}) == 18, "every sample has draws of its own"
     files = {"config.yaml", "plan.json", "results.jsonl", "summary.csv", "summary.json"}
-    assert files <= {path.name for path in command.out.iterdir()}
+    assert files <= {path.name for path in command.folder.iterdir()}
     summary = command.summary()
     assert list(summary["by_data_source"]) == ["source/0", "source/1"]
     accuracy = sum(record["components"]["accuracy"] for record in records) / 18
     assert summary["all"]["figures"]["avg@3"]["value"] == pytest.approx(accuracy)
     assert {"pass@1", "pass@2", "pass@3", "maj@3"} <= summary["all"]["figures"].keys()
-    rows = list(csv.DictReader((command.out / "summary.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((command.folder / "summary.csv").read_text().splitlines()))
     assert len(rows) == 3 * 7 and rows[-1]["data_source"] == "all"
     assert "avg@3" in printed and "all: 18 samples of 6 problems; 18 scored" in printed
 
@@ -172,7 +142,7 @@ def test_killed_run_resumes_with_the_same_result(
 def test_a_finished_run_starts_no_engine(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     command.run()
     summary = command.summary()
-    (command.out / "summary.json").unlink()
+    (command.folder / "summary.json").unlink()
     monkeypatch.setattr(generation, "launch_engines", None)
     assert "finished  6 prompts" in command.run()
     assert command.summary() == summary
@@ -180,7 +150,7 @@ def test_a_finished_run_starts_no_engine(command: Command, monkeypatch: pytest.M
 
 def test_failures_are_counted_and_excluded(command: Command) -> None:
     rows = [{**row, "reward_model": {"ground_truth": "fails"}} for row in ROWS[:2]] + ROWS[2:]
-    write_rows(command.folder / "rows.parquet", rows)
+    write_rows(command.files / "rows.parquet", rows)
     printed = command.run("data.max_response_length=16")
     failed = [record for record in command.records() if record["outcome"] == "grader_failed"]
     scored = [record for record in command.records() if record["outcome"] == "scored"]
@@ -197,7 +167,7 @@ def test_failures_are_counted_and_excluded(command: Command) -> None:
 def test_a_reward_that_always_fails_ends_the_run_with_its_reason(command: Command) -> None:
     passes_a_try = "if completion[:8] in ('<answer>', 'The answ', 'I do not'):\n        return 0.0"
     failing = f"def compute_score(prompt, completion):\n    {passes_a_try}\n    raise KeyError('no key')\n"
-    (command.folder / "reward.py").write_text(failing)
+    (command.files / "reward.py").write_text(failing)
     with pytest.raises(ValueError, match=r"All 18 .* prompt 0, sample 0: .*no key"):
         command.run()
     assert len(command.records()) == 18, "the samples are there to be scored by another function"
@@ -223,14 +193,14 @@ def test_other_settings_do_not_go_on_with_old_results(command: Command, override
 def test_speed_keys_may_change_and_data_may_not(command: Command) -> None:
     command.run()
     command.run("rollout.max_num_seqs=8", "reward.num_workers=2", "trainer.start_timeout=9")
-    write_rows(command.folder / "rows.parquet", [{**row, "prompt": "w9 w9"} for row in ROWS])
+    write_rows(command.files / "rows.parquet", [{**row, "prompt": "w9 w9"} for row in ROWS])
     with pytest.raises(ValueError, match=r"prompt \d .*row \d of data\.path"):
         command.run()
 
 
 def test_missing_config_is_reported(command: Command) -> None:
     command.run()
-    (command.out / "config.yaml").unlink()
+    (command.folder / "config.yaml").unlink()
     with pytest.raises(ValueError, match=r"config\.yaml cannot be read"):
         command.run()
 
@@ -239,7 +209,7 @@ def test_start_from_scratch_keeps_the_previous_run(command: Command) -> None:
     command.run()
     printed = command.run("trainer.resume_mode=disable", "trainer.seed=1")
     assert "the previous run of this name was moved to" in printed and "finished  0 prompts" in printed
-    assert (command.out.with_name("run.1") / "results.jsonl").exists()
+    assert (command.folder.with_name("run.1") / "results.jsonl").exists()
     assert command.records()[0]["step"] == 0
 
 
@@ -268,7 +238,7 @@ def test_episodes_of_several_turns_without_a_reward_function(command: Command) -
 
 
 def test_long_prompts_are_dropped_and_reported(command: Command) -> None:
-    write_rows(command.folder / "rows.parquet", [{**ROWS[0], "prompt": "w2 " * 40}, *ROWS[1:]])
+    write_rows(command.files / "rows.parquet", [{**ROWS[0], "prompt": "w2 " * 40}, *ROWS[1:]])
     printed = command.run("data.max_prompt_length=8", "data.truncation=drop")
     assert "note data.path: 1 of 6 prompts" in printed
     assert {record["prompt_id"] for record in command.records()} == {1, 2, 3, 4, 5}
@@ -313,7 +283,7 @@ def test_refused_before_anything_starts(
         code = stopped.code  # type: ignore[assignment]
     error = capsys.readouterr().err
     assert code == 2 and says in error, error
-    assert not (command.folder / "out").exists(), "nothing is written"
+    assert not (command.files / "out").exists(), "nothing is written"
 
 
 def test_dry_run_and_keys_without_effect(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,7 +291,7 @@ def test_dry_run_and_keys_without_effect(command: Command, capsys: pytest.Captur
     printed = " ".join(capsys.readouterr().out.split())
     assert "6 x 3 samples = 18" in printed and "nothing was started" in printed
     assert "note env.history_length=3 has no effect" in printed
-    assert not (command.folder / "out").exists()
+    assert not (command.files / "out").exists()
 
 
 def test_an_engine_that_does_nothing_ends_it(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,5 +301,5 @@ def test_an_engine_that_does_nothing_ends_it(command: Command, monkeypatch: pyte
     monkeypatch.setattr(FakeEngine, "generate", forgotten)
     with pytest.raises(RunStalled, match=r"generate_group .*rollout 0 .*/run\.$"):
         command.run("trainer.stall_timeout=1")
-    (stacks,) = (command.out / "stalls").iterdir()
+    (stacks,) = (command.folder / "stalls").iterdir()
     assert "x generate" in stacks.read_text()

@@ -9,7 +9,6 @@ import pytest
 
 from alphaapollo.evaluation.metrics import (
     SampleResult,
-    compute_metrics_per_problem,
     convert_to_sample_result,
     merge_repeated_prompts,
     read_sample_result,
@@ -96,12 +95,6 @@ def test_sources_apart_and_together() -> None:
     assert everything.data_source == "all"
     assert everything.figures["pass@1"].value == pytest.approx(0.5)
     assert everything.problems == 3
-
-
-def test_the_order_of_results_does_not_matter() -> None:
-    shuffled = [TWO_PROBLEMS[index] for index in np.random.default_rng(0).permutation(8)]
-    assert summarize(shuffled) == summarize(TWO_PROBLEMS)
-    assert np.array_equal(compute_metrics_per_problem(shuffled, 4)[1], compute_metrics_per_problem(TWO_PROBLEMS, 4)[1])
 
 
 def test_rows_that_repeat_a_problem_are_further_samples_of_it() -> None:

@@ -42,6 +42,10 @@ def summary(folder: Path) -> dict:
     return json.loads((folder / "out/alphaapollo/eval/summary.json").read_text())
 
 
+def figures(folder: Path) -> dict[str, float]:
+    return {name: figure["value"] for name, figure in summary(folder)["all"]["figures"].items()}
+
+
 def scores(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "out/alphaapollo/eval/scores.jsonl").read_bytes().splitlines()]
 
@@ -60,15 +64,12 @@ EXPECTED = {
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_lists_of_responses(tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, write(tmp_path / f"rows.{suffix}", rows())) == 0
-    figures = summary(tmp_path)["all"]["figures"]
-    assert {name: figure["value"] for name, figure in figures.items()} == pytest.approx(EXPECTED)
-    assert figures["avg@4"]["problems"] == 2
+    assert figures(tmp_path) == pytest.approx(EXPECTED)
+    assert summary(tmp_path)["all"]["figures"]["avg@4"]["problems"] == 2
     saved = build_config(EvalConfig, read_saved_config(tmp_path / "out/alphaapollo/eval"))
     assert saved.trainer.output_dir == f"{tmp_path}/out"
     records = scores(tmp_path)
-    assert [(record["prompt_id"], record["sample"]) for record in records] == [
-        (p, s) for p in range(2) for s in range(4)
-    ]
+    assert [divmod(index, 4) for index in range(8)] == [(one["prompt_id"], one["sample"]) for one in records]
     assert [record["reward"] for record in records] == [1, 1, 0, 0, 1, 0, 0, 1]
     assert [record["outcome"] for record in records] == ["scored"] * 3 + ["wrong_format"] + ["scored"] * 4
     assert records[0]["answer"] == "12" and records[0]["response"] == "#### 12"
@@ -82,8 +83,7 @@ def test_one_row_per_response_gives_the_same(tmp_path: Path) -> None:
     given = [(question(text, truth), own) for text, (truth, own) in RESPONSES.items()]
     flat = [{**row, "response": response} for row, own in given for response in own]
     assert run(tmp_path, write(tmp_path / "flat.jsonl", flat)) == 0
-    figures = summary(tmp_path)["all"]["figures"]
-    assert {name: figure["value"] for name, figure in figures.items()} == pytest.approx(EXPECTED)
+    assert figures(tmp_path) == pytest.approx(EXPECTED)
 
 
 def test_what_main_generation_wrote_is_scored_again(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_what_main_generation_wrote_is_scored_again(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text("".join(format_trajectory_lines(0, [make_group(*samples, prompt=prompt)])))
     assert run(tmp_path, str(path), "data.response_key=text") == 0
-    assert summary(tmp_path)["all"]["figures"]["avg@4"]["value"] == 0.5
+    assert figures(tmp_path)["avg@4"] == 0.5
 
 
 def test_problems_are_told_apart_by_prompt_source_and_truth(tmp_path: Path) -> None:
@@ -112,9 +112,8 @@ def test_unequal_counts_of_samples(tmp_path: Path) -> None:
     short = [{**question("7+5=?", "12"), "responses": ["12", "11", "12"]}]
     short += [{**question("1+1=?", "2"), "responses": ["2"]}]
     assert run(tmp_path, write(tmp_path / "rows.jsonl", short)) == 0
-    figures = summary(tmp_path)["all"]["figures"]
-    assert figures["avg@3"]["value"] == pytest.approx((2 / 3 + 1) / 2)
-    assert (figures["pass@2"]["value"], figures["pass@2"]["problems"]) == (1.0, 1)
+    assert figures(tmp_path)["avg@3"] == pytest.approx((2 / 3 + 1) / 2)
+    assert figures(tmp_path)["pass@2"] == summary(tmp_path)["all"]["figures"]["pass@2"]["problems"] == 1
 
 
 def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

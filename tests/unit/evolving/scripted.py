@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
@@ -10,18 +9,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.evolving import run as evolving_run
 from alphaapollo.evolving.pool import Pool
-from alphaapollo.observability.console import Console
-from alphaapollo.observability.terminal import Terminal
+from tests.builders import write_rows
+from tests.unit.evaluation.small_run import SmallRun
 
 Script = Callable[[list[dict[str, str]], dict[str, Any]], Any]
 """(messages, request) -> reply text, HTTP status, or response body."""
@@ -113,11 +108,8 @@ def serving(script: Script) -> Iterator[Server]:
         server.close()
 
 
-class Command:
-    """Runs a small evolution in this process."""
-
+class Command(SmallRun):
     def __init__(self, folder: Path, url: str, problems: int = 6):
-        self.folder = folder / "out/test/run"
         rows = [
             {
                 "data_source": "gsm8k",
@@ -126,30 +118,19 @@ class Command:
             }
             for index in range(problems)
         ]
-        pd.DataFrame(rows).to_parquet(folder / "problems.parquet")
-        self.defaults = {
-            "data.path": folder / "problems.parquet",
+        defaults = {
+            "data.path": write_rows(folder / "problems.parquet", rows),
             "models.policy.base_url": url,
             "models.policy.name": "m",
             "models.policy.max_retries": 0,
             "env.env_name": "single_turn",
             "evolving.rounds": 2,
-            "trainer.output_dir": folder / "out",
-            "trainer.project_name": "test",
-            "trainer.experiment_name": "run",
         }
+        super().__init__(evolving_run, EvolvingConfig, "evolving", folder, defaults)
 
-    def words(self, *overrides: str) -> list[str]:
-        given = {override.split("=")[0] for override in overrides}
-        return [*(f"{key}={value}" for key, value in self.defaults.items() if key not in given), *overrides]
-
-    def run(self, *overrides: str) -> str:
-        """Run to the end and return the output."""
-        out = StringIO()
-        console = Console(Terminal(file=out, width=200, highlight=False))
-        config = load_config(EvolvingConfig, "evolving", self.words(*overrides))
-        asyncio.run(evolving_run.run(evolving_run.prepare_run(config, console), console))
-        return out.getvalue()
+    def forget_server(self) -> None:
+        for key in ("base_url", "name", "max_retries"):
+            del self.defaults[f"models.policy.{key}"]
 
     @property
     def pool(self) -> Pool:

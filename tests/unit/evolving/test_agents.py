@@ -60,9 +60,7 @@ class CannedModel(CannedEngine, Engine):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    write_model(folder)
-    return folder
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -85,8 +83,7 @@ def evolution(
     monkeypatch.setattr(evolving_run, "start_reaper", lambda *_: None)
     monkeypatch.setattr(evolving_run, "try_environment", lambda *_: [])  # test_runner.py tests it
     command = Command(tmp_path, "", PROBLEMS)
-    for name in ("base_url", "name", "max_retries"):
-        del command.defaults[f"models.policy.{name}"]
+    command.forget_server()
     command.defaults |= {
         "models.policy.path": folder,
         "env.env_name": "agent",
@@ -144,9 +141,8 @@ def test_killed_run_resumes(evolution: Command, script: Script) -> None:
     script.prompts.clear()
     printed = evolution.run()
     assert f"{made} candidates" in printed and evolution.pool.choices == choices
-    assert {one.key: one.messages for one in evolution.pool.candidates.values()} == {
-        one.key: one.messages for one in candidates.values()
-    }
+    resumed = evolution.pool.candidates
+    assert {key: one.messages for key, one in resumed.items()} == {key: one.messages for key, one in candidates.items()}
     assert len([prompt for prompt in script.prompts if "sub-agent" in prompt]) == len(candidates) - made
 
 

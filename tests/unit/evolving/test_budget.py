@@ -50,12 +50,3 @@ def test_calls_money_and_seconds(tmp_path: Path) -> None:
         await late.admit_call(Usage(1))
 
     asyncio.run(script())
-
-
-def test_stop_file(tmp_path: Path) -> None:
-    own = budget(tmp_path)
-    (tmp_path / "STOP").touch()
-    with pytest.raises(EvolutionStopped, match="STOP exists"):
-        asyncio.run(own.admit_call(Usage(1)))
-    own.release_selection_reserve()
-    assert not (tmp_path / "STOP").exists()

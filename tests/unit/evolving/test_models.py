@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.evolving import run as evolving_run
-from tests.unit import tiny
+from tests.unit.evaluation.small_run import save_chat_model
 from tests.unit.evolving.scripted import Command, Server, role_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -16,24 +16,14 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with a chat template."""
-    from transformers import AutoTokenizer
-
-    folder = tiny.save_model("qwen3", tmp_path_factory.mktemp("model"))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} {{ eos_token }} {% endfor %}"
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_chat_model(tmp_path_factory.mktemp("model"))
 
 
 def test_engine_of_the_run(command: Command, server: Server, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evolving_run, "start_reaper", lambda *_: None)  # it would end the test process
-    for key in ("models.policy.base_url", "models.policy.name", "models.policy.max_retries"):
-        del command.defaults[key]
+    command.forget_server()
     words = [
-        "models={own: {path: MODEL}, judge: {base_url: URL, name: m}}".replace("MODEL", str(model)).replace(
-            "URL", f"'{server.url}'"
-        ),
+        f"models={{own: {{path: {model}}}, judge: {{base_url: '{server.url}', name: m}}}}",
         "roles.verifier.model=judge",
         "roles.summariser.plugin=''",
         "rollout.name=fake",

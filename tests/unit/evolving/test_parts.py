@@ -82,10 +82,8 @@ def test_memory_and_choice_rank_by_votes_and_brevity(tmp_path: Path) -> None:
             pool.append(one)
             pool.append(Judgement(one.key, *votes, "report"))
         pool.append(candidate(4, "", failure="gone"))
-    assert [one.summary for one, _ in select_past_solutions(pool, 0, 3, 2, "score")] == [
-        "right",
-        "no",
-    ]  # the newest is always included
+    past = select_past_solutions(pool, 0, 3, 2, "score")
+    assert [one.summary for one, _ in past] == ["right", "no"]  # the newest is always included
     assert [one.summary for one, _ in select_past_solutions(pool, 0, 4, 2, "simple")] == ["no", "late and right"]
     assert select_past_solutions(pool, 0, 4, 0, "simple") == [] and select_past_solutions(pool, 0, 0, 3, "simple") == []
     assert [one.summary for one in rank_candidates(pool, 0, 1)] == ["long and right"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import threading
 
 import pandas as pd
 import pytest
 
 from alphaapollo.cli.results import EvolutionRun
-from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.evolving.role_calls import ModelUnavailableError
 from tests.unit.evolving.scripted import Command, Server, arithmetic, role_of
@@ -39,12 +38,16 @@ def test_from_problems_to_results(command: Command, server: Server) -> None:
     assert len(later) == PROBLEMS and all("of 3 reviewers say it is right" in text for text in later)
 
 
-def test_evolved_run_of_the_python_api(command: Command, server: Server) -> None:
-    command.run("budget.calls=40")  # nine tenths: round 0 takes 30 of them
+def test_budget_limits_the_run_and_the_python_api_reads_it(command: Command, server: Server) -> None:
+    printed = command.run("budget.calls=40")
+    assert "ended early: budget.calls=40 is spent; 10%" in printed
+    assert len(server.requests) == 36  # nine tenths: round 0 takes 30 of them
+    assert all(command.problem(index)["chosen"] for index in range(PROBLEMS))
     run = EvolutionRun(command.folder, EvolvingConfig())
     assert undocumented(run.metrics.columns) == []
     assert run.metrics["cost/calls"].to_dict() == {0: 30, 1: 6}, "includes the round that was cut short"
-    command.run()
+    command.run()  # without the limit
+    assert len(server.requests) == CALLS and command.report()["halted"] == ""
     rounds, metrics = run.report["rounds"], run.metrics
     assert metrics["accuracy/oracle"].to_list() == [one["oracle"]["value"] for one in rounds]
     assert metrics["accuracy/chosen/high"].to_list() == [one["chosen"]["high"] for one in rounds]
@@ -92,12 +95,11 @@ def test_more_rounds_continue_an_earlier_run(command: Command, server: Server) -
 
 
 def test_server_failures_are_counted_and_excluded(command: Command, server: Server) -> None:
-    lock, count = threading.Lock(), iter(range(10**6))
+    count = itertools.count()
     bad = [429, 503, b"<html>", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', 400, ""]
 
     def flaky(messages: list, request: dict):
-        with lock:
-            number = next(count)
+        number = next(count)
         return arithmetic(messages, request) if number % 5 else bad[number // 5 % len(bad)]
 
     server.script = flaky
@@ -113,13 +115,8 @@ def test_server_failures_are_counted_and_excluded(command: Command, server: Serv
 
 
 def test_run_stops_while_the_server_is_down_and_resumes(command: Command, server: Server) -> None:
-    lock, count = threading.Lock(), iter(range(10**6))
-
-    def dies(messages: list, request: dict):
-        with lock:
-            return arithmetic(messages, request) if next(count) < 30 else 503
-
-    server.script = dies
+    count = itertools.count()
+    server.script = lambda messages, request: arithmetic(messages, request) if next(count) < 30 else 503
     with pytest.raises(ModelUnavailableError, match=r"models\.policy: .* calls .*failed"):
         command.run("evolving.max_failures=3", "models.policy.max_concurrent=1")
     answered = sum(not call.failure for call in command.pool.calls.values())
@@ -129,15 +126,6 @@ def test_run_stops_while_the_server_is_down_and_resumes(command: Command, server
     command.run("evolving.max_failures=3", "models.policy.max_concurrent=1")
     assert len(server.requests) <= CALLS - answered
     assert command.report()["failures"]["calls"] >= 3
-
-
-def test_budget_limits_the_run_and_a_larger_one_resumes(command: Command, server: Server) -> None:
-    printed = command.run("budget.calls=40")
-    assert len(server.requests) == 36  # nine tenths
-    assert "ended early: budget.calls=40 is spent; 10%" in printed
-    assert all(command.problem(index)["chosen"] for index in range(PROBLEMS))
-    command.run()
-    assert len(server.requests) == CALLS and command.report()["halted"] == ""
 
 
 def test_tournament_uses_the_reserve(command: Command, server: Server) -> None:
@@ -194,8 +182,7 @@ def test_roles_with_own_models_and_branches(command: Command, server: Server) ->
     models = (
         f"models={{a: {{base_url: '{server.url}', name: A}}, b: {{base_url: '{server.url}', name: B, price_in: 1000}}}}"
     )
-    for key in ("models.policy.base_url", "models.policy.name", "models.policy.max_retries"):
-        del command.defaults[key]
+    command.forget_server()
     command.run(
         models,
         "evolving.branches=[a,b]",
@@ -214,25 +201,21 @@ def test_roles_with_own_models_and_branches(command: Command, server: Server) ->
 
 
 @pytest.mark.parametrize(
-    ("word", "problem"),
+    ("word", "fact"),
     [
-        ("models.policy.path=here/model", "must be set, not both"),
-        ("roles.verifier.model=polcy", "polcy is not in models. Set one of policy"),
-        ("roles.verifier.plugin=''", "evolving.votes=3 needs roles.verifier.plugin"),
-        ("budget.money=3", "budget.money=3 needs prices"),
-        ("env.context=memory", 'expected append, got "memory"'),
-        ("env.action_format=chat_template", 'expected tags, got "chat_template"'),
-        ("roles.proposer.max_tokens=2000", "exceeds data.max_response_length=1024"),
+        ("models.policy.path=here/model", r"not both"),
+        ("roles.verifier.model=polcy", r"polcy .* policy"),
+        ("roles.verifier.plugin=''", r"evolving\.votes=3 .*roles\.verifier\.plugin"),
+        ("roles.verifier.plugin=verifer", r"'verifer'\. Did you mean 'verifier'"),
+        ("budget.money=3", r"budget\.money=3 .*prices"),
+        ("env.context=memory", r'append.*"memory"'),
+        ("env.action_format=chat_template", r'tags.*"chat_template"'),
+        ("roles.proposer.max_tokens=2000", r"data\.max_response_length=1024"),
     ],
 )
-def test_invalid_configurations(command: Command, word: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem.replace("(", r"\(").replace("?", r"\?")):
+def test_invalid_configurations(command: Command, word: str, fact: str) -> None:
+    with pytest.raises(ValueError, match=fact):
         command.run(word)
-
-
-def test_unknown_role(command: Command) -> None:
-    with pytest.raises(ValueError, match=r"'verifer'\. Did you mean 'verifier'"):
-        command.run("roles.verifier.plugin=verifer")
 
 
 def test_changed_data_is_an_error(command: Command, server: Server) -> None:
