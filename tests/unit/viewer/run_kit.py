@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
@@ -44,6 +45,12 @@ def make_group(prompt: int, *answers: tuple[str, float], question: str = "What i
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": question}]
     samples = [make_trajectory(prompt, number, *answer) for number, answer in enumerate(answers)]
     return TrajectoryGroup(Prompt(prompt, "sums", chat, "14"), samples)  # type: ignore[arg-type]
+
+
+def write_groups(folder: Path, step: int, groups: Sequence[TrajectoryGroup], kind: str = "step") -> None:
+    log = RolloutLog(folder / "rollouts")
+    log.write(step, groups, kind)
+    log.close()
 
 
 def update_index(root: Path) -> RunIndex:

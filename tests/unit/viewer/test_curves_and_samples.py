@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from alphaapollo.viewer.curves import Curve, average_over_seeds, group_by_seed, smooth, thin_out
+from alphaapollo.viewer.curves import Curve, average_over_seeds, smooth, thin_out
 from alphaapollo.viewer.samples import choose_colors, compare_texts, split_into_parts
-from tests.unit.viewer.run_kit import write_run
 
 THOUGHTS = [
     *("<thinking>a</thinking>", "<reasoning>a</reasoning>", "<seed:think>a</seed:think>"),
@@ -37,12 +34,6 @@ def test_seeds_are_averaged_where_all_have_values() -> None:
     mean, width = average_over_seeds("both", [first, second])
     assert (mean.steps.tolist(), mean.values.tolist()) == ([1.0, 2.0], [2.0, 2.0])
     assert width.tolist() == pytest.approx([12.706 * 1.0, 0.0], rel=1e-3)  # t(0.975, 1) * sqrt(2) / sqrt(2)
-
-
-def test_runs_that_differ_only_in_seeds_are_one_group(tmp_path: Path) -> None:
-    folders = {number: write_run(tmp_path / str(number), seed=number) for number in (1, 2)}
-    folders[3] = tmp_path / "other"
-    assert group_by_seed(folders, tmp_path) == {"1 and 1 more seeds": [1, 2], "other": [3]}
 
 
 @pytest.mark.parametrize(

@@ -39,17 +39,13 @@ def add_line(run: Path, **metrics: float) -> None:
 
 
 def test_metrics_and_trajectories_of_a_run(ask: Ask, tmp_path: Path) -> None:
-    write_run(tmp_path / "outputs/project/first")
+    run = write_run(tmp_path / "outputs/project/first")
     assert ask("SELECT step, value FROM metrics WHERE name = 'critic/score/mean'") == [(1, 0.1), (2, 0.2), (3, 0.3)]
     columns = "kind, step, line, prompt_id, sample, data_source, reward, tokens, turns, outcome, end, stop_reason"
     assert ask(f"SELECT {columns} FROM trajectories WHERE step = 2") == [
         ("step", 2, 0, 17, 0, "sums", 1.0, 3, 1, "scored", "done", "stop"),
         ("step", 2, 1, 17, 1, "sums", 0.0, 3, 1, "scored", "done", "stop"),
     ]
-
-
-def test_offset_and_size_of_a_trajectory_are_those_of_its_line(ask: Ask, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "outputs/first")
     content = (run / "rollouts/step_000001.jsonl").read_bytes()
     for offset, size, sample in ask("SELECT offset, bytes, sample FROM trajectories WHERE step = 1"):
         assert json.loads(content[offset : offset + size])["sample"] == sample

@@ -22,7 +22,7 @@ from alphaapollo.types import Outcome, Score
 from alphaapollo.utils.folder_lock import lock_folder
 from alphaapollo.viewer.app import make_app
 from alphaapollo.viewer.index import RunIndex
-from tests.unit.viewer.run_kit import HOSTILE, make_group, update_index, write_run, write_suite_results
+from tests.unit.viewer.run_kit import HOSTILE, make_group, update_index, write_groups, write_run, write_suite_results
 
 
 @pytest.fixture
@@ -125,9 +125,7 @@ def test_trajectory_shows_conversation_and_tokens(client: TestClient) -> None:
 
 def test_validation_samples_have_no_values_of_the_trainer(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "outputs" / "first")
-    log = RolloutLog(folder / "rollouts")
-    log.write(2, [make_group(17, ("14", 1.0))], "val")  # prompt and sample numbers of a training sample
-    log.close()
+    write_groups(folder, 2, [make_group(17, ("14", 1.0))], "val")  # prompt and sample numbers of a training sample
     with TestClient(make_app(update_index(tmp_path / "outputs"), ["testserver"])) as client:
         facts = re.findall(r'data-facts="([^"]*)">', read(client, "/runs/1/val/2/0"))
     assert " ".join(facts[3].split()) == "3 token 6 engine -0.200 trainer - difference - advantage - weights 3"
@@ -235,9 +233,7 @@ def test_state_of_runs(client: TestClient, tmp_path: Path) -> None:
 
 
 def test_new_iterations_reach_an_open_page(client: TestClient, tmp_path: Path) -> None:
-    log = RolloutLog(tmp_path / "outputs/first/rollouts")
-    log.write(4, [make_group(18, ("late", 1.0))])
-    log.close()
+    write_groups(tmp_path / "outputs/first", 4, [make_group(18, ("late", 1.0))])
     deadline = time.monotonic() + 20
     while "step 4" not in client.get("/runs/1").text:
         assert time.monotonic() < deadline, "iteration 4 did not appear"

@@ -6,11 +6,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from alphaapollo.observability.pictures import name_picture
-from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.viewer.app import make_app
 from alphaapollo.viewer.samples import Token, join_equal_tokens
 from tests.unit.rollout.test_pictures import SMALL, WIDE
-from tests.unit.viewer.run_kit import make_group, update_index, write_evaluation, write_run
+from tests.unit.viewer.run_kit import make_group, update_index, write_evaluation, write_groups, write_run
 
 
 @pytest.fixture
@@ -20,9 +19,7 @@ def client(tmp_path: Path) -> TestClient:
     group = make_group(17, ("15", 1.0))
     group.prompt.content[1] |= {"content": "<image> How many?", "images": [SMALL]}
     group.trajectories[0].turns[0].observation = [{"role": "tool", "content": "<image>", "images": [WIDE]}]
-    log = RolloutLog(folder / "rollouts")
-    log.write(1, [group])
-    log.close()
+    write_groups(folder, 1, [group])
     (root / "secret.png").write_bytes(SMALL)
     (folder / "rollouts/images/secret.png").write_bytes(SMALL)
     second = write_evaluation(root / "second")

@@ -19,13 +19,13 @@ from pypdf import PdfReader
 from alphaapollo.cli.main import main
 from alphaapollo.launch.run_history import record_in_history
 from alphaapollo.observability.metrics_file import JsonlTracker
-from alphaapollo.observability.rollout_log import RolloutLog, format_trajectory_lines
+from alphaapollo.observability.rollout_log import format_trajectory_lines
 from alphaapollo.utils.folder_lock import lock_folder
 from alphaapollo.viewer.report import FORMATS, make_report
 from alphaapollo.viewer.report.data import choose_evenly, read_run
 from alphaapollo.viewer.report.formats import make_code, make_fence, make_table, to_markdown
 from alphaapollo.viewer.report.tables import choose_samples
-from tests.unit.viewer.run_kit import HOSTILE, make_group, write_run, write_suite_results
+from tests.unit.viewer.run_kit import HOSTILE, make_group, write_groups, write_run, write_suite_results
 
 HOSTILE_TEXTS = [
     HOSTILE,
@@ -38,14 +38,12 @@ HOSTILE_TEXTS = [
 
 def write_validations(folder: Path, *rewards: Sequence[float], texts: Sequence[str] = ()) -> None:
     """Write a validation per list of rewards, at iterations 0, 1, ..., with a prompt per reward."""
-    log = RolloutLog(folder / "rollouts")
     tracker = JsonlTracker(folder / "metrics.jsonl", 99)
     for step, values in enumerate(rewards):
         names = texts or [f"answer {value:g}" for value in values]
         groups = [make_group(at, (names[at], value), question=f"question {at}") for at, value in enumerate(values)]
-        log.write(step, groups, "val")
+        write_groups(folder, step, groups, "val")
         tracker.log(step, {"val/accuracy": sum(values) / len(values)})
-    log.close()
     tracker.close()
 
 
@@ -104,19 +102,15 @@ def test_change_within_chance_is_called_unclear(tmp_path: Path) -> None:
 
 def test_bands_over_prompts_of_training(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "first", steps=1)
-    log = RolloutLog(folder / "rollouts")
-    log.write(1, [make_group(n, ("a", n / 10), ("b", n / 10), question=str(n)) for n in (3, 7)])
-    log.close()
+    write_groups(folder, 1, [make_group(n, ("a", n / 10), ("b", n / 10), question=str(n)) for n in (3, 7)])
     # Two prompts: half of the resamples have both, a quarter each has one of them twice.
     assert read_run(folder, "first").bands["critic/score/mean"] == [(1, 0.3, 0.7)]
 
 
 def test_equal_prompts_are_one_problem_without_interval(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "first")
-    log = RolloutLog(folder / "rollouts")
     for step, reward in ((0, 0.25), (3, 0.75)):
-        log.write(step, [make_group(number, ("a", reward)) for number in range(4)], "val")
-    log.close()
+        write_groups(folder, step, [make_group(number, ("a", reward)) for number in range(4)], "val")
     assert "from 0.25 to 0.75: a difference of 0.5 " in report(folder)
 
 
@@ -155,13 +149,11 @@ def test_groups_are_compared_at_an_iteration_that_all_runs_have(tmp_path: Path) 
 def hostile_run(tmp_path: Path) -> Path:
     folder = write_run(tmp_path / "a_b*c <b>[x](y)`", text=HOSTILE)
     write_validations(folder, [0.0] * len(HOSTILE_TEXTS), [1.0] * len(HOSTILE_TEXTS), texts=HOSTILE_TEXTS)
-    log = RolloutLog(folder / "rollouts")
     for step in (0, 1):
         groups = [make_group(at, (text, 0.0), question=text) for at, text in enumerate(HOSTILE_TEXTS)]
         for group, text in zip(groups, HOSTILE_TEXTS, strict=True):
             group.prompt = replace(group.prompt, data_source=text, ground_truth=text)
-        log.write(step, groups, "val_greedy")
-    log.close()
+        write_groups(folder, step, groups, "val_greedy")
     return folder
 
 
@@ -216,12 +208,10 @@ def test_text_of_a_line_and_of_a_block() -> None:
 
 def test_samples_from_the_worst_to_the_best_change(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "first")
-    log = RolloutLog(folder / "rollouts")
     for step in (0, 5):
         groups = [make_group(at, ("x", 1.0 if step and at > 6 else 0.5)) for at in range(18)]
         groups[3] = make_group(3, ("lost", 0.1 if step else 0.9))
-        log.write(step, groups, "val")
-    log.close()
+        write_groups(folder, step, groups, "val")
     chosen = choose_samples(read_run(folder, "first"))
     assert len(chosen) == 10
     changes = [after.result.reward - before.result.reward for before, after in chosen]
