@@ -59,9 +59,7 @@ def test_common_formats_are_read_directly(tmp_path, renderer, row, name, is_chat
     assert f" is read as {name}" in notice and next(iter(row)) in notice
 
 
-def test_only_the_completion_is_trained_and_alpaca_inputs_follow_the_instruction(tmp_path, renderer):
-    (row,) = load(tmp_path, renderer, [{"prompt": [USER, FOUR, USER], "completion": [FOUR]}])
-    assert trained(renderer, row) == ["4<|im_end|>"]
+def test_alpaca_inputs_follow_the_instruction(tmp_path, renderer):
     (row,) = load(tmp_path, renderer, [{"instruction": "Add.", "input": "2, 2", "output": "4"}])
     assert renderer.encode_prompt([{"role": "user", "content": "Add.\n\n2, 2"}]) == row.token_ids[: row.response_start]
 
@@ -110,6 +108,7 @@ def test_number_of_rows_per_file_is_reported(tmp_path, renderer):
     files = [write(tmp_path, [long, *[short] * count], f"{count}.jsonl") for count in (3, 5)]
     read = load_examples(files, renderer, SftData(max_length=5, truncation="drop"))
     assert read.file_sizes == [3, 5] and [len(own) for own in read.split_by_file()] == [3, 5]
+    assert {len(row.token_ids) for row in read.examples} == {3}
     (notice,) = read.notices
     assert "2 of 10 examples" in notice and "data.max_length" in notice and "dropped" in notice
     assert sum(load_examples(files, renderer, SftData(), max_samples=4).file_sizes) == 4
@@ -159,12 +158,6 @@ LONG = [{"prompt": "abcdef", "response": "xyz"}, {"prompt": "a", "response": "b"
 def test_a_long_example_is_an_error_by_default(tmp_path, renderer):
     with pytest.raises(ValueError, match=r"1 of 2 .*max_length=5.*row 0 with 10 "):
         load(tmp_path, renderer, LONG, max_length=5)
-
-
-def test_long_examples_are_dropped(tmp_path, renderer):
-    read = load_examples(write(tmp_path, LONG), renderer, SftData(max_length=5, truncation="drop"))
-    assert [len(row.token_ids) for row in read.examples] == [3]
-    assert "1 of 2 examples" in read.notices[0] and "dropped" in read.notices[0]
 
 
 def test_a_cut_start_keeps_the_response(tmp_path, renderer):
