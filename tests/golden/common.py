@@ -15,6 +15,7 @@ from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.masked import apply_mask, move_rewards_to_actions
 from alphaapollo.config.schema import AggregationMode
+from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
 
 Results = dict[str, Any]
 Function = Callable[..., Results]
@@ -36,6 +37,25 @@ def clamped(values: Tensor, limit: float | None) -> Tensor:
 def log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, clamp: float | None = None) -> Tensor:
     """Log-ratio without the project's clamp at MAX_LOG_RATIO."""
     return clamped(apply_mask(logp - old_logp, mask), clamp)
+
+
+def head_input(logits: Tensor) -> LmHeadInput:
+    """Input of an output head with an identity as weights: the logits are its hidden states. [..., V] -> [n, V]"""
+    size = logits.shape[-1]
+    return LmHeadInput(logits.reshape(-1, size), LmHead(torch.eye(size, dtype=logits.dtype)))
+
+
+def head_stats(logits: Tensor, target: DivergenceTarget | None = None, needs_entropy: bool = False) -> TokenStats:
+    """Statistics from the trainer's output head. [..., V] -> flat [n]"""
+    tokens = torch.zeros(logits[..., 0].numel(), dtype=torch.int64)
+    return compute_token_stats(head_input(logits), tokens, 1.0, needs_entropy=needs_entropy, divergence_target=target)
+
+
+def head_divergence(logits: Tensor, target: DivergenceTarget) -> Tensor:
+    """Divergences of all positions. [..., V] -> [...]"""
+    divergence = head_stats(logits, target).divergence
+    assert divergence is not None
+    return divergence.view(logits.shape[:-1])
 
 
 class UnsupportedError(Exception):

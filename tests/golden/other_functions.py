@@ -14,8 +14,17 @@ from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.masked import MAX_LOG_RATIO, apply_mask, masked_mean, row_mean
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.config.schema import AggregationMode, KLControl, Preference
-from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
-from tests.golden.common import AggKw, Results, UnsupportedError, aggregated, clamped
+from alphaapollo.models.lm_head import DivergenceTarget
+from tests.golden.common import (
+    AggKw,
+    Results,
+    UnsupportedError,
+    aggregated,
+    clamped,
+    head_divergence,
+    head_input,
+    head_stats,
+)
 
 Kind = Literal[
     "k1", "abs", "k2", "k3", "full", "kl", "mse", "low_var_kl",
@@ -62,26 +71,13 @@ def kl_per_token(
 
 
 def kl_full(logits: Tensor, ref_logits: Tensor) -> Results:
-    stats = over_vocabulary(logits, ref_logits)
-    assert stats.divergence is not None
-    return {"value": stats.divergence.view(logits.shape[:-1])}
-
-
-def over_vocabulary(logits: Tensor, ref_logits: Tensor | None = None) -> TokenStats:
-    """Statistics from the trainer's output head, with the logits as its hidden states. [..., V] -> flat [n]"""
-    size = logits.shape[-1]
-    head, targets = LmHead(torch.eye(size, dtype=logits.dtype)), torch.zeros(logits[..., 0].numel(), dtype=torch.int64)
-    other = None
-    if ref_logits is not None:
-        other = DivergenceTarget(LmHeadInput(ref_logits.reshape(-1, size), head), REVERSE)
-    hidden = LmHeadInput(logits.reshape(-1, size), head)
-    return compute_token_stats(hidden, targets, 1.0, needs_entropy=True, divergence_target=other)
+    return {"value": head_divergence(logits, DivergenceTarget(head_input(ref_logits), REVERSE))}
 
 
 def entropy_loss(
     logits: Tensor, mask: Tensor, coef: float = 1.0, agg: AggregationMode = "token-mean", agg_kw: AggKw = None
 ) -> Results:
-    entropy = over_vocabulary(logits).entropy
+    entropy = head_stats(logits, needs_entropy=True).entropy
     assert entropy is not None
     per_token = apply_mask(entropy.view(mask.shape), mask)
     return {"loss": -coef * aggregated(per_token, mask, agg, agg_kw), "entropy": per_token}

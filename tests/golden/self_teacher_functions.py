@@ -9,8 +9,8 @@ from alphaapollo.algorithms.divergence import Divergence, compute_teacher_advant
 from alphaapollo.algorithms.masked import apply_mask
 from alphaapollo.algorithms.self_distillation import truncated_ratios, update_moving_average
 from alphaapollo.config.schema import AggregationMode
-from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, compute_token_stats
-from tests.golden.common import AggKw, Results, aggregated, log_ratio
+from alphaapollo.models.lm_head import DivergenceTarget
+from tests.golden.common import AggKw, Results, aggregated, head_divergence, head_input, log_ratio
 
 
 def make_divergence(alpha: float) -> Divergence:
@@ -18,18 +18,6 @@ def make_divergence(alpha: float) -> Divergence:
     if alpha in (0.0, 1.0):
         return Divergence("reverse" if alpha else "forward")
     return Divergence("jsd", beta=alpha)
-
-
-def token_divergences(logits: Tensor, teacher_logits: Tensor, divergence: Divergence, topk: int | None) -> Tensor:
-    """Divergences of all positions, by the project's output head with an identity as weights. [B, L, V] -> [B, L]."""
-    size = logits.shape[-1]
-    head = LmHead(torch.eye(size, dtype=logits.dtype))
-    output = LmHeadInput(teacher_logits.reshape(-1, size), head)
-    target = DivergenceTarget(output, divergence, top_k=topk, selects_policy_tokens=True)
-    states, tokens = logits.reshape(-1, size), torch.zeros(logits[..., 0].numel(), dtype=torch.int64)
-    stats = compute_token_stats(LmHeadInput(states, head), tokens, 1.0, divergence_target=target)
-    assert stats.divergence is not None
-    return stats.divergence.view(logits.shape[:-1])
 
 
 def select_top_logits(logits: Tensor, teacher_logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
@@ -54,7 +42,9 @@ def self_distillation(
     if topk is not None and not tail:
         logits, teacher_logits = select_top_logits(logits, teacher_logits, topk)
         topk = None
-    divergence = apply_mask(token_divergences(logits, teacher_logits, make_divergence(alpha), topk), mask)
+    teacher = head_input(teacher_logits)
+    target = DivergenceTarget(teacher, make_divergence(alpha), top_k=topk, selects_policy_tokens=True)
+    divergence = apply_mask(head_divergence(logits, target), mask)
     weighted = divergence if token_weights is None else divergence * token_weights
     return {"loss": coef * aggregated(weighted, mask, agg, agg_kw), "token_divergence": divergence}
 

@@ -12,8 +12,8 @@ from alphaapollo.algorithms.divergence import REVERSE, compute_teacher_advantage
 from alphaapollo.algorithms.masked import apply_mask
 from alphaapollo.algorithms.policy_losses.reinforce import policy_gradient
 from alphaapollo.config.schema import AggregationMode
-from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, WeightedModel, compute_token_stats
-from tests.golden.common import AggKw, Results, aggregated
+from alphaapollo.models.lm_head import DivergenceTarget, WeightedModel
+from tests.golden.common import AggKw, Results, aggregated, head_divergence, head_input
 
 
 def teacher_weights(mask: Tensor, num_teachers: int, weights: object, route: Tensor | None) -> Tensor:
@@ -72,16 +72,9 @@ def mopd_full(
     agg_kw: AggKw = None,
 ) -> Results:
     """From the trainer's output head, with the logits as its hidden states."""
-    size = logits.shape[-1]
-    head, targets = LmHead(torch.eye(size, dtype=logits.dtype)), torch.zeros(mask.numel(), dtype=torch.int64)
     shares = teacher_weights(mask, len(teacher_logits), weights, route).movedim(-1, 0)
-    teachers = [
-        WeightedModel(LmHeadInput(other.reshape(-1, size), head), share.flatten())
-        for other, share in zip(teacher_logits, shares, strict=True)
-    ]
-    target = DivergenceTarget(teachers, REVERSE, top_k=topk)
-    stats = compute_token_stats(LmHeadInput(logits.reshape(-1, size), head), targets, 1.0, divergence_target=target)
-    assert stats.divergence is not None
-    divergence = apply_mask(stats.divergence.view(mask.shape), mask)
+    pairs = zip(teacher_logits, shares, strict=True)
+    teachers = [WeightedModel(head_input(other), share.flatten()) for other, share in pairs]
+    divergence = apply_mask(head_divergence(logits, DivergenceTarget(teachers, REVERSE, top_k=topk)), mask)
     weighted = divergence if token_weights is None else divergence * token_weights
     return {"loss": coef * aggregated(weighted, mask, agg, agg_kw), "token_divergence": divergence}
