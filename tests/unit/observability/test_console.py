@@ -50,6 +50,12 @@ def make_view() -> RunView:
     return view
 
 
+def make_console(width: int | None = None) -> tuple[io.StringIO, Console]:
+    """Console without a terminal, and the file with its lines."""
+    file = io.StringIO()
+    return file, Console(Terminal(file=file, width=width))
+
+
 def test_the_view_has_progress_curve_metrics_sample_and_warnings():
     view = make_view()
     view.phase = Phase("generate", 32, since=70.0, done_before=0, done=12)
@@ -137,8 +143,7 @@ def test_one_plain_line_an_iteration():
 
 def test_without_a_terminal_there_are_plain_lines(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # does not make a file a terminal
-    file = io.StringIO()
-    console = Console(Terminal(file=file, width=200))
+    file, console = make_console(width=200)
     console.start(total_steps=2, completed_steps=0)
     console.show_phase("generate", 0, 4)
     console.notify("[bold]resumed[/] after 7 s")
@@ -164,8 +169,7 @@ def make_samples(*rewards: float) -> list[TrajectoryGroup]:
 
 def test_a_bad_a_median_and_a_good_sample_are_plain_lines_in_a_file(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    file = io.StringIO()
-    console = Console(Terminal(file=file))
+    file, console = make_console()
     console.show_samples(make_samples(0.5, 1.0, math.nan, 0.0, 0.5, 0.25, 0.0), is_validation=True)
     console.show_samples(make_samples(0.5))  # of training: only in the live view
     lines = file.getvalue().splitlines()
@@ -179,8 +183,7 @@ def test_a_bad_a_median_and_a_good_sample_are_plain_lines_in_a_file(monkeypatch:
 
 
 def test_equal_or_missing_rewards_need_no_second_sample():
-    file = io.StringIO()
-    console = Console(Terminal(file=file))
+    file, console = make_console()
     console.show_samples(make_samples(math.nan, 0.0, 0.0, 0.0), is_validation=True)
     assert [line[:33] for line in file.getvalue().splitlines()] == ["val sample: reward 0.000   prompt"]
     console.show_samples(make_samples(math.nan), is_validation=True)
@@ -228,8 +231,7 @@ class Clock:
 
 
 def test_status_lines_fill_silences(monkeypatch: pytest.MonkeyPatch):
-    clock, file = Clock(monkeypatch), io.StringIO()
-    console = Console(Terminal(file=file))
+    clock, (file, console) = Clock(monkeypatch), make_console()
     console.show_line("first")
     clock.activity = "start: importing torch"
     clock.run(console, 10.0)
@@ -301,8 +303,7 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_bug_of_the_view_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch):
-    file = io.StringIO()
-    console = Console(Terminal(file=file, width=200))
+    file, console = make_console(width=200)
     monkeypatch.setattr(console_module, "find_activity", lambda: 1 / 0)
     console.open("outputs/first")
     console._thread.join(60)  # ends after its first refresh
@@ -331,8 +332,7 @@ def test_the_end_has_the_times_of_all_iterations():
     spent |= {"timing/other": 1.98, "timing/publish": 0.02, "timing/step": 20.0}
     assert format_time_summary(spent).startswith("time: start 33%, generate 33%, update 20%, ")
     assert format_time_summary(spent).split("20%, ")[1].startswith("validate 7%, other 7% of 30.0 s")
-    file = io.StringIO()
-    console = Console(Terminal(file=file))
+    file, console = make_console()
     console.start(total_steps=2, completed_steps=0)
     console.show_step(1, {"timing/generate": 1.0, "timing/update": 0.5, "timing/step": 1.5})
     console.show_step(2, {"timing/generate": 2.0, "timing/update": 0.5, "timing/step": 2.5})
@@ -344,8 +344,8 @@ def test_the_end_has_the_times_of_all_iterations():
 def test_notes_have_no_secrets_and_control_characters(monkeypatch: pytest.MonkeyPatch):
     """A note may quote the error of a grader, which may quote a model's text."""
     monkeypatch.setenv("SOME_API_KEY", "canary-7f3a91c2d4")
-    file = io.StringIO()
-    Console(Terminal(file=file)).notify("401: canary-7f3a91c2d4 \x1b[2J\x9b1m\u202e[bold]x\nsecond line")
+    file, console = make_console()
+    console.notify("401: canary-7f3a91c2d4 \x1b[2J\x9b1m\u202e[bold]x\nsecond line")
     assert file.getvalue() == "note 401: $SOME_API_KEY  [2J 1m [bold]x\nsecond line\n"
 
 
