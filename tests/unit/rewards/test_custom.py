@@ -19,21 +19,20 @@ def check(path="", name="f", module="", components=None, required=()):
     check_reward_function(reward, CustomRewardFunction(path=path, name=name))
 
 
-def test_a_good_function_passes(tmp_path):
-    check(write(tmp_path, "def compute_score(prompt, completion, bonus=0.0):\n    return 1.0"), "compute_score")
-
-
-def test_function_may_import_neighbours_and_print(tmp_path):
+def test_function_may_import_neighbours_print_and_have_defaults(tmp_path):
     (tmp_path / "neighbour.py").write_text("VALUE = 1.0")
-    source = "import neighbour\nprint('loading')\ndef f(prompt, completion):\n    return neighbour.VALUE"
+    source = "import neighbour\nprint('loading')\ndef f(prompt, completion, bonus=0.0):\n    return neighbour.VALUE"
     check(write(tmp_path, source), "f")
 
 
-def test_missing_files():
+def test_files_that_are_missing_or_not_python(tmp_path):
     with pytest.raises(ValueError, match=r"reward_function\.path=none\.py: no such"):
         check("none.py", "compute_score")
     with pytest.raises(ValueError, match=r"reward\.custom_module=none\.py: no such"):
         check(module="none.py")
+    (tmp_path / "reward.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"reward\.txt.* not a Python file"):
+        check(str(tmp_path / "reward.txt"), "f")
 
 
 def test_a_missing_name_lists_the_functions_there_are(tmp_path):
@@ -58,12 +57,6 @@ def test_a_missing_name_lists_the_functions_there_are(tmp_path):
 def test_load_errors_name_the_line(tmp_path, source, what):
     with pytest.raises(ValueError, match=what):
         check(write(tmp_path, source), "f")
-
-
-def test_a_file_that_is_not_python(tmp_path):
-    (tmp_path / "reward.txt").write_text("x")
-    with pytest.raises(ValueError, match=r"reward\.txt.* not a Python file"):
-        check(str(tmp_path / "reward.txt"), "f")
 
 
 POLITE = """

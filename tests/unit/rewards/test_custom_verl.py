@@ -16,26 +16,23 @@ def load(tmp_path, source):
     return load_reward_function(str(path), "compute_score")
 
 
-def test_verls_function_grades_by_name(tmp_path):
-    source = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-    source += "    return 1.0 if (data_source, solution_str, ground_truth) == ('openai/gsm8k', 'so 4', '4') else 0.0"
-    assert convert_to_score(load(tmp_path, source)(PROMPT, "so 4")) == Score(1.0)
-    assert convert_to_score(load(tmp_path, source)(PROMPT, "so 5")) == Score(0.0)
-
-
 @pytest.mark.parametrize(
     ("parameters", "value"),
     [
-        ("solution_str, ground_truth", "float(solution_str == ground_truth)"),
+        ("data_source, solution_str", "float((data_source, solution_str) == ('openai/gsm8k', '4'))"),
         ("ground_truth, solution_str, method='strict'", "float(solution_str == ground_truth)"),
         ("solution_str, **kwargs", "float(kwargs['extra_info']['index'] == 7 and len(kwargs) == 3)"),
         ("data_source, solution_str, ground_truth, extra_info", "float(extra_info == {'index': 7})"),
         ("*, solution_str", "float(solution_str == '4')"),
+        # functions of TRL get lists of one
+        ("completions, **kwargs", "[float(c[0]['content'] == a) for c, a in zip(completions, kwargs['answer'])]"),
+        ("prompts, completions, index", "[float(p[0]['content'] == '?' and i == 7) for p, i in zip(prompts, index)]"),
+        ("completions, ground_truth, **kwargs", "[1.0 if ground_truth == ['4'] else None]"),
     ],
 )
-def test_parameters_in_any_order_and_subset(tmp_path, parameters, value):
+def test_parameters_of_verl_and_trl_in_any_order_and_subset(tmp_path, parameters, value):
     function = load(tmp_path, f"def compute_score({parameters}):\n    return {value}")
-    assert convert_to_score(function(PROMPT, "4")) == Score(1.0)
+    assert convert_to_score(function(replace(PROMPT, content=[{"role": "user", "content": "?"}]), "4")) == Score(1.0)
 
 
 def test_verl_result_is_converted():
@@ -57,20 +54,6 @@ def test_verl_result_is_converted():
 def test_unavailable_arguments_are_rejected(tmp_path, parameters, what):
     with pytest.raises(ValueError, match=rf"\.name: .*reward\.py: compute_score.*{what}"):
         load(tmp_path, f"def compute_score({parameters}):\n    return 1.0")
-
-
-@pytest.mark.parametrize(
-    ("parameters", "value"),
-    [
-        ("completions, **kwargs", "[float(c[0]['content'] == a) for c, a in zip(completions, kwargs['answer'])]"),
-        ("prompts, completions, index", "[float(p[0]['content'] == '?' and i == 7) for p, i in zip(prompts, index)]"),
-        ("completions, ground_truth, **kwargs", "[1.0 if ground_truth == ['4'] else None]"),
-    ],
-)
-def test_functions_of_trl_get_lists_of_one(tmp_path, parameters, value):
-    function = load(tmp_path, f"def compute_score({parameters}):\n    return {value}")
-    chat = replace(PROMPT, content=[{"role": "user", "content": "?"}])
-    assert convert_to_score(function(chat, "4")) == Score(1.0)
 
 
 def test_functions_of_trl_get_texts_for_a_text_prompt(tmp_path):

@@ -91,18 +91,15 @@ def test_refused_requests_are_retried(start: Start, status: int) -> None:
     assert ask(server) == 1.0 and len(server.requests) == 3
 
 
-def test_a_permanent_refusal_is_a_failure(start: Start) -> None:
-    server = start(429)
-    with pytest.raises(JudgeError, match=r"RateLimitError.*slow down"):
+@pytest.mark.parametrize(
+    ("status", "error", "retries"),
+    [(429, "RateLimitError.*slow down", judge_client.MAX_RETRIES), (400, "BadRequestError", 0)],
+)
+def test_a_permanent_refusal_is_a_failure(start: Start, status: int, error: str, retries: int) -> None:
+    server = start(status)
+    with pytest.raises(JudgeError, match=error):
         ask(server)
-    assert len(server.requests) == 1 + judge_client.MAX_RETRIES
-
-
-def test_a_bad_request_is_not_retried(start: Start) -> None:
-    server = start(400)
-    with pytest.raises(JudgeError, match="BadRequestError"):
-        ask(server)
-    assert len(server.requests) == 1
+    assert len(server.requests) == 1 + retries
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,13 @@ def grade(server: MockJudge, prompt: Prompt = PROMPT, text: str = "<think>5?</th
     return with_client(lambda client: client.score(prompt, text), settings, starts=starts)
 
 
-@pytest.mark.parametrize(
-    ("reply", "score"),
-    [("SCORE: 1", 1.0), ("score = .5", 0.5), ("**SCORE: 0.0**", 0.0), ("SCORE: 0\nNo, wait.\nSCORE: 1.", 1.0)],
-)
-def test_scores_are_read(reply: str, score: float) -> None:
-    assert read_score(reply) == score
+SCORES = {"SCORE: 1": 1.0, "score = .5": 0.5, "**SCORE: 0.0**": 0.0, "SCORE: 0\nNo, wait.\nSCORE: 1.": 1.0}
+WINNERS = {"WINNER: A": 1, "so\n**winner: b**": 0, "WINNER: A\nWINNER: tie": 0.5}
+
+
+def test_scores_and_winners_are_read() -> None:
+    assert {reply: read_score(reply) for reply in SCORES} == SCORES
+    assert {reply: read_winner(reply) for reply in WINNERS} == WINNERS
 
 
 @pytest.mark.parametrize(
@@ -57,13 +58,6 @@ def test_scores_are_read(reply: str, score: float) -> None:
 def test_a_reply_without_score_is_an_error(reply: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         read_score(reply)
-
-
-@pytest.mark.parametrize(
-    ("reply", "value"), [("WINNER: A", 1), ("so\n**winner: b**", 0), ("WINNER: A\nWINNER: tie", 0.5)]
-)
-def test_winners_are_read(reply: str, value: float) -> None:
-    assert read_winner(reply) == value
 
 
 @pytest.mark.parametrize("reply", ["", "A", "WINNER: A or B", "WINNER: C"])
