@@ -11,7 +11,7 @@ from typing import Any
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import get_environment_spec
-from alphaapollo.environments.base import Environment, Services, StepResult
+from alphaapollo.environments.base import Environment, Observation, Services, StepResult
 from alphaapollo.environments.memory import Step, select_steps
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.user_module import load_user_module
@@ -19,22 +19,9 @@ from alphaapollo.utils.user_module import load_user_module
 Agent = Callable[[Environment, str], str]  # (environment, last observation) -> text
 
 WORDS = ["up", "down", "left", "right", "7", "50", "-3", "0", "99999999999999999999999", "3.5", "12 13", "\u0663"]
-WORDS += [
-    "<answer>",
-    "</answer>",
-    "<think>",
-    "</think>",
-    "<python_code>",
-    "\n",
-    " ",
-    "\0",
-    "\ud800",
-    "é",
-    "{low}",
-    "%s",
-]
-WORDS += ["higher", "[1, 2]", "None", "__import__('os')", "9**9**9**9", "\\boxed{4}", "x" * 5000, "<answer>" * 2000]
-
+WORDS += ["<answer>", "</answer>", "<think>", "</think>", "<python_code>", "\n", " ", "\0", "\ud800", "é"]
+WORDS += ["{low}", "%s", "higher", "[1, 2]", "None", "__import__('os')", "9**9**9**9", "\\boxed{4}", "x" * 5000]
+WORDS += ["<answer>" * 2000]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -81,6 +68,19 @@ def play(
                 seen = environment.recall(select_steps(steps, config.history_length, config.memory_type))[-1]["content"]
         await _await(environment.close())
         return results
+
+    return asyncio.run(run())
+
+
+def take_turns(config: Env, prompt: Prompt, *texts: str) -> tuple[Observation, list[StepResult]]:
+    """First observation and results of an asynchronous environment."""
+
+    async def run() -> tuple[Observation, list[StepResult]]:
+        environment: Any = make(config)
+        try:
+            return await environment.reset(prompt), [await environment.step(text) for text in texts]
+        finally:
+            await environment.close()
 
     return asyncio.run(run())
 

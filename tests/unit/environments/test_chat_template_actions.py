@@ -84,8 +84,6 @@ def test_several_calls_are_made_in_order_and_a_turn_without_one_is_the_answer():
     [
         (call("treble", x=1), "unknown tool 'treble'"),
         (call("double", y=1), "double: argument: "),
-        (call("double", x="a"), "double: argument 'x': "),
-        (call("double", x="a" * (1 << 20)), "double: 1048"),
         ('<tool_call>{"name": "double", "arguments": [1]}</tool_call>', "double: argument: [1] "),
         (call("\\ud800", x=1), "unknown tool '\\ud800'"),
         (BROKEN, "this tool call"),

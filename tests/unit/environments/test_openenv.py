@@ -5,7 +5,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +16,9 @@ from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.network import find_connection_error, find_free_port
 from alphaapollo.utils.time_limit import TimeLimit
+from tests.processes import wait_until
 from tests.unit import virtual_time
-from tests.unit.environments.episode_helpers import check_results, make, play, random_agent
+from tests.unit.environments.episode_helpers import check_results, make, play, random_agent, take_turns
 
 PYTHON = os.environ.get("OPENENV_PYTHON", sys.executable)
 REAL = not subprocess.run([PYTHON, "-c", "import openenv.core.env_server"], capture_output=True, check=False).returncode
@@ -106,9 +106,7 @@ def url(tmp_path_factory):
     script.write_text(SERVER if REAL else FAKE_SERVER)
     port = find_free_port()
     server = subprocess.Popen([PYTHON, str(script), str(port)])
-    deadline = time.monotonic() + 60
-    while find_connection_error("127.0.0.1", port) and time.monotonic() < deadline and server.poll() is None:
-        time.sleep(0.1)
+    assert wait_until(lambda: not find_connection_error("127.0.0.1", port), 60)
     yield f"http://127.0.0.1:{port}"
     server.terminate()
     server.wait(10)
@@ -124,15 +122,8 @@ def row(id: int = 0) -> Prompt:
 
 
 def run(config: Env, *texts: str):
-    async def go():
-        environment = make(config)
-        try:
-            first = await environment.reset(row())
-            return first.messages[0]["content"], [await environment.step(text) for text in texts]
-        finally:
-            await environment.close()
-
-    return asyncio.run(go())
+    first, results = take_turns(config, row(), *texts)
+    return first.messages[0]["content"], results
 
 
 def test_session(url):
@@ -162,14 +153,14 @@ def test_errors_are_raised(url):
 @pytest.mark.parametrize(
     ("action", "said"),
     [
-        ('{"message": 7.5}', "invalid action: the environment rejects this action"),
-        ('{"colour": "red"}', "invalid action: the environment rejects this action"),
-        (r'{"message": "half \ud83d"}', "invalid action: the action contains a lone surrogate"),
+        ('{"message": 7.5}', "the environment rejects"),
+        ('{"colour": "red"}', "the environment rejects"),
+        (r'{"message": "half \ud83d"}', "lone surrogate"),
     ],
 )
 def test_rejected_action_is_an_invalid_turn(url, action, said):
     _, (bad, good) = run(env(url), f"<answer>{action}</answer>", "<answer>hello</answer>")
-    assert not bad.valid and not bad.done and bad.observation.messages[0]["content"].startswith(said)
+    assert not bad.valid and not bad.done and said in bad.observation.messages[0]["content"]
     assert good.valid and good.observation.messages[0]["content"] == "echo hello"
 
 

@@ -14,7 +14,7 @@ from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Message, Outcome, Prompt, Score
 from examples.reasoning_gym.make_curriculum import rows
-from tests.unit.environments.episode_helpers import WORDS, make, play
+from tests.unit.environments.episode_helpers import WORDS, make
 
 gym = pytest.importorskip("reasoning_gym")
 
@@ -45,12 +45,6 @@ def answered(config: Env, prompt: Prompt, text: str | None = None):
     return asked, puzzle, asyncio.run(environment.step(text))
 
 
-def problem(config: Env) -> str:
-    with pytest.raises(ValueError) as caught:
-        check_environment(config)
-    return str(caught.value)
-
-
 def test_every_task():
     rng = Random(0)
     texts = [word for word in WORDS if "9**9" not in word]  # an answer that hangs needs a grader process
@@ -68,18 +62,6 @@ def test_every_task():
             for text in (nonsense, f"<answer>{nonsense}</answer>"):
                 _, _, result = answered(env(task), row(), text)
                 assert result.done and 0.0 <= result.score.reward <= 1.0 and not result.score.outcome.failed, task
-
-
-def test_random_agent():
-    config = env("chain_sum", "n_queens", "leg_counting", "spiral_matrix")
-
-    def agent(seed: int):
-        rng = Random(seed)
-        return lambda environment, seen: f"<answer>{rng.choice(WORDS)}{rng.choice(WORDS)}</answer>"
-
-    for seed in range(300):
-        (result,) = play(config, agent(seed), row(seed), score)
-        assert result.done and 0.0 <= result.score.reward <= 1.0
 
 
 def test_puzzle_depends_on_the_row():
@@ -136,28 +118,28 @@ def test_curriculum_of_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "fact"),
     [
-        (env(), "env.reasoning_gym.tasks is empty"),
-        (env("chain_sums"), "unknown task 'chain_sums'. Did you mean 'chain_sum'"),
+        (env(), r"env\.reasoning_gym\.tasks is empty"),
+        (env("chain_sums"), "'chain_sums'. Did you mean 'chain_sum'"),
         (env("chain_sum", settings={"sum": {}}), "unknown task 'sum'"),
-        (env("chain_sum", settings={"chain_sum": {"terms": 2}}), "'chain_sum' cannot be created with {'terms': 2}"),
+        (env("chain_sum", settings={"chain_sum": {"terms": 2}}), r"'chain_sum' .*\{'terms': 2\}"),
         (env("chain_sum", settings={"chain_sum": {"max_terms": 1}}), "max_terms must be >= min_terms"),
-        (env("acre", level=1), "'acre' cannot be created at level 1"),
-        (env("survo", level=2), "'survo' cannot be created at level 2 with {}: max_empty must be <= 9"),
+        (env("acre", level=1), "'acre' .* level 1"),
+        (env("survo", level=2), "'survo' .* level 2 .* max_empty must be <= 9"),
     ],
 )
-def test_invalid_tasks(config, said):
-    assert said in problem(config)
-
-
-def test_valid_tasks():
-    for config in (
-        env("all"),
-        env("all", "chain_sum", level=3),
-        env("chain_sum", settings={"chain_sum": {"max_terms": 9}}),
-    ):
+def test_invalid_tasks(config, fact):
+    with pytest.raises(ValueError, match=fact):
         check_environment(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [env("all"), env("all", "chain_sum", level=3), env("chain_sum", settings={"chain_sum": {"max_terms": 9}})],
+)
+def test_valid_tasks(config):
+    check_environment(config)
     assert "acre" not in list_tasks(1) and "composite" not in list_tasks(None)
 
 
@@ -194,18 +176,12 @@ def test_list_of_scorers_that_evaluate_is_complete():
     assert found == SYMPY_TASKS | evaluating | {"number_sorting"}  # evaluates its own answer, not the model's
 
 
-@pytest.mark.parametrize(
-    "text", ["2*x**2 + C", "sin(x)/3 - 0.5*exp(-2*x)", "(1 + 2)*3/4", "-x + log(x + 1.5) * pi", "asinh(x)"]
-)
-def test_plain_arithmetic(text):
-    assert is_plain_arithmetic(text)
+PLAIN = ["2*x**2 + C", "sin(x)/3 - 0.5*exp(-2*x)", "(1 + 2)*3/4", "-x + log(x + 1.5) * pi", "asinh(x)"]
+OTHER = ["eval(x)", "x.y", "x .real", "__x__", "_", "a[0]", "'x'", "x; y", "x" * 501, "xy", "λ", "1e5.x"]
 
 
-@pytest.mark.parametrize(
-    "text", ["eval(x)", "x.y", "x .real", "__x__", "_", "a[0]", "'x'", "x; y", "x" * 501, "xy", "λ", "1e5.x"]
-)
-def test_not_plain_arithmetic(text):
-    assert not is_plain_arithmetic(text)
+def test_plain_arithmetic():
+    assert [text for text in PLAIN + OTHER if is_plain_arithmetic(text)] == PLAIN
 
 
 @pytest.mark.timeout(60)

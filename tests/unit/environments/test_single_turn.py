@@ -5,7 +5,7 @@ import pytest
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import base, check_environment, get_environment_spec, register_environment
 from alphaapollo.environments.base import Observation, Services
-from alphaapollo.types import Message, Outcome, Prompt, Score
+from alphaapollo.types import Message, Prompt, Score
 from tests.unit.environments.episode_helpers import game
 
 CHAT = [Message(role="user", content="2+2=?")]
@@ -26,25 +26,18 @@ def play(prompt: Prompt, answer: str):
     return asyncio.run(run())
 
 
-def test_chat_prompt():
-    first, result = play(Prompt(0, "exact", CHAT, ground_truth="4"), "4")
-    assert first == Observation(CHAT)
-    assert result.done and result.observation is None
-    assert result.score == Score(1.0, outcome=Outcome.SCORED)
+@pytest.mark.parametrize(
+    ("content", "first", "answer", "reward"), [(CHAT, Observation(CHAT), "4", 1.0), ("2+2=", "2+2=", "5", 0.0)]
+)
+def test_chat_or_text_prompt_is_answered_and_graded(content, first, answer, reward):
+    shown, result = play(Prompt(0, "exact", content, ground_truth="4"), answer)
+    assert shown == first
+    assert result.done and result.observation is None and result.score == Score(reward)
 
 
-def test_text_prompt():
-    first, result = play(Prompt(0, "exact", "2+2=", ground_truth="4"), "5")
-    assert first == "2+2="
-    assert result.score is not None and result.score.reward == 0.0
-
-
-def test_unknown_environment():
+def test_unknown_and_duplicate_names():
     with pytest.raises(ValueError, match=r"'single_trun'.*'single_turn'"):
         get_environment_spec("single_trun")
-
-
-def test_duplicate_registration():
     with pytest.raises(ValueError, match="registered twice"):
         register_environment("single_turn")(get_environment_spec("single_turn").factory)
 

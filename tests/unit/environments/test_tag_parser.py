@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 from alphaapollo.environments.tag_parser import Action, read_action
@@ -61,8 +59,9 @@ def test_no_bare_word(text):
     assert read_action(text, allow_bare_word=True).error
 
 
-def test_linear_time():
-    started = time.process_time()
-    for text in ("<answer>" * 130_000, "<think>" * 150_000, "<a><answer>" * 90_000, "<think></think>" * 70_000 + "x"):
-        read_action(text, ["a", "answer"], allow_bare_word=True)
-    assert time.process_time() - started < 2.0
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("text", ["<answer>" * 130_000, "<think>" * 150_000, "<a><answer>" * 90_000])
+def test_a_megabyte_of_tags_takes_linear_time(text):
+    """Quadratic time would be minutes."""
+    assert read_action(text, ["a", "answer"]).error
+    read_action(text + "<think></think>" * 70_000 + "x", ["a", "answer"], allow_bare_word=True)

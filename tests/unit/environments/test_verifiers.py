@@ -13,7 +13,7 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
 from alphaapollo.environments import verifiers as adapter
 from alphaapollo.types import Message, Prompt
-from tests.unit.environments.episode_helpers import check_results, make, play, random_agent
+from tests.unit.environments.episode_helpers import check_results, make, play, random_agent, take_turns
 
 PYTHON = os.environ.get("VERIFIERS_PYTHON", sys.executable)
 REAL = not subprocess.run([PYTHON, "-P", "-c", "import verifiers.v1"], capture_output=True, check=False).returncode
@@ -162,20 +162,8 @@ def row(index: int = 0) -> Prompt:
     return Prompt(0, "text", chat, extra_info={"index": index})
 
 
-def run(config: Env, prompt: Prompt, *texts: str):
-    async def go():
-        environment = make(config)
-        try:
-            first = await environment.reset(prompt)
-            return first, [await environment.step(text) for text in texts]
-        finally:
-            await environment.close()
-
-    return asyncio.run(go())
-
-
 def test_several_turns():
-    first, (wrong, right) = run(env(), row(1), "1", "it is 2")
+    first, (wrong, right) = take_turns(env(), row(1), "1", "it is 2")
     assert first.messages == [Message(role="user", content="1 and 1?")]
     assert wrong.observation.messages == [Message(role="user", content="wrong 1")] and not wrong.done
     assert right.done and right.score.reward == 0.75
@@ -183,23 +171,23 @@ def test_several_turns():
 
 
 def test_end_without_a_correct_answer():
-    _, results = run(env(), row(), "no", "", "no", "no")
+    _, results = take_turns(env(), row(), "no", "", "no", "no")
     assert [result.done for result in results] == [False, False, False, True]
     assert results[-1].score.reward == 0.125
 
 
 def test_rows_select_tasks():
-    assert run(env(rows=2), row(3))[0].messages[0]["content"] == "1 and 1?"  # 3 modulo 2
+    assert take_turns(env(rows=2), row(3))[0].messages[0]["content"] == "1 and 1?"  # 3 modulo 2
 
 
 def test_errors_are_raised():
     with pytest.raises(RuntimeError, match=r"countdown: EnvError: .*broken"):
-        run(env(), row(), "raise")
+        take_turns(env(), row(), "raise")
 
 
 def test_close_during_an_episode_leaves_the_server_usable():
-    run(env(), row())
-    assert run(env(), row(), "1")[1][0].score.reward == 1.0
+    take_turns(env(), row())
+    assert take_turns(env(), row(), "1")[1][0].score.reward == 1.0
 
 
 def test_concurrent_episodes():
@@ -231,7 +219,7 @@ def test_dead_server_is_an_error_and_is_restarted():
             await environment.close()
 
     asyncio.run(go())
-    assert run(config, row(), "1")[1][0].done
+    assert take_turns(config, row(), "1")[1][0].done
 
 
 def test_random_agent():
@@ -263,7 +251,7 @@ def test_version(monkeypatch: pytest.MonkeyPatch, installed: Path):
 
 @needs_verifiers
 def test_single_turn():
-    first, (result,) = run(env("echo-v1"), row(), "four")
+    first, (result,) = take_turns(env("echo-v1"), row(), "four")
     assert [message["role"] for message in first.messages] == ["system", "user"]
     assert result.done and result.score.reward == 4.0
 
