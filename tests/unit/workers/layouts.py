@@ -84,15 +84,9 @@ def run_layout(rank: int, num_ranks: int, address: str, case: Case, folder: str,
     published = dict(gather_parameters(worker.policy.model, worker.dtype))
     weights = parameters(worker)
     worker.close()
-    return RankResult(
-        gradients=recorded[0],
-        logprobs=logprobs,
-        norms=norms,
-        weights=weights,
-        published={key: tensor.numpy().copy() for key, tensor in published.items()},
-        digest=digest,
-        held=sum(local_tensor(p).numel() for p in worker.policy.parameters()),
-    )
+    arrays = {key: tensor.numpy().copy() for key, tensor in published.items()}
+    held = sum(local_tensor(parameter).numel() for parameter in worker.policy.parameters())
+    return RankResult(recorded[0], logprobs, norms, weights, arrays, digest, held)
 
 
 def check_layouts_train_the_same(
