@@ -15,7 +15,7 @@ from alphaapollo.environments.base import Services, StepResult
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.environments.informal_math import make_tag_instruction
 from alphaapollo.tools.tool_calls import ToolCall
-from alphaapollo.types import Outcome, Prompt, Score
+from alphaapollo.types import Prompt, Score
 
 COMMAND = [sys.executable, str(Path(__file__).parents[1] / "tools" / "mcp_server.py")]
 PROMPT = Prompt(0, "math", "1+2?", ground_truth="3")
@@ -49,21 +49,19 @@ def play(env: Env, *actions: str) -> list[StepResult]:
     return asyncio.run(run())
 
 
-def refused(env: Env, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        asyncio.run(open_toolbox(env))
+TAGGED = {"role": "user", "content": '<tool_response>{"status": "ok", "text": "3"}</tool_response>'}
 
 
-def test_call_in_tags():
-    called, answered = play(config(), '<add>{"a": 1, "b": 2}</add>', "<answer>3</answer>")
-    assert called.observation.messages[0]["content"] == '<tool_response>{"status": "ok", "text": "3"}</tool_response>'
-    assert answered.score == Score(1.0)
-
-
-def test_call_in_the_chat_template_format():
-    called, answered = play(config(action_format="chat_template"), 'add {"a": 1, "b": 2}', "3")
-    assert called.observation.messages == [{"role": "tool", "content": "3", "name": "add"}]
-    assert answered.score == Score(1.0)
+@pytest.mark.parametrize(
+    ("action_format", "call", "answer", "message"),
+    [
+        ("tags", '<add>{"a": 1, "b": 2}</add>', "<answer>3</answer>", TAGGED),
+        ("chat_template", 'add {"a": 1, "b": 2}', "3", {"role": "tool", "content": "3", "name": "add"}),
+    ],
+)
+def test_call_and_answer(action_format, call, answer, message):
+    called, answered = play(config(action_format=action_format), call, answer)
+    assert called.observation.messages == [message] and answered.score == Score(1.0)
 
 
 def test_selected_tools():
@@ -78,21 +76,22 @@ def test_selected_tools():
     assert 'call <add>{"a": 1, "b": 0}</add> (Add two numbers.),' in asyncio.run(run())
 
 
-def test_server_that_dies_twice_is_an_environment_failure():
-    env = config("die", "count")
-    counted, died, counted_again = play(env, "<count>{}</count>", "<die>{}</die>", "<count>{}</count>")
-    assert died.done and died.score.outcome is Outcome.ENVIRONMENT_FAILED
-    assert all(fact in died.score.reason for fact in ("MCP server small", "Connection closed", "cannot go on"))
-    assert [call["status"] for call in died.info["tool_calls"]] == ["failed"]
-    for result in (counted, counted_again):
-        assert '"text": "1"' in result.observation.messages[0]["content"]
+def server_keys(**servers: dict[str, Any]) -> Env:
+    return Env(
+        env_name="informal_math", mcp_servers={name: {"command": COMMAND} | keys for name, keys in servers.items()}
+    )
 
 
-def test_invalid_servers():
-    refused(config(command=["/nowhere/server"]), "MCP server small: .*nowhere/server.*Check the command")
-    refused(config("ad"), r"mcp_servers\.small\.tools: .*'ad'\. Did you mean 'add'")
-    refused(config(command=[]), "small needs .*command and url")
-    two = config("add").model_copy(update={"mcp_servers": {name: McpServer(command=COMMAND) for name in ("a", "b")}})
-    refused(two, "same name: add, draw, count, sleep")
-    closed = config().model_copy(update={"mcp_servers": {"small": McpServer(command=COMMAND, environment=["NO_SUCH"])}})
-    refused(closed, r"mcp_servers\.small\.environment: .*NO_SUCH")
+@pytest.mark.parametrize(
+    ("env", "fact"),
+    [
+        (server_keys(small={"command": ["/nowhere/server"]}), "MCP server small: .*nowhere/server.*Check the command"),
+        (server_keys(small={"tools": ["ad"]}), r"mcp_servers\.small\.tools: .*'ad'\. Did you mean 'add'"),
+        (server_keys(small={"command": []}), "small needs .*command and url"),
+        (server_keys(a={}, b={}), "same name: add, draw, count, sleep"),
+        (server_keys(small={"environment": ["NO_SUCH"]}), r"mcp_servers\.small\.environment: .*NO_SUCH"),
+    ],
+)
+def test_invalid_servers(env, fact):
+    with pytest.raises(ValueError, match=fact):
+        asyncio.run(open_toolbox(env))
