@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -18,18 +16,18 @@ from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import Session, ToolFailedError, ToolStatus
 from alphaapollo.tools.mcp_client import McpClient, find_root_cause
 from alphaapollo.tools.toolbox import ToolBox
+from alphaapollo.utils.network import find_connection_error, find_free_port
+from tests.processes import wait_until
 
-PROGRAM = str(Path(__file__).with_name("mcp_server.py"))
-COMMAND = [sys.executable, PROGRAM]
+COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 
 Play = Callable[[ToolBox], Awaitable[None]]
 
 
-def with_server(server_of: Callable[[], McpClient], play: Play) -> None:
+def with_server(server: McpClient, play: Play, timeout: float = 20.0) -> None:
     async def main() -> None:
-        server = server_of()
         try:
-            await play(ToolBox(await server.start(), ToolLimits(timeout=20)))
+            await play(ToolBox(await server.start(), ToolLimits(timeout=timeout)))
         finally:
             await server.close()
 
@@ -42,18 +40,10 @@ def stdio() -> McpClient:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_free_port()
     with subprocess.Popen([*COMMAND, str(port)], stderr=subprocess.DEVNULL) as program:
         try:
-            end = time.monotonic() + 30
-            while time.monotonic() < end:
-                try:
-                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                    break
-                except OSError:
-                    time.sleep(0.1)
+            assert wait_until(lambda: not find_connection_error("127.0.0.1", port), 60)
             yield f"http://127.0.0.1:{port}/mcp"
         finally:
             program.kill()
@@ -72,16 +62,18 @@ async def play_calls(box: ToolBox) -> None:
     assert (rejected.text, rejected.status) == ("not these arguments", ToolStatus.ERROR)
     for arguments in ('{"a": "x"}', '{"a": 1, "c": 2}', "{}", "{"):
         assert (await box.call("add", arguments, Session())).status is ToolStatus.REFUSED
+    drawn = await box.call("draw", {}, Session())
+    assert (drawn.text, list(drawn.images)) == ("a square\n[image]", [b"\x89PNG square"])
     many = await asyncio.gather(*(box.call("add", {"a": n}, Session()) for n in range(20)))
     assert [result.text for result in many] == [str(n) for n in range(20)]
 
 
 def test_calls_over_stdio() -> None:
-    with_server(stdio, play_calls)
+    with_server(stdio(), play_calls)
 
 
 def test_calls_over_http(url: str) -> None:
-    with_server(lambda: McpClient("small", url=url), play_calls)
+    with_server(McpClient("small", url=url), play_calls)
 
 
 def test_dead_server_is_restarted_and_the_call_retried(tmp_path: Path) -> None:
@@ -91,7 +83,7 @@ def test_dead_server_is_restarted_and_the_call_retried(tmp_path: Path) -> None:
         assert (result.text, result.status) == ("alive", ToolStatus.OK)
         assert (await box.call("count", {}, Session())).text == "1"  # a new server
 
-    with_server(stdio, play)
+    with_server(stdio(), play)
 
 
 def test_server_that_dies_twice_fails_the_call() -> None:
@@ -108,7 +100,7 @@ def test_server_that_dies_twice_fails_the_call() -> None:
             await other
         assert (await box.call("count", {}, Session())).text == "1"  # a new server
 
-    with_server(stdio, play)
+    with_server(stdio(), play)
 
 
 def test_unreachable_http_server(url: str) -> None:
@@ -118,7 +110,7 @@ def test_unreachable_http_server(url: str) -> None:
         with pytest.raises(ToolFailedError, match="MCP server small"):
             await box.call("add", {"a": 1}, Session())
 
-    with_server(lambda: McpClient("small", url=url), play)
+    with_server(McpClient("small", url=url), play)
 
 
 def test_slow_call_times_out_without_ending_the_server() -> None:
@@ -127,32 +119,19 @@ def test_slow_call_times_out_without_ending_the_server() -> None:
         assert slow.status is ToolStatus.TIMEOUT
         assert (await box.call("add", {"a": 5}, Session())).text == "5"
 
-    async def main() -> None:
-        server = stdio()
-        try:
-            await play(ToolBox(await server.start(), ToolLimits(timeout=3.0)))
-        finally:
-            await server.close()
-
-    asyncio.run(main())
+    with_server(stdio(), play, timeout=3.0)
 
 
 def test_cancelled_connection_ends_the_server(tmp_path: Path) -> None:
     mark = tmp_path / "alive"
-    program = (
-        f"import sys, time; open({str(mark)!r}, 'w').close(); sys.stdin.read(); __import__('os').remove({str(mark)!r})"
-    )
+    program = f"import os, sys; open({str(mark)!r}, 'w').close(); sys.stdin.read(); os.remove({str(mark)!r})"
 
     async def main() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(3):
                 await McpClient("x", command=[sys.executable, "-c", program]).start()
         assert mark.exists()
-        for _ in range(200):
-            if not mark.exists():
-                return
-            await asyncio.sleep(0.05)
-        pytest.fail("its standard input is still open")
+        assert await asyncio.to_thread(wait_until, lambda: not mark.exists()), "its standard input is still open"
 
     asyncio.run(main())
 
@@ -160,21 +139,15 @@ def test_cancelled_connection_ends_the_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"command": ["/nowhere/server"]}, "MCP server x: .*Check the command"),
-        ({"command": [sys.executable, "-c", "print('hello')"]}, "MCP server x: .*Check the command"),
-        (
-            {"command": [sys.executable, "-c", "import sys; sys.exit('no licence')"]},
-            "MCP server x: .*no licence",
-        ),
-        ({"url": "http://127.0.0.1:1/mcp"}, "MCP server x: .*Check the url"),
+        ({"command": ["/nowhere/server"]}, "Check the command"),
+        ({"command": [sys.executable, "-c", "print('hello')"]}, "Check the command"),
+        ({"command": [sys.executable, "-c", "import sys; sys.exit('no licence')"]}, "no licence"),
+        ({"url": "http://127.0.0.1:1/mcp"}, "Check the url"),
     ],
 )
 def test_missing_server_is_a_value_error(arguments: dict[str, object], message: str) -> None:
-    async def main() -> None:
-        await McpClient("x", **arguments).start()  # type: ignore[arg-type]
-
-    with pytest.raises(ValueError, match=message):
-        asyncio.run(main())
+    with pytest.raises(ValueError, match=f"MCP server x: .*{message}"):
+        asyncio.run(McpClient("x", **arguments).start())  # type: ignore[arg-type]
 
 
 def test_command_and_url_are_exclusive() -> None:
@@ -185,11 +158,3 @@ def test_command_and_url_are_exclusive() -> None:
 
 def test_root_cause() -> None:
     assert find_root_cause(ExceptionGroup("a", [ExceptionGroup("b", [OSError("c")]), ValueError("d")])) == "OSError: c"
-
-
-def test_image_blocks_become_pictures() -> None:
-    async def play(box: ToolBox) -> None:
-        result = await box.call("draw", {}, Session())
-        assert (result.text, list(result.images)) == ("a square\n[image]", [b"\x89PNG square"])
-
-    with_server(stdio, play)

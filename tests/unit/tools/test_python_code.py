@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,12 +12,6 @@ from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolSta
 from alphaapollo.tools.python_code import PythonCode, format_result
 from alphaapollo.tools.sandbox import Sandbox, SandboxResult, SandboxStatus
 from alphaapollo.tools.toolbox import ToolBox
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox() as sandbox:
-        yield sandbox
 
 
 @pytest.fixture(autouse=True)
@@ -62,16 +55,17 @@ def test_closing_the_session_ends_the_sandbox_session(sandbox: Sandbox) -> None:
     assert not sandbox._sessions
 
 
-def test_format_result() -> None:
-    def result(status: SandboxStatus, out: str, err: str, reason: str) -> SandboxResult:
-        return SandboxResult(status, out, err, 0.1, "mode", reason)
-
-    assert format_result(result(SandboxStatus.ERROR, "a\n", "Traceback\n", "exit code 1")) == "a\nTraceback"
-    assert format_result(result(SandboxStatus.ERROR, "", "", "killed by SIGSEGV")) == "[killed by SIGSEGV]"
-    assert format_result(result(SandboxStatus.OUTPUT, "a\n", "", "stopped after printing 16 MiB")) == (
-        "a\n[stopped after printing 16 MiB]"
-    )
-    assert format_result(result(SandboxStatus.OK, "", "", "")) == ""
+@pytest.mark.parametrize(
+    ("status", "out", "err", "reason", "text"),
+    [
+        (SandboxStatus.ERROR, "a\n", "Traceback\n", "exit code 1", "a\nTraceback"),
+        (SandboxStatus.ERROR, "", "", "killed by SIGSEGV", "[killed by SIGSEGV]"),
+        (SandboxStatus.OUTPUT, "a\n", "", "stopped after 16 MiB", "a\n[stopped after 16 MiB]"),
+        (SandboxStatus.OK, "", "", "", ""),
+    ],
+)
+def test_format_result(status: SandboxStatus, out: str, err: str, reason: str, text: str) -> None:
+    assert format_result(SandboxResult(status, out, err, 0.1, "mode", reason)) == text
 
 
 def test_unavailable_sandbox_is_a_tool_failure(monkeypatch: pytest.MonkeyPatch) -> None:

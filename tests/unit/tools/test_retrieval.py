@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema.env import ToolLimits
-from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, make_tools
+from alphaapollo.tools.base import Session, ToolResult, ToolStatus, make_tools
 from alphaapollo.tools.documents import PASSAGE_CHARACTERS, Passage, split_passages, tokenize
 from alphaapollo.tools.retrieval import DocumentIndex, LocalRag, build_index
 from alphaapollo.tools.toolbox import ToolBox
@@ -83,20 +83,16 @@ def test_tool_call(index_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (
-            '{"repo_name": "simpy", "query": "x"}',
-            "error",
-            "no repo_name 'simpy'. Did you mean 'sympy'? Known: geometry, sympy.",
-        ),
-        ('{"repo_name": "sympy"}', "refused", "local_rag: argument: 'query' is a required property."),
-        ('{"repo_name": "sympy", "query": "x", "top_k": 0}', "refused", "local_rag: argument 'top_k': 0 is less than"),
-        ('{"repo_name": "sympy", "query": "x", "top_k": 1e9}', "refused", "local_rag: argument 'top_k'"),
-        ('{"repo_name": "sympy", "query": "x", "k": 1}', "refused", "local_rag: argument: Additional properties"),
+        ('{"repo_name": "simpy", "query": "x"}', "error", r"'simpy'.*'sympy'\?.* geometry, sympy\."),
+        ('{"repo_name": "sympy"}', "refused", "'query' is a required property"),
+        ('{"repo_name": "sympy", "query": "x", "top_k": 0}', "refused", "argument 'top_k': 0 "),
+        ('{"repo_name": "sympy", "query": "x", "top_k": 1e9}', "refused", "argument 'top_k'"),
+        ('{"repo_name": "sympy", "query": "x", "k": 1}', "refused", "'k' was unexpected"),
     ],
 )
 def test_invalid_calls(index_folder: Path, arguments: str, status: str, text: str) -> None:
     result = call(index_folder, arguments)
-    assert result.status == status and result.text.startswith(text)
+    assert result.status == status and re.search(text, result.text)
 
 
 def test_error_for_a_missing_index_has_the_command(tmp_path: Path) -> None:
@@ -109,14 +105,6 @@ def test_corrupt_index(tmp_path: Path, manifest: str) -> None:
     (tmp_path / "index.json").write_text(manifest)
     with pytest.raises(ValueError, match=r"corrupt.* format 1"):
         make_tools(["local_rag"], {"local_rag": {"index": str(tmp_path)}})
-
-
-def test_deleted_index_is_a_tool_failure(index_folder: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(index_folder, tmp_path / "copy")
-    toolbox = ToolBox([LocalRag(str(copy))], ToolLimits())
-    shutil.rmtree(copy)
-    with pytest.raises(ToolFailedError, match="cannot read its index"):
-        asyncio.run(toolbox.call("local_rag", {"repo_name": "sympy", "query": "dsolve"}, Session()))
 
 
 def test_command(tmp_path: Path) -> None:
@@ -136,19 +124,22 @@ def test_command(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "notes"]
 
 
-def test_invalid_arguments_of_build(tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.pdf").write_text("x")
-    with pytest.raises(ValueError, match="is not a folder"):
-        build_index(tmp_path / "none", tmp_path / "out")
-    with pytest.raises(ValueError, match=r"has no documents \(1 files not one of"):
-        build_index(tmp_path / "docs", tmp_path / "out")
-    with pytest.raises(ValueError, match="exists, but is not an index"):
-        build_index(tmp_path / "docs", tmp_path / "docs")
-    (tmp_path / "docs" / "a.md").write_text("x")
-    with pytest.raises(ValueError, match="cannot be written"):
-        build_index(tmp_path / "docs", "/dev/null/out")
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize(
+    ("docs", "out", "fact"),
+    [
+        ("none", "out", "none is not a folder"),
+        ("pdf", "out", r"no documents \(1 "),
+        ("text", "text", "not an index"),
+        ("text", "text/a.md/out", "cannot be written"),
+    ],
+)
+def test_invalid_arguments_of_build(tmp_path: Path, docs: str, out: str, fact: str) -> None:
+    for name in ("pdf/a.pdf", "text/a.md"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("x")
+    with pytest.raises(ValueError, match=fact):
+        build_index(tmp_path / docs, tmp_path / out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pdf", "text"]
 
 
 def test_lines_of_a_jsonl_file_are_passages(tmp_path: Path) -> None:

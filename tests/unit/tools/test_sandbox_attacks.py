@@ -49,39 +49,27 @@ def report(user: str, name: str) -> dict[str, object]:
     return answer
 
 
-def outcome(user: str, name: str, attack: str) -> tuple[str, Outcome]:
-    answer = report(user, name)
-    return str(answer["mode"]), Outcome(**answer["outcomes"][attack])  # type: ignore[index]
-
-
-def was_repelled(attack: str, found: Outcome) -> bool:
-    expected = ATTACKS[attack]
-    prints_so = not expected.stopped or "stopped" in found.stdout
-    return (
-        found.status in expected.status
-        and prints_so
-        and "ESCAPED" not in found.stdout
-        and expected.reason in found.reason
-    )
+def outcome(user: str, name: str, attack: str) -> Outcome:
+    return Outcome(**report(user, name)["outcomes"][attack])  # type: ignore[index]
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize(("user", "name"), MODES)
 def test_attack(user: str, name: str, attack: str) -> None:
-    mode, found = outcome(user, name, attack)
-    layer = ATTACKS[attack].layer
-    if layer and layer not in mode:  # the attack succeeds, and the mode shows the missing layer
+    found, expected = outcome(user, name, attack), ATTACKS[attack]
+    if expected.layer and expected.layer not in str(report(user, name)["mode"]):  # the mode shows the missing layer
         assert "ESCAPED" in found.stdout
-        assert layer in report(user, name)["missing"]  # type: ignore[operator]
-    else:
-        assert was_repelled(attack, found), found
-        assert found.seconds < ATTACKS[attack].timeout + 10
+        assert expected.layer in report(user, name)["missing"]  # type: ignore[operator]
+        return
+    assert found.status in expected.status and expected.reason in found.reason, found
+    assert "ESCAPED" not in found.stdout and (not expected.stopped or "stopped" in found.stdout), found
+    assert found.seconds < expected.timeout + 10
 
 
 @pytest.mark.parametrize(("user", "name"), MODES)
 def test_files_outside_are_unchanged_and_the_next_run_works(user: str, name: str) -> None:
-    assert outcome(user, name, "outside")[1].status == "ok"
-    after = outcome(user, name, "afterwards")[1]
+    assert outcome(user, name, "outside").status == "ok"
+    after = outcome(user, name, "afterwards")
     assert (after.status, after.stdout) == ("ok", "42\n")
 
 
@@ -96,12 +84,9 @@ def test_mode_lists_the_layers(user: str, name: str) -> None:
     assert (answer["uid"] == 0) == (user == "root")
 
 
-def test_number_of_attacks() -> None:
-    assert len(ATTACKS) >= 70
-
-
 def test_refused_without_seccomp() -> None:
-    with pytest.raises(ValueError, match="ALPHAAPOLLO_UNSAFE_SANDBOX=1"):
+    assert issubclass(SandboxUnavailableError, ValueError)
+    with pytest.raises(SandboxUnavailableError, match="ALPHAAPOLLO_UNSAFE_SANDBOX=1"):
         Sandbox(without=["seccomp"]).start()
 
 
@@ -126,7 +111,3 @@ def test_unusable_bubblewrap_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
         assert "bubblewrap" not in sandbox.mode
         assert "No permissions to create new namespace" in sandbox.missing["bubblewrap"]
         assert sandbox.run("print(1)").stdout == "1\n"
-
-
-def test_unavailable_error_is_a_value_error() -> None:
-    assert issubclass(SandboxUnavailableError, ValueError)

@@ -13,6 +13,7 @@ from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
 from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.toolbox import ToolBox
+from tests.unit import virtual_time
 
 
 async def add(a: int, b: int = 0) -> int:
@@ -88,9 +89,8 @@ def test_timeout() -> None:
 
 
 def test_long_answers_are_cut() -> None:
-    assert (
-        call(box(max_output=6), "repeat", {"text": "ab", "times": 10}).text == "aba\n... [14 characters cut] ...\nbab"
-    )
+    text = call(box(max_output=6), "repeat", {"text": "ab", "times": 10}).text
+    assert text == "aba\n... [14 characters cut] ...\nbab"
     assert cut_middle("abcd", 4) == "abcd"
 
 
@@ -110,23 +110,25 @@ def test_concurrency_limit() -> None:
         assert all(result.text == "1" for result in results)  # the wait does not count for the timeout
         return max(running)
 
-    assert asyncio.run(main(1)) == 1
-    assert asyncio.run(main(6)) == 6
+    assert virtual_time.run(main(1)) == 1
+    assert virtual_time.run(main(6)) == 6
 
 
-class Broken:
-    """Tool that raises a given error."""
+class Echo:
+    """Tool that returns its text, or raises an error."""
 
-    name = "broken"
-    description = "Breaks."
+    name = "echo"
+    description = "Echoes."
     text_argument: str | None = "text"
 
-    def __init__(self, error: Exception, parameters: dict[str, Any] | None = None):
-        self.parameters = parameters or {"type": "object"}
+    def __init__(self, error: Exception | None = None, type: str = "object"):
+        self.parameters = {"type": type}
         self._error = error
 
     async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
-        raise self._error
+        if self._error:
+            raise self._error
+        return ToolResult(arguments["text"], ToolStatus.OK)
 
     async def close(self) -> None:
         return None
@@ -135,7 +137,7 @@ class Broken:
 @pytest.mark.parametrize("error", [ToolFailedError("gone"), KeyError("gone"), TimeoutError("gone")])
 def test_exception_of_a_tool_is_a_tool_failure(error: Exception) -> None:
     with pytest.raises(ToolFailedError, match="gone"):
-        call(ToolBox([Broken(error)], ToolLimits()), "broken", {})
+        call(ToolBox([Echo(error)], ToolLimits()), "echo", {})
 
 
 def test_call_text() -> None:
@@ -148,30 +150,17 @@ def test_call_text() -> None:
     assert asyncio.run(main("other", "3")).status is ToolStatus.REFUSED
 
 
-class Echo(Broken):
-    name = "echo"
-
-    def __init__(self) -> None:
-        super().__init__(ValueError())
-
-    async def call(self, arguments: dict[str, Any], session: Session) -> ToolResult:
-        return ToolResult(arguments["text"], ToolStatus.OK)
-
-
-def test_schemas() -> None:
-    first = box().schemas()[0]
-    assert first["type"] == "function" and list(first["function"]) == ["name", "description", "parameters"]
-    assert (first["function"]["name"], first["function"]["description"]) == ("add", "Add.")
-
-
-def test_invalid_toolboxes() -> None:
-    tools: list[Tool] = [FunctionTool(add), FunctionTool(add)]
-    with pytest.raises(ValueError, match=r"several tools have the same name: add\."):
+@pytest.mark.parametrize(
+    ("tools", "fact"),
+    [
+        ([FunctionTool(add), FunctionTool(add)], r"same name: add\."),
+        ([Echo(type="objekt")], "not a JSON schema"),
+        ([Echo(type="array")], "'object', not 'array'"),
+    ],
+)
+def test_invalid_toolboxes(tools: list[Tool], fact: str) -> None:
+    with pytest.raises(ValueError, match=fact):
         ToolBox(tools, ToolLimits())
-    with pytest.raises(ValueError, match="not a JSON schema"):
-        ToolBox([Broken(ValueError(), {"type": "objekt"})], ToolLimits())
-    with pytest.raises(ValueError, match="must have the type 'object', not 'array'"):
-        ToolBox([Broken(ValueError(), {"type": "array"})], ToolLimits())
 
 
 def test_session_closers_run_once_in_reverse_order() -> None:
