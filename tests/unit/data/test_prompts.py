@@ -164,15 +164,11 @@ def test_unreadable_files(tmp_path, name, content, what):
         load_prompts(str(path), "prompt")
 
 
-def test_a_folder_is_not_a_file(tmp_path):
-    with pytest.raises(ValueError, match="is a folder"):
-        load_prompts(str(tmp_path), "prompt")
-
-
-def test_a_parquet_file_without_rows(tmp_path):
+def test_a_folder_and_a_parquet_file_without_rows(tmp_path):
     pandas.DataFrame({"prompt": []}).to_parquet(tmp_path / "empty.parquet")
-    with pytest.raises(ValueError, match="has no rows"):
-        load_prompts(str(tmp_path / "empty.parquet"), "prompt")
+    for path, what in ((tmp_path, "is a folder"), (tmp_path / "empty.parquet", "has no rows")):
+        with pytest.raises(ValueError, match=what):
+            load_prompts(str(path), "prompt")
 
 
 def test_invalid_utf8_in_a_parquet_file_is_reported_with_the_file(tmp_path):

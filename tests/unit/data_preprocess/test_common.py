@@ -109,13 +109,8 @@ def test_kept_and_dropped_rows_are_counted_with_reasons():
 
 
 def test_lines_that_are_no_rows_are_counted_too(tmp_path):
-    lines = [
-        b'{"question": "q", "answer": "1"}',
-        b"null",
-        b'{"question": "cut',
-        b"[1]",
-        b'{"question": "\xe9", "answer": 1}',
-    ]
+    lines = [b'{"question": "q", "answer": "1"}', b"null", b'{"question": "cut', b"[1]"]
+    lines += [b'{"question": "\xe9", "answer": 1}']
     lines += [b"[" * 100_000, b'{"answer": ' + b"9" * 5000 + b"}", b"", b'{"question": "p", "answer": "2"}']
     (tmp_path / "dirty.jsonl").write_bytes(b"\n".join(lines))
     rows = read_splits(str(tmp_path / "dirty.jsonl"), ["train"], None)["train"]
@@ -147,16 +142,9 @@ def test_a_huge_row_survives(tmp_path):
     assert len(load_prompts(str(tmp_path / "train.parquet"), "prompt")[0].content[0]["content"]) == 5_000_000
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("openai/gsm8k", "gsm8k"),
-        ("DigitalLearningGmbH/MATH-lighteval", "MATH-lighteval"),
-        ("x/HuggingFaceH4/aime.v2", "aime.v2"),
-    ],
-)
-def test_hub_ids_have_short_names(source, name):
-    assert source_name(source) == name
+def test_hub_ids_have_short_names():
+    sources = ("openai/gsm8k", "DigitalLearningGmbH/MATH-lighteval", "x/HuggingFaceH4/aime.v2")
+    assert [source_name(source) for source in sources] == ["gsm8k", "MATH-lighteval", "aime.v2"]
 
 
 def test_data_sources_are_names_that_a_grader_takes(tmp_path):
