@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,13 @@ from alphaapollo.observability.curve import (
     plot_curves_as_figure,
     read_curves,
 )
+from tests.builders import write_rows
 
 
 @pytest.fixture
 def metrics(tmp_path: Path) -> Path:
-    path = tmp_path / "metrics.jsonl"
-    rows = [{"step": 0, "val/accuracy": 0.25}, {"step": 1, "val/accuracy": None}, {"step": 2, "val/accuracy": 0.75}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    rows = [{"step": step, "val/accuracy": value} for step, value in enumerate((0.25, None, 0.75))]
+    return Path(write_rows(tmp_path / "metrics.jsonl", rows))
 
 
 def test_points_are_read_and_gaps_left_out(metrics: Path):
@@ -70,9 +68,8 @@ def test_command(metrics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_several_runs_are_told_apart_without_colours(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for index in range(len(MARKERS)):
-        (tmp_path / f"run_{index}").mkdir()
         rows = [{"step": step, "val/accuracy": index / 7} for step in (0, 9)]
-        (tmp_path / f"run_{index}/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(tmp_path / f"run_{index}/metrics.jsonl", rows)
     runs = [str(path) for path in sorted(tmp_path.glob("run_*"))]
     assert main([*runs, "val/accuracy"]) == 0
     plot, legend = capsys.readouterr().out.split("━━━")

@@ -24,6 +24,13 @@ def group(*trajectories: Trajectory) -> list[TrajectoryGroup]:
     return [TrajectoryGroup(PROMPT, list(trajectories))]
 
 
+def write(folder: Path, *trajectories: Trajectory) -> None:
+    """Write step 1."""
+    log = RolloutLog(folder)
+    log.write(1, group(*trajectories))
+    log.close()
+
+
 def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
@@ -87,17 +94,13 @@ def test_prompt_is_the_first_observation():
 
 
 def test_lone_surrogate_is_written(tmp_path: Path):
-    log = RolloutLog(tmp_path)
-    log.write(1, group(trajectory(score=Score(0.0, reason="\ud800 é 😀"))))
-    log.close()
+    write(tmp_path, trajectory(score=Score(0.0, reason="\ud800 é 😀")))
     assert read(tmp_path / "step_000001.jsonl")[0]["reason"] == "\ud800 é 😀"
 
 
 def test_a_step_written_again_after_a_resume_replaces_the_old_one(tmp_path: Path):
     for sample in (0, 1):
-        log = RolloutLog(tmp_path)
-        log.write(1, group(trajectory(sample)))
-        log.close()
+        write(tmp_path, trajectory(sample))
     assert [line["sample"] for line in read(tmp_path / "step_000001.jsonl")] == [1]
 
 
@@ -132,10 +135,8 @@ def test_numbers_of_a_row_are_read_back_as_they_were():
 
 def test_secrets_are_redacted(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "canary-7f3a91c2d4")
-    log = RolloutLog(tmp_path)
     failed = Score(float("nan"), outcome=Outcome.GRADER_FAILED, reason="401: canary-7f3a91c2d4 is no key")
-    log.write(1, group(trajectory(score=failed)))
-    log.close()
+    write(tmp_path, trajectory(score=failed))
     (line,) = read(tmp_path / "step_000001.jsonl")
     assert line["reason"] == "401: $SOME_API_KEY is no key"
     assert "canary" not in "".join(format_trajectory_lines(1, group(trajectory(score=failed))))  # what others write
