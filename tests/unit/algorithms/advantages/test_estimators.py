@@ -103,27 +103,6 @@ def test_gae_whitens_over_action_tokens():
     assert result.returns[MASK.bool()].tolist() == [1, 1, 4, 4, 4, 5, 6]  # the critic's targets are not whitened
 
 
-def test_remax_by_hand():
-    greedy = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
-    assert estimate("remax", [1, 4, 5, 0], greedy_rewards=greedy) == [0, 3, 5, 0]
-
-
-def test_reinforce_plus_plus_whitens_returns():
-    result = get_estimator("reinforce_plus_plus")(batch([1, 1, 8, 8]), Algorithm())
-    # returns: 5 tokens of 1, 2 tokens of 8: mean 3, sum of squares 70, var 70/6
-    expected = [(x - 3) / math.sqrt(70 / 6) for x in (1, 1, 8, 8)]
-    assert per_row(result.advantages) == pytest.approx(expected)
-    assert per_row(result.returns) == [1, 1, 8, 8]
-
-
-@pytest.mark.parametrize("name", ["gae", "remax", "reinforce_plus_plus"])
-def test_a_reward_on_an_observation_token_survives(name: str):
-    rewards = torch.tensor([[0, 0, 1.0], [0, 0, 0], [0, 0, 0], [0, 0, 0]], dtype=torch.float64)
-    others = {"values": torch.zeros(4, 3).double(), "greedy_rewards": torch.zeros(4).double()}
-    result = get_estimator(name)(batch([0, 0, 0, 0], token_rewards=rewards, **others), Algorithm())
-    assert result.returns.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
-
-
 def two_turns(memory: bool, **more: object) -> AdvantageInputs:
     """One group: a trajectory with two turns (2 tokens and 1) and reward 1, and one with one token and reward 0."""
     if memory:
