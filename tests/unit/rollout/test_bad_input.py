@@ -10,11 +10,9 @@ import asyncio
 import json
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from alphaapollo.tools.function_tool import tool
 from alphaapollo.tools.retrieval import build_index
 from alphaapollo.trainer.metrics import compute_rollout_metrics
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling
+from tests.mock_judge import MockJudge
 from tests.unit.rollout.worker_kit import generate, make_worker, write_model
 
 pytestmark = pytest.mark.timeout(90)
@@ -229,47 +228,17 @@ def test_an_answer_that_hangs_sympy_is_a_grader_failure(folder):
     check_masked(played, "grader_failed", "no answer within 3 s")
 
 
-@pytest.fixture
-def judge(monkeypatch: pytest.MonkeyPatch):
-    """Judge that accepts every answer, except to the failing question, for which it sends `replies`."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-    class Handler(BaseHTTPRequestHandler):
-        reply: str | int = ""
-
-        def do_POST(self) -> None:
-            asked = self.rfile.read(int(self.headers["content-length"])).decode()
-            reply = self.reply if BAD in asked else "SCORE: 1"
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": reply}}
-            answer = {"id": "1", "object": "chat.completion", "choices": [choice]}
-            body = json.dumps({"error": {"message": "slow down"}} if isinstance(reply, int) else answer).encode()
-            self.send_response(reply if isinstance(reply, int) else 200)
-            for name, value in (("content-type", "application/json"), ("retry-after-ms", "10")):
-                self.send_header(name, value)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield Handler, f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
-
-
 @pytest.mark.parametrize(
     ("reply", "reason"),
-    [("I rather like it.", "has no line 'SCORE: ...'"), ("SCORE: 7", "not between 0 and 1"), (429, "RateLimitError")],
+    [("I rather like it.", "'SCORE: ...'"), ("SCORE: 7", "between 0 and 1"), (429, "RateLimitError")],
 )
-def test_a_judge_that_gives_no_verdict_is_a_grader_failure(folder, judge, reply, reason):
+def test_a_judge_that_gives_no_verdict_is_a_grader_failure(folder, monkeypatch, reply, reason):
     pytest.importorskip("openai", reason="the judge's client is an optional package")
-    handler, url = judge
-    handler.reply = reply
-    reward = Reward(timeout=60.0, judge=Judge(model="m", base_url=url))
-    check_masked(play(folder, lambda turn: "4", reward=reward, data_source="judge"), "grader_failed", reason)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with MockJudge(lambda text: reply if BAD in text else "SCORE: 1").serve() as judge:
+        reward = Reward(timeout=60.0, judge=Judge(model="m", base_url=judge.url))
+        played = play(folder, lambda turn: "4", reward=reward, data_source="judge")
+    check_masked(played, "grader_failed", reason)
 
 
 # environments
@@ -324,12 +293,12 @@ def leave() -> object:
 @pytest.mark.parametrize(
     ("where", "trouble", "reason"),
     [
-        ("reset", fail, "Moody.reset: OSError: the simulator is gone (attempt 2 of 2)"),
-        ("step", fail, "Moody.step: OSError: the simulator is gone (attempt 2 of 2)"),
-        ("step", leave, "Moody.step: RuntimeError: the environment called exit (goodbye)"),
-        ("reset", lambda: 7, "the result of reset must be an Observation or a str, not int"),
+        ("reset", fail, "Moody.reset: OSError: the simulator is gone"),
+        ("step", fail, "Moody.step: OSError: the simulator is gone"),
+        ("step", leave, "Moody.step: RuntimeError: "),
+        ("reset", lambda: 7, "the result of reset must be an Observation"),
         ("reset", lambda: Observation([{"role": "user", "content": "\ud800"}]), "rendering the observation"),
-        ("step", lambda: {"reward": 0.0}, "the result of step must be a StepResult, not dict"),
+        ("step", lambda: {"reward": 0.0}, "the result of step must be a StepResult"),
         ("step", lambda: StepResult(done=True, score=0.0), "score must be a Score, not float"),
         ("step", lambda: StepResult(Observation(BAD)), "messages must be a non-empty list, not '"),
     ],
@@ -361,11 +330,10 @@ def test_an_environment_that_never_answers_is_stopped_by_the_time_limit(folder, 
         return time.sleep(3600) if self._prompt.id == 0 else step(self, action)
 
     monkeypatch.setattr(Moody, "step", block if sync else wait)
-    started = time.monotonic()
     played = play(folder, lambda turn: ANSWER, Env(env_name="moody", episode_timeout=4.0))
-    check_masked(played, "environment_failed", "env.episode_timeout=4 s was exceeded in turn 1")
+    check_masked(played, "environment_failed", "env.episode_timeout=4 s")
+    assert "turn 1" in played.bad["reason"] and len(played.shown) == 1  # no second attempt
     assert (played.bad["end"], played.metrics["end/time_limit"]) == ("time_limit", 0.5)
-    assert time.monotonic() - started < 60
 
 
 def test_an_environment_that_never_ends_is_stopped_by_the_turn_limit(folder, moody):

@@ -107,15 +107,6 @@ def test_no_turns_make_no_row():
     assert build_append_context_rows([]) == [] == build_memory_context_rows([])
 
 
-def test_row_of_two_turns():
-    first, second = make_completion([2, 3], [-0.5, -0.25]), make_completion([6], -2.0)
-    (row,) = build_append_context_rows([make_turn(first, [1]), make_turn(second, [4, 5])])
-    assert row.token_ids == [1, 2, 3, 4, 5, 6]
-    assert row.action_mask == [0, 1, 1, 0, 0, 1]
-    assert row.logprobs == [0.0, -0.5, -0.25, 0.0, 0.0, -2.0]
-    assert row.turn_ends == [2, 5]
-
-
 def test_rows_must_equal_the_engine_prompts():
     turns = [make_turn([2, 3], [1]), make_turn([5], [4])]
     rows = build_append_context_rows(turns)

@@ -138,6 +138,7 @@ def test_second_turn_appends_the_observation():
     (row,) = trajectory.rows
     assert row.token_ids == [1, 2, 5, STOP, 7, 8, 6]
     assert row.action_mask == [0, 0, 1, 1, 0, 0, 1]
+    assert row.logprobs == [0.0, 0.0, -1.0, -1.0, 0.0, 0.0, -1.0]
     assert row.turn_ends == [3, 6]
 
 

@@ -66,14 +66,6 @@ def test_seed_depends_on_run_purpose_position_prompt_sample_and_turn():
     assert seeds[4:] == [derive_seed(42, "validate", 0, 17, sample, 0) for sample in range(4)]
 
 
-def test_the_same_request_gives_the_same_group():
-    def tokens(one: GroupRequest) -> list[list[int]]:
-        return [trajectory.rows[0].token_ids for trajectory in play(FakeEngine(1000), one).trajectories]
-
-    assert tokens(request()) == tokens(request())
-    assert tokens(request()) != tokens(request(stream_position=6))
-
-
 def test_engine_error_cancels_the_other_episodes():
     cancelled = []
 

@@ -9,13 +9,9 @@ def letters(content):
     return [ord(letter) for letter in content]
 
 
-def test_prompt_that_fits_is_unchanged():
-    assert PromptRenderer(letters, 3, "error")("abc") == [97, 98, 99]
-
-
-def test_truncation():
-    assert PromptRenderer(letters, 2, "left")("abc") == [98, 99]
-    assert PromptRenderer(letters, 2, "right")("abc") == [97, 98]
+@pytest.mark.parametrize(("limit", "truncation", "kept"), [(3, "error", "abc"), (2, "left", "bc"), (2, "right", "ab")])
+def test_only_a_prompt_over_the_limit_is_truncated(limit, truncation, kept):
+    assert PromptRenderer(letters, limit, truncation)("abc") == letters(kept)
 
 
 @pytest.mark.parametrize("truncation", ["error", "drop"])

@@ -18,7 +18,6 @@ from alphaapollo.rollout.suites import (
     make_inspect_command,
     make_lm_eval_command,
     read_inspect_scores,
-    read_lm_eval_scores,
     read_suite_results,
     run_suite,
 )
@@ -81,15 +80,6 @@ def test_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         check_suites(suites)
 
 
-def test_scores_of_lm_eval(tmp_path: Path) -> None:
-    folder = write(tmp_path, "results_2026-11-25.json", LM_EVAL)
-    assert list(read_lm_eval_scores(folder)) == [
-        SuiteScore("gsm8k", "exact_match/strict-match", 0.25, 0.125, 4),
-        SuiteScore("gsm8k", "exact_match/flexible-extract", 0.5, None, 4),
-        SuiteScore("mmlu", "acc", 0.75, 0.05, 30),
-    ]
-
-
 def test_scores_of_inspect(tmp_path: Path) -> None:
     folder = write(tmp_path / "one", "log.json", INSPECT)
     assert list(read_inspect_scores(folder)) == [SuiteScore("sums", "accuracy", 0.25, 0.125, 4)]
@@ -137,7 +127,12 @@ def test_result_is_written(tmp_path: Path) -> None:
     (tmp_path / "results_1.json").write_text(json.dumps(LM_EVAL))
     files = tmp_path / "run/suites/step_3/gsm8k" / FILES
     result = run(tmp_path, f'echo "key $OPENAI_API_KEY"; cp results_1.json {files}')
-    assert (result.name, result.model, result.error, len(result.scores)) == ("gsm8k", "step_3", "", 3)
+    assert (result.name, result.model, result.error) == ("gsm8k", "step_3", "")
+    assert result.scores == [
+        SuiteScore("gsm8k", "exact_match/strict-match", 0.25, 0.125, 4),
+        SuiteScore("gsm8k", "exact_match/flexible-extract", 0.5, None, 4),
+        SuiteScore("mmlu", "acc", 0.75, 0.05, 30),
+    ]
     assert (files.parent / "log.txt").read_text() == "key secret\n"
     assert result.metrics == {
         "val/suite/gsm8k/exact_match/strict-match": 0.25,

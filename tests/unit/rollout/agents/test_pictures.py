@@ -1,9 +1,7 @@
 """Pictures in requests to vLLM's HTTP API: tokens and tensors come from the model's own image processor."""
 
 import base64
-import io
 
-import numpy as np
 import pytest
 
 pytest.importorskip("vllm")
@@ -12,19 +10,10 @@ openai = pytest.importorskip("openai")
 
 from alphaapollo.rollout.agents.rows import list_new_messages  # noqa: E402
 from tests.unit.rollout.agents.agents_kit import Server  # noqa: E402
+from tests.unit.rollout.test_pictures import draw, encode  # noqa: E402
 from tests.vision.models import make  # noqa: E402
 
-
-def draw_picture(seed: int) -> str:
-    """A picture of 48 x 32 pixels in base64."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (32, 48, 3), dtype=np.uint8)).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
-
-
-FIRST, SECOND = draw_picture(0), draw_picture(1)
+FIRST, SECOND = (base64.b64encode(encode(draw(48, 32, red))).decode() for red in (1, 2))
 PLACEHOLDERS = 6  # of each
 
 

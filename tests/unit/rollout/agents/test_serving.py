@@ -59,34 +59,26 @@ def test_a_continued_chat_is_one_row(server, stream):
     assert len(row.turn_ends) == 2
 
 
-def test_tool_calls_with_changed_json_continue_the_row(server):
-    server.script.answers = {"<tool_response>": "two", "one": f"let me\n{CALL}"}
-
-    async def play(endpoint, session, client):
-        message = (await chat(client, [user("one")], tools=CHAT_TOOL)).choices[0].message
-        (call,) = message.tool_calls
-        changed = {"name": "add", "arguments": json.dumps(json.loads(call.function.arguments), indent=4)}
-        sent = [{"id": call.id, "type": "function", "function": changed}]
-        answered = {"role": "assistant", "content": message.content, "tool_calls": sent}
-        result = {"role": "tool", "tool_call_id": call.id, "content": "2"}
-        await chat(client, [user("one"), answered, result], tools=CHAT_TOOL)
-
+def check_one_row_of_two_turns(server, play):
     session, (row,) = server.run(play)
     assert len(row.turn_ends) == 2 and not any(one.request.difference for one in session.answers)
     assert CALL in server.tokenizer.decode(row.token_ids)
 
 
-def test_parallel_tool_calls_continue_the_row(server):
-    server.script.answers = {"<tool_response>": "two", "one": CALL + "\n" + CALL.replace("1", "2")}
+def test_parallel_tool_calls_with_changed_json_continue_the_row(server):
+    server.script.answers = {"<tool_response>": "two", "one": f"let me\n{CALL}\n{CALL.replace('1', '2')}"}
 
     async def play(endpoint, session, client):
         message = (await chat(client, [user("one")], tools=CHAT_TOOL)).choices[0].message
-        assert [json.loads(one.function.arguments) for one in message.tool_calls] == [{"a": 1}, {"a": 2}]
+        answered = message.model_dump(exclude_none=True)
+        arguments = [json.loads(call["function"]["arguments"]) for call in answered["tool_calls"]]
+        assert arguments == [{"a": 1}, {"a": 2}]
+        for call, own in zip(answered["tool_calls"], arguments, strict=True):
+            call["function"]["arguments"] = json.dumps(own, indent=4)
         results = [{"role": "tool", "tool_call_id": one.id, "content": "2"} for one in message.tool_calls]
-        await chat(client, [user("one"), message.model_dump(exclude_none=True), *results], tools=CHAT_TOOL)
+        await chat(client, [user("one"), answered, *results], tools=CHAT_TOOL)
 
-    session, (row,) = server.run(play)
-    assert len(row.turn_ends) == 2 and not any(one.request.difference for one in session.answers)
+    check_one_row_of_two_turns(server, play)
 
 
 def test_responses_api_with_a_tool(server):
@@ -101,8 +93,7 @@ def test_responses_api_with_a_tool(server):
         second = await client.responses.create(model="policy", input=items, tools=tool)
         assert second.output_text == "two"
 
-    session, (row,) = server.run(play)
-    assert len(row.turn_ends) == 2, [one.request.difference for one in session.answers]
+    check_one_row_of_two_turns(server, play)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["complete", "stream"])
@@ -126,8 +117,7 @@ def test_anthropic_messages_with_a_tool(server, stream):
         blocks = [block.model_dump(exclude_none=True) for block in first.content]
         await ask([user("one"), assistant(blocks), user(result)])
 
-    session, (row,) = server.run(play)
-    assert len(row.turn_ends) == 2, [one.request.difference for one in session.answers]
+    check_one_row_of_two_turns(server, play)
 
 
 def test_rewritten_history_starts_a_branch_with_its_difference(server):
