@@ -73,7 +73,7 @@ def test_selected_tools():
         finally:
             await box.close()
 
-    assert 'call <add>{"a": 1, "b": 0}</add> (Add two numbers.),' in asyncio.run(run())
+    assert '<add>{"a": 1, "b": 0}</add> (Add two numbers.)' in asyncio.run(run())
 
 
 def server_keys(**servers: dict[str, Any]) -> Env:

@@ -47,7 +47,7 @@ def test_timeout_and_restart() -> None:
     tool = PythonCode(timeout=2.0, keep_state=True)
     _, slow, after = call(tool, "x = 1", "print('begun')\nwhile True: pass", "2")
     assert (slow.text, slow.status) == ("begun\n[stopped after 2 s]", ToolStatus.TIMEOUT)
-    assert after.text == "[the interpreter was restarted: earlier variables are lost]\n2"
+    assert "restarted" in after.text and after.text.endswith("\n2")
 
 
 def test_closing_the_session_ends_the_sandbox_session(sandbox: Sandbox) -> None:
