@@ -81,8 +81,6 @@ def _find_concurrency_errors(config: Config, device: Device, num_cores: int) -> 
     rollout, is_separate = role.rollout, trainer.async_mode == "separate"
     if device == "cuda" and rollout.colocate and not rollout.nnodes:
         fix = f"needs engines with their own GPUs. Set {ROLLOUT}.colocate=false and a smaller trainer.n_gpus_per_node."
-        if role.ref.log_probs_ahead is True and not trainer.async_mode:
-            yield f"actor_rollout_ref.ref.log_probs_ahead=true {fix}"
         if is_separate:
             yield f"trainer.async_mode=separate {fix}"
     if is_separate and device == "cpu" and not rollout.nnodes:

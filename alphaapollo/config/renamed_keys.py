@@ -1,4 +1,4 @@
-"""Renamed keys and sections of the configuration.
+"""Renamed and removed keys and sections of the configuration.
 
 An old name works, with a warning, in the minor version that renames it. Later it is an error that names the new key.
 Entries stay in the table, because saved configurations of earlier runs are read with it in every later version.
@@ -17,6 +17,8 @@ from alphaapollo.config.errors import ConfigError
 
 RENAMED_KEYS: dict[str, tuple[str, str]] = {}
 """Old key or section -> (new key or section, version that renamed it), e.g. ("trainer.seed", "0.3.0"); oldest first."""
+REMOVED_KEYS = {"actor_rollout_ref.ref.log_probs_ahead": "0.3.0"}
+"""Removed key -> version that removed it. Saved configurations may contain it."""
 
 
 def find_new_name(name: str) -> str:
@@ -28,7 +30,12 @@ def find_new_name(name: str) -> str:
 
 
 def describe_rename(name: str) -> str:
-    """Return e.g. `renamed to trainer.seed (in 0.3.0; the old name stops working in 0.4.0)`; "" if not renamed."""
+    """Return e.g. `renamed to trainer.seed (in 0.3.0; the old name stops working in 0.4.0)` or `removed in 0.3.0`.
+
+    Returns "" if the key was neither renamed nor removed.
+    """
+    if name in REMOVED_KEYS:
+        return f"removed in {REMOVED_KEYS[name]}"
     since = next((since for old, (_, since) in RENAMED_KEYS.items() if f"{name}.".startswith(f"{old}.")), "")
     verb = "stops" if since and _still_works(since) else "stopped"
     return since and f"renamed to {find_new_name(name)} (in {since}; the old name {verb} working in {_find_end(since)})"
@@ -44,19 +51,29 @@ def check_not_set_twice(keys: Collection[str]) -> None:
 def move_renamed_keys(values: dict[str, Any], is_saved: bool = False) -> list[str]:
     """Move values from old names to new names, in place. Returns the names in the table that were found.
 
-    is_saved: whether `values` is a saved configuration, in which old names always work.
+    is_saved: whether `values` is a saved configuration, in which old names always work, and removed keys are dropped.
     """
     found = []
+    for name in REMOVED_KEYS if is_saved else ():
+        section, last = _find_section(values, name)
+        if isinstance(section, dict):
+            section.pop(last, None)
     for old, (new, since) in RENAMED_KEYS.items():
-        *outer, last = old.split(".")
-        section: Any = values
-        for part in outer:
-            section = section.get(part) if isinstance(section, dict) else None
+        section, last = _find_section(values, old)
         if isinstance(section, dict) and last in section and (is_saved or _still_works(since)):
             value = section.pop(last)
             _merge(values, reduce(lambda inner, part: {part: inner}, reversed(new.split(".")), value))
             found.append(old)
     return found
+
+
+def _find_section(values: dict[str, Any], name: str) -> tuple[Any, str]:
+    """Return the value at the dotted name without its last part, None if it does not exist, and the last part."""
+    *outer, last = name.split(".")
+    section: Any = values
+    for part in outer:
+        section = section.get(part) if isinstance(section, dict) else None
+    return section, last
 
 
 def _merge(values: dict[str, Any], others: Mapping[str, Any]) -> None:

@@ -174,11 +174,9 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         """Compute the policy's log-probs of the response tokens in the loaded batches, under the current weights."""
         return await self._call_all_ranks(lambda worker: worker.compute_log_probs())
 
-    async def compute_ref_log_probs(self, batches: Sequence[RankBatch] | None = None) -> list[np.ndarray]:
-        """Compute the reference model's log-probs of the response tokens in `batches` (default: the loaded batches)."""
-        if batches is None:
-            return await self._call_all_ranks(lambda worker: worker.compute_ref_log_probs())
-        return await self._call_with_batches(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
+    async def compute_ref_log_probs(self) -> list[np.ndarray]:
+        """Compute the reference model's log-probs of the response tokens in the loaded batches."""
+        return await self._call_all_ranks(lambda worker: worker.compute_ref_log_probs())
 
     async def compute_teacher_log_probs(self) -> list[np.ndarray]:
         """Compute the teacher's log-probs of the response tokens in the loaded batches."""

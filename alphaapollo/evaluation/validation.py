@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,22 +78,18 @@ async def generate_missing_groups(
     requests: Sequence[GroupRequest],
     console: Console,
     phase: str,
-    on_group: Callable[[TrajectoryGroup], None] | None = None,
 ) -> None:
     """Generate the requests whose index is not in `groups` yet, and add each result to `groups`.
 
     Args:
         groups: index of a request -> its trajectories.
         phase: label of the progress display.
-        on_group: called with each new group.
     """
     missing = [index for index in range(len(requests)) if index not in groups]
     console.show_phase(phase, len(groups), len(requests))
     async for position, group in engines.generate([requests[index] for index in missing]):
         groups[missing[position]] = group
         console.show_phase(phase, len(groups), len(requests))
-        if on_group:
-            on_group(group)
 
 
 def compute_group_metrics(groups: Sequence[TrajectoryGroup], metric_suffix: str) -> dict[str, float]:

@@ -175,7 +175,6 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
     for warning in await run.workers.policy.get_logprob_check_warnings():
         run.console.notify(warning)
     run.shares_prompts = run.plan.shares_prompts and await can_share_prompt_computation(run)
-    run.create_reference_prefetcher()
     await run.workers.engines.sleep()
     if checkpoint:
         with SPANS("load"):

@@ -58,7 +58,6 @@ async def finish_iteration(
     metrics |= compute_staleness_metrics(collected.selected, step - 1) if in_flight else {}
     metrics |= collected.recovery_metrics
     metrics |= run.reward_model_scorer.pop_metrics() if run.reward_model_scorer else {}
-    metrics |= run.reference_prefetcher.pop_metrics() if run.reference_prefetcher else {}
     metrics |= run.curriculum.update(progress, collected.generated) if run.curriculum else {}
     run.rollout_log.write(step, collected.generated)
     run.console.show_samples(collected.selected)

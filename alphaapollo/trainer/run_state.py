@@ -17,7 +17,6 @@ from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.setup.plan import Plan
 from alphaapollo.trainer.step.credit import ColumnDtype
 from alphaapollo.trainer.step.curriculum import CurriculumSampler
-from alphaapollo.trainer.step.reference_prefetch import ReferencePrefetcher
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.types import Prompt
 
@@ -33,15 +32,6 @@ class LearnerState:
     console: Console
     column_dtype: ColumnDtype = "float32"  # dtype of the columns that the driver computes
     shares_prompts: bool = False  # prompts are computed once for all their samples
-    reference_prefetcher: ReferencePrefetcher | None = None  # None: reference log-probs are computed per batch
-
-    def create_reference_prefetcher(self) -> None:
-        """Create the prefetcher of reference log-probs, if planned. `shares_prompts` must be set already."""
-        plan, policy = self.plan, self.workers.policy
-        if plan.prefetches_reference_logprobs:
-            self.reference_prefetcher = ReferencePrefetcher(
-                policy, plan.placement.data_parallel_size, plan.max_tokens, plan.padded, self.shares_prompts
-            )
 
 
 @dataclass(kw_only=True)

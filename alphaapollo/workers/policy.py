@@ -108,11 +108,10 @@ class PolicyWorker(TrainingWorker):
         self.sharing.check_batch(self.batch)
         return self._compute_log_probs(self.policy, self.batch, self.batch.mini_batches)
 
-    def compute_ref_log_probs(self, batch: RankBatch | None = None) -> np.ndarray:
-        """Compute log-probs under the reference model. `batch`: None = the loaded batch. float32 [response tokens]"""
-        batch = batch or self.batch
+    def compute_ref_log_probs(self) -> np.ndarray:
+        """Compute log-probs of the response tokens under the reference model. float32 [response tokens]"""
         with self._use_reference_model() as reference:
-            column = self._compute_log_probs(reference, batch, batch.mini_batches, replays_routing=False)
+            column = self._compute_log_probs(reference, self.batch, self.batch.mini_batches, replays_routing=False)
         self.reference_parameters.offload()
         return column
 

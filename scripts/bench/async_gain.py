@@ -155,7 +155,6 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
         rollout_log=MetricsRecorder(),
         console=SilentConsole(),
         reward_model_scorer=None,
-        reference_prefetcher=None,
         profiler=FakeProfiler(),
         update_seconds=args.update_share * samples * MEDIAN * args.token_ms / 1e3 / args.slots,
     )

@@ -53,7 +53,6 @@ def resumed(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
         "actor_rollout_ref.actor.use_kl_loss=True",
         "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
         "actor_rollout_ref.actor.kl_loss_coef=0.01",
-        "actor_rollout_ref.ref.log_probs_ahead=True",  # on Ray during generation, in one process in its pauses
         "actor_rollout_ref.rollout.val_kwargs.greedy=True",
         "trainer.save_freq=2",
         "trainer.test_freq=1",

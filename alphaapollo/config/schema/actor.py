@@ -129,14 +129,6 @@ class Actor(Section):
 
 
 class Reference(Section):
-    log_probs_ahead: Annotated[
-        bool | Literal["auto"],
-        CHANGES_ROUNDING,
-        ActiveWhen("/needs_ref_log_probs", reason="no KL term uses the reference's log-probs"),
-    ] = "auto"
-    """In the synchronous loop, compute the reference's log-probs of finished groups while other groups are generated,
-    each group in its own micro-batches. auto = if engines have their own GPUs (rollout.colocate=false). true is refused
-    if engines share the training GPUs."""
     fsdp_config: Annotated[
         FrozenFsdp,
         ActiveUnless(

@@ -191,9 +191,6 @@ class Config(Section):
 
     def _find_async_problems(self) -> Iterator[str]:
         trainer, rollout = self.trainer, self.actor_rollout_ref.rollout
-        if trainer.async_mode and self.actor_rollout_ref.ref.log_probs_ahead is True:
-            key = "actor_rollout_ref.ref.log_probs_ahead"
-            yield f"{key}=true needs synchronous training, got trainer.async_mode={trainer.async_mode}. Set auto."
         if not trainer.async_mode or not trainer.max_staleness:
             return
         stale = f"trainer.max_staleness={trainer.max_staleness}"

@@ -75,7 +75,6 @@ async def record_update_inputs(run: TrainingRun, step: int, groups: list[Traject
         iterations=run.goal.max_steps,
         kl_coef=run.progress.kl_coef,
         shares_prompts=run.shares_prompts,
-        reference_ahead=run.reference_prefetcher is not None,
         ranks=placement.num_ranks,
         threads=placement.threads,
         max_tokens=run.plan.max_tokens,

@@ -45,7 +45,6 @@ class RecordingInfo:
     device: str
     model: JsonObject  # resolved section of the policy's model
     machine: dict[str, str]  # processor and library versions
-    reference_ahead: bool = False  # reference log-probs were computed per group
     max_tokens: int = 16384  # token budget of a micro-batch
 
 

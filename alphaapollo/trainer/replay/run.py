@@ -79,7 +79,6 @@ def prepare_replay(recording: Recording, config: Config, overrides: Sequence[str
     if config.algorithm.custom_module:
         load_user_module(config.algorithm.custom_module, "algorithm.custom_module")
     plan = resolve_plan(config, machine, [])
-    plan = replace(plan, prefetches_reference_logprobs=config.needs_ref_log_probs and info.reference_ahead)
     load_config(plan.model)
     plan = replace(plan, model=choose_kernels(plan.model, config.actor_rollout_ref.model))
     if float64:
@@ -108,7 +107,6 @@ async def replay(prepared: PreparedReplay) -> LearningOutcome:
                 column_dtype="float64" if prepared.float64 else "float32",
                 shares_prompts=info.shares_prompts and plan.shares_prompts,
             )
-            run.create_reference_prefetcher()
             try:
                 learned = await learn(run, info.step, recording.groups, Timer())
             except FAILURES as error:

@@ -40,7 +40,6 @@ class Plan:
     greedy_baseline: bool  # generate one additional greedy rollout per prompt
     shares_prompts: bool  # prompts are computed once for all their samples, if the models pass a self-check
     skips_rows_without_advantage: bool  # rows with zero advantage have no gradient; the policy update skips them
-    prefetches_reference_logprobs: bool  # reference log-probs are computed per group during generation
     sampling: Sampling  # sampling parameters of training rollouts
     presets: tuple[str, ...]  # presets chosen on the command line, e.g. algorithm=dapo
     memory: MemoryPlan | None  # memory of one device; None until the model's configuration has been read
@@ -85,9 +84,6 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
     at_a_time = config.trajectories_per_batch * (max(1, trainer.max_staleness) if trainer.async_mode else 1)
     rollout = resolve_rollout(rollout, model, device, count_engine_gpus(rollout, trainer), at_a_time)
     placement = make_placement(config, rollout, device, machine, has_critic="values" in estimator.needs)
-    ahead = config.actor_rollout_ref.ref.log_probs_ahead
-    if ahead == "auto":
-        ahead = device == "cuda" and not placement.colocate and trainer.async_mode is None
     return Plan(
         placement=placement,
         model=model,
@@ -100,7 +96,6 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         greedy_baseline="greedy_rewards" in estimator.needs,
         shares_prompts=_decide_prompt_sharing(config, notices),
         skips_rows_without_advantage=can_skip_rows_without_advantage(config, policy_loss),
-        prefetches_reference_logprobs=config.needs_ref_log_probs and ahead,
         sampling=Sampling(
             config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed
         ),

@@ -63,8 +63,6 @@ def _describe_iterations(plan: Plan, inputs: TrainingInputs, start: StartPoint, 
     if plan.placement.has_critic:
         rates.append(f"critic {_describe_learning_rate(config.critic.optim)}")
     rows = {"ahead of an iteration": _describe_async_mode(config)} if trainer.async_mode else {}
-    if plan.prefetches_reference_logprobs:
-        rows |= {"the reference's log-probs": "per group, during generation"}
     validation = ["before training"] * trainer.val_before_train
     validation += [f"every {trainer.test_freq} iterations", "at the end"] if trainer.test_freq > 0 else []
     return rows | {

@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from alphaapollo.algorithms.group_statistics import has_variance
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
@@ -90,27 +89,16 @@ def make_group_requests(run: TrainingRun, positions: Sequence[int]) -> list[Grou
 async def generate_groups(
     run: TrainingRun, requests: Sequence[GroupRequest], recovery_counts: Counter[str]
 ) -> list[TrajectoryGroup]:
-    """Generate the requested groups. If planned, compute reference log-probs of finished groups at the same time."""
-    generating = _generate_with_recovery(run, requests, recovery_counts)
-    return await (run.reference_prefetcher.prefetch_during(generating) if run.reference_prefetcher else generating)
-
-
-async def _generate_with_recovery(
-    run: TrainingRun, requests: Sequence[GroupRequest], recovery_counts: Counter[str]
-) -> list[TrajectoryGroup]:
     """Generate groups. If engines die, replace them and generate their groups again with the same random seeds.
 
     Raises WorkerDied if an engine cannot be replaced or dies again. Adds numbers of restarts to `recovery_counts`.
     """
     groups: dict[int, TrajectoryGroup] = {}
-    on_end = partial(_prefetch_reference_logprobs, run) if run.reference_prefetcher else None
     try:
-        await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate", on_end)
+        await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate")
     except WorkerDied as death:
-        if run.reference_prefetcher:
-            await run.reference_prefetcher.wait_until_idle()  # the weight sync also calls the policy's workers
         recovery_counts.update(await _replace_dead_engines(run, death, len(requests) - len(groups)))
-        await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate", on_end)
+        await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate")
     return [groups[index] for index in range(len(requests))]
 
 
@@ -135,16 +123,6 @@ async def _replace_dead_engines(run: TrainingRun, death: WorkerDied, num_missing
     engines.dead.clear()
     await run.weights.publish(run.progress.step)
     return {"recovery/engine_restarts": len(dead), "recovery/groups_replayed": num_missing_groups}
-
-
-def _prefetch_reference_logprobs(run: TrainingRun, group: TrajectoryGroup) -> None:
-    """Queue a finished group for the reference model if the group may be trained on.
-
-    With a reward model, the final rewards are not known yet, so every usable group is queued.
-    """
-    assert run.reference_prefetcher is not None
-    if is_usable_for_training(group) and (run.reward_model_scorer or passes_dynamic_sampling(run, group)):
-        run.reference_prefetcher.add_group(group)
 
 
 def passes_dynamic_sampling(run: TrainingRun, group: TrajectoryGroup) -> bool:

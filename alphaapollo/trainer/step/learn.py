@@ -49,7 +49,7 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
             groups, config, step, placement.data_parallel_size, plan.max_tokens, plan.padded, run.shares_prompts
         )
     with timer("columns"):
-        computed = await compute_logprobs_and_values(run, groups, batch)
+        computed = await compute_logprobs_and_values(run, batch)
     if error := computed.describe_non_finite(batch.mask, batch.layout.response_offsets):
         return await _skip_iteration(run, step, error)
     run.progress.iterations_skipped = 0
@@ -105,7 +105,7 @@ async def _skip_iteration(run: LearnerState, step: int, error: str) -> UpdateRes
     return UpdateResult({"batch/left_out": 1.0}, run.progress.kl_coef)
 
 
-async def compute_logprobs_and_values(run: LearnerState, groups: list[TrajectoryGroup], batch: Batch) -> WorkerOutputs:
+async def compute_logprobs_and_values(run: LearnerState, batch: Batch) -> WorkerOutputs:
     """Send the batch to the workers, which compute the log-probs and values that the algorithm needs (often none)."""
     config, policy, critic, layout = run.config, run.workers.policy, run.workers.critic, batch.layout
     await policy.load_batch(layout.rank_batches)
@@ -116,19 +116,15 @@ async def compute_logprobs_and_values(run: LearnerState, groups: list[Trajectory
         old: list[np.ndarray] | None = [rank.rows.rollout_logprobs for rank in layout.rank_batches]
     else:
         old = await policy.compute_log_probs() if run.plan.needs_old_logprobs else None
-    ref: np.ndarray | None = None
-    if run.reference_prefetcher:
-        ref = await run.reference_prefetcher.get_logprobs(groups, batch)
-    elif config.needs_ref_log_probs:
-        ref = layout.join_columns(await policy.compute_ref_log_probs())
+    ref = await policy.compute_ref_log_probs() if config.needs_ref_log_probs else None
     local = config.teacher.uses_sampled_tokens and config.teacher.local_models
     teacher = await policy.compute_teacher_log_probs() if local else None
     if critic:
         await policy.offload()
     values = await critic.compute_values() if critic else None
-    columns = {"old_logprobs": old, "values": values, "teacher_logprobs": teacher}
+    columns = {"old_logprobs": old, "ref_logprobs": ref, "values": values, "teacher_logprobs": teacher}
     joined = {name: layout.join_columns(parts) for name, parts in columns.items() if parts is not None}
-    outputs = WorkerOutputs(ref_logprobs=ref, **joined)
+    outputs = WorkerOutputs(**joined)
     return await _add_server_scores(outputs, run, batch) if config.teacher.servers else outputs
 
 

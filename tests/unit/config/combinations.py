@@ -109,8 +109,6 @@ ERRORS = {
         f"{CARRY} rollout.router_replay=true": "rollout.router_replay=true max_staleness=0 max_staleness=1",
         f"{CARRY} model.lora_rank=8 rollout.lora=adapter": "lora=adapter max_staleness=0 max_staleness=1 lora=merged",
         f"{CARRY} trainer.max_staleness=-1": "trainer.max_staleness -1.",
-        f"{ON_KL} ref.log_probs_ahead=true gpus=8": "ref.log_probs_ahead=true rollout.colocate=false",
-        f"{ON_KL} ref.log_probs_ahead=true {CARRY}": "ref.log_probs_ahead=true trainer.async_mode=carry auto",
         # files and folders
         "data.val_files=[val.jsonl,gone.jsonl]": "data.val_files: file: gone.jsonl",
         "model.path=./gone": "model.path: folder: ./gone",
@@ -209,7 +207,6 @@ INEFFECTIVE = {
         "trainer.max_staleness=4": "trainer.async_mode null.",
         "trainer.export_lora=adapter model.lora_rank=16 trainer.export_hf=false": "trainer.export_hf false.",
         "ref.fsdp_config.param_offload=true model.lora_rank=16 gpus=1": "LoRA",
-        "ref.log_probs_ahead=true": "KL",
     },
     "generation": {
         "env.openenv.url=x": "env.env_name single_turn.",

@@ -23,15 +23,12 @@ from alphaapollo.config.schema import (
 )
 from alphaapollo.config.schema.base import Section
 from alphaapollo.controller.placement import Machine, make_placement
-from alphaapollo.trainer.setup.plan import make_plan
 from tests.unit.config.combinations import (
     CORRECTION,
     ERRORS,
     INEFFECTIVE,
     ON_KL,
-    OWN_GPUS,
     REQUIRED,
-    SEPARATE,
     TEACHERS,
     WORKS,
 )
@@ -221,22 +218,3 @@ def test_separate_engines_have_their_own_cores(mode: str, threads: int):
     config = from_overrides(Config, f"{CORRECTION}.method=tis", f"trainer.async_mode={mode}")
     rollout = config.actor_rollout_ref.rollout.model_copy(update={"num_engines": 2})
     assert make_placement(config, rollout, "cpu", Machine(8, 0), has_critic=False).threads == threads
-
-
-@pytest.mark.parametrize(
-    ("words", "ahead"),
-    [
-        (OWN_GPUS, True),
-        ("gpus=8", False),
-        ("", False),
-        (f"{OWN_GPUS} {SEPARATE}", False),
-        ("ref.log_probs_ahead=true", True),
-        (f"{OWN_GPUS} ref.log_probs_ahead=false", False),
-        (f"{OWN_GPUS} actor.kl_loss_type=full", False),
-    ],
-)
-def test_the_reference_works_while_training_gpus_would_be_idle(words: str, ahead: bool):
-    argv = expand("ppo", f"{REQUIRED['ppo']} algorithm.adv_estimator=grpo env.rollout.n=4 {ON_KL} {words}")
-    num_gpus = 8 if "gpus=8" in argv else 0
-    config = from_overrides(Config, *(word for word in argv if not word.startswith("gpus=")))
-    assert make_plan(config, Machine(num_cores=8, num_gpus=num_gpus)).prefetches_reference_logprobs is ahead

@@ -142,3 +142,14 @@ def test_entries_of_the_table_are_valid(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.undo()
     new = {renamed_keys.find_new_name(old) for old in renamed_keys.RENAMED_KEYS}
     assert new <= accepted and accepted.isdisjoint(renamed_keys.RENAMED_KEYS)
+
+
+def test_removed_keys_are_dropped_from_saved_configurations_only(tmp_path: Path) -> None:
+    key = "actor_rollout_ref.ref.log_probs_ahead"
+    save_config(load_config_and_user_settings(Config, "ppo", [])[0], tmp_path / "config.yaml")
+    values = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    values["actor_rollout_ref"]["ref"]["log_probs_ahead"] = True
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    assert "log_probs_ahead" not in read_config(tmp_path)["actor_rollout_ref"]["ref"]
+    with pytest.raises(ConfigError, match=rf"{key} \(got true\): removed in"):
+        read(f"{key}=true")

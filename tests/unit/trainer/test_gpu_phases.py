@@ -254,8 +254,6 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         reward_model_scorer=reward,
         column_dtype="float32",
         shares_prompts=False,
-        reference_prefetcher=None,
-        create_reference_prefetcher=lambda: None,
     )
 
 

@@ -113,7 +113,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         console=Console(),
         profiler=Profiler(),
         reward_model_scorer=None,
-        reference_prefetcher=None,
         saving=FakeCheckpoints(),
     )
 

@@ -148,7 +148,6 @@ def make_run(
         console=Console(),
         profiler=SimpleNamespace(start_step=start_step),
         reward_model_scorer=None,
-        reference_prefetcher=None,
         trained={},
         saving=saving,
         saved=saving.saved,

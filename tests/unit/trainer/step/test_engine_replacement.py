@@ -72,7 +72,6 @@ class Case:
             progress=SimpleNamespace(step=7),
             console=SimpleNamespace(notify=self.notices.append, show_phase=lambda *_: None),
             engines_replaced=0,
-            reference_prefetcher=None,
         )
 
     async def replace(self, index: int) -> None:

@@ -72,7 +72,6 @@ def learner(workers: Workers, **trainer: Any) -> Any:
         ),
         column_dtype="float32",
         shares_prompts=False,
-        reference_prefetcher=None,
         progress=Progress(kl_coef=1e-3),
         console=Console(),
     )
