@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
@@ -260,6 +260,9 @@ class Row:
     logprobs: Sequence[float]  # [T] log-probs of the engine, 0.0 off the mask
     turn_ends: list[int]  # position of the last action token of each turn
     first_turn: int = 0  # index in Trajectory.turns of the first turn of the row
+    num_earlier_tokens: int = 0
+    """Tokens before the row's response that count towards the same data.max_response_length: with agents, of earlier
+    answers and observations of its path; in memory context, of earlier turns."""
     weight_versions: list[tuple[int, int]] = field(default_factory=list)  # (version, number of action tokens) in order
     routed_experts: np.ndarray | None = None  # [T, layers, k], see Completion
     images: Sequence[ImageInput] = ()  # pictures whose placeholders are in token_ids, in order
@@ -270,7 +273,8 @@ class Row:
 
     def __reduce__(self) -> tuple[object, ...]:
         compact = (array("i", self.token_ids), array("b", self.action_mask), array("d", self.logprobs))
-        fields = (self.turn_ends, self.first_turn, self.weight_versions, self.routed_experts, self.images)
+        position = (self.turn_ends, self.first_turn, self.num_earlier_tokens)
+        fields = (*position, self.weight_versions, self.routed_experts, self.images)
         return Row, (*compact, *fields, array("i", self.teacher_prompt_ids))
 
     @property
@@ -279,15 +283,32 @@ class Row:
         return bytes(self.action_mask).index(1)  # ten times faster than searching an array
 
     @property
+    def response_length(self) -> int:
+        """Tokens up to the end of the row that count towards data.max_response_length."""
+        return len(self.token_ids) - self.response_start + self.num_earlier_tokens
+
+    @property
     def max_length(self) -> int:
         """Number of tokens, with the longer of the policy's and the self-teacher's prompt."""
         longer = len(self.teacher_prompt_ids) - self.response_start if self.teacher_prompt_ids else 0
         return len(self.token_ids) + max(0, longer)
 
 
+class TrainedTurn(NamedTuple):
+    """Turn that is trained on, and its action tokens: token_ids[start:end] of a row."""
+
+    turn: Turn
+    row: int  # index in Trajectory.rows
+    start: int
+    end: int
+
+
 @dataclass(slots=True)
 class Trajectory:
-    """Episode of one prompt: turns, token sequences to train on (rows), and score."""
+    """Episode of one prompt: turns, token sequences to train on (rows), and score.
+
+    The order of the rows has no meaning. `trained_turns` has the order of time, for features that need it.
+    """
 
     prompt_id: int
     sample: int  # 0 .. n-1 within its group
@@ -297,6 +318,16 @@ class Trajectory:
     end: EpisodeEnd
     seconds: float = 0.0
     first_observation: list[Message] | str | None = None  # None: the environment failed before the first observation
+
+    @property
+    def trained_turns(self) -> list[TrainedTurn]:
+        """Turns of the rows, in the order in which the model sampled them."""
+        found = []
+        for number, row in enumerate(self.rows):
+            turns = self.turns[row.first_turn : row.first_turn + len(row.turn_ends)]
+            for turn, last in zip(turns, row.turn_ends, strict=True):
+                found.append(TrainedTurn(turn, number, last + 1 - len(turn.completion.token_ids), last + 1))
+        return sorted(found, key=lambda one: one.turn.answer_number)
 
     @property
     def last_turn(self) -> Turn | None:
@@ -311,8 +342,8 @@ class Trajectory:
 
     @property
     def response_length(self) -> int:
-        """Tokens after the prompt: sampled tokens and, if all turns are one sequence, the observations between them."""
-        return sum(len(row.token_ids) - row.response_start for row in self.rows)
+        """Number of tokens that data.max_response_length limits: for an agent, those of its longest path."""
+        return max((row.response_length for row in self.rows), default=0)
 
     @property
     def prompt_lengths(self) -> list[int]:

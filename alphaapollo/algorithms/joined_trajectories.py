@@ -24,7 +24,7 @@ class JoinedTrajectories:
     """Mapping between B token sequences (rows) and N trajectories, each with all its action tokens in one row.
 
     Example: rows with masks [1, 0, 1] and [1, 1, 0] of one trajectory become one row of 4 tokens. Trajectories are in
-    the order of their ids, and the rows of a trajectory keep their order.
+    the order of their ids. The rows of a trajectory keep their order, unless the order in time is given.
     """
 
     mask: Tensor  # [N, K] 1 on action tokens
@@ -34,12 +34,18 @@ class JoinedTrajectories:
     """None if every trajectory has one row, so that joining and splitting change nothing."""
 
     @classmethod
-    def from_mask(cls, mask: Tensor, trajectory_ids: Tensor) -> JoinedTrajectories:
-        """Create the mapping from the action mask [B, L] and the trajectory id [B] (any integer) of each row."""
+    def from_mask(cls, mask: Tensor, trajectory_ids: Tensor, times: Tensor | None = None) -> JoinedTrajectories:
+        """Create the mapping from the action mask [B, L] and the trajectory id [B] (any integer) of each row.
+
+        times: int64 [B, L], by which the action tokens of a trajectory are sorted; equal ones keep their order.
+        """
         rows = Groups.from_ids(trajectory_ids)
         if torch.equal(rows.group_index, torch.arange(len(mask), device=mask.device)):
             return cls(mask, rows, mask, None)
         row, column = mask.bool().nonzero(as_tuple=True)
+        if times is not None:
+            by_time = times[row, column].argsort(stable=True)
+            row, column = row[by_time], column[by_time]
         order = rows.group_index[row].argsort(stable=True)
         owner = rows.group_index[row[order]]
         counts = torch.bincount(owner, minlength=1)

@@ -32,12 +32,13 @@ def build_append_context_rows(turns: Sequence[Turn]) -> list[Row]:
 
 def build_memory_context_rows(turns: Sequence[Turn]) -> list[Row]:
     """Build the training rows of a memory-context episode: for each turn its prompt, then its action."""
-    return [build_row([turn], first_turn) for first_turn, turn in enumerate(turns)]
+    lengths = [len(turn.completion.token_ids) for turn in turns]
+    return [build_row([turn], index, sum(lengths[:index])) for index, turn in enumerate(turns)]
 
 
-def build_row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
+def build_row(turns: Sequence[Turn], first_turn: int = 0, num_earlier_tokens: int = 0) -> Row:
     """Build the training row of some turns of an episode, the first of which has the index `first_turn`. Action tokens
-    have mask 1 and the engine's log-probs; context tokens have mask 0 and log-prob 0."""
+    have mask 1 and the engine's log-probs; context tokens have mask 0 and log-prob 0. num_earlier_tokens: see Row."""
     token_ids: list[int] = []
     action_mask: list[int] = []
     logprobs: list[float] = []
@@ -57,7 +58,8 @@ def build_row(turns: Sequence[Turn], first_turn: int = 0) -> Row:
     # The engine never computes the last token. Training does not use the outputs of the experts that it gets here.
     routed_experts = np.concatenate([*experts, experts[-1][-1:]]) if len(experts) == len(turns) else None
     images = tuple(image for turn in turns for image in turn.context_images)
-    return Row(token_ids, action_mask, logprobs, ends, first_turn, versions, routed_experts, images)
+    position = (ends, first_turn, num_earlier_tokens)
+    return Row(token_ids, action_mask, logprobs, *position, versions, routed_experts, images)
 
 
 class AppendContext:

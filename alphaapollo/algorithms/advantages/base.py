@@ -67,8 +67,8 @@ class AdvantageInputs:
     """Inputs of an advantage estimator for B token sequences (rows) of whole groups, in float64 during runs.
 
     L is the length of the longest response; column 0 is the first response token of a row. A trajectory usually has one
-    row. In memory context, where each turn has a new prompt, a trajectory has one row per turn: rows with the same
-    trajectory id, in the order of the turns. `Trajectories` and `JoinedTrajectories` combine them.
+    row. In memory context, where each turn has a new prompt, a trajectory has one row per turn, and an agent's session
+    has one row per branch: rows with the same trajectory id. `Trajectories` and `join_rows` combine them.
     """
 
     token_rewards: Tensor  # [B, L] rewards after subtracting KL and penalties
@@ -79,8 +79,13 @@ class AdvantageInputs:
     values: Tensor | None = None  # [B, L] values predicted by the critic
     greedy_rewards: Tensor | None = None  # [B] reward of a greedy rollout of the same prompt
     components: dict[str, Tensor] | None = None  # name -> [B], named rewards that the reward function returns
-    turns: Turns | None = None
+    turns: Turns | None = None  # None: not needed, and the rows of each trajectory are in the order of time
     mini_batches: Tensor | None = None  # [B] int64, index of the mini-batch of each row; no group is split
+
+    def join_rows(self) -> JoinedTrajectories:
+        """Map the rows to one row per trajectory, with its action tokens in the order of time."""
+        times = None if self.turns is None else self.turns.turn_of_token
+        return JoinedTrajectories.from_mask(self.mask, self.trajectory_ids, times)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, register_estimator
-from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.masked import apply_mask, move_rewards_to_actions, next_action_value, reward_to_go
 from alphaapollo.config.schema import Algorithm
 
@@ -32,7 +31,7 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: 
 )
 def _gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.values is not None
-    joined = JoinedTrajectories.from_mask(inputs.mask, inputs.trajectory_ids)
+    joined = inputs.join_rows()
     token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
     advantages, returns = gae(token_rewards, joined.join(inputs.values), joined.mask, config.gamma, config.lam)
     return Advantages(joined.split(advantages), joined.split(returns))

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
 from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
-from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.masked import move_rewards_to_actions, reward_to_go, standardize
 from alphaapollo.config.schema import Algorithm
 
@@ -21,7 +20,7 @@ def reinforce_pp_baseline(scores: Tensor, groups: Groups, ddof: int = 1, eps: fl
 )
 def _reinforce_plus_plus(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     """Whiten the rewards-to-go of all action tokens, which usually include a KL penalty (arXiv 2501.03262, Eq. 4-5)."""
-    joined = JoinedTrajectories.from_mask(inputs.mask, inputs.trajectory_ids)
+    joined = inputs.join_rows()
     token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
     returns = joined.split(reward_to_go(token_rewards, joined.mask, config.gamma))
     return Advantages(returns, returns)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, register_estimator
-from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.masked import apply_mask, move_rewards_to_actions, reward_to_go
 from alphaapollo.config.schema import Algorithm
 
@@ -22,7 +21,7 @@ def remax(token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float =
 @register_estimator("remax", scope="groups", needs=("greedy_rewards",), per_token=True, reads=("gamma",))
 def _remax(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     assert inputs.greedy_rewards is not None
-    joined = JoinedTrajectories.from_mask(inputs.mask, inputs.trajectory_ids)
+    joined = inputs.join_rows()
     token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
     baselines = joined.rows_by_trajectory.take_value_per_group(inputs.greedy_rewards)
     advantages, returns = remax(token_rewards, baselines, joined.mask, config.gamma)

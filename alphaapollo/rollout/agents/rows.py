@@ -48,7 +48,9 @@ def build_turns_and_rows(
             turns.append(make_turn(answer, *context))
             before, images_before = answer.token_ids, len(answer.images)
         _set_observations(turns[first_turn:], answers)
-        rows.append(build_row(turns[first_turn:], first_turn))
+        first = answers[0]
+        num_earlier_tokens = len(first.prompt_ids) - len(first.path[0].prompt_ids)
+        rows.append(build_row(turns[first_turn:], first_turn, num_earlier_tokens))
         prompts += [answer.prompt_ids for answer in answers]
         images += [answer.images for answer in answers]
     trained = {turn.answer_number for turn in turns}

@@ -199,6 +199,7 @@ def _estimate_in_chunks(
         inside = np.arange(lengths[rows].max()) < lengths[rows, None]  # [rows, longest row]
         mask, owners, groups = _pad(batch.mask[chunk], inside), batch.trajectory_ids[rows], batch.group_ids[rows]
         trajectories = batch.trajectories[owners[0] : owners[-1] + 1]
+        needs_turns = "turns" in needs or (estimator.per_token and any(len(one.rows) > 1 for one in trajectories))
         inputs = AdvantageInputs(
             token_rewards=_pad(rewards[chunk], inside),
             mask=mask,
@@ -208,7 +209,7 @@ def _estimate_in_chunks(
             values=None if values is None else _pad(values[chunk], inside),
             components={name: component[owners] for name, component in batch.components.items()},
             greedy_rewards=None if batch.greedy_rewards is None else batch.greedy_rewards[rows],
-            turns=assign_turn_numbers(trajectories, groups, mask) if "turns" in needs else None,
+            turns=assign_turn_numbers(trajectories, groups, mask) if needs_turns else None,
             mini_batches=batch.mini_batch_ids[rows] if "mini_batches" in needs else None,
         )
         result = estimator.compute_for_groups(inputs, algorithm)
@@ -303,20 +304,14 @@ def assign_turn_numbers(trajectories: Sequence[Trajectory], group_ids: Tensor, m
     owners: list[int] = []
     anchors: dict[Hashable, int] = {}
     ids: list[int] = []
-    number = 0
+    first = 0  # sequence of the trajectory
     for owner, trajectory in enumerate(trajectories):
-        trained: list[tuple[Turn, int, int, int]] = []  # turn, sequence, first position, end
-        for row in trajectory.rows:
-            begin, turns = 0, trajectory.turns[row.first_turn : row.first_turn + len(row.turn_ends)]
-            for turn, position in zip(turns, row.turn_ends, strict=True):
-                end = position + 1 - row.response_start
-                trained.append((turn, number, begin, end))
-                begin = end
-            number += 1
-        for turn, sequence, begin, end in sorted(trained, key=lambda one: one[0].answer_number):
-            index[sequence, begin:end] = len(owners)
+        for turn, row, start, end in trajectory.trained_turns:
+            offset = trajectory.rows[row].response_start
+            index[first + row, start - offset : end - offset] = len(owners)
             owners.append(owner)
-            ids.append(anchors.setdefault((groups[sequence], _get_anchor_state(turn)), len(anchors)))
+            ids.append(anchors.setdefault((groups[first], _get_anchor_state(turn)), len(anchors)))
+        first += len(trajectory.rows)
     return Turns(index.where(mask.bool(), torch.tensor(-1)), torch.tensor(owners), torch.tensor(ids))
 
 

@@ -7,6 +7,7 @@ assigned to ranks and micro-batches, with their rewards and loss weights.
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -22,7 +23,6 @@ from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.pf_ppo import filtration_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.algorithms.reward_shaping import (
-    add_outcome_reward,
     apply_exact_budget,
     apply_max_budget,
     overlong_filter,
@@ -124,8 +124,8 @@ def build_batch(
     mask = layout.join_columns([rank.rows.action_mask for rank in layout.rank_batches])
     offsets = layout.response_offsets[np.searchsorted(owners.numpy(), np.arange(len(trajectories) + 1))]
     num_actions = torch.from_numpy(np.add.reduceat(mask, offsets[:-1], dtype=np.float64))
-    rewards = _place_turn_rewards(trajectories, layout.response_offsets, get_invalid_action_penalty(actor))
-    add_outcome_reward(rewards, shape_outcome_rewards(pairs, algorithm, max_length).numpy(), mask, offsets)
+    outcomes: list[float] = shape_outcome_rewards(pairs, algorithm, max_length).tolist()
+    rewards = _place_rewards(trajectories, outcomes, layout.response_offsets, get_invalid_action_penalty(actor))
     steps = [owners[rows].unique() for rows in layout.mini_batch_rows]
     weights = _compute_loss_weights(trajectories, num_actions, steps, group_of, config)
     if method := algorithm.filtration.method:
@@ -242,22 +242,30 @@ def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algo
     return numbers
 
 
-def _place_turn_rewards(
-    trajectories: Sequence[Trajectory], response_offsets: np.ndarray, invalid_action_penalty: float
+def _place_rewards(
+    trajectories: Sequence[Trajectory],
+    outcome_rewards: Sequence[float],
+    response_offsets: np.ndarray,
+    invalid_action_penalty: float,
 ) -> np.ndarray:
-    """Return token rewards [n]: each turn's step reward and invalid-action penalty, on its last action token.
+    """Return token rewards [n], each on the last action token of a turn.
 
-    The rewards of an agent's turns that are not trained on, which follow the others, are on its last action token.
+    A step reward and the invalid-action penalty are on their turn. A reward of an agent's turn that is not trained on
+    is on the last trained turn before it, or on the first one. The outcome's reward [N] is on the last trained turn.
     """
     rewards = np.zeros(response_offsets[-1])
-    owned = [(trajectory, row) for trajectory in trajectories for row in trajectory.rows]
-    for start, (trajectory, row) in zip(response_offsets[:-1].tolist(), owned, strict=True):
-        for turn, end in zip(trajectory.turns[row.first_turn :], row.turn_ends, strict=False):
-            if amount := compute_turn_reward(turn, invalid_action_penalty):
-                rewards[start + end - row.response_start] += amount
-        if row is trajectory.rows[-1]:
-            untrained = trajectory.turns[row.first_turn + len(row.turn_ends) :]
-            rewards[start + row.turn_ends[-1] - row.response_start] += math.fsum(turn.reward for turn in untrained)
+    first = 0  # row of the trajectory
+    for trajectory, outcome_reward in zip(trajectories, outcome_rewards, strict=True):
+        trained = trajectory.trained_turns
+        starts = [response_offsets[first + index] - row.response_start for index, row in enumerate(trajectory.rows)]
+        ends = [starts[one.row] + one.end - 1 for one in trained]
+        times = [one.turn.answer_number for one in trained]
+        for one, end in zip(trained, ends, strict=True):
+            rewards[end] += compute_turn_reward(one.turn, invalid_action_penalty)
+        for turn in trajectory.turns[len(trained) :]:
+            rewards[ends[max(0, bisect(times, turn.answer_number) - 1)]] += turn.reward
+        rewards[ends[-1]] += outcome_reward
+        first += len(trajectory.rows)
     return rewards
 
 
