@@ -2,27 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
 from torch import Tensor
-
-
-def add_outcome_reward(token_rewards: np.ndarray, scores: np.ndarray, mask: np.ndarray, offsets: np.ndarray) -> None:
-    """Add the score of each sequence, in place, to its last *action* token, if it has one.
-
-    The last token of a sequence may belong to an observation, where the mask would drop the reward.
-
-    Args:
-        token_rewards: [n] rewards to change.
-        scores: [N] score of each sequence.
-        mask: [n] 1 on action tokens.
-        offsets: [N + 1] the tokens of sequence i are offsets[i] .. offsets[i + 1] - 1.
-    """
-    ends_with_action = (mask[offsets[1:] - 1] != 0) & (np.diff(offsets) > 0)
-    token_rewards[offsets[1:][ends_with_action] - 1] += scores[ends_with_action]
-    for index in np.flatnonzero(~ends_with_action):
-        last = mask[offsets[index] : offsets[index + 1]].tobytes().rfind(1)
-        if last >= 0:
-            token_rewards[offsets[index] + last] += scores[index]
 
 
 def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, factor: float = 1.0) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +24,8 @@ from alphaapollo.algorithms.advantages.remax import remax as remax_advantages
 from alphaapollo.algorithms.advantages.rloo import rloo as rloo_advantages
 from alphaapollo.algorithms.group_statistics import center_in_groups, has_variance, normalize_in_groups
 from alphaapollo.algorithms.masked import reward_to_go, standardize, whiten
+from alphaapollo.trainer.step.training_batch import place_rewards
+from tests.builders import make_trajectory, make_turn
 from tests.golden.common import OffMask, Results, groups_of, off_mask_rewards, on_tokens
 
 Index = Sequence[Any]
@@ -193,9 +196,14 @@ def dynamic_sampling_keep(scores: Tensor, index: Index, tol: float = 0.0) -> Res
 
 
 def place_outcome_reward(scores: Tensor, mask: Tensor) -> Results:
-    placed, offsets = np.zeros(mask.numel()), np.arange(len(mask) + 1) * mask.shape[1]
-    reward_shaping.add_outcome_reward(placed, scores.numpy(), mask.flatten().numpy().astype(np.uint8), offsets)
-    return {"value": torch.from_numpy(placed).view_as(mask)}
+    placed = torch.zeros_like(mask)
+    for row, score, target in zip(mask, scores.tolist(), placed, strict=True):
+        positions = row.nonzero().flatten().tolist()  # each action token is a turn after the tokens before it
+        turns = [make_turn([0], [0] * (one - before - 1)) for before, one in pairwise([-1, *positions])]
+        inside = slice(positions[0], positions[-1] + 1)  # the response of the row
+        length = np.array([0, inside.stop - inside.start])
+        target[inside] = torch.from_numpy(place_rewards([make_trajectory(*turns)], [score], length, 0.0))
+    return {"value": placed}
 
 
 def soft_overlong_punishment(lengths: Tensor, max_len: int, cache: int, factor: float = 1.0) -> Results:

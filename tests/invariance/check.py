@@ -21,7 +21,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,11 +29,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
+from alphaapollo.algorithms.advantages import get_estimator
+from alphaapollo.config.keys import replace_value
+from alphaapollo.config.schema.algorithm import OverlongPenalty
 from tests.invariance import real
 from tests.invariance.case import BASE, Case, Name
+from tests.invariance.episodes import MAX_LENGTH
 from tests.invariance.pictures import check_pictures
 from tests.invariance.settings import pairs
 from tests.invariance.table import Outcome
+from tests.invariance.views import View
 from tests.unit.tiny import free_address, run_ranks, save_model
 
 PAIRS_PER_CASE = 8
@@ -99,6 +104,21 @@ def check_case(name: Name, report: Report, turn: int | None) -> None:
     report.pairs.add((name.estimator, name.loss))
     for view in case.views if turn is None else [case.views[turn % len(case.views)]]:
         report.note(f"{name}: {view.name}", difference(case.outcome(view), expected))
+
+
+def check_sessions(seed: int, sessions: int) -> Report:
+    """Check that agents' sessions of several rows give the same results as episodes with one row."""
+    report, every = Report(), pairs()
+    for number in range(sessions):
+        name = Name(seed, number, *every[number % len(every)])
+        case = Case.draw(name)
+        if number % 2 and not get_estimator(case.estimator).no_shaping_reason:
+            penalty = OverlongPenalty(enable=True, cache=MAX_LENGTH - 10)
+            case = replace(case, config=replace_value(case.config, "algorithm.overlong_penalty", penalty))
+        report.pairs.add((name.estimator, name.loss))
+        view = View("session", "session", num_ranks=1 + number % 2)
+        report.note(f"{name}: session", difference(case.outcome(view), case.outcome(BASE)))
+    return report
 
 
 def difference(ours: Outcome, expected: Outcome) -> float:

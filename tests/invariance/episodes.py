@@ -1,20 +1,23 @@
-"""Random episodes, and the same episodes as trajectories in append and memory context.
+"""Random episodes, and the same episodes as trajectories in append and memory context, and as sessions of an agent.
 
 In memory context, the prompt of each turn contains all earlier tokens, as in append context. A model then has the same
-log-probs for every sampled token, and both contexts must give the same results.
+log-probs for every sampled token, and both contexts must give the same results. A session has the turns of an episode
+in up to three rows in any order. In each row, the tokens of the turns in other rows are context. A part of each
+turn's reward belongs to an answer after it that is not trained on.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
-from alphaapollo.types import EpisodeEnd, Outcome, Score, Trajectory
+from alphaapollo.rollout.context import build_row
+from alphaapollo.types import EpisodeEnd, Outcome, Row, Score, Trajectory, Turn
 from tests.builders import make_completion, make_group, make_trajectory, make_turn
 
-Context = Literal["append", "memory"]
+Context = Literal["append", "memory", "session"]
 VOCABULARY = 48
 MAX_LENGTH = 60  # maximum response length, for penalties and horizons
 STEP_REWARDS = (-0.1, 0.1, 0.2, 0.3)
@@ -44,14 +47,35 @@ class Episode:
     def trajectory(self, context: Context) -> Trajectory:
         past: list[int] = []
         turns = []
-        for action in self.actions:
+        for number, action in enumerate(self.actions):
             past = past + action.context
             shown = action.context if context == "append" else past
             fields = {"reward": action.reward, "valid": action.valid, "info": {"state": action.state}}
-            turns.append(make_turn(make_completion(action.tokens, action.logprobs), shown, **fields))
+            completion = make_completion(action.tokens, action.logprobs)
+            turns.append(make_turn(completion, shown, answer_number=2 * number, **fields))
             past = past + action.tokens
         ids = {"sample": self.sample, "prompt_id": self.prompt}
-        return make_trajectory(*turns, score=self.score, memory=context == "memory", end=self.end, **ids)
+        made = make_trajectory(*turns, score=self.score, memory=context != "append", end=self.end, **ids)
+        return self._as_session(made) if context == "session" else made
+
+    def _as_session(self, episode: Trajectory) -> Trajectory:
+        generator = np.random.default_rng([self.prompt, self.sample, len(self.actions)])
+        branches = generator.integers(0, 3, len(episode.turns))
+        turns, rows, first_prompt = list[Turn](), list[Row](), len(episode.turns[0].context_ids)
+        for branch in generator.permutation(3):
+            own = [turn for turn, number in zip(episode.turns, branches, strict=True) if number == branch]
+            if own:
+                length = 0
+                for turn in own:
+                    prompt = turn.context_ids
+                    turn.context_ids, length = prompt[length:], len(prompt) + len(turn.completion.token_ids)
+                rows.append(build_row(own, len(turns), len(own[0].context_ids) - first_prompt))
+                turns += own
+        for turn in episode.turns:
+            turn.reward /= 2
+            later = {"reward": turn.reward, "answer_number": turn.answer_number + 1}
+            turns.append(make_turn([], turn.context_ids, **later))
+        return replace(episode, turns=turns, rows=rows)
 
 
 @dataclass

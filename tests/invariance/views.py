@@ -122,8 +122,8 @@ def token_numbers(batch: Batch, episodes: Episodes) -> np.ndarray:
     for row, owner, numbers in zip(batch.rows, batch.trajectory_ids.tolist(), tokens, strict=True):
         trajectory = batch.trajectories[owner]
         own = firsts[trajectory.prompt_id, trajectory.sample]
-        for turn, end in enumerate(row.turn_ends, start=row.first_turn):
-            length = len(trajectory.turns[turn].completion.token_ids)
+        for turn, end in zip(trajectory.turns[row.first_turn :], row.turn_ends, strict=False):
+            length, action = len(turn.completion.token_ids), turn.answer_number // 2
             stop = end + 1 - row.response_start
-            numbers[stop - length : stop] = own[turn] + np.arange(length)
+            numbers[stop - length : stop] = own[action] + np.arange(length)
     return tokens

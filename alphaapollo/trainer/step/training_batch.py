@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -125,12 +125,14 @@ def build_batch(
     offsets = layout.response_offsets[np.searchsorted(owners.numpy(), np.arange(len(trajectories) + 1))]
     num_actions = torch.from_numpy(np.add.reduceat(mask, offsets[:-1], dtype=np.float64))
     outcomes: list[float] = shape_outcome_rewards(pairs, algorithm, max_length).tolist()
-    rewards = _place_rewards(trajectories, outcomes, layout.response_offsets, get_invalid_action_penalty(actor))
+    rewards = place_rewards(trajectories, outcomes, layout.response_offsets, get_invalid_action_penalty(actor))
     steps = [owners[rows].unique() for rows in layout.mini_batch_rows]
     weights = _compute_loss_weights(trajectories, num_actions, steps, group_of, config)
     if method := algorithm.filtration.method:
         weights *= filtration_weights(sum_rewards_per_trajectory(rewards, offsets), Groups.from_ids(group_of), method)
-    token_order_keys = draw_token_order(mask, offsets, trajectories, seed, step) if policy_loss.select_tokens else None
+    token_order_keys = (
+        draw_token_order(layout.response_offsets, trajectories, seed, step) if policy_loss.select_tokens else None
+    )
     return Batch(
         rows=rows,
         layout=layout,
@@ -167,15 +169,23 @@ def _list_rows(prompt: Prompt, trajectory: Trajectory, teacher: Teacher) -> list
 
 
 def draw_token_order(
-    mask: np.ndarray, trajectory_offsets: np.ndarray, trajectories: Sequence[Trajectory], run_seed: int, step: int
+    response_offsets: np.ndarray, trajectories: Sequence[Trajectory], run_seed: int, step: int
 ) -> np.ndarray:
     """Draw a random number in [0, 1) per action token. Returns [n]. Each trajectory has a seed of its own."""
-    noise, is_action = np.zeros(len(mask)), mask != 0
-    for (start, end), trajectory in zip(pairwise(trajectory_offsets), trajectories, strict=True):
+    noise = np.zeros(response_offsets[-1])
+    for trajectory, starts in zip(trajectories, _find_row_starts(trajectories, response_offsets), strict=True):
         seed = derive_seed(run_seed, "choice", step, trajectory.prompt_id, trajectory.sample)
-        actions = is_action[start:end]
-        noise[start:end][actions] = np.random.default_rng(seed).random(actions.sum())
+        generator = np.random.default_rng(seed)
+        for one in trajectory.trained_turns:
+            noise[starts[one.row] + one.start : starts[one.row] + one.end] = generator.random(one.end - one.start)
     return noise
+
+
+def _find_row_starts(trajectories: Sequence[Trajectory], response_offsets: np.ndarray) -> Iterator[list[int]]:
+    """Yield for each trajectory the positions of its rows' token 0 in the arrays [n], which begin with the response."""
+    offsets = iter(response_offsets.tolist())
+    for trajectory in trajectories:
+        yield [next(offsets) - row.response_start for row in trajectory.rows]
 
 
 def shape_outcome_rewards(pairs: Sequence[PromptTrajectory], algorithm: Algorithm, max_response_length: int) -> Tensor:
@@ -242,7 +252,7 @@ def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algo
     return numbers
 
 
-def _place_rewards(
+def place_rewards(
     trajectories: Sequence[Trajectory],
     outcome_rewards: Sequence[float],
     response_offsets: np.ndarray,
@@ -254,10 +264,9 @@ def _place_rewards(
     is on the last trained turn before it, or on the first one. The outcome's reward [N] is on the last trained turn.
     """
     rewards = np.zeros(response_offsets[-1])
-    first = 0  # row of the trajectory
-    for trajectory, outcome_reward in zip(trajectories, outcome_rewards, strict=True):
+    row_starts = _find_row_starts(trajectories, response_offsets)
+    for trajectory, starts, outcome_reward in zip(trajectories, row_starts, outcome_rewards, strict=True):
         trained = trajectory.trained_turns
-        starts = [response_offsets[first + index] - row.response_start for index, row in enumerate(trajectory.rows)]
         ends = [starts[one.row] + one.end - 1 for one in trained]
         times = [one.turn.answer_number for one in trained]
         for one, end in zip(trained, ends, strict=True):
@@ -265,7 +274,6 @@ def _place_rewards(
         for turn in trajectory.turns[len(trained) :]:
             rewards[ends[max(0, bisect(times, turn.answer_number) - 1)]] += turn.reward
         rewards[ends[-1]] += outcome_reward
-        first += len(trajectory.rows)
     return rewards
 
 

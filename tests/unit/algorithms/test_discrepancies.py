@@ -6,7 +6,6 @@ D1 .. D24 are the rows of the table "what others do differently" in docs/algorit
 import math
 from typing import get_args
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,7 +19,6 @@ from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, ha
 from alphaapollo.algorithms.kl import kl_penalty, next_kl_coef, subtract_kl, unbiased_kl
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
-from alphaapollo.algorithms.reward_shaping import add_outcome_reward
 from alphaapollo.config.schema import Actor, AggregationMode, Algorithm, KLControl, Preference
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, compute_token_stats
 from tests.unit.algorithms.batches import make_advantage_inputs
@@ -43,11 +41,8 @@ def test_d1_equal_rewards_in_float32_have_zero_advantage(reward: float):
     assert not has_variance([reward] * 3)
 
 
-def test_d2_outcome_on_a_masked_token_is_kept():
+def test_d2_reward_on_a_masked_token_is_kept():
     mask = torch.tensor([[1.0, 1.0, 0.0]])  # the last attended token is a tool's answer
-    placed = np.zeros(3)
-    add_outcome_reward(placed, np.array([1.0]), np.array([1, 1, 0], dtype=np.uint8), np.array([0, 3]))
-    assert placed.tolist() == [0.0, 1.0, 0.0]
     rewards = torch.tensor([[0.0, 0.0, 1.0]])  # an environment that put it there all the same
     others = {"values": torch.zeros(1, 3), "greedy_rewards": torch.zeros(1)}
     inputs = make_advantage_inputs([1.0], [0], mask, token_rewards=rewards, **others)
