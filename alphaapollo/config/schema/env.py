@@ -74,7 +74,11 @@ class Agent(Section):
     path: Annotated[str, CHANGES_ENVIRONMENT, CODE] = ""
     """Python file with `run(task, endpoint)`, which returns the reward; or set command."""
     command: Annotated[str, CHANGES_ENVIRONMENT] = ""
-    """Shell command of a program. The last line of its stdout may be the reward as JSON."""
+    """Shell command of a program. It may write its reward as JSON to the file $ALPHAAPOLLO_RESULT."""
+    environment: list[str] = []
+    """Names of environment variables that are passed to the program, besides a few such as PATH and HOME."""
+    accept_request_rewards: bool = False
+    """Accept rewards from whoever has the session's API key. Commands that a model writes may have it."""
     grade: bool = False
     """Grade the text of the last answer with the reward function, as in other environments. A reward of the program is
     added."""
@@ -88,7 +92,8 @@ class Agent(Section):
     timeout: PositiveFloat = 600.0
     """Seconds that a program may take, not counting the time of its requests."""
     max_requests: PositiveInt = 1000
-    """Maximum requests of a session; later ones are refused."""
+    """Maximum answers that a session may request; a later request is refused, and ends the episode as the turn limit
+    does."""
     model_names: Annotated[list[str], Field(min_length=1)] = ["policy"]
     """Names of the policy that requests may use as `model`. The first one is passed to the program."""
     reasoning_parser: str = ""

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 COMPLETIONS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 OTHER_ROUTES = ("/v1/models", "/v1/messages/count_tokens")
 REWARDS = "/v1/rewards"
+REWARD_HEADER, KEY_HEADER, ACCEPT_KEY = "x-reward", "x-reward-key", "env.agent.accept_request_rewards"
 MAX_BODY = 16 << 20  # bytes
 MAX_WAITING_CONNECTIONS = 2048
 KEEP_ALIVE_SECONDS = 24 * 3600  # a connection stays open while its program runs tools
@@ -78,8 +79,8 @@ class _OpenSession:
 class SessionGate:
     """ASGI application that finds the session of a request and forwards the request to the engine's HTTP API."""
 
-    def __init__(self, app: ASGIApp, around: AroundRequest = answer_request):
-        self._app, self._around = app, around
+    def __init__(self, app: ASGIApp, around: AroundRequest = answer_request, accepts_rewards: bool = False):
+        self._app, self._around, self._accepts_rewards = app, around, accepts_rewards
         self.suite_key = secrets.token_urlsafe()  # API key of evaluation suites
         self._sessions: dict[str, _OpenSession] = {}  # by API key
 
@@ -124,6 +125,7 @@ class SessionGate:
             opened.tasks.add(task)
             try:
                 if path == REWARDS:
+                    self._check_may_reward(opened.session, headers)
                     _give_reward(opened.session, body)
                     await _send_json(send, 200, {})
                 elif path in COMPLETIONS and scope["method"] == "POST":
@@ -147,14 +149,18 @@ class SessionGate:
             raise HttpError(401, "authentication_error", message)
         return self._sessions[key]
 
+    def _check_may_reward(self, session: Session, headers: dict[str, str]) -> None:
+        """Raise HttpError unless the reward comes from the program itself, not from a command that a model wrote."""
+        if not (self._accepts_rewards or secrets.compare_digest(headers.get(KEY_HEADER, ""), session.reward_key)):
+            message = f"Rewards need the header {KEY_HEADER} with endpoint.reward_key, or {ACCEPT_KEY}=true."
+            raise HttpError(403, "permission_error", message)
+
     async def _serve_completion(
         self, session: Session, scope: Scope, headers: dict[str, str], body: bytes, receive: Receive, send: Send
     ) -> None:
-        if session.num_started >= session.limits.max_requests:
-            limit = f"env.agent.max_requests={session.limits.max_requests}"
-            raise HttpError(403, "permission_error", f"The session has reached its limit of requests, {limit}.")
-        session.num_started += 1
-        _note_overridden_sampling(session, body)
+        if REWARD_HEADER in headers:
+            self._check_may_reward(session, headers)
+        fields = _read_fields(body)
         request = Request(
             session,
             body_digest=hashlib.blake2b(scope["path"].encode() + body).hexdigest(),
@@ -162,6 +168,12 @@ class SessionGate:
             is_retry=headers.get("x-stainless-retry-count", "0") != "0",
             reward=_read_reward(session, headers),
         )
+        wanted = fields.get("n")
+        try:
+            session.count_request(request, max(1, wanted) if isinstance(wanted, int) else 1)
+        except ValueError as error:
+            raise HttpError(403, "permission_error", str(error)) from error
+        _note_overridden_sampling(session, fields)
         is_finished = False
 
         async def send_and_watch(message: Message) -> None:
@@ -250,7 +262,8 @@ async def open_endpoint(
     settings = HttpApiSettings(
         agent.model_names, env.tool_parser, agent.reasoning_parser, template_arguments, allow_image_urls
     )
-    server = EndpointServer(SessionGate(await asyncio.to_thread(engine.build_http_app, settings), around))
+    app = await asyncio.to_thread(engine.build_http_app, settings)
+    server = EndpointServer(SessionGate(app, around, agent.accept_request_rewards))
     try:
         await server.start()
         yield server
@@ -313,7 +326,8 @@ def _give_reward(session: Session, body: bytes) -> None:
 
 def _read_reward(session: Session, headers: dict[str, str]) -> float | None:
     try:
-        return convert_to_float(float(headers["x-reward"]), "header x-reward") if "x-reward" in headers else None
+        reward = headers.get(REWARD_HEADER)
+        return None if reward is None else convert_to_float(float(reward), f"header {REWARD_HEADER}")
     except ValueError as error:
         raise _refuse_reward(session, str(error)) from error
 
@@ -324,19 +338,23 @@ def _refuse_reward(session: Session, message: str) -> HttpError:
     return HttpError(400, "invalid_request_error", message)
 
 
-def _note_overridden_sampling(session: Session, body: bytes) -> None:
-    """Record the client's sampling settings that differ from the policy's, which are used instead."""
+def _read_fields(body: bytes) -> JsonObject:
+    """Return the JSON object of a body; an empty one if there is none, which the engine's HTTP API reports."""
     try:
         fields = json.loads(body)
-    except ValueError:
-        return  # the engine's HTTP API reports it
-    if isinstance(fields, dict):
-        policy = _describe_policy(session.sampling)
-        for key in SAMPLING_KEYS:
-            if fields.get(key) is not None and fields[key] != policy[key]:
-                session.overridden[key] = fields[key]
-        if fields.get("tools") and fields.get("parallel_tool_calls") is False:
-            session.overridden["parallel_tool_calls"] = False
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _note_overridden_sampling(session: Session, fields: JsonObject) -> None:
+    """Record the client's sampling settings that differ from the policy's, which are used instead."""
+    policy = _describe_policy(session.sampling)
+    for key in SAMPLING_KEYS:
+        if fields.get(key) is not None and fields[key] != policy[key]:
+            session.overridden[key] = fields[key]
+    if fields.get("tools") and fields.get("parallel_tool_calls") is False:
+        session.overridden["parallel_tool_calls"] = False
 
 
 def _describe_policy(sampling: Sampling) -> dict[str, float]:

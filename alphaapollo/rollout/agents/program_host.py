@@ -4,7 +4,7 @@ It imports the user's file once. For each session it forks a supervisor, which f
 ended or is to be ended, the supervisor kills all processes that the program has started, also those that left its
 process group, because the supervisor adopts them (PR_SET_CHILD_SUBREAPER).
 
-    worker -> host     one line of JSON: {"id", "folder", "environment"}, or {"end": id}
+    worker -> host     one line of JSON: {"id", "folder", "environment", "reward_key"}, or {"end": id}
     host -> worker     one line of JSON: {"error"} when the file is loaded; then the id of each session that has ended.
                        Its result is in its folder.
 """
@@ -21,6 +21,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import urllib.error
@@ -35,7 +36,9 @@ from alphaapollo.utils.process_tree import exit_with_parent, list_child_pids
 
 PR_SET_CHILD_SUBREAPER = 36
 TASK, RESULT = "task.json", "result.json"  # files in the folder of a session
-OUTPUT, ERRORS = "output.txt", "errors.txt"  # stdout and stderr of its program
+OUTPUT, ERRORS = "reward.json", "errors.txt"  # reward of a command, and the end of the program's stdout and stderr
+SHOWN_BYTES = 1 << 16  # of the program's output
+END_SECONDS = 10.0  # time limit to read the rest of it
 TRACEBACK_LINES = 30
 
 
@@ -47,18 +50,20 @@ class Endpoint:
         anthropic_base_url: of the Anthropic API.
         api_key: API key of this session.
         model: model name for requests.
+        reward_key: header x-reward-key of requests that give rewards.
     """
 
-    def __init__(self, environment: dict[str, str]):
+    def __init__(self, environment: dict[str, str], reward_key: str):
         self.base_url = environment["OPENAI_BASE_URL"]
         self.anthropic_base_url = environment["ANTHROPIC_BASE_URL"]
         self.api_key = environment["OPENAI_API_KEY"]
         self.model = environment["OPENAI_MODEL"]
+        self.reward_key = reward_key
 
     def reward(self, request_id: str, value: float) -> None:
         """Add a reward for one answer, whose id is `request_id`. Raises ValueError if there is no such answer."""
         body = json.dumps({"request_id": request_id, "reward": value}).encode()
-        headers = {"authorization": f"Bearer {self.api_key}"}
+        headers = {"authorization": f"Bearer {self.api_key}", "x-reward-key": self.reward_key}
         request = urllib.request.Request(f"{self.base_url}/rewards", body, headers)
         try:
             urllib.request.urlopen(request).close()
@@ -155,18 +160,20 @@ def _supervise(order: JsonObject, run: Callable[..., object] | None, command: st
     folder = Path(order["folder"])
     environment = {**os.environ, **order["environment"]}
     supervisor = os.getpid()
+    output, write_end = os.pipe()
     program = os.fork()
     if program == 0:
         status = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             exit_with_parent(supervisor, signal.SIGKILL)
-            _redirect_output(folder)
+            for stream, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, write_end), (2, write_end)):
+                os.dup2(target, stream)
             os.environ.update(order["environment"])
             if run is None:
                 _run_command(command, folder, environment)
             else:
-                _run_function(run, folder, environment)
+                _run_function(run, folder, Endpoint(environment, order["reward_key"]))
             status = 0
         except BaseException:  # noqa: BLE001  the result of the session shows it
             lines = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
@@ -175,16 +182,30 @@ def _supervise(order: JsonObject, run: Callable[..., object] | None, command: st
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
+    os.close(write_end)
+    reading = threading.Thread(target=_keep_end, args=(output, folder / ERRORS), daemon=True)
+    reading.start()
     with contextlib.suppress(ChildProcessError):
         _, status = os.waitpid(program, 0)
         if os.WIFSIGNALED(status):
             name = signal.Signals(os.WTERMSIG(status)).name
             (folder / RESULT).write_text(json.dumps({"error": f"the program was killed by {name}"}))
     _end_descendants()
+    reading.join(END_SECONDS)
 
 
-def _run_function(run: Callable[..., object], folder: Path, environment: dict[str, str]) -> None:
-    result = awaitable = run(json.loads((folder / TASK).read_text()), Endpoint(environment))
+def _keep_end(output: int, file: Path) -> None:
+    """Read a program's output until all its processes have ended, and write the end of it to a file."""
+    end = b""
+    while data := os.read(output, SHOWN_BYTES):
+        end = (end + data)[-SHOWN_BYTES:]
+    file.write_bytes(end)
+
+
+def _run_function(run: Callable[..., object], folder: Path, endpoint: Endpoint) -> None:
+    task = json.loads((folder / TASK).read_text(encoding="utf-8"))
+    (folder / TASK).unlink()  # commands that a model writes cannot read the ground truth
+    result = awaitable = run(task, endpoint)
     if inspect.isawaitable(awaitable):
 
         async def wait() -> object:
@@ -206,22 +227,8 @@ def _run_command(command: str, folder: Path, environment: dict[str, str]) -> Non
     if code:
         (folder / RESULT).write_text(json.dumps({"error": f"the command ended with exit code {code}"}))
         return
-    last = (folder / OUTPUT).read_text(errors="replace").strip().splitlines()[-1:]
-    try:
-        result = json.loads(last[0]) if last else None
-    except ValueError:
-        result = None  # the last line is no JSON, so the program gives no reward
-    (folder / RESULT).write_text(json.dumps({"result": result}))
-
-
-def _redirect_output(folder: Path) -> None:
-    """Redirect stdin from nothing, and stdout and stderr to files."""
-    for stream, target, flags in (
-        (0, os.devnull, os.O_RDONLY),
-        (1, str(folder / OUTPUT), os.O_WRONLY | os.O_CREAT | os.O_APPEND),
-        (2, str(folder / ERRORS), os.O_WRONLY | os.O_CREAT | os.O_APPEND),
-    ):
-        os.dup2(os.open(target, flags, 0o600), stream)
+    result = (folder / OUTPUT).read_text() if (folder / OUTPUT).exists() else "null"
+    (folder / RESULT).write_text(json.dumps({"result": json.loads(result)}))
 
 
 def _end_descendants(signal_number: int = 0, frame: FrameType | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import sys
@@ -15,12 +16,19 @@ from pathlib import Path
 
 from alphaapollo.config.schema import Agent
 from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
-from alphaapollo.rollout.agents.program_host import ERRORS, RESULT, TASK
+from alphaapollo.rollout.agents.program_host import ERRORS, OUTPUT, RESULT, TASK
 from alphaapollo.utils.json_types import JsonObject
+
+logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 120.0  # seconds to import the user's file
 CLOSE_TIMEOUT = 10.0  # seconds to end all programs
 HOST_ENDED = "the process that starts the agent's programs has ended; it was killed, or the worker stops"
+INHERITED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TERM", "TZ", "TMPDIR"),
+    *("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "OMP_NUM_THREADS"),
+)
+"""Environment variables that a program has, besides env.agent.environment and its address and key of the policy."""
 SHOWN_LINES = 10  # last lines of stderr in the reason of a failure
 SHOWN_CHARS = 2000
 
@@ -40,15 +48,19 @@ class ProgramRunner:
         self._agent = agent
         self._host: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._waiting: dict[str, asyncio.Future[bool]] = {}  # session id -> whether its program has ended
+        self._starting = asyncio.Lock()
         self._folder = Path(tempfile.mkdtemp(prefix="alphaapollo-agents-"))
         self._count = 0
 
     async def start(self) -> None:
-        """Start the host process. Raises ValueError if the user's file cannot be loaded."""
+        """Start the host process. Raises ValueError if the user's file cannot be loaded, or a variable is not set."""
         settings = json.dumps([self._agent.path, self._agent.command])
         environ = make_subprocess_environ()
-        environ.pop("LD_PRELOAD", None)  # vLLM sets it for its own processes; it fails in a sandbox without these files
+        if missing := [name for name in self._agent.environment if name not in environ]:
+            raise ValueError(f"env.agent.environment: {missing[0]} is not set. Set it, or remove it from the list.")
+        kept = {*INHERITED, *self._agent.environment}
+        environ = {name: value for name, value in environ.items() if name in kept}
         host = [sys.executable, "-P", "-m", "alphaapollo.rollout.agents.program_host", str(os.getpid()), settings]
         self._host = await asyncio.create_subprocess_exec(
             *host,
@@ -73,33 +85,44 @@ class ProgramRunner:
             raise ValueError(error)
         self._reading = asyncio.create_task(self._read_replies(self._host.stdout))
 
-    async def run(self, task: Mapping[str, object], environment: Mapping[str, str]) -> ProgramResult:
+    async def run(
+        self, task: Mapping[str, object], environment: Mapping[str, str], reward_key: str = ""
+    ) -> ProgramResult:
         """Run the program for one task and return how it ended. If the caller is cancelled, the program is ended.
 
-        Raises ChildProcessError if the host process has ended.
+        If the host process was killed, its programs have failed, and the next run starts a new host. Raises
+        ChildProcessError if it was closed.
 
         Args:
             task: JSON object, the program's input.
-            environment: environment variables in addition to those of this process.
+            environment: environment variables in addition to those of the host.
+            reward_key: key of the session's rewards, which is no environment variable.
         """
-        if self._reading is None or self._reading.done():
+        async with self._starting:
+            if self._host is not None and self._reading is not None and self._reading.done():
+                logger.warning("%s; it is started again", HOST_ENDED)
+                await self._host.wait()
+                await self.start()
+        if self._host is None:
             raise ChildProcessError(HOST_ENDED)
         self._count += 1
         session_id = str(self._count)
         folder = self._folder / session_id
         folder.mkdir()
         (folder / TASK).write_text(json.dumps(task, ensure_ascii=False), encoding="utf-8")
-        variables = {**environment, "ALPHAAPOLLO_TASK": str(folder / TASK)}
+        variables = dict(environment)
+        if self._agent.command:
+            variables |= {"ALPHAAPOLLO_TASK": str(folder / TASK), "ALPHAAPOLLO_RESULT": str(folder / OUTPUT)}
+        order = {"id": session_id, "folder": str(folder), "environment": variables, "reward_key": reward_key}
         ended = self._waiting[session_id] = asyncio.get_running_loop().create_future()
         try:
-            self._write({"id": session_id, "folder": str(folder), "environment": variables})
-            await asyncio.shield(ended)
-            return self._read_result(folder)
+            self._write(order)
+            has_ended = await asyncio.shield(ended)
+            return self._read_result(folder) if has_ended else ProgramResult(error=HOST_ENDED)
         finally:
             if not ended.done():
                 self._write({"end": session_id})
-                with contextlib.suppress(ChildProcessError):
-                    await asyncio.shield(ended)
+                await asyncio.shield(ended)
             del self._waiting[session_id]
             shutil.rmtree(folder, ignore_errors=True)  # `close` removes all folders
 
@@ -126,11 +149,11 @@ class ProgramRunner:
         try:
             while line := await replies.readline():
                 if ended := self._waiting.get(line.decode().strip()):  # None: its caller was cancelled twice
-                    ended.set_result(None)
+                    ended.set_result(True)
         finally:
             for ended in self._waiting.values():
                 if not ended.done():
-                    ended.set_exception(ChildProcessError(HOST_ENDED))
+                    ended.set_result(False)
 
     def _read_result(self, folder: Path) -> ProgramResult:
         errors = folder / ERRORS

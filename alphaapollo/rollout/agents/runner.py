@@ -22,7 +22,7 @@ from alphaapollo.rollout.agents.rows import build_turns_and_rows, list_new_messa
 from alphaapollo.rollout.agents.session import Session, SessionLimits
 from alphaapollo.rollout.context import check_rows_match_turns
 from alphaapollo.rollout.episode import MAX_ATTEMPTS, EpisodeTask, make_failure_score
-from alphaapollo.types import EpisodeEnd, Message, Prompt, Score, StopReason, Trajectory, Turn
+from alphaapollo.types import EpisodeEnd, Message, Prompt, Score, Trajectory, Turn
 from alphaapollo.utils.time_limit import TimeLimit
 
 logger = logging.getLogger(__name__)
@@ -67,8 +67,10 @@ class AgentRunner:
             session, end, score = await self.run_session(task)
             turns, rows, prompts, images = build_turns_and_rows(session, self.agent.train, self.agent.untrained_roles)
             check_rows_match_turns(rows, turns, prompts, images)
-            if not rows and not score.outcome.failed:
-                score = make_failure_score("env.agent.train and env.agent.untrained_roles leave no answer to train on")
+            if not rows and not score.reason:
+                score = replace(
+                    score, reason="env.agent.train and env.agent.untrained_roles leave no answer to train on"
+                )
             seconds = time.perf_counter() - started
             return Trajectory(
                 task.prompt.id, task.sample_index, turns, rows, score, end, seconds, _get_first_messages(session)
@@ -101,7 +103,7 @@ class AgentRunner:
         with self.endpoint.gate.open_session(session, time_limit):
             async with time_limit.count_time():
                 with SPANS("program", timeout=time_limit.seconds_left):
-                    running = asyncio.ensure_future(self.programs.run(inputs, variables))
+                    running = asyncio.ensure_future(self.programs.run(inputs, variables, session.reward_key))
                     failing = asyncio.ensure_future(session.engine_failed.wait())
                     try:
                         await asyncio.wait((running, failing), return_when=asyncio.FIRST_COMPLETED)
@@ -121,11 +123,11 @@ class AgentRunner:
             return failed, make_failure_score(f"a reward was refused: {session.refused_reward}")
         if session.overflow and result.error and not answers:
             return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.overflow)
-        if session.overflow and result.error:  # like other episodes that reach a token limit without an answer
+        if result.error and (session.overflow or session.reached_limit):  # as other episodes without an answer
             graded = Score(0.0) if self.grade is None else await self._grade(prompt, session, "")
-            return EpisodeEnd.TOKEN_LIMIT, replace(
-                graded, reason=f"no answer before the token limit: {session.overflow}"
-            )
+            end = EpisodeEnd.TOKEN_LIMIT if session.overflow else EpisodeEnd.TURN_LIMIT
+            reason = f"no answer before the limit: {session.overflow or session.reached_limit}"
+            return end, replace(graded, reason=reason)
         if result.error:
             return failed, make_failure_score(f"the program failed: {result.error}")
         if not answers:
@@ -140,8 +142,8 @@ class AgentRunner:
         if score is None and all(answer.reward is None for answer in answers):
             fix = "Return a number or a dict of numbers, or set env.agent.grade=true."
             return failed, make_failure_score(f"the program returned no reward. {fix}")
-        is_truncated = answers[-1].sampled.completion.stop_reason is StopReason.LENGTH
-        return EpisodeEnd.TOKEN_LIMIT if is_truncated else EpisodeEnd.DONE, score or Score(0.0)
+        end = EpisodeEnd.TURN_LIMIT if session.reached_limit else EpisodeEnd.DONE
+        return EpisodeEnd.TOKEN_LIMIT if answers[-1].is_truncated else end, score or Score(0.0)
 
     async def _grade(self, prompt: Prompt, session: Session, text: str) -> Score:
         assert self.grade is not None

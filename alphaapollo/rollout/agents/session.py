@@ -15,7 +15,7 @@ import json
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from alphaapollo.data.image_messages import PICTURE_PART
 from alphaapollo.engines.http_api import ChatMessages, History, ParseAnswer, RequestedSampling, SampledAnswer
 from alphaapollo.rewards.base import convert_to_float
-from alphaapollo.types import IMAGE_MARK, ImageInput, JsonObject, Picture, Sampling
+from alphaapollo.types import IMAGE_MARK, ImageInput, JsonObject, Picture, Sampling, StopReason
 
 SHOWN_CHARS = 60  # characters of a message in a description
 
@@ -111,8 +111,20 @@ class Answer:
         self.reward = reward + (self.reward or 0.0)
 
     @property
+    def chat_keys(self) -> list[MessageKey]:
+        """Keys of the messages up to and with this answer."""
+        return [*self.request.keys, make_answer_key(self.sampled.content, self.sampled.tool_calls)]
+
+    @property
     def prompt_ids(self) -> list[int]:
         return self.request.prompt_ids
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a limit of the session cut the answer, not the client's max_tokens."""
+        completion = self.sampled.completion
+        is_cut = completion.stop_reason is StopReason.LENGTH
+        return is_cut and len(completion.token_ids) >= self.request.token_limit
 
     @property
     def images(self) -> tuple[ImageInput, ...]:
@@ -127,7 +139,12 @@ class Answer:
     @property
     def path(self) -> list[Answer]:
         """Answers from the root to this one."""
-        return [*(self.parent.path if self.parent else []), self]
+        path, answer = list[Answer](), self
+        while True:
+            path.append(answer)
+            if answer.parent is None:
+                return path[::-1]
+            answer = answer.parent
 
 
 @dataclass(frozen=True)
@@ -135,7 +152,7 @@ class SessionLimits:
     """Limits of a session."""
 
     max_model_len: int  # tokens of a prompt and its answer
-    max_requests: int
+    max_requests: int  # for answers; a request for n answers counts n times
     max_tokens_per_turn: int | None = None
 
 
@@ -153,15 +170,18 @@ class Session:
     limits: SessionLimits
     name: str = ""  # of the episode
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))  # the API key of the program
+    reward_key: str = field(default_factory=lambda: secrets.token_urlsafe(24))  # only the program itself knows it
     requests: list[Request] = field(default_factory=list)  # finished requests, in the order of their answers
     pictures: dict[str, Picture] = field(default_factory=dict)  # of all chats, by digest
-    num_started: int = 0  # requests for completions, including failed ones
+    num_started: int = 0  # requested answers, including failed ones, but not retries
+    reached_limit: str = ""  # limit of requests that the session has reached
     overflow: str = ""  # error of the last request if its prompt was too long
     engine_error: Exception | None = None
     engine_failed: asyncio.Event = field(default_factory=asyncio.Event)
     refused_reward: str = ""  # error of a reward that the program gave
     overridden: JsonObject = field(default_factory=dict)  # sampling settings of clients that are not used
-    _answers: dict[tuple[str, tuple[MessageKey, ...]], Answer] = field(default_factory=dict)  # by chat and answer
+    _answers: dict[bytes, Answer] = field(default_factory=dict)  # by digest of template variables, chat and answer
+    _rewarded_bodies: set[str] = field(default_factory=set)  # digests of the requests whose x-reward was given
     _samplings: Counter[str] = field(default_factory=Counter)  # prompt digest -> how often it was sampled
 
     @property
@@ -169,14 +189,39 @@ class Session:
         """Answers that the program received."""
         return [answer for request in self.requests if request.is_delivered for answer in request.answers]
 
+    def count_request(self, request: Request, num_answers: int) -> None:
+        """Count a new request for answers, but no retry. Raises ValueError at the limit of requests."""
+        if self.find_undelivered(request) is None:
+            if self.num_started + num_answers > self.limits.max_requests:
+                self.reached_limit = f"env.agent.max_requests={self.limits.max_requests}"
+                raise ValueError(f"The session has reached its limit of requests, {self.reached_limit}.")
+            self.num_started += num_answers
+
     def give_reward(self, request_id: str, reward: float) -> None:
-        """Add a reward for the answers of one request. Raises ValueError if the session has no such request."""
+        """Add a reward for one request, in equal parts for its answers. Raises ValueError if the session has no such
+        request."""
         found = [request for request in self.requests if request.id == request_id]
         if not found:
             known = ", ".join(request.id for request in self.requests[-3:])
             raise ValueError(f"request_id={request_id}: this session has no such request. The last ones are: {known}.")
         for answer in found[0].answers:
-            answer.add_reward(reward)
+            answer.add_reward(reward / len(found[0].answers))
+
+    def give_header_reward(self, request: Request, continued: Answer | None) -> None:
+        """Add the reward in the header of a request to the answer that it continues, once for all its retries.
+
+        A request that continues no answer rewards the last answer of its role, if this role has only one path.
+        """
+        if request.reward is None or request.body_digest in self._rewarded_bodies:
+            return
+        self._rewarded_bodies.add(request.body_digest)
+        if continued is None:
+            same_role = [answer for answer in self.answers if answer.request.role == request.role]
+            continued = next(reversed(same_role), None)
+            if continued is None or not set(same_role) <= set(continued.path):
+                self.refused_reward = "header x-reward: it is not clear which answer it rewards; use /v1/rewards"
+                return
+        continued.add_reward(request.reward)
 
     def give_turn_rewards(self, rewards: object) -> None:
         """Add one reward for each answer, in order. Raises TypeError for a value that is no list of numbers, ValueError
@@ -193,9 +238,10 @@ class Session:
 
     def find_answer(self, keys: list[MessageKey], template_variables: str) -> tuple[Answer | None, int]:
         """Return the last answer in a chat that this session sampled, and the number of keys up to and with it."""
-        for count in range(len(keys) - 1, 0, -1):
+        digests = _digest_chats(keys[:-1], template_variables)
+        for count in range(len(digests), 0, -1):
             if keys[count - 1].role == "assistant":
-                answer = self._answers.get((template_variables, tuple(keys[:count])))
+                answer = self._answers.get(digests[count - 1])
                 if answer is not None:
                     answer.request.is_delivered = True  # the client knows it, even if its connection broke
                     return answer, count
@@ -203,11 +249,11 @@ class Session:
 
     def describe_difference(self, keys: list[MessageKey], template_variables: str) -> str:
         """Describe where a chat first differs from the most similar earlier chat of this session."""
-        chats = [(other, known) for other, known in self._answers if any(a.role == "assistant" for a in known)]
+        chats = [(one.request.template_variables, one.chat_keys) for one in self._answers.values()]
         if not chats:
             return "no earlier request of this session has this history"
 
-        def count_equal(chat: tuple[str, tuple[MessageKey, ...]]) -> int:
+        def count_equal(chat: tuple[str, Sequence[MessageKey]]) -> int:
             pairs = enumerate(zip_longest(chat[1], keys))
             return next((index for index, (old, new) in pairs if old != new), len(keys))
 
@@ -223,8 +269,7 @@ class Session:
         """Add the answers of a finished request."""
         self.requests.append(request)
         for answer in request.answers:
-            key = make_answer_key(answer.sampled.content, answer.sampled.tool_calls)
-            self._answers[request.template_variables, (*request.keys, key)] = answer
+            self._answers[_digest_chats(answer.chat_keys, request.template_variables)[-1]] = answer
 
     def find_undelivered(self, request: Request) -> Request | None:
         """Return an earlier request with the same body whose answer did not reach the client. The client of a retry
@@ -243,6 +288,15 @@ class Session:
         count = self._samplings[digest]
         self._samplings[digest] += change
         return int(hashlib.blake2b(f"{digest}.{count}".encode(), digest_size=6).hexdigest(), 16)
+
+
+def _digest_chats(keys: Sequence[MessageKey], template_variables: str) -> list[bytes]:
+    """Return a digest of the first 1, 2, ... messages of a chat."""
+    digests, digest = [], hashlib.blake2b(template_variables.encode(errors="surrogatepass"))
+    for key in keys:
+        digest.update(repr(key).encode())
+        digests.append(digest.digest())
+    return digests
 
 
 def _describe_change(old: str, new: str) -> str:
@@ -271,7 +325,9 @@ class Request:
     is_constrained: bool = False
     is_delivered: bool | None = None  # whether the client received the complete answer, None until it is sent
     parse_answer: ParseAnswer | None = None
-    _parent: Answer | None = None
+    token_limit: int = 0  # tokens of an answer that the session's own limits allow
+    _continued: Answer | None = None  # last answer of the session in the chat
+    _parent: Answer | None = None  # the same, if its tokens are reused
     _earlier: Request | None = None  # identical request whose answer is sent again
     _outputs: Any = None
 
@@ -285,13 +341,7 @@ class Request:
         found, count = self.session.find_answer(self.keys, template_variables)
         if any(key.role == "assistant" for key in self.keys[count:-1]):
             self.difference = self.session.describe_difference(self.keys, template_variables)
-        if self.reward is not None:
-            rewarded = found or next(reversed(self.session.answers), None)
-            if rewarded is None:
-                self.session.refused_reward = "header x-reward: the session has no earlier answer."
-            else:
-                rewarded.add_reward(self.reward)
-            self.reward = None
+        self._continued = found
         if found is None:
             return None
         self._parent = found
@@ -323,7 +373,8 @@ class Request:
         self.id, self.prompt_ids, self.is_constrained = request_id, prompt_ids, wanted.is_constrained
         self._earlier = session.find_undelivered(self)
         budget = session.sampling.max_tokens - len(prompt_ids) + self._count_root_tokens(prompt_ids)
-        max_tokens = min(wanted.max_tokens, budget, session.limits.max_tokens_per_turn or budget)
+        self.token_limit = max(1, min(budget, session.limits.max_tokens_per_turn or budget))
+        max_tokens = min(wanted.max_tokens, self.token_limit)
         self.seed = session.derive_seed(session.count_sampling(prompt_ids))
         return replace(session.sampling, max_tokens=max(1, max_tokens), seed=self.seed)
 
@@ -334,7 +385,10 @@ class Request:
         if self._earlier is not None:
             self.session.requests.remove(self._earlier)
         self.answers = [Answer(self, answer, self._parent) for answer in answers]
+        for answer, earlier in zip(self.answers, self._earlier.answers if self._earlier else (), strict=False):
+            answer.reward = earlier.reward
         self._outputs = outputs
+        self.session.give_header_reward(self, self._continued)
         self.session.add_answers(self)
 
     def record_engine_error(self, error: Exception) -> None:

@@ -151,9 +151,9 @@ def get_metric_value(trajectory: Trajectory, metric: str) -> float:
 
 
 def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
-    """Raise ValueError if all trajectories failed, e.g. because the reward function or the environment is broken."""
+    """Raise ValueError if no trajectory can be trained on, e.g. because the reward function is broken."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    if trajectories and all(trajectory.score.outcome.failed for trajectory in trajectories):
+    if trajectories and not any(map(is_trainable, trajectories)):
         first = trajectories[0].score
         raise ValueError(
             f"all {len(trajectories)} trajectories of this iteration failed, so there is nothing to learn from. "

@@ -98,7 +98,9 @@ def test_rewards_of_turns(server, tmp_path, result, score, rewards):
 
 
 def test_reward_of_a_command(server, tmp_path):
-    (one,) = run(server, tmp_path, command=f"test -f $ALPHAAPOLLO_TASK && {ASKS_CURL} && echo && echo 0.5")
+    (one,) = run(
+        server, tmp_path, command=f"test -f $ALPHAAPOLLO_TASK && {ASKS_CURL} && echo 0.5 > $ALPHAAPOLLO_RESULT; echo 7"
+    )
     assert (one.score.reward, one.end, len(one.rows)) == (0.5, EpisodeEnd.DONE, 1)
     (one,) = run(server, tmp_path, command="echo no such dataset >&2; exit 3")
     assert "exit code 3\nno such dataset" in one.score.reason
@@ -163,7 +165,7 @@ def test_prompt_over_the_limit_is_no_failure(server, tmp_path):
     assert one.end is EpisodeEnd.PROMPT_LIMIT and one.score.outcome.failed
     (one,) = run(server, tmp_path, f"def run(task, endpoint):\n    ask(endpoint)\n{too_long}")
     assert one.end is EpisodeEnd.TOKEN_LIMIT and one.score.reward == 0.0
-    assert "no answer before the token limit" in one.score.reason
+    assert "no answer before the limit" in one.score.reason
 
 
 def test_engine_error_is_not_a_failure_of_the_agent(server, tmp_path, monkeypatch):
@@ -208,23 +210,27 @@ def test_close_at_any_time_ends_the_host(delay, tmp_path):
     assert not find_processes(path.name)
 
 
-@pytest.mark.parametrize("end", ["close", "kill"])
-def test_no_program_is_waited_for_without_its_host(end, tmp_path):
+def test_no_program_is_waited_for_without_its_host(tmp_path):
     async def play():
         programs = ProgramRunner(Agent(command=f"touch {tmp_path}/started; sleep 1000"))
         await programs.start()
         running = asyncio.ensure_future(programs.run({}, {}))
         assert await asyncio.to_thread(wait_until, (tmp_path / "started").exists)
-        if end == "kill":
-            programs._host.kill()
-        else:
-            await programs.close()
-        for episode in (running, programs.run({}, {})):
-            with pytest.raises(ChildProcessError, match="has ended"):
-                await asyncio.wait_for(episode, 20)
         await programs.close()
+        assert "has ended" in (await asyncio.wait_for(running, 20)).error
+        with pytest.raises(ChildProcessError):
+            await programs.run({}, {})
 
     asyncio.run(play())
+
+
+def test_command_that_kills_the_host_fails_its_episode_alone(server, tmp_path):
+    mark = tmp_path / "killed"
+    kill = (
+        f"test -e {mark} || {{ touch {mark}; kill -9 $(cut -d' ' -f4 /proc/$(cut -d' ' -f4 /proc/$PPID/stat)/stat); }}"
+    )
+    (one,) = run(server, tmp_path, command=f"{ASKS_CURL} && echo 1 > $ALPHAAPOLLO_RESULT; {kill}")
+    assert mark.exists() and one.score == Score(1.0)
 
 
 def test_program_files_are_checked(server, tmp_path):

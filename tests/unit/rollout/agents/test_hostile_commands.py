@@ -1,0 +1,122 @@
+"""What a command that a model writes can do in an agent's program: no reward, no failure, no end of the run."""
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("vllm")
+pytest.importorskip("openai")
+
+from alphaapollo.config.schema import Agent
+from alphaapollo.rollout.agents.programs import ProgramRunner
+from alphaapollo.types import EpisodeEnd, Outcome, Score
+from tests.unit.rollout.agents.test_runner import run
+
+TAKES_REWARD = """
+import urllib.error, urllib.request, json
+
+def post(endpoint, route, body, **headers):
+    headers = {"authorization": f"Bearer {endpoint.api_key}", "content-type": "application/json", **headers}
+    request = urllib.request.Request(f"{endpoint.base_url}/{route}", json.dumps(body).encode(), headers)
+    try:
+        return urllib.request.urlopen(request).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+def run(task, endpoint):
+    answer = ask(endpoint)
+    chat = {"model": endpoint.model, "messages": [{"role": "user", "content": "one"}]}
+    taken = {"request_id": answer.id, "reward": 1000}
+    codes = [
+        post(endpoint, "rewards", taken),
+        post(endpoint, "rewards", {"request_id": "unknown", "reward": "x"}),
+        post(endpoint, "chat/completions", chat, **{"x-reward": "1000"}),
+        post(endpoint, "chat/completions", chat, **{"x-reward": "nan", "x-reward-key": "guessed"}),
+    ]
+    KEY
+    return {"reward": 0.25, "refused": float(codes.count(403))}
+"""
+REWARD = '"rewards", {"request_id": answer.id, "reward": 0.5}'
+WITH_KEY = f'post(endpoint, {REWARD}, **{{"x-reward-key": endpoint.reward_key}})'
+
+
+def test_who_has_the_api_key_alone_gives_no_reward(server, tmp_path):
+    (one,) = run(server, tmp_path, TAKES_REWARD.replace("KEY", ""))
+    assert one.score == Score(0.25, {"refused": 4.0}) and one.reward == 0.25
+    (one,) = run(server, tmp_path, TAKES_REWARD.replace("KEY", WITH_KEY))
+    assert one.reward == 0.75
+
+
+def test_rewards_of_requests_can_be_accepted(server, tmp_path):
+    code = TAKES_REWARD.replace("KEY", "return 0.0").replace('"unknown", "reward": "x"', 'answer.id, "reward": 1')
+    code = code.replace('"nan", "x-reward-key": "guessed"', '"0"')
+    (one,) = run(server, tmp_path, code, accept_request_rewards=True)
+    assert one.reward == 1000 + 1 + 1000
+
+
+def test_programs_have_only_listed_variables(monkeypatch):
+    for name in ("RAY_AUTH_TOKEN", "HF_TOKEN", "ALPHAAPOLLO_RUN", "MY_DATA"):
+        monkeypatch.setenv(name, "value")
+    code = "import json, os; json.dump([*os.environ], open(os.environ['ALPHAAPOLLO_RESULT'], 'w'))"
+
+    async def play(**keys):
+        programs = ProgramRunner(Agent(command=f'python3 -c "{code}"', **keys))
+        try:
+            await programs.start()
+            return (await programs.run({}, {})).value
+        finally:
+            await programs.close()
+
+    names = set(asyncio.run(play(environment=["MY_DATA"])))
+    assert {"PATH", "MY_DATA", "ALPHAAPOLLO_TASK"} <= names
+    assert not names & {"RAY_AUTH_TOKEN", "HF_TOKEN", "ALPHAAPOLLO_RUN"}
+    with pytest.raises(ValueError, match=r"env\.agent\.environment: MISSING_ONE"):
+        asyncio.run(play(environment=["MISSING_ONE"]))
+
+
+def test_output_of_a_program_is_bounded(monkeypatch):
+    sizes, read_result = [], ProgramRunner._read_result
+
+    def measure(runner, folder):
+        sizes.append(sum(file.stat().st_size for file in folder.iterdir()))
+        return read_result(runner, folder)
+
+    async def play():
+        programs = ProgramRunner(Agent(command="head -c 100000000 /dev/zero >&2; echo last; exit 3"))
+        await programs.start()
+        try:
+            assert "last" in (await programs.run({}, {})).error
+        finally:
+            await programs.close()
+
+    monkeypatch.setattr(ProgramRunner, "_read_result", measure)
+    asyncio.run(play())
+    assert 0 < sizes[0] < 100_000
+
+
+def test_a_written_answer_is_no_reward(server, tmp_path):
+    (one,) = run(server, tmp_path, command="curl -s $OPENAI_BASE_URL/models; echo '{\"reward\": 1000}'")
+    assert one.score.outcome is Outcome.ENVIRONMENT_FAILED
+
+
+def test_limit_of_requests_is_a_turn_limit(server, tmp_path):
+    code = "def run(task, endpoint):\n    for _ in range(9):\n        ask(endpoint)\n    return 1.0\n"
+    (one,) = run(server, tmp_path, code, max_requests=4)
+    assert one.end is EpisodeEnd.TURN_LIMIT and one.score.outcome is Outcome.SCORED and one.reward == 0.0
+    assert "env.agent.max_requests=4" in one.score.reason and len(one.turns) == 4
+    code = "def run(task, endpoint):\n    ask(endpoint, n=3)\n    ask(endpoint, n=2)\n    return 1.0\n"
+    (one,) = run(server, tmp_path, code, max_requests=4)
+    assert one.end is EpisodeEnd.TURN_LIMIT and len(one.turns) == 3
+
+
+def test_the_clients_own_limit_is_no_truncation(server, tmp_path):
+    code = "def run(task, endpoint):\n    ask(endpoint, max_tokens=1)\n    return 1.0\n"
+    (one,) = run(server, tmp_path, code)
+    assert one.end is EpisodeEnd.DONE and one.turns[0].completion.stop_reason == "length"
+
+
+def test_session_with_only_untrained_roles_keeps_its_score(server, tmp_path):
+    code = "def run(task, endpoint):\n    ask(endpoint, extra_headers={'x-role': 'judge'})\n    return 1.0\n"
+    (one,) = run(server, tmp_path, code, untrained_roles=["judge"])
+    assert one.score.outcome is Outcome.SCORED and one.reward == 1.0 and not one.rows
+    assert "env.agent.untrained_roles" in one.score.reason
