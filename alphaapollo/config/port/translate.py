@@ -103,7 +103,7 @@ def translate_keys(values: VerlValues, program: str) -> ArgumentLines:
         other, verl_default, needed = tables["default_requires"].get(key, ("", "", ""))
         words, _ = _convert_key(key, format_value(value), {**values, key: format_value(value)}, program)
         differs = words.get(key) != format_value(list_keys(schema)[key].default)
-        if key not in values and differs and values.get(other, verl_default).lower() == needed:
+        if key not in values and differs and values.get(other, verl_default).lower() in needed.split("|"):
             lines.setdefault(key, (f"{key}={words[key]}", "verl's default"))
     return lines
 
@@ -204,13 +204,21 @@ def _convert_rollout_is(value: str, values: VerlValues) -> ConvertedKeys:
         words = {"method": "tis", "level": weights, "high": threshold}
     elif mask in levels:
         low, _, high = threshold.strip("'\"").rpartition("_")
+        if mask.endswith("_k1"):  # verl's bounds are those of 1 / rho; one bound is both
+            low, high = _invert(high), _invert(low) if low else high
         words = {"method": "mask", "level": levels[mask], "low": low or "null", "high": high}
     elif cap not in ("-1", "null"):
         words = {"method": "tis", "level": "token", "high": cap}
     else:
         return {}, "" if value == "null" else f"not supported; {CORRECTION}.method=mask has other levels"
     remark = "only one correction is applied: rollout_is, else rollout_rs, else tis_imp_ratio_cap"
+    if words["method"] == "mask":
+        remark += f"; was {threshold}; kept tokens are also weighted by rho, which verl does not do"
     return {f"{CORRECTION}.{name}": text for name, text in words.items() if text != "null"}, remark
+
+
+def _invert(bound: str) -> str:
+    return f"{1 / float(bound):.6g}" if re.fullmatch(r"[\d.]*[1-9][\d.]*", bound) else bound
 
 
 def _convert_multi_turn(value: str, values: VerlValues) -> ConvertedKeys:

@@ -160,7 +160,15 @@ CORRECTION = "algorithm.rollout_correction"
         ({"rollout_is": "token", "rollout_is_threshold": "2.0"}, {"method": "tis", "level": "token", "high": "2.0"}),
         (
             {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.99_1.001"},
-            {"method": "mask", "level": "geometric", "low": "0.99", "high": "1.001"},
+            {"method": "mask", "level": "geometric", "low": "0.999001", "high": "1.0101"},  # of 1 / rho in verl
+        ),
+        (
+            {"rollout_rs": "token_k1", "rollout_rs_threshold": "2.0"},
+            {"method": "mask", "level": "token", "low": "0.5", "high": "2.0"},
+        ),
+        (
+            {"rollout_rs": "token", "rollout_rs_threshold": "3", "rollout_rs_threshold_lower": "0.9"},
+            {"method": "mask", "level": "token", "high": "3", "low": "0.9"},
         ),
         (
             {"rollout_is": "sequence", "rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_2"},
@@ -244,3 +252,12 @@ def test_a_ported_command_passes_the_dry_run(name: str, local: list[str], capsys
         assert words.pop("env.tool_parser") == "hermes"
     assert main_ppo([*(f"{key}={value}" for key, value in words.items()), "trainer.dry_run=True"]) == 0
     assert "the configuration is valid" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("loss", ["gspo", "cispo", "geo_mean", "dppo_kl"])
+def test_clip_ranges_that_differ_from_verls_are_written(loss: str):
+    key = "actor_rollout_ref.actor.policy_loss.loss_mode"
+    lines = translate_keys({key: loss, f"{ACTOR}.clip_ratio_high": "0.28"}, "main_ppo")
+    words = {word for word, _ in lines.values()}
+    assert {f"{ACTOR}.clip_ratio_low=0.2", f"{ACTOR}.clip_ratio_high=0.28"} <= words
+    assert not any("clip_ratio_low" in word for word, _ in translate_keys({key: "vanilla"}, "main_ppo").values())
