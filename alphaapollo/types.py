@@ -260,9 +260,6 @@ class Row:
     logprobs: Sequence[float]  # [T] log-probs of the engine, 0.0 off the mask
     turn_ends: list[int]  # position of the last action token of each turn
     first_turn: int = 0  # index in Trajectory.turns of the first turn of the row
-    num_earlier_tokens: int = 0
-    """Tokens before the row's response that count towards the same data.max_response_length: with agents, of earlier
-    answers and observations of its path; in memory context, of earlier turns."""
     weight_versions: list[tuple[int, int]] = field(default_factory=list)  # (version, number of action tokens) in order
     routed_experts: np.ndarray | None = None  # [T, layers, k], see Completion
     images: Sequence[ImageInput] = ()  # pictures whose placeholders are in token_ids, in order
@@ -270,12 +267,15 @@ class Row:
     """Prompt with more context, after which a self-teacher reads the row's response; empty: without a self-teacher, or
     no context was found."""
     teacher_shares: Sequence[float] = ()  # weight of each teacher, set by the trainer; empty: one teacher or none
+    num_earlier_tokens: int = 0
+    """Tokens before the row's response that count towards the same data.max_response_length: with agents, of earlier
+    answers and observations of its path; in memory context, of earlier turns."""
 
     def __reduce__(self) -> tuple[object, ...]:
         compact = (array("i", self.token_ids), array("b", self.action_mask), array("d", self.logprobs))
-        position = (self.turn_ends, self.first_turn, self.num_earlier_tokens)
-        fields = (*position, self.weight_versions, self.routed_experts, self.images)
-        return Row, (*compact, *fields, array("i", self.teacher_prompt_ids))
+        fields = (self.turn_ends, self.first_turn, self.weight_versions, self.routed_experts, self.images)
+        teacher = (array("i", self.teacher_prompt_ids), self.teacher_shares)
+        return Row, (*compact, *fields, *teacher, self.num_earlier_tokens)
 
     @property
     def response_start(self) -> int:

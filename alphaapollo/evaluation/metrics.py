@@ -189,9 +189,14 @@ def estimate_means(values: np.ndarray) -> list[Estimate | None]:
 
 
 def compute_mean_metrics(results: Sequence[SampleResult], num_samples: int) -> dict[str, float]:
-    """Compute the mean of each metric over problems; NaN if no problem has a value. num_samples: n of avg@n."""
+    """Compute the mean of each metric over problems; NaN if no problem has a value. num_samples: n of avg@n.
+
+    `pass@k_problems` is the number of problems that pass@k is the mean of.
+    """
     names, values = compute_metrics_per_problem(results, num_samples)
-    return dict(zip(names, _compute_column_means_and_counts(values)[0].tolist(), strict=True))
+    means, counts = _compute_column_means_and_counts(values)
+    problems = {f"{name}_problems": float(count) for name, count in zip(names, counts, strict=True) if "pass@" in name}
+    return dict(zip(names, means.tolist(), strict=True)) | problems
 
 
 def _compute_column_means_and_counts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -207,7 +212,8 @@ def compute_metrics_per_problem(results: Iterable[SampleResult], num_samples: in
     """Compute each metric for each problem. Returns the F metric names and values [P, F], ordered by problem id.
 
     num_samples: n of avg@n and maj@n, and the largest k of pass@k. Failed samples are excluded, so pass@k may be NaN
-    for large k. If all samples of a problem failed, all metrics except the response length are NaN.
+    for large k; it is NaN for all problems if fewer than half of them have k samples. If all samples of a problem
+    failed, all metrics except the response length are NaN.
     """
     by_problem: dict[int, list[SampleResult]] = defaultdict(list)
     for result in sorted(results, key=lambda result: (result.problem_id, result.sample_index)):
@@ -216,6 +222,7 @@ def compute_metrics_per_problem(results: Iterable[SampleResult], num_samples: in
     scored = [[result for result in group if not result.outcome.failed] for group in problems]
     correct = [sum(result.accuracy >= CORRECT_ACCURACY for result in group) for group in scored]
     passes = pass_at_k(np.array([len(group) for group in scored]), np.array(correct), num_samples)
+    passes[:, 2 * (~np.isnan(passes)).sum(axis=0) < len(problems)] = np.nan
     columns = {f"avg@{num_samples}": [_mean_or_nan([result.accuracy for result in group]) for group in scored]}
     columns |= {f"pass@{k}": passes[:, k - 1].tolist() for k in range(1, num_samples + 1)}
     columns[f"maj@{num_samples}"] = [

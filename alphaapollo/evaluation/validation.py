@@ -130,6 +130,8 @@ def compute_val_metrics(results: Sequence[SampleResult], name_template: str) -> 
     metrics[name_template.format("response_length")] = means["response_length"]
     if n > 1:
         for metric in [*(f"pass@{2**power}" for power in range(n.bit_length())), f"maj@{n}"]:
-            if not math.isnan(means[metric]):  # NaN: no prompt has k scored samples
+            if not math.isnan(means[metric]):  # NaN: fewer than half of the prompts have k scored samples
                 metrics[name_template.format(metric)] = means[metric]
+                if metrics[name_template.format("failed")] and "pass@" in metric:
+                    metrics[name_template.format(f"{metric}_problems")] = means[f"{metric}_problems"]
     return metrics

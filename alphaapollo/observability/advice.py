@@ -105,6 +105,7 @@ def _find_iteration_warnings(metrics: Metrics, failure_reason: str) -> dict[str,
     if not (k3 <= SAFE_K3 and ess >= SAFE_ESS):  # also true for NaN
         is_stale = metrics.get("staleness/max", 0.0) > 0
         fix = "Lower trainer.max_staleness" if is_stale else "Set algorithm.rollout_correction.method=tis"
+        fix = "Lower data.reuse.max_age" if metrics.get("reuse/groups") else fix
         warnings["mismatch"] = (
             f"log-probs of engine and trainer differ: KL {k3:.1e} nats per token (safe: {SAFE_K3:.0e}), effective "
             f"sample size {ess:.0%} (safe: {SAFE_ESS:.0%}). {fix} (docs/algorithms/rollout_correction.md)."

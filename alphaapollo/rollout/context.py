@@ -58,8 +58,10 @@ def build_row(turns: Sequence[Turn], first_turn: int = 0, num_earlier_tokens: in
     # The engine never computes the last token. Training does not use the outputs of the experts that it gets here.
     routed_experts = np.concatenate([*experts, experts[-1][-1:]]) if len(experts) == len(turns) else None
     images = tuple(image for turn in turns for image in turn.context_images)
-    position = (ends, first_turn, num_earlier_tokens)
-    return Row(token_ids, action_mask, logprobs, *position, versions, routed_experts, images)
+    positions = (ends, first_turn)
+    row = Row(token_ids, action_mask, logprobs, *positions, versions, routed_experts, images)
+    row.num_earlier_tokens = num_earlier_tokens
+    return row
 
 
 class AppendContext:

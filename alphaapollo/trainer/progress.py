@@ -25,6 +25,7 @@ class CurriculumState:
     pass_rates: array[float] = field(default_factory=lambda: array("d"))  # by prompt id; NaN: never sampled
     drawn: dict[int, int] = field(default_factory=dict)  # position -> prompt id, of positions in flight
     stage: int = 0  # newest open stage
+    stage_start: int = 0  # first position of the run that was drawn with it
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Progress(RunProgress):
         if isinstance(state, dict):
             rates = np.load(folder / PASS_RATES) if (folder / PASS_RATES).is_file() else ()
             drawn = {int(position): prompt_id for position, prompt_id in state["drawn"].items()}
-            progress.curriculum = CurriculumState(array("d", rates), drawn, state["stage"])
+            progress.curriculum = CurriculumState(array("d", rates), drawn, state["stage"], state.get("stage_start", 0))
         if isinstance(steps := progress.recent, list):
             progress.recent = RecentGroups(tuple(zip(steps, read_groups(folder) if steps else (), strict=True)))
         return progress

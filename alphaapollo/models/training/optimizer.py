@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,13 +19,14 @@ from alphaapollo.models.training.muon import ShardedMuon
 
 def make_optimizers(model: nn.Module, config: Optimizer) -> list[torch.optim.Optimizer]:
     """Create the optimizers of the trained parameters: AdamW (arXiv 1711.05101) and, with name=muon, Muon for the
-    matrices of the decoder layers. Norms and biases (one dimension) have no weight decay."""
+    matrices of the decoder layers. Norms and biases have no weight decay."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    layers = getattr(model, "layers", ()) if config.name == "muon" else ()
-    in_layers = {parameter for layer in layers for parameter in layer.parameters() if parameter.ndim == 2}
-    matrices = [parameter for parameter in trained if parameter in in_layers]
-    others = [parameter for parameter in trained if parameter not in in_layers]
-    groups = [[p for p in others if p.ndim >= 2], [p for p in others if p.ndim < 2]]
+    in_layers = {parameter for layer in getattr(model, "layers", ()) for parameter in layer.parameters()}
+    chosen = find_matrices(model) & in_layers if config.name == "muon" else set[nn.Parameter]()
+    matrices = [parameter for parameter in trained if parameter in chosen]
+    others = [parameter for parameter in trained if parameter not in chosen]
+    decayed = find_decayed(model)
+    groups = [[p for p in others if p in decayed], [p for p in others if p not in decayed]]
     adam_groups: list[dict[str, object]] = [{"params": group} for group in groups if group]
     optimizers: list[torch.optim.Optimizer] = []
     if matrices:
@@ -35,14 +37,38 @@ def make_optimizers(model: nn.Module, config: Optimizer) -> list[torch.optim.Opt
         optimizers.append(make_adamw_8bit(adam_groups, config.lr, trained[0].is_cuda))
     elif adam_groups:
         optimizers.append(torch.optim.AdamW(adam_groups, lr=config.lr, fused=True))
-    set_hyperparams(optimizers, config)
+    set_hyperparams(model, optimizers, config)
     return optimizers
 
 
-def set_hyperparams(optimizers: Iterable[torch.optim.Optimizer], config: Optimizer) -> None:
+def find_matrices(model: nn.Module) -> set[nn.Parameter]:
+    """Return the weights of linear layers and of routers, which are linear maps."""
+    return {
+        parameter
+        for module in model.modules()
+        if isinstance(module, nn.Linear) or re.search("router|gate", type(module).__name__, re.IGNORECASE)
+        for parameter in module.parameters(recurse=False)
+        if parameter.ndim == 2
+    }
+
+
+def find_decayed(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters with weight decay: all but norms and biases, which may have several dimensions, e.g. one
+    for the experts."""
+    return {
+        parameter
+        for module in model.modules()
+        if "norm" not in type(module).__name__.lower()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim >= 2 and "bias" not in name
+    }
+
+
+def set_hyperparams(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], config: Optimizer) -> None:
     """Set weight decay and betas from `config`. Call it again after loading a checkpoint, which restores old values."""
+    decayed = find_decayed(model)
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["weight_decay"] = config.weight_decay if group["params"][0].ndim >= 2 else 0.0
+        group["weight_decay"] = config.weight_decay if group["params"][0] in decayed else 0.0
         if "betas" in group:
             group["betas"] = config.betas
 

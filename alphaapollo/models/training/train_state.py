@@ -147,7 +147,7 @@ class TrainState:
         self._reload_all_tensors()
         counts = load_snapshot(folder, self.module, self.optimizers)
         self.num_steps, self.num_skipped = counts["num_steps"], counts.get("num_skipped", 0)
-        set_hyperparams(self.optimizers, self.config.optim)
+        set_hyperparams(self.module, self.optimizers, self.config.optim)
 
     def get_trained_tensors(self) -> dict[str, list[Tensor]]:
         """Return this rank's slices of the trained "weights" and of the optimizer states, e.g. Adam's "exp_avg"."""

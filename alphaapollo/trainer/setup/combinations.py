@@ -27,6 +27,7 @@ def check_setting_combinations(config: Config, estimator: Estimator, policy_loss
         *_list_estimator_errors(config, estimator),
         *_list_token_loss_errors(config, estimator, policy_loss),
         *_list_correction_errors(config, policy_loss),
+        *_list_teacher_errors(config, policy_loss),
         *_list_reuse_errors(config, estimator),
     ]
     if errors:
@@ -90,17 +91,36 @@ def _list_token_loss_errors(config: Config, estimator: Estimator, policy_loss: P
 
 def _list_correction_errors(config: Config, policy_loss: PolicyLoss) -> Iterator[str]:
     """Yield an error if samples of another policy have no importance-sampling correction, or two of them."""
-    correction, trainer = config.algorithm.rollout_correction, config.trainer
+    correction = config.algorithm.rollout_correction
     if policy_loss.anchor == "rollout":
         if correction.method:
             ratio = f"the ratio of {LOSS}={policy_loss.name} already includes it"
             yield f"{CORRECTION}.method={correction.method} corrects twice: {ratio}. Set {CORRECTION}.method=null."
     elif not correction.method:
-        stale = {"trainer.max_staleness": trainer.max_staleness if trainer.async_mode else 0}
         fix = f"Set {CORRECTION}.method=tis" + (", bypass=false." if correction.bypass else ".")
-        for key, value in (stale | {"data.reuse.groups": config.data.reuse.groups}).items():
-            if value:
-                yield f"{key}={value} trains on tokens of older weights without a correction. {fix}"
+        for setting in _list_stale_settings(config):
+            yield f"{setting} trains on tokens of older weights without a correction. {fix}"
+
+
+def _list_stale_settings(config: Config) -> list[str]:
+    """Return the settings with which a run trains on samples of older weights, e.g. `data.reuse.groups=8`."""
+    trainer = config.trainer
+    ages = {"trainer.max_staleness": trainer.max_staleness if trainer.async_mode else 0}
+    return [
+        f"{key}={value}" for key, value in (ages | {"data.reuse.groups": config.data.reuse.groups}).items() if value
+    ]
+
+
+def _list_teacher_errors(config: Config, policy_loss: PolicyLoss) -> Iterator[str]:
+    """Yield an error if the teacher would be compared with the engine's older policy instead of the trained one."""
+    is_engines = policy_loss.anchor == "rollout" or config.algorithm.rollout_correction.bypass
+    if config.teacher.uses_sampled_tokens and is_engines:
+        for setting in _list_stale_settings(config):
+            yield (
+                f"{setting} with {LOSS}={policy_loss.name} and {CORRECTION}.bypass="
+                f"{str(config.algorithm.rollout_correction.bypass).lower()}: teacher.divergence=sampled needs the "
+                "log-probs of the trained policy. Set teacher.divergence=reverse."
+            )
 
 
 def _list_reuse_errors(config: Config, estimator: Estimator) -> Iterator[str]:
@@ -147,17 +167,16 @@ def _list_keys_unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterat
 
 def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
     """Yield warnings if an on-policy estimator or loss trains on samples of an older policy."""
-    actor, trainer = config.actor_rollout_ref.actor, config.trainer
+    actor, stale = config.actor_rollout_ref.actor, _list_stale_settings(config)
     derived = f"{ESTIMATOR}={estimator.name} is derived for samples of the current policy"
-    if estimator.on_policy and trainer.async_mode and trainer.max_staleness:
-        key = "trainer.max_staleness"
-        yield f"{derived}, but {key}={trainer.max_staleness} uses older samples. Set {key}=0."
+    if estimator.on_policy:
+        yield from (f"{derived}, but {one} uses older samples. Set {one.partition('=')[0]}=0." for one in stale)
     correction = config.algorithm.rollout_correction
     is_sequence_mask = correction.method == "mask" and correction.level != "token"
-    if is_sequence_mask and trainer.async_mode and trainer.max_staleness:
+    if is_sequence_mask and stale:
         yield (
-            f"{CORRECTION}.method=mask with level={correction.level} removes mostly long trajectories, as they span "
-            f"several weight versions. Set {CORRECTION}.method=tis, or trainer.max_staleness=0."
+            f"{CORRECTION}.method=mask with level={correction.level} removes mostly long and old trajectories, with "
+            f"{stale[0]}. Set {CORRECTION}.method=tis, or {stale[0].partition('=')[0]}=0."
         )
     if config.steps_per_iteration == 1:
         return
@@ -173,18 +192,21 @@ def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss:
 
 
 def _list_warnings_on_separate_turns(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
-    """Yield warnings for env.context=memory, where each turn of a trajectory is a separate training sequence."""
-    if config.env.context != "memory":
+    """Yield warnings for memory context and agents, where a trajectory can have several training sequences."""
+    is_agent = config.env.env_name == "agent"
+    if config.env.context != "memory" and not is_agent:
         return
+    setting = "env.env_name=agent" if is_agent else "env.context=memory"
     if policy_loss.needs_full_trajectories or needs_full_sequences(config.algorithm.rollout_correction):
         key = f"{LOSS}={policy_loss.name}" if policy_loss.needs_full_trajectories else CORRECTION
         longest = config.env.max_steps * config.data.max_prompt_length + config.data.max_response_length
+        limit = "" if is_agent else f" (at most {longest} tokens)"
         yield (
-            f"{key} has one ratio per trajectory: with env.context=memory all its rows share a micro-batch, also "
-            f"beyond {ACTOR}.ppo_max_token_len_per_gpu (at most {longest} tokens)."
+            f"{key} has one ratio per trajectory: with {setting} all its rows share a micro-batch, also beyond "
+            f"{ACTOR}.ppo_max_token_len_per_gpu{limit}."
         )
     if estimator.compares_states:
         yield (
-            f"{ESTIMATOR}={estimator.name} with env.context=memory: unless the environment identifies its state "
+            f"{ESTIMATOR}={estimator.name} with {setting}: unless the environment identifies its state "
             "(StepResult.info['state']), turns are compared only if their full prompts are equal."
         )

@@ -14,8 +14,10 @@ import numpy as np
 
 from alphaapollo.config.schema import Data
 from alphaapollo.data.sampler import decay_pass_rate, difficulty_weights, draw_prompts, frontier_weights
+from alphaapollo.data.stream import PromptStream
 from alphaapollo.trainer.progress import CurriculumState, Progress
 from alphaapollo.types import Prompt, TrajectoryGroup
+from alphaapollo.utils.seeds import derive_seed
 
 
 class CurriculumSampler:
@@ -29,6 +31,11 @@ class CurriculumSampler:
         self._ids = np.array([prompt.id for prompt in prompts])
         self._index = {prompt.id: index for index, prompt in enumerate(prompts)}
         self._stages = assign_stages(prompts, data)
+        self._open = [np.flatnonzero(self._stages <= stage) for stage in range(int(self._stages.max()) + 1)]
+        self._streams = [
+            PromptStream(len(prompts), derive_seed(data.seed, "stage", stage), shuffle=True)
+            for stage, prompts in enumerate(self._open)
+        ]
 
     def choose_prompts(self, progress: Progress, positions: Sequence[int]) -> list[int]:
         """Return the index of the prompt at each position. Prompts already drawn for a position, e.g. before the run
@@ -36,9 +43,18 @@ class CurriculumSampler:
         drawn = progress.curriculum.drawn
         missing = [position for position in positions if drawn.get(position) not in self._index]
         taken = {self._index[prompt_id] for prompt_id in drawn.values() if prompt_id in self._index}
-        chosen = draw_prompts(self._compute_weights(progress.curriculum), missing, self._data.seed, taken)
+        if self._data.sampler == "uniform":
+            chosen = self._choose_each_once(progress.curriculum, missing)
+        else:
+            chosen = draw_prompts(self._compute_weights(progress.curriculum), missing, self._data.seed, taken)
         drawn.update(zip(missing, self._ids[chosen].tolist(), strict=True))
         return [self._index[drawn[position]] for position in positions]
+
+    def _choose_each_once(self, state: CurriculumState, positions: Sequence[int]) -> list[int]:
+        """Choose prompts of the open stages, each once per epoch of them, in a random order."""
+        stream, prompts = self._streams[state.stage], self._open[state.stage]
+        found = (stream.prompt_indices(position - state.stage_start, 1) for position in positions)
+        return [int(prompts[index]) for (index,) in found]
 
     def update(self, progress: Progress, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         """Add the results of an iteration's groups, and open the next stage if its gate is reached. Returns metrics."""
@@ -50,7 +66,7 @@ class CurriculumSampler:
                 state.pass_rates[prompt_id] = decay_pass_rate(state.pass_rates[prompt_id], observed, decay)
         state.drawn = {position: state.drawn[position] for position in progress.unfinished if position in state.drawn}
         while state.stage < len(self._settings.stages) - 1 and self._is_gate_reached(progress):
-            state.stage += 1
+            state.stage, state.stage_start = state.stage + 1, progress.prompts_consumed
         rates = self._read_rates(state)[self._stages <= state.stage]
         seen = rates[~np.isnan(rates)]
         return {
@@ -68,8 +84,7 @@ class CurriculumSampler:
             weights = frontier_weights(rates, settings.target, settings.revisit_rate)
         elif self._data.sampler == "difficulty":
             weights = difficulty_weights(rates)
-        if self._data.sampler != "uniform":
-            weights[rates >= settings.retire_above] = settings.revisit_rate
+        weights[rates >= settings.retire_above] = settings.revisit_rate
         return weights * (self._stages <= state.stage)
 
     def _is_gate_reached(self, progress: Progress) -> bool:
@@ -121,7 +136,7 @@ def assign_stages(prompts: Sequence[Prompt], data: Data) -> np.ndarray:
     patterns = [stage.data_source for stage in data.curriculum.stages] or ["*"]
     sources = {prompt.data_source for prompt in prompts}
     stage_of = {
-        source: next((i for i, pattern in enumerate(patterns) if fnmatchcase(source, pattern)), None)
+        source: next((i for i, pattern in enumerate(patterns) if fnmatchcase(source.lower(), pattern.lower())), None)
         for source in sources
     }
     for source in sorted(source for source, stage in stage_of.items() if stage is None):

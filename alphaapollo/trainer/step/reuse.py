@@ -25,6 +25,7 @@ def take_recent_groups(
     Only groups with different rewards are kept, because the others have no advantages. Returns groups and metrics.
     """
     if not data.reuse.groups:
+        progress.recent = RecentGroups()
         return [], {}
     kept = [(origin, group) for origin, group in progress.recent.entries if step - origin <= data.reuse.max_age]
     rng = np.random.default_rng(derive_seed(data.seed, "reuse", step))

@@ -224,10 +224,12 @@ def _check_chats_can_be_rendered(config: Config, renderer: Renderer, prompts: Se
     """Raise ValueError if the prompts' chats cannot be rendered with the reward model's chat template."""
     path = config.reward_model.model.path
     mismatch = f"the tokenizer or chat template of reward_model.model.path={path} differs from the policy's"
-    if config.env.max_steps > 1:
+    is_agent = config.env.env_name == "agent"
+    if config.env.max_steps > 1 or is_agent:
+        setting = "env.env_name=agent" if is_agent else f"env.max_steps={config.env.max_steps}"
         raise ValueError(
-            f"{mismatch}, so the reward model can score only chats of one turn. env.max_steps={config.env.max_steps} "
-            "allows more. Set env.max_steps=1, or use a reward model with the policy's tokenizer and chat template."
+            f"{mismatch}, so the reward model can score only chats of one turn. {setting} allows more. Use a reward "
+            "model with the policy's tokenizer and chat template, or episodes of one turn."
         )
     contents = [prompt.content for prompt in prompts if not isinstance(prompt.content, str)]
     chats = {tuple(message["role"] for message in content): content for content in contents}

@@ -55,6 +55,41 @@ def test_clip_by_hand(one_rank: None):
 def test_settings_of_the_configuration_replace_those_of_a_checkpoint():
     model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
     (optimizer,) = make_optimizers(model, Optimizer(weight_decay=0.1))
-    set_hyperparams([optimizer], Optimizer(weight_decay=0.3, betas=(0.8, 0.95)))
+    set_hyperparams(model, [optimizer], Optimizer(weight_decay=0.3, betas=(0.8, 0.95)))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
     assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.95)}
+
+
+class TopKRouter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(4, 8)), nn.Parameter(torch.zeros(4))
+
+
+class CohereLayerNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 4))  # of each head
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down_proj, self.down_proj_bias = nn.Parameter(torch.zeros(4, 8, 8)), nn.Parameter(torch.zeros(4, 8))
+
+
+def test_muon_takes_only_matrices_and_stacked_biases_do_not_decay():
+    model = nn.Module()
+    layer = nn.ModuleDict(
+        {"q_proj": nn.Linear(8, 8), "q_norm": CohereLayerNorm(), "router": TopKRouter(), "experts": Experts()}
+    )
+    model.layers, model.embed = nn.ModuleList([layer]), nn.Embedding(10, 8)
+    muon, adam = make_optimizers(model, Optimizer(name="muon", weight_decay=0.1))
+    names = {parameter: name.removeprefix("layers.0.") for name, parameter in model.named_parameters()}
+    found = [[names[parameter] for parameter in group["params"]] for group in adam.param_groups]
+    assert [names[one] for one in muon.param_groups[0]["params"]] == ["q_proj.weight", "router.weight"]
+    assert found == [
+        ["experts.down_proj", "embed.weight"],
+        ["q_proj.bias", "q_norm.weight", "router.bias", "experts.down_proj_bias"],
+    ]
+    assert [group["weight_decay"] for group in (*muon.param_groups, *adam.param_groups)] == [0.1, 0.1, 0.0]

@@ -311,3 +311,29 @@ def test_reward_keys_that_an_environment_uses(name: str, max_steps: int, used: b
     given = GenerationConfig(env=Env(env_name=name, max_steps=max_steps), reward={"components": {"format": 0.1}})
     lines = collect_environment_notices(given, get_environment_spec(name))
     assert [line.split(" ")[0] for line in lines] == ([] if used else ["reward.components={format:0.1}"])
+
+
+REUSED = {"data.reuse.groups": 2, METHOD: "tis"}
+AGENT = {"env.env_name": "agent", "env.agent.command": "program"}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "loss", "values", "facts"),
+    [
+        ("opo", "ppo", REUSED, (f"{ESTIMATOR}=opo ", "data.reuse.groups=2 ")),
+        ("grpo", "ppo", REUSED | {METHOD: "mask", LEVEL: "sequence"}, (f"{METHOD}=mask ", "data.reuse.groups=2")),
+        ("grpo", "gspo", AGENT, (f"{LOSS}=gspo ", "env.env_name=agent")),
+    ],
+)
+def test_reused_groups_and_agents_have_the_warnings_of_stale_and_split_samples(
+    estimator: str, loss: str, values: dict[str, Any], facts: tuple[str, ...]
+):
+    (line,) = notices(estimator, loss, values)
+    assert line.startswith(facts[0]) and facts[1] in line
+
+
+@pytest.mark.parametrize("loss", ANCHORED)
+def test_a_teacher_is_compared_with_the_trained_policy(loss: str):
+    taught = {"teacher.divergence": "sampled"}
+    notices("grpo", loss, taught)  # engine and trainer have the same weights
+    check_refused("grpo", loss, taught | {"data.reuse.groups": 2}, "data.reuse.groups=2 ", "teacher.divergence=reverse")

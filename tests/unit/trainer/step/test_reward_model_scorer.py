@@ -248,7 +248,8 @@ def test_unusable_reward_models_are_refused(models: tuple[Path, Path], renderer:
         (refusal((models[0], models[0])), ("not a reward model",)),
         (refusal(models, vision), ("do not read pictures",)),
         (refusal(models, reward_model__max_length=129), ("max_length=129", "128 positions")),
-        (refusal(models, renderer, env__max_steps=2), ("env.max_steps=2", "Set env.max_steps=1")),
+        (refusal(models, renderer, env__max_steps=2), ("env.max_steps=2",)),
+        (refusal(models, renderer, env__env_name="agent"), ("env.env_name=agent",)),
         (refusal(models, renderer), ("no chat template",)),
         (refusal((models[0], tmp_path)), ("tokenizer", "48 tokens")),
     ):
