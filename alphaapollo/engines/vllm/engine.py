@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import os
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -218,6 +219,7 @@ class VllmEngine(Engine):
         images: Sequence[ImageInput] = (),
     ) -> AsyncIterator[RequestOutput]:
         """Run a request and yield vLLM's outputs. is_probe: the request computes log-probs of its prompt."""
+        from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError
 
         if self._stale and not self._paused and not is_probe:
@@ -226,9 +228,13 @@ class VllmEngine(Engine):
         try:
             prompt = self._build_prompt(token_ids, images)
             answers = self._running_llm.generate(prompt, params, request_id, lora_request=self._adapter)
+            lengths: Counter[int] = Counter()  # tokens of each answer, of which a stream has the new ones
             async for output in answers:
-                if output.finished and not is_probe:
-                    self._check_routed_experts(output.outputs, len(token_ids))
+                for answer in output.outputs:
+                    is_delta = params.output_kind == RequestOutputKind.DELTA
+                    lengths[answer.index] = len(answer.token_ids) + is_delta * lengths[answer.index]
+                    if answer.finish_reason and not is_probe:
+                        self._check_routed_experts(answer, len(token_ids) + lengths[answer.index] - 1)
                 yield output
         except EngineDeadError as error:
             raise self._make_death_error() from error
@@ -242,15 +248,12 @@ class VllmEngine(Engine):
         assert self._image_prompts is not None, "pictures are refused for text models before workers start"
         return self._image_prompts.build_prompt(token_ids, images, salt)
 
-    def _check_routed_experts(self, answers: Sequence[CompletionOutput], num_prompt_tokens: int) -> None:
-        """Raise EngineError if a token has no routed experts, with rollout.router_replay."""
-        if not self.spec.rollout.router_replay:
-            return
-        for answer in answers:
-            found, needed = answer.routed_experts, num_prompt_tokens + len(answer.token_ids) - 1
-            if found is None or len(found) != needed:
-                number = 0 if found is None else len(found)
-                raise EngineError(f"{self.spec.name} returned routed experts for {number} of {needed} tokens.")
+    def _check_routed_experts(self, answer: CompletionOutput, needed: int) -> None:
+        """Raise EngineError if a complete answer does not have the routed experts of `needed` tokens, with
+        rollout.router_replay."""
+        found = 0 if answer.routed_experts is None else len(answer.routed_experts)
+        if self.spec.rollout.router_replay and found != needed:
+            raise EngineError(f"{self.spec.name} returned routed experts for {found} of {needed} tokens.")
 
     def build_http_app(self, settings: HttpApiSettings) -> Any:
         from alphaapollo.engines.vllm.http_api import build_http_app  # imports FastAPI
