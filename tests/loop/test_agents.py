@@ -69,7 +69,7 @@ import json, os
 content = json.load(open(os.environ["ALPHAAPOLLO_TASK"]))["content"]
 print(json.dumps({"model": "policy", "max_tokens": 4, "messages": content}))')
 curl -sf $OPENAI_BASE_URL/chat/completions -H "Authorization: Bearer $OPENAI_API_KEY" \\
-  -H "Content-Type: application/json" -d "$body" && echo && echo 1.0
+  -H "Content-Type: application/json" -d "$body" && echo 1.0 > $ALPHAAPOLLO_RESULT
 """
 
 

@@ -26,7 +26,8 @@ async def main():
         episode = await environment.run_episode(task, vf.ModelContext(model=os.environ["OPENAI_MODEL"], client=client))
     if not episode.ok:
         raise SystemExit(f"the episode failed: {[trace.errors for trace in episode.traces]}")
-    print(json.dumps(sum(trace.reward for trace in episode.traces)))
+    reward = sum(trace.reward for trace in episode.traces)
+    Path(os.environ["ALPHAAPOLLO_RESULT"]).write_text(json.dumps(reward))
 
 
 asyncio.run(main())
