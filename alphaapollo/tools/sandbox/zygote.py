@@ -4,8 +4,8 @@
     program --(notice connection of a child: stop, continue, kill)--> zygote --(notice that the child ended)--> program
 
 Code, input and output go directly between program and child, so the zygote's memory, which every child inherits, never
-contains them. The zygote limits the number of threads of a child, because the kernel has no such limit. When the
-program ends, the zygote kills all children and exits.
+contains them. The zygote limits the numbers of threads and files of a child, because the kernel has no such limits.
+When the program ends, the zygote kills all children and exits.
 
 In bubblewrap only this package of the project exists, so it must not import other packages of the project.
 """
@@ -30,8 +30,10 @@ from alphaapollo.tools.sandbox import landlock, linux, seccomp
 from alphaapollo.tools.sandbox.child import MESSAGE_BYTES, ChildSpec, ForkContext, run_child
 from alphaapollo.tools.sandbox.preload import MODULES, trigger_lazy_imports
 
-CHECK_SECONDS = 0.2  # interval of the thread checks
+CHECK_SECONDS = 0.2  # interval of the checks of threads and files
 MAX_THREADS = 256  # per child
+MAX_FILES = 10_000  # in the folder of a child
+SUSPENDED_BYTES = (os.cpu_count() or 1) << 30  # memory of all suspended sessions
 STOP, CONTINUE, KILL = b"S", b"C", b"K"  # commands from the program
 SIGNALS = {STOP: signal.SIGSTOP, CONTINUE: signal.SIGCONT}
 DEVICES = ["/dev/null", "/dev/zero", "/dev/urandom"]
@@ -44,6 +46,7 @@ class _ChildProcess:
     notice_socket: int  # connection that receives commands and, at the end, sends the notice
     may_fork: bool  # no seccomp filter forbids forking
     stop_reason: str = ""  # why the zygote killed the child
+    suspended_at: float = 0.0  # time.monotonic(), 0: it runs
 
 
 def main() -> None:
@@ -91,7 +94,6 @@ class Zygote:
         self.context = context
         self._program = program_socket
         self._folder = folder
-        self._num_children = 0  # number of children forked so far
         self._children: dict[int, _ChildProcess] = {}  # pid -> child
         self._cleaners: set[int] = set()  # pids of processes that remove folders
         self._poller = select.poll()
@@ -114,16 +116,29 @@ class Zygote:
                     self._kill_children()
                     return
             if (now := time.monotonic()) >= next_check:
-                self._enforce_thread_limit()
+                self._enforce_limits()
                 next_check = now + CHECK_SECONDS
 
-    def _enforce_thread_limit(self) -> None:
-        """Kill children with more than MAX_THREADS threads."""
+    def _enforce_limits(self) -> None:
+        """Kill children with more than MAX_THREADS threads or MAX_FILES files. If the suspended sessions have more than
+        SUSPENDED_BYTES, kill those that were suspended first."""
+        suspended = [(child.suspended_at, pid) for pid, child in self._children.items() if child.suspended_at]
+        size = 0
+        for _, pid in sorted(suspended, reverse=True):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as file:
+                _, resident, shared, *_ = map(int, file.read().split())
+                size += (resident - shared) * resource.getpagesize()
+            if size > SUSPENDED_BYTES:
+                self._children[pid].stop_reason = "stopped: suspended sessions needed too much memory"
+                _kill_child(pid)
         for pid, child in self._children.items():
             with contextlib.suppress(OSError):  # /proc is mounted with hidepid
                 if len(os.listdir(f"/proc/{pid}/task")) > MAX_THREADS:
                     child.stop_reason = f"stopped at more than {MAX_THREADS} threads"
                     _kill_child(pid)
+            if not child.stop_reason and has_more_files(child.folder, MAX_FILES):
+                child.stop_reason = f"stopped at more than {MAX_FILES} files"
+                _kill_child(pid)
 
     def _kill_children(self) -> None:
         """Kill all children, and the cleaners, which remove files too. Then remove the folder of the sandbox."""
@@ -142,6 +157,7 @@ class Zygote:
                 command = os.read(notice_socket, MESSAGE_BYTES)
                 if command in SIGNALS:
                     os.kill(pid, SIGNALS[command])
+                    child.suspended_at = time.monotonic() if command == STOP else 0.0
                 else:
                     _kill_child(pid)
                 if not command:
@@ -163,8 +179,7 @@ class Zygote:
         return True
 
     def _fork_child(self, spec: ChildSpec, notice_socket: int, descriptors: list[int]) -> None:
-        self._num_children += 1
-        folder = os.path.join(self._folder, f"run{self._num_children}")
+        folder = os.path.join(self._folder, secrets.token_hex(16))  # other snippets cannot guess it
         os.mkdir(folder, 0o700)
         try:
             if "setuid" in spec.layers:
@@ -208,6 +223,23 @@ class Zygote:
                 finally:
                     os._exit(0)
             self._cleaners.add(pid)
+
+
+def has_more_files(folder: str, limit: int) -> bool:
+    """Return whether a folder contains more than `limit` files and folders, at any depth. Counts no further."""
+    waiting, count = [folder], 0
+    while waiting:
+        with contextlib.suppress(OSError):  # removed meanwhile
+            path = waiting.pop()
+            os.chmod(path, 0o700)  # a snippet may have hidden the names in it
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    count += 1
+                    if count > limit:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+    return False
 
 
 def remove_tree(folder: str) -> None:
