@@ -8,11 +8,12 @@ import importlib
 import secrets
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from alphaapollo.cli.serve import make_engine_spec, open_server
 from alphaapollo.config.errors import report_error
 from alphaapollo.engines.vllm.server import build_server_command, build_server_environment
-from alphaapollo.launch.run_model import load_run_model
+from alphaapollo.launch.run_model import RunModel, load_run_model
 from alphaapollo.rollout.suites import FOLDER, ModelServer, Suite, check_suites, run_suite
 from alphaapollo.utils.entry_point import MainFunction, entry_point
 from alphaapollo.utils.network import find_free_port
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         spec = make_engine_spec(config)
     except ValueError as error:
         return report_error(error, 2)
-    folder = newest.run_folder / FOLDER / newest.model_folder.name
+    folder = find_results_folder(newest)
     log, host, port, key = folder / "server.txt", "127.0.0.1", find_free_port(), secrets.token_urlsafe()
     server = ModelServer(f"http://{host}:{port}/v1", key, "model", spec.model_path, spec.max_model_len)
     command = build_server_command(spec, server.model_name, host, port)
@@ -57,6 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return report_error(error, 1)
     return int(failed)
+
+
+def find_results_folder(newest: RunModel) -> Path:
+    """Return the folder for the results of suites: in the model's run, or in outputs/ for a model of no run."""
+    parent = Path("outputs") if newest.run_folder == newest.model_folder else newest.run_folder
+    return parent / FOLDER / newest.model_folder.name
 
 
 def _parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
