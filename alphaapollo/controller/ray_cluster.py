@@ -8,6 +8,7 @@ import secrets
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
@@ -63,10 +64,14 @@ def start_local_cluster() -> None:
         "health_check_failure_threshold": 10,
     }
     restrict_network_to_loopback()
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", LOCAL_TOKEN)
+    os.environ.setdefault("RAY_worker_niceness", "0")  # the driver's priority; Ray's own is 15 below it
     # Without cluster support, all processes of Ray listen on 127.0.0.1 only. Ray has no option for it.
-    constants = ray._private.ray_constants
+    constants, services = ray._private.ray_constants, ray._private.services
     has_clusters, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    # In a session of their own, Ray's processes outlive a signal to the driver's process group, which saves and ends.
+    popen, services.ConsolePopen = services.ConsolePopen, partial(services.ConsolePopen, start_new_session=True)
     try:
         init_ray(address="local", include_dashboard=False, _system_config=health_checks)
     except Exception as error:  # Ray raises a bare Exception if the raylet takes too long
@@ -74,7 +79,7 @@ def start_local_cluster() -> None:
         reason = " ".join(str(error).split())
         raise WorkerDied(f"Ray does not start on this machine: {reason}", "Ray's start") from error
     finally:
-        constants.ENABLE_RAY_CLUSTER = has_clusters
+        constants.ENABLE_RAY_CLUSTER, services.ConsolePopen = has_clusters, popen
 
 
 def init_ray(**options: object) -> None:

@@ -29,6 +29,7 @@ IMAGES = "images"  # key of a message, and column of a data row
 PICTURE_PART = "image_pil"  # type of a part of an agent's message whose `uuid` is the digest of a picture
 PICTURE_KEYS = ("bytes", "image", "image_url", "url", "path")  # the first one that is not None counts
 DOWNLOAD_TIMEOUT = 30.0  # seconds that a server may take to send anything
+MAX_DOWNLOAD = 32 << 20  # bytes
 DOWNLOADS_KEPT = 4096  # pictures that several rows may share
 
 
@@ -180,6 +181,9 @@ def _decode_data_url(url: str) -> bytes:
 def _download(url: str) -> bytes:
     try:
         with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT) as response:
-            return bytes(response.read())
+            data = bytes(response.read(MAX_DOWNLOAD + 1))
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise ValueError(f"the picture {url:.80} cannot be downloaded ({error}). Correct the address.") from error
+    if len(data) > MAX_DOWNLOAD:
+        raise ValueError(f"the picture {url:.80} has more than {MAX_DOWNLOAD >> 20} MiB. Use a smaller one.")
+    return data

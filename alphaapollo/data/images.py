@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from threading import Lock
+from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 CACHE_SIZE = 256  # prepared pictures
 NUM_LOCKS = 64  # so that few different pictures share a lock
 MAX_PIXELS = 2**26  # of a picture, before the processor resizes it
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "MPO")  # decoders of others may start programs
+DECODING = BoundedSemaphore(2)  # a picture of MAX_PIXELS needs a GiB while it is decoded
 GRID, MERGE = "image_grid_thw", "merge_size"  # of processors for models with M-RoPE
 EXCLUDED_LOGIT = -1e9  # of placeholders in engine and trainer
 PLACEHOLDER_IDS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")  # in a model's config
@@ -188,7 +190,7 @@ def read_picture(picture: Picture) -> Image:
     """
     from PIL import Image, ImageOps
 
-    with open_picture(picture) as opened:
+    with DECODING, open_picture(picture) as opened:
         image: Image.Image = ImageOps.exif_transpose(opened)
         if image.mode.startswith("I;16"):  # Pillow would clip the values to 255
             return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8)).convert("RGB")
@@ -221,7 +223,7 @@ def open_picture(picture: Picture) -> Iterator[Image]:
     try:
         with warnings.catch_warnings():  # MAX_PIXELS is stricter than the limit of this warning
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            opened = Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture)
+            opened = Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=FORMATS)
         with opened as image:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
@@ -233,7 +235,7 @@ def open_picture(picture: Picture) -> Iterator[Image]:
         reason = f"it has more than {MAX_PIXELS} pixels"
         raise ValueError(f"cannot read {describe_picture(picture)}: {reason}. Resize or remove it.") from None
     except UnidentifiedImageError:
-        raise ValueError(f"cannot read {describe_picture(picture)}: unknown format. Convert or remove it.") from None
+        raise ValueError(f"cannot read {describe_picture(picture)}: unknown format. Convert it to PNG.") from None
     except PILLOW_ERRORS as error:
         system_error = getattr(error, "strerror", None)  # e.g. no such file
         reason = system_error or str(error).rstrip(".") or type(error).__name__

@@ -37,7 +37,8 @@ class SharedMemorySender:
             return None
         self.release_sent_weights()
         target, partial = Path(self.folder, f"v{version}"), Path(self.folder, f".v{version}")
-        partial.mkdir(parents=True)
+        Path(self.folder).mkdir(mode=0o700, parents=True, exist_ok=True)  # not for other users of the machine
+        partial.mkdir()
         digest = self._write_tensors(tensors, partial)
         partial.rename(target)
         return WeightUpdate(version, format_digest(digest), target.name)

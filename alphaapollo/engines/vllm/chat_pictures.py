@@ -8,9 +8,10 @@ from itertools import chain
 from typing import Any
 
 from alphaapollo.data.image_messages import PICTURE_PART, PictureReader
-from alphaapollo.data.images import ImageProcessor
+from alphaapollo.data.images import ImageProcessor, read_picture_size
 from alphaapollo.types import ImageInput, Picture
 
+MAX_PIXELS = 2**24  # of a picture in a request
 IMAGE_URL = "image_url"  # key of a part with a picture in OpenAI's APIs; vLLM converts Anthropic's parts to it
 
 
@@ -63,6 +64,9 @@ class ChatPictureReader:
         if not isinstance(url, str) or not url.startswith(("data:", "http://", "https://")):
             raise ValueError(f"image_url is {url!r:.80}. Send a data: URL, e.g. data:image/png;base64,...")
         picture = PictureReader(allow_urls=self.allow_urls).read(url)
+        width, height = read_picture_size(picture)
+        if width * height > MAX_PIXELS:
+            raise ValueError(f"The picture has {width} x {height} pixels. Send one with at most {MAX_PIXELS}.")
         return picture, self.processor.prepare(picture)
 
     def expand_placeholders(self, token_ids: list[int], images: list[tuple[ImageInput, ...]]) -> list[int]:

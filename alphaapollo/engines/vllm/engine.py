@@ -64,7 +64,9 @@ class VllmEngine(Engine):
         self._prepared = True
         Path(self.spec.log_path).parent.mkdir(parents=True, exist_ok=True)
         if self.spec.cleanup_folders:
-            Path(get_sockets_folder(self.spec)).mkdir(parents=True, exist_ok=True)
+            sockets = Path(get_sockets_folder(self.spec))
+            sockets.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # not for other users of the machine
+            sockets.mkdir(exist_ok=True)
         os.environ.update(
             build_vllm_environment(self.spec) | build_process_environment(self.spec.log_path, self.spec.cleanup_folders)
         )

@@ -53,6 +53,7 @@ def test_a_photo_with_a_preview_is_not_animated():
 
 BAD = {
     "a text": (b"no picture", "unknown format"),
+    "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n", "unknown format"),
     "empty": (b"", "unknown format"),
     "truncated": (make_picture()[:2000], "truncated"),
     "truncated in the header": (make_picture()[:20], "picture of 20 bytes"),
