@@ -27,6 +27,7 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.openai_connection import make_connection_options, make_openai_message
 from alphaapollo.types import IMAGE_MARK, EpisodeEnd, GroupRequest, Message, Picture, Prompt, Score, Trajectory
 from alphaapollo.utils.entry_point import entry_point
+from alphaapollo.utils.redaction import replace_control_characters
 
 if TYPE_CHECKING:
     from alphaapollo.controller.worker_groups import WorkerGroups
@@ -246,7 +247,7 @@ def chat_with_server(url: str, model_name: str | None) -> None:
             part = chunk.choices[0].delta.content if chunk.choices else None
             if part:
                 parts.append(part)
-                print(part, end="", flush=True)
+                print(replace_control_characters(part), end="", flush=True)
         print()
         return "".join(parts)
 

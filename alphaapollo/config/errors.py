@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from alphaapollo.utils.redaction import redact
+from alphaapollo.utils.redaction import redact, replace_control_characters
 
 EXIT_CODE = 2
 
@@ -23,7 +23,7 @@ def report_error(error: Exception, exit_code: int) -> int:
     """Print a command's error to stderr, with secrets masked, and return `exit_code`."""
     with suppress(OSError):  # a full disk or a closed pipe
         print(end="", flush=True)  # flush stdout, so that the error is last if both streams go to one file
-    print(redact(f"error: {error}"), file=sys.stderr)
+    print(replace_control_characters(redact(f"error: {error}")), file=sys.stderr)
     return exit_code
 
 
@@ -35,5 +35,6 @@ def exit_on_config_error() -> Iterator[None]:
     except ConfigError as error:
         count = len(error.errors)
         head = "error in the configuration:" if count == 1 else f"{count} errors in the configuration:"
-        print(redact("\n".join([head, *(f"  {line}" for line in error.errors)])), file=sys.stderr)
+        text = redact("\n".join([head, *(f"  {line}" for line in error.errors)]))
+        print(replace_control_characters(text), file=sys.stderr)
         raise SystemExit(EXIT_CODE) from None

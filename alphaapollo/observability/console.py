@@ -25,7 +25,7 @@ from rich.text import Text
 from alphaapollo.observability.activity import find_activity
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.observability.run_view import Phase, RunView, format_plain_line, format_time_summary, render_view
-from alphaapollo.observability.samples import choose_samples, get_last_message, replace_control_characters, shorten_text
+from alphaapollo.observability.samples import choose_samples, get_last_message, shorten_text
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Trajectory, TrajectoryGroup
 from alphaapollo.utils.redaction import redact
@@ -118,7 +118,7 @@ class Console(AbstractContextManager["Console"]):
 
     def notify(self, text: str) -> None:
         """Print a line that starts with `note`."""
-        self.show_line(Text.assemble(("note ", "yellow"), redact(replace_control_characters(text))))
+        self.show_line(Text.assemble(("note ", "yellow"), redact(text)))
 
     def warn(self, text: str) -> None:
         """Print a note, and keep it in the live view until there are newer ones."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from alphaapollo.types import IMAGE_MARK, Message, Trajectory, TrajectoryGroup
-from alphaapollo.utils.redaction import redact
+from alphaapollo.utils.redaction import redact, replace_control_characters
 
 ELLIPSIS = " ... "
 
@@ -31,11 +31,6 @@ def get_last_message(prompt: Sequence[Message] | str) -> str:
     for picture in prompt[-1].get("images") or ():
         text = text.replace(IMAGE_MARK, f"[picture {picture}]" if isinstance(picture, str) else "[picture]", 1)
     return text
-
-
-def replace_control_characters(text: str) -> str:
-    """Replace characters that could control a terminal, except line breaks, by spaces."""
-    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
 def shorten_text(text: str, max_chars: int) -> str:

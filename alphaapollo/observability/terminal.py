@@ -8,8 +8,9 @@ from threading import RLock
 from typing import IO, Any
 
 from rich.console import Console
+from rich.text import Text
 
-from alphaapollo.observability.samples import replace_control_characters
+from alphaapollo.utils.redaction import replace_control_characters
 
 
 class Terminal(Console):
@@ -31,13 +32,22 @@ class Terminal(Console):
         self.num_prints, self._print_lock = 0, RLock()
 
     def print(self, *objects: object, **options: Any) -> None:
+        """Print as rich does, without characters of models and servers that would control the terminal."""
+        objects = tuple(map(_replace_control_characters, objects))
         with self._print_lock:  # rich lays out and writes separately, so output of two threads could mix
             super().print(*objects, **options)
             self.num_prints += 1
 
     def write(self, text: str) -> None:
-        """Print plain text without markup, control characters and line wrapping."""
-        self.print(replace_control_characters(text), markup=False, soft_wrap=True)
+        """Print plain text without markup and line wrapping."""
+        self.print(text, markup=False, soft_wrap=True)
 
     def on_broken_pipe(self) -> None:
         self.file = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _replace_control_characters(value: object) -> object:
+    if isinstance(value, Text):
+        value = value.copy()
+        value.plain = replace_control_characters(value.plain)
+    return replace_control_characters(value) if isinstance(value, str) else value

@@ -30,6 +30,11 @@ def redact(text: str, secrets: Mapping[str, str] | None = None) -> str:
     return text
 
 
+def replace_control_characters(text: str) -> str:
+    """Replace characters that could control a terminal, except line breaks, by spaces."""
+    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
+
+
 def find_secret_keys_and_reasons(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
     """For each value with a secret in a nested map, yield (dotted key, reason). The reason does not show the secret."""
     known = find_secret_variables()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from alphaapollo.launch.run_history import read_history
 from tests.loop.conftest import Runner, processes_of
 from tests.loop.warm import Program
 
@@ -59,6 +61,36 @@ def test_interrupt(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
     assert last.startswith("interrupted; ") and last.endswith(f"resumes from {checkpoint}"), done.output[-3000:]
     assert "Traceback" not in done.output, done.output[-3000:]
     leaves_nothing()
+
+
+@pytest.mark.parametrize(
+    ("number", "to_all"), [(signal.SIGTERM, False), (signal.SIGHUP, False), (signal.SIGTERM, True)]
+)
+def test_signals_of_job_systems(number: int, to_all: bool, ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
+    """A signal to the driver's process group (`timeout`, a closed terminal), or to every process of the run (Slurm)."""
+    program = start_run(ppo, "trainer.save_on_signal=true")
+    ray = [pid for pid in processes_of(ppo) if to_all and pid != program.pid]
+    os.killpg(program.pid, number)
+    for pid in ray:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+    done = ppo.finish(program, deadline=60)
+    assert done.code == 130, done.output[-3000:]
+    assert done.output.splitlines()[-1].startswith("interrupted; "), done.output[-3000:]
+    assert "Traceback" not in done.output and "GCS" not in done.output, done.output[-3000:]
+    assert read_history(done.folder)[-1].state == "interrupted"
+    assert to_all or (done.folder / "checkpoints" / f"step_{done.metrics[-1]['step']:06d}").is_dir()
+    leaves_nothing()
+
+
+def test_workers_have_the_priority_of_the_driver(ppo: Runner) -> None:
+    program = start_run(ppo)
+    priorities = {
+        line.split()[0]: psutil.Process(pid).nice() for pid, line in processes_of(ppo).items() if "ray::" in line
+    }
+    program.signal(signal.SIGKILL)
+    program.wait()
+    assert priorities and set(priorities) == {os.getpriority(os.PRIO_PROCESS, 0)}, priorities
 
 
 def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
