@@ -45,7 +45,7 @@ class TeacherModel(Section):
     api_key_env: Annotated[str, WHEN_SERVER] = "OPENAI_API_KEY"
     """Environment variable with the API key; if unset, no key is sent."""
     timeout: Annotated[PositiveFloat, WHEN_SERVER] = 120.0
-    """Seconds per request. Failed requests are sent again 4 times; then the run stops."""
+    """Seconds per request. Failed requests are sent again for five minutes; then the run stops."""
 
     def find_problems(self) -> Iterator[str]:
         if self.path and self.base_url:

@@ -15,6 +15,7 @@ from alphaapollo.trainer.step.teacher_servers import TeacherClient, TeacherServe
 from alphaapollo.types import Prompt
 
 DECODED_TOKENS = 1000  # per request to a server
+CHECK_PATIENCE = 15.0  # seconds for which a failed request is sent again
 FIX = (
     "Use a teacher with the policy's tokenizer (e.g. a larger model of its family), or train on the teacher's texts "
     "(docs/expert_iteration.md)."
@@ -76,7 +77,7 @@ def _has_pictures(prompt: Prompt) -> bool:
 async def _check_server(key: str, model: TeacherModel, k: int, renderer: Renderer, max_length: int) -> None:
     """Compare the server's decoding of every token id with the policy's tokenizer, then request the log-probs of a
     sequence of maximum length. Raises ValueError or TeacherServerError."""
-    tokenizer, client = renderer.tokenizer, TeacherClient(key, model)
+    tokenizer, client = renderer.tokenizer, TeacherClient(key, model, CHECK_PATIENCE)
     url = model.base_url.rstrip("/").removesuffix("/v1") + "/detokenize"
 
     async def decodes_alike(ids: list[int]) -> bool:

@@ -2,7 +2,7 @@
 
 Each row is one request to /completions with its token ids as the prompt and `prompt_logprobs=k`. The answer has for
 each prompt token its own log-prob and those of the k most probable tokens, at temperature 1. A request that fails is
-sent again; if it fails MAX_RETRIES times more, the run stops with TeacherServerError.
+sent again for PATIENCE seconds, e.g. while the server restarts; then the run stops with TeacherServerError.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,8 +24,8 @@ from alphaapollo.types import JsonObject, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 CONNECTIONS = 64  # maximum concurrent requests to one server
-MAX_RETRIES = 4
-FIRST_PAUSE = 1.0  # seconds before the first retry; doubled for each further one
+PATIENCE = 300.0  # seconds after the first failure of a request
+FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0  # seconds before a retry; doubled for each further one
 RETRIED_STATUS = (408, 409, 429)  # and all of 500 and above
 MIN_TAIL = 1e-7  # smallest probability of all tokens beyond the top k, because log-probs are rounded to float32
 
@@ -77,7 +79,7 @@ async def score_rows(teacher: Teacher, rows: Sequence[Row], vocabulary_size: int
         top = [select_top_tokens(one, k, vocabulary_size) for one in scored]
         tokens[part, server], token_logprobs[part, server] = zip(*top, strict=True)
 
-    clients = [TeacherClient(key, model) for key, model in teacher.servers.items()]
+    clients = [TeacherClient(key, model, PATIENCE) for key, model in teacher.servers.items()]
     try:
         async with asyncio.TaskGroup() as group:
             for server, client in enumerate(clients):
@@ -105,10 +107,11 @@ def select_top_tokens(scores: dict[int, TokenLogprob], k: int, vocabulary_size: 
 
 
 class TeacherClient:
-    """HTTP client of one teacher's server. Its event loop must be running. key: configuration key of the teacher."""
+    """HTTP client of one teacher's server. Its event loop must be running. key: configuration key of the teacher.
+    patience: seconds for which a failed request is sent again."""
 
-    def __init__(self, key: str, model: TeacherModel):
-        self.key, self.model = key, model
+    def __init__(self, key: str, model: TeacherModel, patience: float):
+        self.key, self.model, self.patience = key, model, patience
         token = os.environ.get(model.api_key_env, "")
         self.session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -137,24 +140,29 @@ class TeacherClient:
 
     async def post(self, url: str, request: JsonObject) -> bytes:
         """Send a request and return the body of the answer. Raises TeacherServerError."""
-        problem = ""
-        for attempt in range(MAX_RETRIES + 1):
-            if attempt:
-                await asyncio.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
+        pause, end = FIRST_PAUSE, math.inf
+        while True:
+            wait = pause * random.uniform(0.5, 1.0)  # not all requests at the same time
             try:
                 with HEARTBEAT.record_call(f"a request to {url}", timeout=self.model.timeout):
                     async with self.session.post(url, json=request) as response:
                         body = await response.read()
+                if response.status < 400:
+                    return body
+                problem = f"status {response.status}: {body.decode(errors='replace')[:300]}"
+                if response.status < 500 and response.status not in RETRIED_STATUS:
+                    raise self.make_error(f"refused a request ({problem}). Check the name of the model and the request")
+                if (asked := response.headers.get("Retry-After", "")).isdecimal():
+                    wait = max(wait, float(asked))
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = f"{type(error).__name__}: {error}"
-                continue
-            if response.status < 400:
-                return body
-            problem = f"status {response.status}: {body.decode(errors='replace')[:300]}"
-            if response.status < 500 and response.status not in RETRIED_STATUS:
-                raise self.make_error(f"refused a request ({problem}). Check the name of the model and the request")
+            end = min(end, time.monotonic() + self.patience)
+            if time.monotonic() + wait > end:
+                break
+            await asyncio.sleep(wait)
+            pause = min(2 * pause, MAX_PAUSE)
         raise self.make_error(
-            f"did not answer {MAX_RETRIES + 1} requests ({problem}). Check that it runs, or raise {self.key}.timeout="
+            f"did not answer for {self.patience:g} s ({problem}). Check that it runs, or raise {self.key}.timeout="
             f"{self.model.timeout:g}"
         )
 
