@@ -118,17 +118,22 @@ class AppendedLineReader:
     """Reader of the lines that a run adds to its metrics.jsonl. A resume may rewrite it with fewer lines."""
 
     def __init__(self, path: Path):
-        self._path, self._size, self._known = path, 0, set[str]()
+        self._path, self._file, self._position, self._known = path, 0, 0, set[str]()
         self.read_new_lines()
 
     def read_new_lines(self) -> list[str]:
-        """Return the complete lines that are new since the last call."""
-        size = self._path.stat().st_size if self._path.is_file() else 0
-        if size == self._size:
+        """Return the complete lines that are new since the last call. Reads only what was added."""
+        if not self._path.is_file():
             return []
-        text, self._size = self._path.read_bytes(), size
-        lines = text[: text.rfind(b"\n") + 1].decode().splitlines()
-        new = [line for line in lines if line not in self._known]
+        with self._path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._file or status.st_size < self._position:  # a resume has rewritten it
+                self._file, self._position = status.st_ino, 0
+            file.seek(self._position)
+            text = file.read()
+        complete = text[: text.rfind(b"\n") + 1]
+        self._position += len(complete)
+        new = [line for line in complete.decode().splitlines() if line not in self._known]
         self._known.update(new)
         return new
 

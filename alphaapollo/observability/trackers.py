@@ -239,15 +239,20 @@ class RunTracker:
         self._run.finish()
 
 
-def start_wandb(run: TrackedRun) -> RunTracker:
-    """Start Weights & Biases. All starts of a run are in the wandb group `experiment`."""
-    import wandb
+class WandbTracker(RunTracker):
+    """Weights & Biases. All starts of a run are in the wandb group `experiment`."""
 
-    name = run.experiment
-    return RunTracker(
-        wandb.init(project=run.project, name=name, group=name, dir=str(run.folder), config=run.config),
-        lambda samples: wandb.Table(dataframe=samples),
-    )
+    def __init__(self, run: TrackedRun):
+        import wandb
+
+        name, folder = run.experiment, str(run.folder)
+        package_run = wandb.init(project=run.project, name=name, group=name, dir=folder, config=run.config)
+        super().__init__(package_run, lambda samples: wandb.Table(dataframe=samples))
+        self._end_service = wandb.teardown
+
+    def close(self) -> None:
+        super().close()
+        self._end_service()  # wandb would do it at the end of the program, when the run's processes have been killed
 
 
 def start_trackio(run: TrackedRun) -> RunTracker:
@@ -276,7 +281,7 @@ def start_swanlab(run: TrackedRun) -> RunTracker:
 
 BACKENDS: dict[str, Callable[[TrackedRun], Backend]] = {
     "tensorboard": TensorboardTracker,
-    "wandb": start_wandb,
+    "wandb": WandbTracker,
     "mlflow": MlflowTracker,
     "trackio": start_trackio,
     "swanlab": start_swanlab,

@@ -141,3 +141,12 @@ def test_new_lines_of_a_file_that_a_resume_replaces(tmp_path: Path) -> None:
     with file.open("a") as more:
         more.write("f\n")
     assert lines.read_new_lines() == ["half"]
+
+
+def test_only_the_added_part_of_a_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("one\n")
+    lines = AppendedLineReader(file)
+    with file.open("r+") as changed:
+        changed.write("ONE\ntwo\n")  # the first line was read before and is not read again
+    assert lines.read_new_lines() == ["two"]

@@ -7,12 +7,14 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from alphaapollo.observability import trackers
 from alphaapollo.observability.trackers import JsonlTracker, Tracker, check_trackers
 from alphaapollo.types import Outcome, Prompt, Score, TrajectoryGroup
 from tests.builders import make_group, make_trajectory, make_turn
+from tests.processes import wait_until
 
 SCORE = "critic/score/mean"
 
@@ -241,6 +243,10 @@ def test_wandb_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     first_row = [2, "Be brief.\n\n0 + 7 = ?", "answer 0 <b>\n| é ?", "14", 1.0, "scored"]
     assert json.loads(table.read_text())["data"][0] == first_row
     assert steps(tmp_path / "metrics.jsonl") == [1, 2]
+    # Its process has ended, which wandb would otherwise use at the end of the program. A restarted run starts another.
+    assert wait_until(lambda: "wandb-core" not in [child.name() for child in psutil.Process().children(recursive=True)])
+    assert track("wandb", tmp_path, 1, (2,)) == []
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
 
 
 @pytest.mark.timeout(120)
