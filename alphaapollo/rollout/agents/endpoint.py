@@ -151,7 +151,8 @@ class SessionGate:
 
     def _check_may_reward(self, session: Session, headers: dict[str, str]) -> None:
         """Raise HttpError unless the reward comes from the program itself, not from a command that a model wrote."""
-        if not (self._accepts_rewards or secrets.compare_digest(headers.get(KEY_HEADER, ""), session.reward_key)):
+        key = headers.get(KEY_HEADER, "").encode()
+        if not (self._accepts_rewards or secrets.compare_digest(key, session.reward_key.encode())):
             message = f"Rewards need the header {KEY_HEADER} with endpoint.reward_key, or {ACCEPT_KEY}=true."
             raise HttpError(403, "permission_error", message)
 

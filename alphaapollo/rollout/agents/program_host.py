@@ -36,7 +36,7 @@ from alphaapollo.utils.process_tree import exit_with_parent, list_child_pids
 
 PR_SET_CHILD_SUBREAPER = 36
 TASK, RESULT = "task.json", "result.json"  # files in the folder of a session
-OUTPUT, ERRORS = "reward.json", "errors.txt"  # reward of a command, and the end of the program's stdout and stderr
+REWARD, ERRORS = "reward.json", "errors.txt"  # reward of a command, and the end of the program's stdout and stderr
 SHOWN_BYTES = 1 << 16  # of the program's output
 END_SECONDS = 10.0  # time limit to read the rest of it
 TRACEBACK_LINES = 30
@@ -227,7 +227,7 @@ def _run_command(command: str, folder: Path, environment: dict[str, str]) -> Non
     if code:
         (folder / RESULT).write_text(json.dumps({"error": f"the command ended with exit code {code}"}))
         return
-    result = (folder / OUTPUT).read_text() if (folder / OUTPUT).exists() else "null"
+    result = (folder / REWARD).read_text() if (folder / REWARD).exists() else "null"
     (folder / RESULT).write_text(json.dumps({"result": json.loads(result)}))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from alphaapollo.config.schema import Agent
 from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
-from alphaapollo.rollout.agents.program_host import ERRORS, OUTPUT, RESULT, TASK
+from alphaapollo.rollout.agents.program_host import ERRORS, RESULT, REWARD, TASK
 from alphaapollo.utils.json_types import JsonObject
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class ProgramRunner:
         (folder / TASK).write_text(json.dumps(task, ensure_ascii=False), encoding="utf-8")
         variables = dict(environment)
         if self._agent.command:
-            variables |= {"ALPHAAPOLLO_TASK": str(folder / TASK), "ALPHAAPOLLO_RESULT": str(folder / OUTPUT)}
+            variables |= {"ALPHAAPOLLO_TASK": str(folder / TASK), "ALPHAAPOLLO_RESULT": str(folder / REWARD)}
         order = {"id": session_id, "folder": str(folder), "environment": variables, "reward_key": reward_key}
         ended = self._waiting[session_id] = asyncio.get_running_loop().create_future()
         try:

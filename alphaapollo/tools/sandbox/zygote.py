@@ -137,7 +137,7 @@ class Zygote:
                     child.stop_reason = f"stopped at more than {MAX_THREADS} threads"
                     _kill_child(pid)
             if not child.stop_reason and has_more_files(child.folder, MAX_FILES):
-                child.stop_reason = f"stopped at more than {MAX_FILES} files"
+                child.stop_reason = f"stopped at more than {MAX_FILES} files, or a folder that cannot be read"
                 _kill_child(pid)
 
     def _kill_children(self) -> None:
@@ -226,19 +226,26 @@ class Zygote:
 
 
 def has_more_files(folder: str, limit: int) -> bool:
-    """Return whether a folder contains more than `limit` files and folders, at any depth. Counts no further."""
+    """Return whether a folder contains more than `limit` files and folders, at any depth, or a folder that cannot be
+    read. Counts no further."""
     waiting, count = [folder], 0
     while waiting:
-        with contextlib.suppress(OSError):  # removed meanwhile
-            path = waiting.pop()
-            os.chmod(path, 0o700)  # a snippet may have hidden the names in it
-            with os.scandir(path) as entries:
+        try:
+            descriptor = os.open(path := waiting.pop(), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except PermissionError:
+            return True
+        except OSError:  # removed or replaced meanwhile
+            continue
+        try:
+            with os.scandir(descriptor) as entries:
                 for entry in entries:
                     count += 1
                     if count > limit:
                         return True
                     if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
+                        waiting.append(os.path.join(path, entry.name))
+        finally:
+            os.close(descriptor)
     return False
 
 

@@ -31,7 +31,7 @@ def run(task, endpoint):
         post(endpoint, "rewards", taken),
         post(endpoint, "rewards", {"request_id": "unknown", "reward": "x"}),
         post(endpoint, "chat/completions", chat, **{"x-reward": "1000"}),
-        post(endpoint, "chat/completions", chat, **{"x-reward": "nan", "x-reward-key": "guessed"}),
+        post(endpoint, "chat/completions", chat, **{"x-reward": "nan", "x-reward-key": "guess\u00e9"}),
     ]
     KEY
     return {"reward": 0.25, "refused": float(codes.count(403))}
@@ -49,7 +49,7 @@ def test_who_has_the_api_key_alone_gives_no_reward(server, tmp_path):
 
 def test_rewards_of_requests_can_be_accepted(server, tmp_path):
     code = TAKES_REWARD.replace("KEY", "return 0.0").replace('"unknown", "reward": "x"', 'answer.id, "reward": 1')
-    code = code.replace('"nan", "x-reward-key": "guessed"', '"0"')
+    code = code.replace('"nan", "x-reward-key": "guess\u00e9"', '"0"')
     (one,) = run(server, tmp_path, code, accept_request_rewards=True)
     assert one.reward == 1000 + 1 + 1000
 
