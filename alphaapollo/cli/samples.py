@@ -91,8 +91,21 @@ def print_group(group: Sequence[LoggedSample], max_chars: int, terminal: Termina
         table = Table(box=SIMPLE_HEAD, show_edge=False, width=len(part) * terminal.width // columns)
         for result, record in part:
             table.add_column(Text(shorten_text(describe_sample(result, record), HEADING_CHARS)), ratio=1)
-        table.add_row(*(Text(shorten_text(record["text"], max_chars)) for _, record in part))
+        table.add_row(*(format_answer(record, max_chars) for _, record in part))
         terminal.print(table, "")
+
+
+def format_answer(record: JsonObject, max_chars: int) -> Text:
+    """Return the answer. If the environment replied, each turn and each message of a reply has a heading."""
+    turns = record["turns"]
+    if len(turns) < 2 and not any(turn["observation"] for turn in turns):
+        return Text(shorten_text(record["text"], max_chars))
+    parts: list[tuple[str, str]] = []
+    for number, turn in enumerate(turns, 1):
+        parts.append((f"turn {number}", turn["text"]))
+        parts += [(message["role"], get_last_message([message])) for message in turn["observation"] or ()]
+    texts = [Text.assemble((f"[{head}]\n", "bold"), shorten_text(text, max_chars)) for head, text in parts]
+    return Text("\n\n").join(texts)
 
 
 def describe_sample(result: SampleResult, record: JsonObject) -> str:
@@ -114,5 +127,5 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--val", action="store_true", help="samples of the validation, not of training")
     parser.add_argument("--sort", choices=["reward"], help="print the prompts with the lowest mean reward first")
     parser.add_argument("--groups", type=int, default=4, help="number of prompts (default 4)")
-    parser.add_argument("--chars", type=int, default=600, help="longer answers are shortened (default 600)")
+    parser.add_argument("--chars", type=int, default=600, help="longer texts are shortened (default 600)")
     return parser.parse_args(argv)

@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.cli.main import main
 from alphaapollo.observability.rollout_log import RolloutLog, format_trajectory_lines
-from alphaapollo.types import Outcome, Prompt, Score, TrajectoryGroup
+from alphaapollo.types import Message, Outcome, Prompt, Score, TrajectoryGroup
 from tests.builders import make_group, make_trajectory, make_turn
 
 
@@ -84,6 +84,18 @@ def test_long_answers_are_shortened_and_control_characters_are_not_printed(
     shown = show(capsys, tmp_path, "--chars", 100)
     assert "\x1b" not in shown and " ... " in shown and "answer is 42" in shown
     assert shown.count("so ") < 40
+
+
+def test_turns_and_messages_of_the_environment_have_headings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages: list[Message] = [{"role": "tool", "content": "14"}, {"role": "user", "content": "go on"}]
+    turns = make_turn(5, text="7+7?", observation=messages), make_turn(5, text="it is 14")
+    (line,) = format_trajectory_lines(0, [make_group(make_trajectory(*turns))])
+    (tmp_path / "results.jsonl").write_text(line)
+    lines = [text.strip() for text in show(capsys, tmp_path).splitlines()]
+    parts = ["[turn 1]", "7+7?", "", "[tool]", "14", "", "[user]", "go on", "", "[turn 2]", "it is 14"]
+    assert lines[lines.index("[turn 1]") :][: len(parts)] == parts
 
 
 def test_results_of_main_generation_while_it_is_writing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
