@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     from alphaapollo.rollout.suites import SuiteResult
 
-DEFAULT_CURVES = ("critic/score/mean", "reward/accuracy", "val/accuracy", "train/loss", "val/loss")
+DEFAULT_CURVES = (
+    *("distill/divergence", "distill/agreement", "critic/score/mean", "reward/accuracy", "val/accuracy", "train/loss"),
+    "val/loss",
+)
 ACCURACIES = ("accuracy/chosen", "accuracy/sampled", "accuracy/majority", "accuracy/oracle")
 
 

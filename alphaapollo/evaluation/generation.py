@@ -162,6 +162,9 @@ async def _generate_groups(plan: GenerationPlan, workers: WorkerGroups, console:
     results: list[SampleResult] = []
     started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # totals of this process
     path, done = plan.config.trainer.folder / RESULTS, len(plan.finished.problem_ids)
+    num_before = done
+    console.show_phase("generate", done, len(plan.prompts))
+    num_slots = workers.engines.ranks.size * get_resolved(plan.rollout.max_num_seqs) // plan.config.data.n_samples
     with SPANS("generate"), open_results_writer(path, plan.finished) as write:
         async for _, group in workers.engines.generate(plan.requests):
             write(group)
@@ -173,8 +176,10 @@ async def _generate_groups(plan: GenerationPlan, workers: WorkerGroups, console:
             num_tokens += sum(result.num_tokens or 0 for result in new)
             accuracy = f"accuracy {total_accuracy / num_scored:.3f}   " if num_scored else ""
             done += 1
-            text = f"{accuracy}{num_tokens / (time.perf_counter() - started):,.0f} tokens/s"
-            console.show_phase("generate", done, len(plan.prompts), text)
+            in_flight = min(num_slots, len(plan.prompts) - done)
+            all_tokens = num_tokens * (1 + in_flight / 2 / (done - num_before))  # with those of unfinished prompts
+            text = f"{accuracy}{all_tokens / (time.perf_counter() - started):,.0f} tokens/s"
+            console.show_phase("generate", done, len(plan.prompts), text, in_flight)
             console.show_samples([group])
     return results
 

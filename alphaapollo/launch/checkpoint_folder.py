@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 """File with size and digest of all other files of a checkpoint. A checkpoint without it counts as damaged."""
 NAME = re.compile(r"step_(\d{6,})")  # copies made by the user have other names
 READERS = 4  # number of files that are read in parallel
-LOWER_IS_BETTER = frozenset({"loss", "perplexity", "failed"})  # parts of names of validation metrics
+LOWER_IS_BETTER = frozenset({"loss", "perplexity", "failed", "divergence", "reverse_kl"})  # parts of names
 
 
 def write_progress(folder: Path, fields: JsonObject) -> None:

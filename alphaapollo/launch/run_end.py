@@ -17,6 +17,8 @@ from alphaapollo.observability.run_view import format_duration
 
 MAIN_METRICS = (  # of each group, the first metric that the run has logged is summarized
     ("val/accuracy", "val/loss"),
+    ("distill/divergence", "distill/reverse_kl"),
+    ("distill/agreement",),
     ("reward/accuracy", "critic/score/mean", "train/loss"),
 )
 

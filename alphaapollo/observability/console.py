@@ -81,12 +81,12 @@ class Console(AbstractContextManager["Console"]):
         self._view = RunView(view.title, total_steps, completed_steps, view.activity, warnings=view.warnings)
         self.resumed_step = completed_steps
 
-    def show_phase(self, name: str, done: int, total: int, text: str = "") -> None:
-        """Show the progress of a phase, e.g. `generate`, as done/total. text: shown after it."""
+    def show_phase(self, name: str, done: int, total: int, text: str = "", in_flight: int = 0) -> None:
+        """Show the progress of a phase, e.g. `generate`, as done/total. text: shown after it. in_flight: see Phase."""
         phase = self._view.phase
         if phase is None or (phase.name, phase.total) != (name, total) or done < phase.done:
             phase = self._view.phase = Phase(name, total, self.elapsed, done)
-        phase.done, phase.text = done, text
+        phase.done, phase.text, phase.in_flight = done, text, in_flight
 
     def show_step(self, step: int, metrics: Mapping[str, float], failure_reason: str = "") -> None:
         """Show the metrics of a finished iteration. `failure_reason`: why a trajectory of the iteration failed."""

@@ -11,8 +11,14 @@ from rich.text import Text
 
 from alphaapollo.observability.curve import plot_curves
 
-CURVES = ("reward/accuracy", "critic/score/mean", "train/loss")  # the first of these metrics that a run logs is plotted
+# the first of these metrics that a run logs is plotted
+CURVES = ("distill/divergence", "distill/reverse_kl", "reward/accuracy", "critic/score/mean", "train/loss")
 SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
+    "distill": {
+        "distill/divergence": "divergence {:.4f}",
+        "distill/reverse_kl": "reverse KL {:.4f}",
+        "distill/agreement": "agreement {:.3f}",
+    },
     "train": {
         "critic/score/mean": "reward {:.3f}",
         "reward/accuracy": "accuracy {:.3f}",
@@ -44,6 +50,7 @@ class Phase:
     done_before: int  # done at its begin, e.g. before a resume
     done: int = 0
     text: str = ""  # shown after the progress
+    in_flight: int = 0  # units that have started; on average, half of each is done
 
 
 @dataclass
@@ -59,7 +66,7 @@ class RunView:
     curve_points: list[tuple[float, float]] = field(default_factory=list)
     sample: tuple[str, str, str] | None = None  # label, reward and prompt, answer
     warnings: deque[str] = field(default_factory=lambda: deque(maxlen=3))
-    step_ends: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS + 1))
+    step_ends: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS + 1))
 
     @property
     def curve_name(self) -> str:
@@ -84,7 +91,8 @@ class RunView:
         Empty before two iterations have ended: the first one also includes the start of the workers."""
         phase, total, ends = self.running_phase, self.total_steps, self.step_ends
         if phase and not total:
-            total, ends = phase.total, deque([(phase.since, phase.done_before), (elapsed, phase.done)])
+            done = phase.done + (phase.in_flight / 2 if phase.done > phase.done_before else 0)
+            total, ends = phase.total, deque([(phase.since, phase.done_before), (elapsed, done)])
         if len(ends) < 2 or ends[-1][1] <= ends[0][1] or ends[-1][1] >= total:
             return ""
         (start, first), (end, last) = ends[0], ends[-1]
@@ -165,11 +173,17 @@ def format_metric_rows(metrics: Mapping[str, float]) -> dict[str, str]:
         row: "   ".join(
             shape.format(metrics[name])
             for name, shape in shapes.items()
-            if name in metrics and (row != "lost" or metrics[name] > 0)
+            if name in metrics and not _is_hidden(row, name, metrics)
         )
         for row, shapes in SHOWN_METRICS.items()
     }
     return {row: text for row, text in rows.items() if text}
+
+
+def _is_hidden(row: str, name: str, metrics: Mapping[str, float]) -> bool:
+    if name in ("critic/score/mean", "reward/accuracy"):
+        return metrics[name] == 0 and "distill/reverse_kl" in metrics  # distillation without rewards
+    return (row == "lost" and metrics[name] <= 0) or (name == "distill/reverse_kl" and "distill/divergence" in metrics)
 
 
 def format_plain_line(view: RunView, metrics: Mapping[str, float], elapsed: float) -> str:

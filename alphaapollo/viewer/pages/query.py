@@ -19,7 +19,10 @@ from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.run_folders import find_kind, find_total_steps, make_run_name, read_json_object, read_run_state
 from alphaapollo.viewer.samples import split_into_parts
 
-SCORES = ("val/accuracy", "reward/accuracy", "critic/score/mean", "val/loss", "train/loss", "accuracy/chosen")
+SCORES = (
+    *("val/accuracy", "distill/agreement", "distill/reverse_kl", "reward/accuracy", "critic/score/mean", "val/loss"),
+    *("train/loss", "accuracy/chosen"),
+)
 PAGE_ROWS = 200
 
 

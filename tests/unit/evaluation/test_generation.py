@@ -139,6 +139,17 @@ def test_killed_run_resumes_with_the_same_result(
     assert command.summary() == summary
 
 
+def test_progress_counts_the_prompts_in_the_engine(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[int, int]] = []
+
+    def show_phase(self: Console, name: str, done: int, total: int, text: str = "", in_flight: int = 0) -> None:
+        shown.append((done, in_flight))
+
+    monkeypatch.setattr(Console, "show_phase", show_phase)
+    command.run("rollout.max_num_seqs=12")  # 4 prompts with 3 samples
+    assert shown == [(0, 0), (1, 4), (2, 4), (3, 3), (4, 2), (5, 1), (6, 0)]
+
+
 def test_a_finished_run_starts_no_engine(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     command.run()
     summary = command.summary()

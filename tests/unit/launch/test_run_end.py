@@ -67,6 +67,14 @@ def test_lower_losses_are_better(tmp_path: Path) -> None:
     assert describe_changes(tmp_path, 5.0, 0)[0].split() == ["val/loss", "2.000", "in", "iteration", "7", "(0:05)"]
 
 
+def test_distillation_is_summarized_by_divergence_and_agreement(tmp_path: Path) -> None:
+    names = ("critic/score/mean", "distill/agreement", "distill/divergence", "distill/reverse_kl")
+    write_metrics(tmp_path, *({"step": step, **dict.fromkeys(names, step / 10)} for step in (1, 2)))
+    lines = [line.split() for line in describe_changes(tmp_path, 5.0, 0)]
+    assert [line[0] for line in lines] == ["distill/divergence", "distill/agreement", "critic/score/mean"]
+    assert lines[0][-5:-1] == ["0.100", "in", "iteration", "1"] and "best" not in lines[1]
+
+
 def test_a_run_without_metrics_has_no_changes(tmp_path: Path) -> None:
     assert describe_changes(tmp_path, 1.0, 0) == []
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "val/accu')

@@ -19,6 +19,7 @@ from alphaapollo.observability.run_view import (
     Phase,
     RunView,
     format_duration,
+    format_metric_rows,
     format_plain_line,
     format_time_summary,
     render_view,
@@ -119,6 +120,22 @@ def test_time_left():
     assert view.format_status(12.0) == " 0:12  generate 60/120"
     view.phase.done, view.phase.text = 80, "accuracy 0.500"
     assert view.format_status(20.0) == " 0:20  generate 80/120   accuracy 0.500   0:20 left"
+    view.phase = Phase("generate", total=101, since=10.0, done_before=0, done=1, in_flight=100)
+    assert view.format_time_left(61.0) == "0:50 left"  # 51 of 101 in 51 s
+
+
+def test_distillation_shows_divergence_and_agreement_first():
+    distilled = {"distill/reverse_kl": 0.5, "distill/divergence": 0.25, "distill/agreement": 0.75}
+    view = RunView(total_steps=80)
+    view.update(5, METRICS | distilled | {"critic/score/mean": 0.0}, elapsed=7.0)
+    assert view.curve_name == "distill/divergence" and view.curve_points == [(5, 0.25)]
+    rows = format_metric_rows(view.last_metrics)
+    assert list(rows.items())[:2] == [
+        ("distill", "divergence 0.2500   agreement 0.750"),
+        ("train", "accuracy 0.250   length 34.2"),
+    ]
+    assert format_metric_rows({"distill/reverse_kl": 0.5}) == {"distill": "reverse KL 0.5000"}
+    assert format_metric_rows({"critic/score/mean": 0.0}) == {"train": "reward 0.000"}
 
 
 def test_values_that_are_not_numbers_are_shown_but_not_drawn():
