@@ -6,9 +6,10 @@ import asyncio
 import os
 import secrets
 import signal
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
@@ -28,6 +29,7 @@ from alphaapollo.controller.placement import Machine, query_smallest_gpu_memory_
 from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.utils.heartbeat import read_process
 from alphaapollo.utils.network import restrict_network_to_loopback
+from alphaapollo.utils.watchdog import JOB_SIGNALS
 
 POLL_SECONDS = 1.0
 NOTICE_SECONDS = 30.0
@@ -66,12 +68,12 @@ def start_local_cluster() -> None:
     restrict_network_to_loopback()
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", LOCAL_TOKEN)
+    ray._raylet.Config.initialize("")  # this process has read the variables when it imported Ray
     os.environ.setdefault("RAY_worker_niceness", "0")  # the driver's priority; Ray's own is 15 below it
     # Without cluster support, all processes of Ray listen on 127.0.0.1 only. Ray has no option for it.
     constants, services = ray._private.ray_constants, ray._private.services
     has_clusters, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
-    # In a session of their own, Ray's processes outlive a signal to the driver's process group, which saves and ends.
-    popen, services.ConsolePopen = services.ConsolePopen, partial(services.ConsolePopen, start_new_session=True)
+    popen, services.ConsolePopen = services.ConsolePopen, RayProcess
     try:
         init_ray(address="local", include_dashboard=False, _system_config=health_checks)
     except Exception as error:  # Ray raises a bare Exception if the raylet takes too long
@@ -80,6 +82,21 @@ def start_local_cluster() -> None:
         raise WorkerDied(f"Ray does not start on this machine: {reason}", "Ray's start") from error
     finally:
         constants.ENABLE_RAY_CLUSTER, services.ConsolePopen = has_clusters, popen
+
+
+class RayProcess(subprocess.Popen[bytes]):
+    """Process of a local Ray that outlives signals to the driver's process group and signals of job systems to all
+    processes, because the driver would wait a minute for a GCS that is gone. Ray itself blocks SIGINT."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
+        try:
+            super().__init__(*arguments, start_new_session=True, **options)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def terminate(self) -> None:
+        self.kill()
 
 
 def init_ray(**options: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -21,7 +22,7 @@ from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.utils.heartbeat import HEARTBEAT, ProcessTreeReport, read_process
 from alphaapollo.utils.network import reserve_port
 from alphaapollo.utils.stack_dumps import dump_stacks
-from alphaapollo.utils.watchdog import exit_when_process_ends
+from alphaapollo.utils.watchdog import JOB_SIGNALS, exit_when_process_ends
 
 W = TypeVar("W")
 A = TypeVar("A")
@@ -89,6 +90,7 @@ class WorkerActor(Generic[W]):
         build: function that returns the worker. working_folder: working directory of the driver, also used here.
         environment: environment variables to set first. cleanup_folders: removed when the driver dies.
         """
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # child processes inherit what a local Ray blocks
         os.environ.update(environment)
         if os.path.isdir(working_folder):
             os.chdir(working_folder)  # relative paths mean the same everywhere

@@ -7,6 +7,7 @@ processes that the run has started on this machine, e.g. Ray's agents (start_rea
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import shutil
@@ -23,6 +24,8 @@ from pathlib import Path
 import psutil
 
 RUN = "ALPHAAPOLLO_RUN"  # environment variable with the run's id, set in every process of a run
+JOB_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # of job systems and closed terminals, treated as Ctrl-C
+_REPEAT_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 2.0  # for processes that end on their own
 _REAP_SECONDS = 10.0  # maximum time to kill the processes of a run
@@ -40,13 +43,22 @@ def new_run_id() -> str:
 def treat_signals_as_ctrl_c() -> Iterator[None]:
     """Context manager that treats SIGTERM and SIGHUP (unless under nohup) as Ctrl-C.
 
-    SIGINT is also handled in background jobs of shell scripts, which start with SIGINT ignored.
+    A second one within a second is ignored: `timeout` and job systems signal a process and then its group. SIGINT is
+    also handled in background jobs of shell scripts, which start with SIGINT ignored.
     """
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *JOB_SIGNALS)}
+    last = -math.inf
+
+    def interrupt(*_: object) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last > _REPEAT_SECONDS:
+            last = now
+            signal.raise_signal(signal.SIGINT)
+
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    if before[signal.SIGHUP] is not signal.SIG_IGN:  # not under nohup
-        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in JOB_SIGNALS:
+        if before[number] is not signal.SIG_IGN or number != signal.SIGHUP:  # not SIGHUP under nohup
+            signal.signal(number, interrupt)
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from alphaapollo.controller import ray_cluster, ray_launcher
 from alphaapollo.controller.health.process_monitor import monitor_processes
 from alphaapollo.controller.placement import Placement
+from alphaapollo.controller.ray_cluster import RayProcess
 from alphaapollo.controller.ray_launcher import RayWorkerGroups
 from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.utils.heartbeat import read_process
@@ -46,6 +48,17 @@ def own_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Process, Process]
     for process in (gcs, raylet):
         process.kill()
         process.wait()
+
+
+def test_signals_of_job_systems_do_not_end_processes_of_ray() -> None:
+    process = RayProcess(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert os.getsid(process.pid) == process.pid != os.getsid(0)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        process.send_signal(number)
+    assert process.communicate(b"alive") == (b"alive", None)
+    with RayProcess(["sleep", "1000"]) as sleeping:
+        sleeping.terminate()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint((signal.SIGTERM, signal.SIGHUP))
 
 
 def test_a_death_during_the_start_names_the_process(own_ray: tuple[Process, Process]) -> None:

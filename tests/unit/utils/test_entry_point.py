@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import alphaapollo
+from alphaapollo.utils import watchdog
 from alphaapollo.utils.entry_point import entry_point
+from alphaapollo.utils.watchdog import treat_signals_as_ctrl_c
 
 UNGUARDED = """
 import multiprocessing, os, sys
@@ -95,3 +97,18 @@ def test_signal_before_the_start_ends_the_command(capsys: pytest.CaptureFixture[
     assert main([]) == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(60.0, 1), (-1.0, 3)])
+def test_signals_to_a_process_and_then_its_group_count_once(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, count: int
+) -> None:
+    monkeypatch.setattr(watchdog, "_REPEAT_SECONDS", seconds)
+    interrupts = 0
+    with treat_signals_as_ctrl_c():
+        for _ in range(3):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except KeyboardInterrupt:
+                interrupts += 1
+    assert interrupts == count
