@@ -255,7 +255,7 @@ def chat_with_server(url: str, model_name: str | None) -> None:
         model = model_name or next((entry.id for entry in client.models.list()), None)
         if model is None:
             raise ValueError(f"--url {url}: the server lists no model. Set --name MODEL.")
-        print(f"{model} at {url}. {USAGE}")
+        print(replace_control_characters(f"{model} at {url}. {USAGE}"))
         run_chat(stream_answer)
     except OpenAIError as error:
         raise ValueError(

@@ -17,6 +17,7 @@ from alphaapollo.launch.run_model import RunModel, load_run_model
 from alphaapollo.rollout.suites import FOLDER, ModelServer, Suite, check_suites, run_suite
 from alphaapollo.utils.entry_point import MainFunction, entry_point
 from alphaapollo.utils.network import find_free_port
+from alphaapollo.utils.redaction import replace_control_characters
 
 
 @entry_point
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for one in result.scores:
                     print(f"  {one.task} {one.metric} {one.value:.4f} (standard error {one.stderr}, {one.rows} rows)")
                 if result.error:
-                    print(f"  failed: {result.error}", flush=True)
+                    print(replace_control_characters(f"  failed: {result.error}"), flush=True)
                 failed |= bool(result.error)
     except OSError as error:
         return report_error(error, 1)

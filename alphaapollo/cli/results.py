@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
     from alphaapollo.rollout.suites import SuiteResult
 
-DEFAULT_CURVES = (
-    *("distill/divergence", "distill/agreement", "critic/score/mean", "reward/accuracy", "val/accuracy", "train/loss"),
-    "val/loss",
-)
+DISTILLATION = ("distill/divergence", "distill/agreement")
+DEFAULT_CURVES = (*DISTILLATION, "critic/score/mean", "reward/accuracy", "val/accuracy", "train/loss", "val/loss")
 ACCURACIES = ("accuracy/chosen", "accuracy/sampled", "accuracy/majority", "accuracy/oracle")
 
 

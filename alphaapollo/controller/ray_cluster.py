@@ -95,8 +95,7 @@ class RayProcess(subprocess.Popen[bytes]):
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def terminate(self) -> None:
-        self.kill()
+    terminate = subprocess.Popen.kill
 
 
 def init_ray(**options: object) -> None:

@@ -15,7 +15,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Protocol
 
-from alphaapollo.utils.redaction import redact
+from alphaapollo.utils.redaction import redact, replace_control_characters
 from alphaapollo.utils.temp_folder import run_in_temp_folder
 from alphaapollo.utils.watchdog import treat_signals_as_ctrl_c
 
@@ -64,7 +64,8 @@ def entry_point(main: MainFunction) -> MainFunction:
 
 def print_redacted_traceback(error_type: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
     """Print the traceback of an unexpected error with secrets redacted."""
-    print(redact("".join(traceback.format_exception(error_type, error, tb))), end="", file=sys.stderr)
+    text = redact("".join(traceback.format_exception(error_type, error, tb)))
+    print(replace_control_characters(text), end="", file=sys.stderr)
 
 
 def _is_in_event_loop() -> bool:

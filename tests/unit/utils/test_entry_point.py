@@ -13,7 +13,7 @@ import pytest
 
 import alphaapollo
 from alphaapollo.utils import watchdog
-from alphaapollo.utils.entry_point import entry_point
+from alphaapollo.utils.entry_point import entry_point, print_redacted_traceback
 from alphaapollo.utils.watchdog import treat_signals_as_ctrl_c
 
 UNGUARDED = """
@@ -112,3 +112,9 @@ def test_signals_to_a_process_and_then_its_group_count_once(
             except KeyboardInterrupt:
                 interrupts += 1
     assert interrupts == count
+
+
+def test_a_traceback_has_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    print_redacted_traceback(KeyError, KeyError("x"), None)
+    print_redacted_traceback(RuntimeError, RuntimeError("\x1b]52;c;Y2F0\x07end"), None)
+    assert capsys.readouterr().err == "KeyError: 'x'\nRuntimeError:  ]52;c;Y2F0 end\n"
