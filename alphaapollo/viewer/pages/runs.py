@@ -17,16 +17,8 @@ from alphaapollo.viewer.pages.query import PAGE_ROWS, SCORES, Query, summarize_r
 from alphaapollo.viewer.run_folders import read_flat_config, read_json_object
 
 MAIN_CURVES = (
-    *(
-        "val/accuracy",
-        "distill/divergence",
-        "distill/agreement",
-        "critic/score/mean",
-        "reward/accuracy",
-        "train/loss",
-        "val/loss",
-        "response_length/mean",
-    ),
+    *("val/accuracy", "distill/divergence", "distill/agreement", "critic/score/mean", "reward/accuracy"),
+    *("train/loss", "val/loss", "response_length/mean"),
     *("actor/entropy", "rollout/entropy", "actor/grad_norm", "groups/mixed", "accuracy/chosen", "accuracy/oracle"),
     *("accuracy/sampled", "accuracy/majority", "train/accuracy", "val/margin"),
 )

@@ -10,8 +10,16 @@ import pytest
 from starlette.testclient import TestClient
 
 from alphaapollo.evolving.pool import ChosenCandidate, Pool
+from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.viewer.app import make_app
-from tests.unit.viewer.run_kit import HOSTILE, update_index, write_evaluation, write_evolution, write_example_run
+from tests.unit.viewer.run_kit import (
+    HOSTILE,
+    update_index,
+    write_evaluation,
+    write_evolution,
+    write_example_run,
+    write_run,
+)
 
 Read = Callable[[str], str]
 
@@ -26,6 +34,15 @@ def read(tmp_path: Path) -> Read:
         return re.sub(r"\s+", " ", response.text)
 
     return read
+
+
+def test_distillation_is_shown_by_divergence_and_agreement(read: Read, tmp_path: Path) -> None:
+    tracker = JsonlTracker(write_run(tmp_path / "outputs/distilled") / "metrics.jsonl", 3)
+    tracker.log(4, {"critic/score/mean": 0.0, "distill/agreement": 0.75, "distill/divergence": 0.5})
+    tracker.close()
+    assert "distill/agreement 0.750" in read("/")
+    curves = re.findall(r"/curves\?metric=([a-z/_]*)", read("/runs/1"))
+    assert list(dict.fromkeys(curves))[:3] == ["distill/divergence", "distill/agreement", "critic/score/mean"]
 
 
 def test_evaluation(read: Read, tmp_path: Path) -> None:
