@@ -88,10 +88,10 @@ class RayProcess(subprocess.Popen[bytes]):
     """Process of a local Ray that outlives signals to the driver's process group and signals of job systems to all
     processes, because the driver would wait a minute for a GCS that is gone. Ray itself blocks SIGINT."""
 
-    def __init__(self, *arguments: Any, **options: Any):
+    def __init__(self, command: Sequence[str], **options: Any):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
         try:
-            super().__init__(*arguments, start_new_session=True, **options)
+            super().__init__(command, start_new_session=True, **options)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

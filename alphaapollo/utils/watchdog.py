@@ -156,4 +156,6 @@ def _clean_up_after_driver(driver_pid: int, run_id: str, paths: list[Path]) -> N
 
 
 if __name__ == "__main__":
+    for ignored in (signal.SIGINT, *JOB_SIGNALS):  # to all processes of a job; the driver may yet be killed
+        signal.signal(ignored, signal.SIG_IGN)
     _clean_up_after_driver(int(sys.argv[1]), sys.argv[2], [Path(path) for path in sys.argv[3:]])

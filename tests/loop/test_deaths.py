@@ -64,12 +64,15 @@ def test_interrupt(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "to_all"), [(signal.SIGTERM, False), (signal.SIGHUP, False), (signal.SIGTERM, True)]
+    ("number", "to_all"),
+    [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGHUP, True), (signal.SIGINT, True)],
 )
 def test_signals_of_job_systems(number: int, to_all: bool, ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
     """A signal to the driver's process group (`timeout`, a closed terminal), or to every process of the run (Slurm)."""
     program = start_run(ppo, "trainer.save_on_signal=true")
     ray = [pid for pid in processes_of(ppo) if to_all and pid != program.pid]
+    if number != signal.SIGINT:  # `timeout` signals its child, and then the group of both
+        program.signal(number)
     os.killpg(program.pid, number)
     for pid in ray:
         with suppress(ProcessLookupError):
@@ -85,12 +88,11 @@ def test_signals_of_job_systems(number: int, to_all: bool, ppo: Runner, leaves_n
 
 def test_workers_have_the_priority_of_the_driver(ppo: Runner) -> None:
     program = start_run(ppo)
-    priorities = {
-        line.split()[0]: psutil.Process(pid).nice() for pid, line in processes_of(ppo).items() if "ray::" in line
-    }
+    workers = {pid: line for pid, line in processes_of(ppo).items() if "ray::" in line}
+    priorities = {psutil.Process(pid).nice() for pid in workers}
     program.signal(signal.SIGKILL)
     program.wait()
-    assert priorities and set(priorities) == {os.getpriority(os.PRIO_PROCESS, 0)}, priorities
+    assert priorities == {os.getpriority(os.PRIO_PROCESS, 0)}, workers
 
 
 def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:

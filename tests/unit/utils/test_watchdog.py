@@ -121,3 +121,16 @@ def test_reaper_ends_only_processes_of_the_run(tmp_path):
     wait_for_exit(ours)
     assert wait_until(lambda: not (tmp_path / "weights").exists())
     os.kill(others, signal.SIGKILL)  # it is still there
+
+
+def test_signals_of_job_systems_do_not_end_the_reaper() -> None:
+    driver = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    reaper = subprocess.Popen([sys.executable, "-m", "alphaapollo.utils.watchdog", str(driver.pid), "no-run"])
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    mask = sum(1 << (number - 1) for number in numbers)
+    status = Path(f"/proc/{reaper.pid}/status")
+    assert wait_until(lambda: int(status.read_text().split("SigIgn:")[1].split()[0], 16) & mask == mask)
+    for number in numbers:
+        reaper.send_signal(number)
+    driver.communicate()
+    assert reaper.wait(60) == 0
