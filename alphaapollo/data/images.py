@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CACHE_SIZE = 256  # prepared pictures
 NUM_LOCKS = 64  # so that few different pictures share a lock
 MAX_PIXELS = 2**26  # of a picture, before the processor resizes it
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "MPO")  # decoders of others may start programs
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # decoders of others may start programs; MPO is a JPEG
 DECODING = BoundedSemaphore(2)  # a picture of MAX_PIXELS needs a GiB while it is decoded
 GRID, MERGE = "image_grid_thw", "merge_size"  # of processors for models with M-RoPE
 EXCLUDED_LOGIT = -1e9  # of placeholders in engine and trainer
