@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from functools import lru_cache
@@ -66,7 +67,7 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
     web page can read it through a name of its own."""
     templates = Jinja2Templates(HERE / "templates")
     templates.env.filters |= FILTERS
-    templates.env.globals["plotly_style_ids"] = find_plotly_style_ids
+    templates.env.globals |= {"plotly_style_ids": find_plotly_style_ids, "index": index}
     viewer = Viewer(index, templates)
 
     @asynccontextmanager
@@ -100,7 +101,9 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
             Middleware(SecurityHeaders),
             Middleware(GZipMiddleware, minimum_size=2000),
         ],
-        exception_handlers=dict.fromkeys((HTTPException, ValueError, OSError), viewer.show_error),
+        exception_handlers=dict.fromkeys(
+            (HTTPException, ValueError, OverflowError, OSError, sqlite3.Error), viewer.show_error
+        ),
     )
     app.state.is_stopping = lambda: False
     return app
@@ -132,9 +135,9 @@ class Viewer:
 
     def show_error(self, request: Request, error: Exception) -> Response:
         """Show an error as a page."""
-        status = error.status_code if isinstance(error, HTTPException) else 404
+        status = 503 if isinstance(error, sqlite3.Error) else getattr(error, "status_code", 404)
         text = error.detail if isinstance(error, HTTPException) else str(error)
-        values = {"root": self.index.root, "text": text}
+        values = {"root": self.index.root, "text": text, "title": "Not found" if status == 404 else "Error"}
         return self.templates.TemplateResponse(request, "error.html", values, status_code=status)
 
     def get_picture(self, request: Request) -> Response:
@@ -144,7 +147,8 @@ class Viewer:
             folder = Query(database, self.index.root, request.path_params, request.query_params).find_run().folder
         match = PICTURE_NAME.fullmatch(name)  # never a path
         files = [folder / "rollouts" / PICTURES / name, folder / PICTURES / name] if match else []
-        file = next((file for file in files if file.is_file()), None)
+        inside = [file for file in files if file.is_file() and file.resolve().is_relative_to(folder.resolve())]
+        file = next(iter(inside), None)
         if match is None or file is None:
             raise HTTPException(404, f"There is no picture {name} in {folder}.")
         return FileResponse(file, media_type=f"image/{match[1]}" if match[1] != "bin" else "application/octet-stream")
@@ -169,6 +173,8 @@ class Viewer:
     async def send_events(self, request: Request) -> Response:
         """Send the event `change` whenever a run (query: run; without it, any run) has written something."""
         run = int(request.query_params.get("run") or 0)
+        with closing(self.index.connect()) as database:
+            read_num_changes(database, run)  # raises an error before the response starts
 
         async def watch() -> AsyncIterator[str]:
             with closing(self.index.connect()) as database:

@@ -3,19 +3,21 @@
 files that a run appends to -> read from the cursor to the last complete line -> rows of the index
 
 The index is in the user's cache folder. A file that was replaced, e.g. by a resumed run, is read again. Damaged lines
-are counted and skipped.
+are counted and skipped; a file that cannot be read is skipped until it changes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -24,14 +26,14 @@ from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.run_folders import find_runs
 
-VERSION = 3  # change it with the tables
+VERSION = 4  # change it with the tables
 POLL_SECONDS = 1.0
 CHUNK_LINES = 2000
 SCHEMA = """
 CREATE TABLE runs (id INTEGER PRIMARY KEY, path TEXT UNIQUE);
 CREATE TABLE changes (run INTEGER PRIMARY KEY, number INT);
-CREATE TABLE files (run INT, name TEXT, inode INT, offset INT, damaged INT, mtime INT, PRIMARY KEY (run, name))
-    WITHOUT ROWID;
+CREATE TABLE files (run INT, name TEXT, inode INT, offset INT, damaged INT, mtime INT, ctime INT,
+    error TEXT, PRIMARY KEY (run, name)) WITHOUT ROWID;
 CREATE TABLE metrics (run INT, name TEXT, step INT, value REAL, PRIMARY KEY (run, name, step)) WITHOUT ROWID;
 CREATE TABLE warnings (run INT, step INT, text TEXT);
 CREATE TABLE trajectories (run INT, kind TEXT, step INT, line INT, offset INT, bytes INT, prompt_id INT, sample INT,
@@ -44,20 +46,23 @@ CREATE INDEX problems ON pool (run, problem);
 """
 INSERT_TRAJECTORY = f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 16)})"
 INSERT_POOL_RECORD = f"INSERT OR REPLACE INTO pool VALUES ({', '.join('?' * 10)})"
+ROLLOUT_FILE = re.compile(r"[a-z_]+_[0-9]{6,18}\.jsonl")
+MAX_INT = 2**63 - 1  # of SQLite
+Integer = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
 DATA_TABLES = ("metrics", "warnings", "trajectories", "pool")
 KIND_NAMES = {"step": "training", "val": "validation", "val_greedy": "validation, greedy", "results": "evaluation"}
 
 
 class _Turn(msgspec.Struct):
     reward: float | None = None
-    num_tokens: int = 0
+    num_tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**40)] = 0
 
 
 class _Trajectory(msgspec.Struct):
     """Fields of a line of the rollout log that the index needs. The others are skipped without being parsed."""
 
-    prompt_id: int
-    sample: int
+    prompt_id: Integer
+    sample: Integer
     data_source: str
     reward: float | None
     components: dict[str, float | None]
@@ -73,11 +78,11 @@ class _PoolRecord(msgspec.Struct):
     kind: str
     key: str = ""
     candidate: str | None = ""
-    problem: int | None = None
+    problem: Integer | None = None
     grade: JsonObject | None = None
     failure: str = ""
-    votes_for: int | None = None
-    votes_against: int | None = None
+    votes_for: Integer | None = None
+    votes_against: Integer | None = None
 
 
 _POOL = msgspec.json.Decoder(_PoolRecord)
@@ -92,18 +97,39 @@ def find_index_path(root: Path) -> Path:
 
 
 class RunIndex:
-    """Index of all runs in a folder. One thread updates it; each request reads it through a connection of its own."""
+    """Index of all runs in a folder. One thread updates it; each request reads it through a connection of its own.
+
+    `problem` is why the last update failed, or empty. Raises ValueError if the index cannot be written.
+    """
 
     def __init__(self, root: Path, path: Path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.root, self.path = root, path
+        self.root, self.path, self.problem = root, path, ""
         self._advisors: dict[int, MetricsAdvisor] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._update_until_stopped, name="index", daemon=True)
-        with closing(self.connect()) as database:
-            database.execute("PRAGMA journal_mode = WAL")
-            if not database.execute("SELECT 1 FROM sqlite_master").fetchone():
-                database.executescript(SCHEMA)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._create_tables()
+        except (OSError, sqlite3.Error) as error:
+            raise ValueError(
+                f"cannot write the index {path} ({error}). Set XDG_CACHE_HOME to a folder that you can write to."
+            ) from error
+
+    def _create_tables(self) -> None:
+        """Create the tables unless they exist. A damaged index is made again."""
+        try:
+            with closing(self.connect()) as database:
+                database.execute("PRAGMA journal_mode = WAL")
+                if not database.execute("SELECT 1 FROM sqlite_master").fetchone():
+                    database.executescript(f"BEGIN IMMEDIATE;{SCHEMA}COMMIT;")
+                else:
+                    database.execute("BEGIN IMMEDIATE")  # raises an error if the file is read-only
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+            self._create_tables()
 
     def start(self) -> None:
         """Start the thread that updates the index."""
@@ -122,14 +148,19 @@ class RunIndex:
         return database
 
     def _update_until_stopped(self) -> None:
-        with closing(self.connect()) as database:
-            while not self._stop.is_set():
-                self.update(database)
-                self._stop.wait(POLL_SECONDS)
+        while not self._stop.is_set():
+            try:
+                with closing(self.connect()) as database:
+                    self.update(database)
+                self.problem = ""
+            except Exception as error:  # noqa: BLE001  pages show it; the next update may work
+                self.problem = f"{type(error).__name__}: {error}"
+            self._stop.wait(POLL_SECONDS)
 
     def update(self, database: sqlite3.Connection) -> None:
         """Read what the runs have written since the last update, and forget runs that were removed."""
-        found = {str(folder) for folder in find_runs(self.root)}
+        paths = [str(folder) for folder in find_runs(self.root)]
+        found = {path for path in paths if path.encode(errors="replace").decode() == path}  # SQLite needs UTF-8
         database.execute("BEGIN IMMEDIATE")  # two viewers of a folder update the same index
         known = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
         is_changed = found != known.keys()
@@ -149,23 +180,33 @@ class RunIndex:
     def _update_run(self, database: sqlite3.Connection, run: int, folder: Path) -> None:
         try:
             upgrade_folder(folder)
-        except ValueError:  # pages show why
+        except Exception:  # noqa: BLE001  pages show it
             return
         query = "SELECT * FROM files WHERE run = ?"
-        indexed = {(row["name"], row["inode"], row["mtime"]) for row in database.execute(query, (run,))}
+        indexed = {(row["name"], row["inode"], row["ctime"]) for row in database.execute(query, (run,))}
         for name, stat in list_indexed_files(folder):
-            if (name, stat.st_ino, stat.st_mtime_ns) in indexed:
+            inode, ctime = stat.st_ino & MAX_INT, stat.st_ctime_ns & MAX_INT
+            if (name, inode, ctime) in indexed:
                 continue
             database.execute("BEGIN IMMEDIATE")  # another viewer may have read the file in the meantime
             state = database.execute(f"{query} AND name = ?", (run, name)).fetchone()
-            start, damaged = 0, 0
-            if state is not None and state["inode"] == stat.st_ino and state["offset"] <= stat.st_size:
+            start, damaged, failure = 0, 0, ""
+            if state is not None and state["inode"] == inode and state["offset"] <= stat.st_size:
                 start, damaged = state["offset"], state["damaged"]
             elif state is not None:
                 self._forget_file(database, run, name)
-            end, damaged = self._read_lines(database, run, folder / name, name, start, damaged)
-            values = (run, name, stat.st_ino, end, damaged, stat.st_mtime_ns)
-            database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", values)
+            try:
+                start, damaged = self._read_lines(database, run, folder / name, name, start, damaged)
+            except sqlite3.DatabaseError:  # the index has failed, not the file
+                database.rollback()
+                raise
+            except Exception as error:  # noqa: BLE001  one bad file must not hide the others
+                database.rollback()
+                database.execute("BEGIN IMMEDIATE")
+                self._forget_file(database, run, name)
+                start, damaged, failure = 0, 0, f"{type(error).__name__}: {error}"
+            values = (run, name, inode, start, damaged, min(stat.st_mtime_ns, MAX_INT), ctime, failure)
+            database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
             _count_change(database, run)
             database.commit()
 
@@ -238,16 +279,14 @@ def _count_change(database: sqlite3.Connection, run: int) -> None:
 def list_indexed_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the names and stats of the files of a run that the index reads, oldest iterations first."""
     for name in ("metrics.jsonl", "results.jsonl", "pool.jsonl"):
-        try:
+        with suppress(OSError):
             yield name, (folder / name).stat()
-        except OSError:
-            continue
-    try:
-        entries = [entry for entry in os.scandir(folder / "rollouts") if entry.name.endswith(".jsonl")]
-        stats = [(f"rollouts/{entry.name}", entry.stat()) for entry in entries]
-    except OSError:
-        return
-    yield from sorted(stats, key=lambda item: item[0])
+    names = []
+    with suppress(OSError):
+        names = sorted(name for name in os.listdir(folder / "rollouts") if ROLLOUT_FILE.fullmatch(name))
+    for name in names:
+        with suppress(OSError):
+            yield f"rollouts/{name}", (folder / "rollouts" / name).stat()
 
 
 def parse_metrics(line: bytes) -> tuple[int, dict[str, float]] | None:
@@ -255,7 +294,9 @@ def parse_metrics(line: bytes) -> tuple[int, dict[str, float]] | None:
     try:
         record = _METRICS.decode(line)
         step = int(record.pop("step") or 0)
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
+        return None
+    if abs(step) > MAX_INT:
         return None
     return step, {name: value for name, value in record.items() if value is not None}
 
@@ -264,7 +305,7 @@ def make_trajectory_row(line: int, offset: int, text: bytes) -> tuple[object, ..
     """Return the columns of a trajectory from `line` on; None if its line is damaged."""
     try:
         one = _TRAJECTORIES.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     reward = None if one.reward is None else one.reward + sum(turn.reward or 0.0 for turn in one.turns)
     accuracy = None if reward is None else one.components.get("accuracy", reward)
@@ -280,12 +321,14 @@ def make_pool_row(offset: int, text: bytes) -> tuple[object, ...] | None:
         one = _POOL.decode(text)
         candidate = (one.key if one.kind == "candidate" else one.candidate) or ""
         problem = int(candidate.partition(".")[0].removeprefix("p") or 0) if one.problem is None else one.problem
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+        accuracy = (one.grade or {}).get("accuracy")
+        is_right = None if accuracy is None else accuracy >= 1
+    except (msgspec.MsgspecError, ValueError, RecursionError, TypeError):
         return None
     if one.kind == "call":
         return ()
-    accuracy = (one.grade or {}).get("accuracy")
-    is_right = None if accuracy is None else accuracy >= 1
+    if abs(problem) > MAX_INT:
+        return None
     votes = (one.votes_for, one.votes_against)
     return (one.kind, candidate, offset, len(text), problem, is_right, bool(one.failure), *votes)
 
@@ -303,6 +346,8 @@ def make_file_name(kind: str, step: int) -> str:
 
 def iterate_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, line) for each complete line from the offset `start`."""
+    if not path.is_file():  # opening a named pipe would wait forever
+        raise OSError(f"{path} is not a file")
     with path.open("rb") as file:
         file.seek(start)
         for line in file:

@@ -64,14 +64,15 @@ def read_run_state(folder: Path) -> RunState:
     """Read the state of a run from its format, its lock file and its history."""
     try:
         upgrade_folder(folder)
-    except ValueError as error:
+        owner = read_lock_owner(folder)
+    except Exception as error:  # noqa: BLE001  the other runs are shown
         return RunState("unreadable", str(error))
-    owner = read_lock_owner(folder)
     if owner is not None:
-        host, pid = owner.get("host", ""), owner.get("pid", 0)
+        values: JsonObject = owner if isinstance(owner, dict) else {}  # the lock file may be damaged
+        host, pid = values.get("host", ""), values.get("pid", 0)
         if host != socket.gethostname():
             return RunState("running", f"on {host}")
-        if psutil.pid_exists(pid):
+        if isinstance(pid, int) and 0 < pid < 2**31 and psutil.pid_exists(pid):
             return RunState("running", f"process {pid}")
         return RunState("killed", f"process {pid} ended without a message, e.g. because of kill -9")
     commands = read_history(folder)
@@ -82,7 +83,7 @@ def read_json_object(path: Path) -> JsonObject:
     """Read a JSON object; an empty dict if the file is missing, incomplete or damaged."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -101,7 +102,7 @@ def read_config(folder: Path) -> JsonObject:
 def _parse_config(path: Path, _mtime: int) -> JsonObject:
     try:
         value = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, ValueError, yaml.YAMLError):  # ValueError: e.g. a date that does not exist
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError):  # e.g. a date that does not exist
         return {}
     if not isinstance(value, dict):
         return {}
@@ -128,13 +129,13 @@ def read_flat_config(folder: Path) -> dict[str, str]:
 def find_total_steps(folder: Path) -> int | None:
     """Return the number of iterations that the configuration asks for; None if it depends on the data."""
     steps = flatten_maps(read_config(folder)).get("trainer.total_training_steps")
-    return steps if isinstance(steps, int) and steps > 0 else None
+    return steps if isinstance(steps, int) and 0 < steps < 2**63 else None
 
 
 def find_tokenizer_file(folder: Path) -> Path | None:
     """Find the tokenizer.json of a run: in its exported model, or in the local folder of the model that it trains."""
-    config = read_config(folder)
-    model = config.get("actor_rollout_ref", config).get("model", {})
-    candidates = [str(folder / "model"), model.get("tokenizer_path"), model.get("path")]
-    files = (Path(candidate) / "tokenizer.json" for candidate in candidates if candidate)
+    config = flatten_maps(read_config(folder))
+    prefix = "actor_rollout_ref." if any(key.startswith("actor_rollout_ref.") for key in config) else ""
+    candidates = [str(folder / "model"), *(config.get(f"{prefix}model.{key}") for key in ("tokenizer_path", "path"))]
+    files = (Path(one) / "tokenizer.json" for one in candidates if isinstance(one, str) and one)
     return next((file for file in files if file.is_file()), None)

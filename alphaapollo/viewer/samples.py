@@ -83,7 +83,7 @@ def find_lines_with_text(path: Path, words: str) -> set[int]:
     for offset, line in iterate_lines(path, 0):
         try:
             texts = _TEXTS.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
         if words in texts.text.lower() or words in str(texts.prompt).lower():
             found.add(offset)
@@ -118,7 +118,10 @@ def decode_tokens(folder: Path, ids: Sequence[int]) -> list[str]:
     file = find_tokenizer_file(folder)
     if file is None:
         return [f"[{number}]" for number in ids]
-    tokenizer = load_tokenizer(file, file.stat().st_mtime_ns)
+    try:
+        tokenizer = load_tokenizer(file, file.stat().st_mtime_ns)
+    except Exception:  # noqa: BLE001  a damaged file; tokenizers raises no other type
+        return [f"[{number}]" for number in ids]
     return [tokenizer.decode([number], skip_special_tokens=False) or f"[{number}]" for number in ids]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +49,7 @@ class Query:
             raise HTTPException(404, f"The table cannot be sorted by {sort}. Choose {', '.join(columns)}.")
         page = max(int(self.options.get("page") or 0), 0)
         ordered = f"SELECT *, count(*) OVER () AS total FROM ({query}) ORDER BY {sort} {'DESC' if down else 'ASC'} "
-        rows = self.select(f"{ordered} NULLS LAST, {columns[0]} LIMIT {PAGE_ROWS} OFFSET {page * PAGE_ROWS}", *values)
+        rows = self.select(f"{ordered} NULLS LAST, {columns[0]} LIMIT {PAGE_ROWS} OFFSET ?", *values, page * PAGE_ROWS)
         total = rows[0]["total"] if rows else 0
         table = {"sort": sort, "down": down, "page": page, "last_page": (total - 1) // PAGE_ROWS}
         return {"rows": rows, "num_rows": total, "table": {**table, "options": self.options}}
@@ -83,15 +84,26 @@ class RunSummary:
     kind: str
     state: str
     reason: str
-    step: int | None
-    total: int | None
-    score: tuple[str, float] | None  # name and last value of its most important metric
-    changed: float  # seconds since 1970
-    damaged: int  # lines that could not be read
+    step: int | None = None
+    total: int | None = None
+    score: tuple[str, float] | None = None  # name and last value of its most important metric
+    changed: float = 0.0  # seconds since 1970
+    damaged: int = 0  # lines that could not be read
+    unread: Sequence[sqlite3.Row] = ()  # name and error of the first files that could not be read
 
 
 def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
-    """Summarize a run from the index and its small files."""
+    """Summarize a run from the index and its small files. A run with damaged files is unreadable."""
+    try:
+        return _summarize_files(query, row)
+    except sqlite3.Error:
+        raise
+    except Exception as error:  # noqa: BLE001
+        folder, reason = Path(row["path"]), f"{type(error).__name__}: {error}"
+        return RunSummary(row["id"], make_run_name(folder, query.root), folder, "unknown", "unreadable", reason)
+
+
+def _summarize_files(query: Query, row: sqlite3.Row) -> RunSummary:
     folder, state = Path(row["path"]), read_run_state(Path(row["path"]))
     files = query.select(
         "SELECT coalesce(sum(damaged), 0) AS damaged, max(mtime) AS changed FROM files WHERE run = ?", row["id"]
@@ -112,6 +124,7 @@ def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
         score=next(((name, found["value"]) for name, found in (scores or figures).items()), None),
         changed=(files["changed"] or 0) / 1e9,
         damaged=files["damaged"],
+        unread=query.select("SELECT name, error FROM files WHERE run = ? AND error != '' LIMIT 5", row["id"]),
     )
 
 
@@ -119,6 +132,8 @@ def format_number(value: float | None) -> str:
     """Format a number with about four digits; a dash for None."""
     if value is None:
         return "-"
+    if not math.isfinite(value):
+        return str(value)
     if value == int(value) and abs(value) < 1e9:
         return f"{int(value):,}"
     return f"{value:.3f}" if 0.001 <= abs(value) < 1e6 else f"{value:.2e}"

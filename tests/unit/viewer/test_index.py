@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from alphaapollo.viewer.index import RunIndex, find_index_path, parse_file_name, read_num_changes
+from alphaapollo.viewer.index import (
+    RunIndex,
+    find_index_path,
+    make_pool_row,
+    make_trajectory_row,
+    parse_file_name,
+    parse_metrics,
+    read_num_changes,
+)
 from tests.unit.viewer.run_kit import write_run
 
 Ask = Callable[..., list[tuple[Any, ...]]]
@@ -145,3 +156,84 @@ def test_two_viewers_of_a_folder_index_each_line_once(tmp_path: Path) -> None:
         counts = database.execute("SELECT run, count(*) FROM trajectories GROUP BY run").fetchall()
         assert all(read_num_changes(database, run) > 0 for run, _ in counts)  # whichever of them read the run
     assert len(counts) == 20 and len({count for _, count in counts}) == 1
+
+
+TRAJECTORY = (
+    b'{"prompt_id": %d, "sample": 0, "data_source": "", "reward": 1.0, "components": {}, "outcome": "scored", '
+    b'"end": "", "stop_reason": null, "turns": [{"num_tokens": %d}]}'
+)
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+def test_bad_files_hide_neither_other_files_nor_other_runs(ask: Ask, tmp_path: Path) -> None:
+    bad, good = write_run(tmp_path / "outputs/bad"), write_run(tmp_path / "outputs/good")
+    (bad / "metrics.jsonl").unlink()
+    (bad / "metrics.jsonl").mkdir()
+    os.mkfifo(bad / "pool.jsonl")
+    for name in ("step_99999999999999999999.jsonl", "step_²³.jsonl", "step_000009.jsonl.jsonl"):
+        (bad / "rollouts" / name).write_text("{}\n")
+    (bad / "rollouts/step_000000.jsonl").symlink_to("nowhere")
+    os.mkdir(os.fsencode(tmp_path / "outputs") + b"/\xff")
+    Path(os.fsdecode(os.fsencode(tmp_path / "outputs") + b"/\xff/config.yaml")).touch()
+    failures = ask("SELECT name, path FROM files JOIN runs ON id = run WHERE error != ''")
+    assert sorted(failures) == [("metrics.jsonl", str(bad)), ("pool.jsonl", str(bad))]
+    assert ask("SELECT count(*) FROM trajectories") == [(12,)]
+    assert ask("SELECT DISTINCT path FROM metrics JOIN runs ON id = run") == [(str(good),)]
+    count = "SELECT number FROM changes WHERE run = 0"
+    assert ask(count) == ask(count)  # bad files are not read again
+    (bad / "metrics.jsonl").rmdir()
+    add_line(bad, step=1, **{"x/y": 1.0})
+    assert ask("SELECT value FROM metrics WHERE name = 'x/y'") == [(1.0,)]
+    assert ask("SELECT name FROM files WHERE error != ''") == [("pool.jsonl",)]
+
+
+@pytest.mark.parametrize(
+    ("parse", "line"),
+    [
+        (parse_metrics, b'{"step": 1e19, "x/y": 1.0}'),
+        (parse_metrics, b'{"step": 18446744073709551616, "x/y": 1.0}'),
+        (parse_metrics, DEEP),
+        (partial(make_trajectory_row, 0, 0), TRAJECTORY % (2**63, 1)),
+        (partial(make_trajectory_row, 0, 0), TRAJECTORY % (1, 2**63)),
+        (partial(make_trajectory_row, 0, 0), b'{"prompt": ' + DEEP + b"}"),
+        (partial(make_pool_row, 0), b'{"kind": "candidate", "key": "p%s.r0"}' % (b"1" * 40)),
+        (partial(make_pool_row, 0), b'{"kind": "candidate", "key": "p%s.r0"}' % (b"1" * 5000)),
+        (partial(make_pool_row, 0), b'{"kind": "candidate", "key": "p1.r0", "grade": {"accuracy": "x"}}'),
+        (partial(make_pool_row, 0), b'{"kind": "candidate", "votes_for": %d}' % 2**64),
+        (partial(make_pool_row, 0), b'{"kind": "call", "messages": ' + DEEP + b"}"),
+    ],
+)
+def test_values_that_sqlite_cannot_store_are_damaged_lines(parse: Callable[[bytes], object], line: bytes) -> None:
+    assert parse(line) is None
+
+
+def test_the_thread_continues_after_an_error(tmp_path: Path) -> None:
+    root = tmp_path / "outputs"
+    write_run(root / "first")
+    index, failed, updated = RunIndex(root, tmp_path / "index.sqlite"), threading.Event(), threading.Event()
+
+    def fail(database: sqlite3.Connection) -> None:
+        if failed.is_set():
+            updated.set()
+            return
+        failed.set()
+        raise sqlite3.OperationalError("database or disk is full")
+
+    index.update = fail  # type: ignore[method-assign]
+    index._stop.wait = lambda timeout=None: False  # type: ignore[method-assign]
+    index.start()
+    assert failed.wait(60) and updated.wait(60)
+    index.close()
+    assert index.problem == ""
+
+
+def test_damaged_index_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "index.sqlite").write_bytes(b"garbage " * 1000)
+    with closing(RunIndex(tmp_path, tmp_path / "index.sqlite").connect()) as database:
+        assert database.execute("SELECT count(*) FROM runs").fetchone()[0] == 0
+
+
+def test_index_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    with pytest.raises(ValueError, match="XDG_CACHE_HOME"):
+        RunIndex(tmp_path, tmp_path / "cache/index.sqlite")

@@ -238,3 +238,54 @@ def test_new_iterations_reach_an_open_page(client: TestClient, tmp_path: Path) -
     while "step 4" not in client.get("/runs/1").text:
         assert time.monotonic() < deadline, "iteration 4 did not appear"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"/runs/{10**23}",
+        f"/runs/{'1' * 5000}",
+        f"/runs/1/step/2?page={10**20}",
+        f"/curves?run={10**23}",
+        f"/events?run={10**23}",
+    ],
+)
+def test_numbers_that_are_too_large_are_not_found(client: TestClient, address: str) -> None:
+    assert client.get(address).status_code == 404
+
+
+@pytest.mark.parametrize("lock", ["[1]", '"text"', '{"pid": [1]}', '{"pid": 1e400}', '{"pid": "x"}'])
+def test_damaged_lock_file(client: TestClient, tmp_path: Path, lock: str) -> None:
+    (tmp_path / "outputs/.first.lock").write_text(lock.replace("{", f'{{"host": "{socket.gethostname()}", '))
+    assert read(client, "/") and read(client, "/runs/1")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.yaml", "model: text"),
+        ("config.yaml", "actor_rollout_ref: text"),
+        ("config.yaml", "actor_rollout_ref: {model: {path: [1]}}"),
+        ("config.yaml", "[" * 5000),
+        ("summary.json", '{"all": 3}'),
+        ("format.json", '{"format": 1e999, "version": ""}'),
+        ("history.jsonl", "[" * 100_000),
+    ],
+)
+def test_damaged_file_of_one_run(client: TestClient, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "outputs/first/metrics.jsonl").unlink()
+    (tmp_path / "outputs/first" / name).write_text(text)
+    assert 'href="/runs/2"' in read(client, "/")
+    if name == "config.yaml":
+        assert read(client, "/runs/1/step/2/0")
+
+
+def test_problem_of_the_index_and_unread_files_are_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "outputs/first")
+    (run / "pool.jsonl").mkdir()
+    client = TestClient(make_app(index := update_index(tmp_path / "outputs"), ["testserver"]))
+    index.problem = "OperationalError: database is full"
+    assert "database is full" in read(client, "/")
+    assert "pool.jsonl was skipped" in read(client, "/runs/1")
+    index.path.unlink()
+    assert client.get("/").status_code == 503

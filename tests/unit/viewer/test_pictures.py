@@ -52,3 +52,9 @@ def test_placeholders_of_a_picture_are_one_token() -> None:
     tokens = [Token("a", 1, False), *[Token("<|image_pad|>", 5, False)] * 64, *[Token("b", 2, True)] * 9]
     joined = list(join_equal_tokens(tokens))
     assert [token.text for token in joined] == ["a", "<|image_pad|> x 64 ", *["b"] * 9]
+
+
+def test_link_to_a_file_outside_of_the_run_is_not_served(client: TestClient, tmp_path: Path) -> None:
+    name = f"{'a' * 32}.png"
+    (tmp_path / "outputs/first/rollouts/images" / name).symlink_to(tmp_path / "outputs/secret.png")
+    assert client.get(f"/runs/1/pictures/{name}").status_code == 404
