@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from alphaapollo.observability.disk import explain_write_errors, replace_file
-from alphaapollo.utils.redaction import redact
+from alphaapollo.utils.redaction import find_secret_variables, redact_values
 
 if TYPE_CHECKING:
     from alphaapollo.launch.memory.plan import MemoryPlan
@@ -47,7 +47,8 @@ def write_run_plan(folder: Path, plan: RunPlan) -> None:
     """Write plan.json, with secrets redacted. Raises OSError if it cannot be written."""
     with explain_write_errors("the plan", folder / FILE):
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / FILE, [redact(msgspec.json.encode(plan).decode()).encode()])
+        values = redact_values(msgspec.to_builtins(plan), find_secret_variables())
+        replace_file(folder / FILE, [msgspec.json.encode(values)])
 
 
 def read_run_plan(folder: Path) -> RunPlan | None:

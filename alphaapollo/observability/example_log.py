@@ -17,7 +17,7 @@ import msgspec
 
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.types import Row
-from alphaapollo.utils.redaction import find_secret_variables, redact
+from alphaapollo.utils.redaction import find_secret_variables, redact_values
 
 FILE = "examples.jsonl"
 NUM_LOGGED = 32  # examples
@@ -51,9 +51,9 @@ def make_example_row(row: Row, decode: Callable[[Sequence[int]], str]) -> Exampl
 def write_examples(folder: Path, examples: Iterable[LoggedExample]) -> None:
     """Write examples.jsonl, with secrets redacted. Raises OSError if it cannot be written."""
     known = find_secret_variables()
-    lines = (redact(msgspec.json.encode(example).decode(), known) + "\n" for example in examples)
+    lines = (msgspec.json.encode(redact_values(msgspec.to_builtins(example), known)) + b"\n" for example in examples)
     with explain_write_errors("the examples", folder / FILE):
-        replace_file(folder / FILE, map(str.encode, lines))
+        replace_file(folder / FILE, lines)
 
 
 def read_examples(folder: Path) -> list[LoggedExample]:

@@ -37,7 +37,7 @@ from alphaapollo.observability.json_values import finite_or_none, to_json_value
 from alphaapollo.observability.pictures import name_picture, replace_pictures, save_picture
 from alphaapollo.observability.training_log import TrainedRow, write_trained_rows
 from alphaapollo.types import JsonObject, Picture, Prompt, Row, Trajectory, TrajectoryGroup, Turn
-from alphaapollo.utils.redaction import find_secret_variables, redact
+from alphaapollo.utils.redaction import find_secret_variables, redact_values
 
 QUEUED_STEPS = 8  # largest number of pending writes; the loop waits if there are more
 
@@ -93,9 +93,12 @@ def format_trajectory_lines(
             record = make_trajectory_record(step, group.prompt, trajectory, show_picture)
             # Rows are most of a line. msgspec writes the same numbers (null for NaN), but blocks the loop less.
             rows = msgspec.json.encode(record.pop("rows"), enc_hook=to_json_value).decode()
-            line = json.dumps(_replace_nan(record), allow_nan=False, ensure_ascii=False, default=to_json_value)
+            shown = redact_values(_replace_nan(record), known)
+            line = json.dumps(
+                shown, allow_nan=False, ensure_ascii=False, default=lambda one: redact_values(to_json_value(one), known)
+            )
             # a lone surrogate, e.g. from an environment, has no UTF-8 encoding but a JSON escape: \ud800
-            text = redact(line.encode("utf-8", "backslashreplace").decode(), known)
+            text = line.encode("utf-8", "backslashreplace").decode()
             yield text[:-1] + f', "rows": {rows}}}\n'
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.rollout_log import format_trajectory_lines
 from alphaapollo.types import JsonObject, TrajectoryGroup
+from alphaapollo.utils.redaction import redact
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -129,7 +130,7 @@ class BackgroundTracker:
     def _report(self, problem: str) -> None:
         notice, self._notice = self._notice, lambda _: None  # one message per tracker
         notice(
-            f"the tracker {self._name} {problem}: data from step {self._step} on may be missing there. "
+            f"the tracker {self._name} {redact(problem)}: data from step {self._step} on may be missing there. "
             f"{self._run.folder} has all metrics and samples."
         )
 

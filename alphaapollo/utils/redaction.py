@@ -4,30 +4,64 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
 SECRET_VARIABLE = re.compile(
-    r"(?:^|_)(?:APIKEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTHORIZATION)(?:_|$)", re.IGNORECASE
+    r"(?:(?:^|_)(?:KEY|PAT|PASS|PWD)|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTHORIZATION)"
+    r"\d*(?:_|$)",
+    re.IGNORECASE,
 )
 MIN_SECRET_LENGTH = 12  # characters; shorter values may be ordinary words
 SECRET_KEY_NAME = re.compile(
     r"(?:api_?key|secret|password|passwd|authorization|access_token|auth_token)$", re.IGNORECASE
 )
-URL_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")  # https://user:password@host
+URL_PASSWORD = re.compile(r"://([^/\s:@]*:[^/\s]+@)")  # https://user:password@host
 
 
 def find_secret_variables() -> dict[str, str]:
-    """Return {value: name} of the environment variables whose name denotes a secret, e.g. HF_TOKEN. Values that are
-    paths are left out."""
-    found = {value: name for name, value in os.environ.items() if SECRET_VARIABLE.search(name)}
-    return {value: name for value, name in found.items() if len(value) >= MIN_SECRET_LENGTH and value[0] not in "/~"}
+    """Return {secret: variable} of the environment, longest secret first: the values of variables whose name denotes a
+    secret, e.g. HF_TOKEN, except existing paths; and `user:password@` of URLs in any variable."""
+    found: dict[str, str] = {}
+    for name, value in os.environ.items():
+        found |= dict.fromkeys(URL_PASSWORD.findall(value), name)
+        if len(value) >= MIN_SECRET_LENGTH and SECRET_VARIABLE.search(name) and not _is_existing_path(value):
+            found[value] = name
+    return dict(sorted(found.items(), key=lambda item: -len(item[0])))
+
+
+def _is_existing_path(value: str) -> bool:
+    return value[0] in "/~" and os.path.exists(os.path.expanduser(value))
 
 
 def redact(text: str, secrets: Mapping[str, str] | None = None) -> str:
     """Replace each secret in the text by its variable, e.g. `$HF_TOKEN`. secrets: see find_secret_variables."""
     for value, name in (find_secret_variables() if secrets is None else secrets).items():
-        text = text.replace(value, f"${name}")
+        text = text.replace(value, f"${name}@" if value.endswith("@") else f"${name}")
     return text
+
+
+def redact_values(value: Any, secrets: Mapping[str, str]) -> Any:
+    """Redact all texts of nested values, before JSON escapes their quotes and line breaks."""
+    return map_texts(value, partial(redact, secrets=secrets))
+
+
+def map_texts(value: Any, convert: Callable[[str], str]) -> Any:
+    """Convert all texts of nested maps, lists and tuples, including keys."""
+    if isinstance(value, str):
+        return convert(value)
+    if isinstance(value, Mapping):
+        return {map_texts(key, convert): map_texts(item, convert) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [map_texts(item, convert) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which have no UTF-8 encoding, by question marks."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def replace_control_characters(text: str) -> str:

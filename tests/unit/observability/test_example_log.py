@@ -44,3 +44,9 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     assert read_examples(tmp_path) == []
     (tmp_path / "examples.jsonl").write_bytes(b'not json\n{"rows": []}\n\xff\n{"rows": [{"par')
     assert read_examples(tmp_path) == [LoggedExample([])]
+
+
+def test_secrets_with_quotes_and_line_breaks_are_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIVATE_KEY", secret := 'BEGIN "KEY"\nabcdef')
+    write_examples(tmp_path, [LoggedExample([ExampleRow([(2, True, secret)])])])
+    assert read_examples(tmp_path)[0].rows[0].parts == [(2, True, "$PRIVATE_KEY")]

@@ -140,3 +140,11 @@ def test_secrets_are_redacted(tmp_path, monkeypatch):
     (line,) = read(tmp_path / "step_000001.jsonl")
     assert line["reason"] == "401: $SOME_API_KEY is no key"
     assert "canary" not in "".join(format_trajectory_lines(1, group(trajectory(score=failed))))  # what others write
+
+
+def test_secrets_with_quotes_and_line_breaks_are_redacted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PRIVATE_KEY", secret := 'BEGIN "KEY"\nabcdef')
+    played = trajectory(score=Score(0.0, reason=secret))
+    played.turns[0].info["object"] = ValueError(secret)
+    (line,) = map(json.loads, format_trajectory_lines(1, group(played)))
+    assert line["reason"] == line["turns"][0]["info"]["object"] == "$PRIVATE_KEY"

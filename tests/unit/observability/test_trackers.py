@@ -302,3 +302,14 @@ def test_swanlab_continues_a_resumed_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert scalars == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)] and tables == [2, 4]
     (table,) = tmp_path.glob("swanlog/run-*/media/echarts/002-*.json")
     assert json.loads(table.read_text())["rowData"][0]["text"] == "answer 0 <b>\n| é ?"
+
+
+def test_notice_about_a_tracker_is_redacted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:abc@server")
+
+    def act(name: str, at: int) -> None:
+        raise ConnectionError("no route to https://me:abc@server")
+
+    use_backends(monkeypatch, broken=act)
+    (notice,) = log_three_iterations(tmp_path, "broken")
+    assert "me:abc" not in notice and "$MLFLOW_TRACKING_URI@server" in notice

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from alphaapollo.config.errors import ConfigError, exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
-from alphaapollo.utils.redaction import find_secret_keys_and_reasons, find_secret_variables, redact
+from alphaapollo.utils.redaction import find_secret_keys_and_reasons, find_secret_variables, redact, redact_values
 
 CANARY = "canary-7f3a91c2d4"
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SOME_API_KEY", CANARY)
-    monkeypatch.setenv("HF_TOKEN_PATH", "/home/user/token")
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path))
     monkeypatch.setenv("SHORT_TOKEN", "true")
 
 
-def test_which_variables_are_secrets() -> None:
+def test_which_variables_are_secrets(tmp_path: Path) -> None:
     found = find_secret_variables()
-    assert CANARY in found and "true" not in found and "/home/user/token" not in found
+    assert CANARY in found and "true" not in found and str(tmp_path) not in found
     assert redact(f"401: {CANARY} is no key") == "401: $SOME_API_KEY is no key"
 
 
@@ -59,3 +61,36 @@ def test_errors_are_redacted(capsys: pytest.CaptureFixture[str]) -> None:
         raise ConfigError(f"{CANARY}: not of the form KEY=VALUE")
     said = capsys.readouterr().err
     assert CANARY not in said and said.count("$SOME_API_KEY") == 2
+
+
+@pytest.mark.parametrize("name", ["PGPASSWORD", "GITHUB_PAT", "HFTOKEN", "OPENAI_KEY2", "MYSQL_PWD", "DB_PASS"])
+def test_names_of_secrets(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "other-" + CANARY)
+    assert find_secret_variables()["other-" + CANARY] == name
+
+
+@pytest.mark.parametrize("name", ["MAX_TOKENS", "TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY", "PATTERN"])
+def test_names_of_other_variables(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "an ordinary value")
+    assert "an ordinary value" not in find_secret_variables()
+
+
+def test_only_existing_paths_are_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "/wJalrXUtnFEMI/K7MDENG")
+    assert redact("/wJalrXUtnFEMI/K7MDENG") == "$AWS_SECRET_ACCESS_KEY"
+
+
+def test_secret_with_the_beginning_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANOTHER_TOKEN", f"{CANARY}-and-more")
+    assert redact(f"{CANARY}-and-more {CANARY}") == "$ANOTHER_TOKEN $SOME_API_KEY"
+
+
+def test_passwords_in_urls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:a@b@proxy:3128")
+    assert redact("cannot reach http://me:a@b@proxy:3128, a") == "cannot reach http://$HTTPS_PROXY@proxy:3128, a"
+
+
+def test_nested_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIVATE_KEY", secret := 'BEGIN "KEY"\nabcdef')
+    values = {secret: [1, (f"is {secret}", None)], "x": 0.5}
+    assert redact_values(values, find_secret_variables()) == {"$PRIVATE_KEY": [1, ("is $PRIVATE_KEY", None)], "x": 0.5}
