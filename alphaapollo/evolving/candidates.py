@@ -120,8 +120,7 @@ class CandidateMaker:
             failure=transcript.failure,
             row=compute_prompt_digest(prompt),
         )
-        self.pool.append(candidate)
-        return candidate
+        return self.pool.append(candidate)
 
     async def _run_proposer(
         self, prompt: Prompt, candidate_id: CandidateId, branch_model: str, past_candidates: Sequence[JudgedCandidate]
@@ -175,8 +174,7 @@ class CandidateMaker:
             answer = await self.caller.ask_role(role, branch_model, f"{candidate_key}/{role}.{verifier_id}", view)
             upheld = None if answer.value is None else bool(answer.value)
             verdict = VerifierVerdict(candidate_key, verifier_id, model, result.messages, vote, report, upheld)
-        self.pool.append(verdict)
-        return verdict
+        return self.pool.append(verdict)
 
 
 def count_votes_for_and_against(verdicts: Sequence[VerifierVerdict]) -> tuple[int, int]:

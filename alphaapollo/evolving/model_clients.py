@@ -19,7 +19,7 @@ from alphaapollo.rewards.openai_connection import MALFORMED_RESPONSE_ERRORS, mak
 from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.types import Message, Sampling
 from alphaapollo.utils.heartbeat import HEARTBEAT
-from alphaapollo.utils.redaction import redact
+from alphaapollo.utils.redaction import redact, replace_surrogates
 
 MAX_SERVER_SEED = 2**31  # not every server accepts larger seeds
 REQUEST_ERRORS = (400, 404, 413, 422)  # status codes caused by the request; other codes count as server failures
@@ -29,7 +29,7 @@ class ModelCallError(Exception):
     """Error for a model call that failed after all retries. server_down: the server, not the request, is the cause."""
 
     def __init__(self, reason: str, server_down: bool = False):
-        super().__init__(reason)
+        super().__init__(replace_surrogates(redact(reason)))
         self.server_down = server_down
 
 
@@ -66,15 +66,15 @@ class ServerClient:
             counts = int(usage.prompt_tokens), int(usage.completion_tokens)
         except openai.APIStatusError as error:
             server_down = error.status_code not in REQUEST_ERRORS
-            raise ModelCallError(redact(f"status {error.status_code}: {error}"), server_down) from error
+            raise ModelCallError(f"status {error.status_code}: {error}", server_down) from error
         except openai.APIError as error:
-            raise ModelCallError(redact(f"{type(error).__name__}: {error}"), server_down=True) from error
+            raise ModelCallError(f"{type(error).__name__}: {error}", server_down=True) from error
         except MALFORMED_RESPONSE_ERRORS as error:
             reason = f"the reply of models.{self._name} is not in OpenAI's format: {type(error).__name__}: {error}"
-            raise ModelCallError(redact(reason), server_down=True) from error
+            raise ModelCallError(reason, server_down=True) from error
         if not isinstance(text, str):
             raise ModelCallError(f"the reply of models.{self._name} contains no text", server_down=True)
-        return ModelReply(text, sampling.seed, *counts, stop_reason=str(stop))
+        return ModelReply(replace_surrogates(text), sampling.seed, *counts, stop_reason=str(stop))
 
     def fits_prompt_limit(self, messages: Sequence[Message]) -> bool:
         """Return True, because the prompt limit of a server is unknown."""

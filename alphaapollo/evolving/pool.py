@@ -18,11 +18,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
 from alphaapollo.observability.disk import explain_write_errors
 from alphaapollo.types import Message, Outcome, Score
+from alphaapollo.utils.redaction import find_secret_variables, map_texts, redact, replace_surrogates
 
 FILE = "pool.jsonl"
 
@@ -172,6 +174,13 @@ class ChosenCandidate(msgspec.Struct, frozen=True, tag_field="kind", tag="choice
 
 JudgedCandidate = tuple[Candidate, Judgement]
 Record = ModelCall | Candidate | VerifierVerdict | Judgement | Match | ChosenCandidate
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def clean_texts(value: Any) -> Any:
+    """Redact secrets, and replace lone surrogates, in all texts of nested values."""
+    known = find_secret_variables()
+    return map_texts(value, lambda text: replace_surrogates(redact(text, known)))
 
 
 @dataclass(frozen=True)
@@ -223,13 +232,17 @@ class Pool:
     def __exit__(self, *error: object) -> None:
         self._file.close()
 
-    def append(self, record: Record) -> None:
-        """Append one record to the file (with fsync) and to the index."""
+    def append(self, record: RecordT) -> RecordT:
+        """Append one record to the file (with fsync) and to the index. Returns it with clean texts."""
+        values = msgspec.to_builtins(record)
+        if (cleaned := clean_texts(values)) != values:
+            record = msgspec.convert(cleaned, type(record))
         with explain_write_errors("the pool", self.path):
             self._file.write(msgspec.json.encode(record) + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
         self._index_record(record)
+        return record
 
     def get_verdicts(self, candidate_key: str) -> list[VerifierVerdict]:
         """Return the verdicts on a candidate, ordered by verifier index."""

@@ -15,7 +15,7 @@ import numpy as np
 from alphaapollo.algorithms.accuracy_estimates import majority_accuracy, pass_at_k
 from alphaapollo.evaluation.metrics import Estimate, estimate_means
 from alphaapollo.evolving.loop import rank_candidates
-from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage
+from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage, clean_texts
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import JsonObject, Prompt
@@ -191,7 +191,8 @@ def write_results(pool: Pool, prompts: Sequence[Prompt], folder: Path, stop_reas
 
 
 def _write_json(path: Path, value: object) -> None:
-    replace_file(path, [msgspec.json.format(msgspec.json.encode(value), indent=1), b"\n"])
+    text = msgspec.json.encode(clean_texts(msgspec.to_builtins(value)))
+    replace_file(path, [msgspec.json.format(text, indent=1), b"\n"])
 
 
 def make_problem_result(pool: Pool, prompt: Prompt) -> JsonObject:

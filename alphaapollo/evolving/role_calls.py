@@ -37,6 +37,7 @@ from alphaapollo.rollout.episode import MAX_ATTEMPTS
 from alphaapollo.tools.base import Session
 from alphaapollo.types import Message, Outcome, Prompt, Sampling, Score
 from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.utils.redaction import map_texts, replace_surrogates
 from alphaapollo.utils.seeds import derive_seed
 from alphaapollo.utils.time_limit import TimeLimit
 
@@ -117,7 +118,8 @@ class RoleModelCaller:
         settings, model = self._settings[role], self.get_model_name(role, default_model)
         max_tokens = settings.max_tokens or self._config.data.max_response_length
         sampling = Sampling(max_tokens, settings.temperature, settings.top_p, seed=self.derive_call_seed(call_key))
-        request = msgspec.json.encode([model, list(messages), sampling])
+        messages = map_texts(list(messages), replace_surrogates)  # e.g. of a tool's result
+        request = msgspec.json.encode([model, messages, sampling])
         digest = hashlib.blake2b(request, digest_size=8).hexdigest()
         logged = self._pool.calls.get(call_key)
         if logged and logged.digest == digest and not logged.failure:
@@ -153,10 +155,10 @@ class RoleModelCaller:
                 )
             finally:
                 await self._budget.settle_call(max_usage, used)
-        self._pool.append(record)
+        record = self._pool.append(record)
         if error is None:
             self._failures_in_a_row[model] = 0
-            return reply
+            return replace(reply, text=record.text)  # as a resumed run reads it
         self._failures_in_a_row[model] += error.server_down
         count = self._failures_in_a_row[model]
         if count < self._config.evolving.max_failures:

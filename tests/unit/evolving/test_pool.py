@@ -86,3 +86,13 @@ def test_failed_grade_is_not_a_wrong_answer(tmp_path: Path) -> None:
 def test_judgement_without_votes() -> None:
     assert Judgement("c", 0, 0, "").is_accepted is None and Judgement("c", 0, 0, "").share_of_votes == 0.5
     assert Judgement("c", 1, 1, "").is_accepted is False, "a tie is against"
+
+
+def test_secrets_and_lone_surrogates_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIVATE_KEY", secret := 'BEGIN "KEY"\nabcdef')
+    chat = (Message(role="user", content=f"{secret} \ud800"),)
+    with Pool(tmp_path) as pool:
+        returned = pool.append(VerifierVerdict(PLACE.key, 1, "policy", chat, True, secret))
+    (logged,) = Pool(tmp_path).get_verdicts(PLACE.key)
+    assert logged == returned == pool.get_verdicts(PLACE.key)[0]
+    assert logged.report == "$PRIVATE_KEY" and logged.messages[0]["content"] == "$PRIVATE_KEY ?"

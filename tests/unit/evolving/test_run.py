@@ -231,3 +231,18 @@ def test_folder_without_a_configuration_is_an_error(command: Command) -> None:
     (command.folder / "pool.jsonl").write_text('{"kind": "call"}\nrubbish\n')
     with pytest.raises(ValueError, match=r"config.yaml cannot be read"):
         command.run()
+
+
+def test_replies_with_lone_surrogates_and_secrets(
+    command: Command, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVER_KEY", "canary-of-the-server")
+    arithmetic, key = server.script, "canary-of-the-server"
+    server.script = lambda messages, request: f"\ud800 {key}\n{arithmetic(messages, request)}"
+    command.run()
+    assert all(not call.failure and key not in call.text for call in command.pool.all_calls)
+    written = [command.folder / "pool.jsonl", command.folder / "report.json", *(command.folder / "problems").iterdir()]
+    assert len(written) == 8 and not any(key in path.read_text() for path in written)
+    count = len(server.requests)
+    command.run()
+    assert len(server.requests) == count
