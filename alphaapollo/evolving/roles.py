@@ -18,15 +18,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from alphaapollo.rewards.judges.client import remove_thoughts
 from alphaapollo.types import Message
 from alphaapollo.utils.registry import Registry
 
-THOUGHTS = re.compile(r"^.*</think>", re.DOTALL)
 TAGS = re.compile(r"</?answer>")
-EDGE = r"[^\w\n]*"
-VERDICT = re.compile(rf"^{EDGE}VERDICT{EDGE}[:=]{EDGE}(right|wrong){EDGE}$", re.IGNORECASE | re.MULTILINE)
-STANDS = re.compile(rf"^{EDGE}STANDS{EDGE}[:=]{EDGE}(yes|no){EDGE}$", re.IGNORECASE | re.MULTILINE)
-BETTER = re.compile(rf"^{EDGE}BETTER{EDGE}[:=]{EDGE}(1|2){EDGE}$", re.IGNORECASE | re.MULTILINE)
+EDGE = r"[^\w\n]*+"  # possessive, so that long runs of signs take linear time
+NAMED = rf"^{EDGE}{{}}(?=[^\w\n]*?[:=]){EDGE}({{}}){EDGE}$"
+VERDICT = re.compile(NAMED.format("VERDICT", "right|wrong"), re.IGNORECASE | re.MULTILINE)
+STANDS = re.compile(NAMED.format("STANDS", "yes|no"), re.IGNORECASE | re.MULTILINE)
+BETTER = re.compile(NAMED.format("BETTER", "1|2"), re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,12 @@ def make_user_chat(text: str) -> list[Message]:
 
 def strip_markup(text: str) -> str:
     """Remove the thoughts before `</think>` and the answer tags from a reply."""
-    return TAGS.sub("", THOUGHTS.sub("", text)).strip()
+    return TAGS.sub("", remove_thoughts(text)).strip()
 
 
 def is_last_choice(pattern: re.Pattern[str], text: str, choice: str) -> bool | None:
     """Whether the last match of `pattern` in a reply is `choice`, e.g. `right`; None without a match."""
-    found = pattern.findall(THOUGHTS.sub("", text))
+    found = pattern.findall(remove_thoughts(text))
     return found[-1].lower() == choice if found else None
 
 

@@ -15,7 +15,10 @@ LETTER = re.compile(
     re.ASCII,
 )
 LATEX = re.compile(r"\\(?:text(?:bf|rm)?|math(?:bf|rm)|boxed)\s*|[{}$*]")
-STATED = re.compile(r"(?i:answer|choice|option)(?:\s+(?i:is|should be|would be))?\s*:?\s+(?=[(\[]?\s*[A-Za-z]\b)")
+STATED = re.compile(
+    r"(?i:answer|choice|option)(?:\s++(?i:is|should be|would be))?(?:\s*+:\s++|\s++)(?=(?:[(\[]\s*+)?[A-Za-z]\b)"
+)
+MAX_CHOICE = 100  # characters after "the answer is" that are read
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
@@ -45,5 +48,6 @@ def read_first_letter(text: str) -> str | None:
 def _find_stated_letter(text: str) -> str | None:
     """Return the letter after the last "answer", "choice" or "option" that a letter follows, e.g. "the answer is B"."""
     bare = LATEX.sub("", text)
-    letters = [read_first_letter(bare[stated.end() :].split("\n")[0]) for stated in STATED.finditer(bare)]
-    return next((found for found in reversed(letters) if found), None)
+    ends = [stated.end() for stated in STATED.finditer(bare)]
+    letters = (read_first_letter(bare[end : end + MAX_CHOICE].split("\n")[0]) for end in reversed(ends))
+    return next(filter(None, letters), None)

@@ -13,8 +13,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
-import reasoning_gym
+import reasoning_gym  # noqa: F401 its import takes long, so it is not part of the time of the first answer
 
+from alphaapollo.rewards.answer_extraction import find_answer_tag
 from alphaapollo.rewards.base import make_wrong_format_score
 from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_puzzle_dataset
 from alphaapollo.types import Prompt, Score
@@ -32,6 +33,7 @@ FUNCTIONS = re.compile(r"a?(sin|cos|tan)h?|cot|sec|csc|exp|log|ln|sqrt|pi|Abs|[A
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 PLAIN = re.compile(r"[\w\s+\-*/^().,]*", re.ASCII)
 MAX_EXPRESSION = 500  # characters
+MAX_ANSWER = 20_000  # characters; the largest grids have a few thousand
 
 for name in EVAL_MODULES:
     vars(importlib.import_module(f"reasoning_gym.{name}"))["eval"] = ast.literal_eval
@@ -46,9 +48,9 @@ def grade(prompt: Prompt, completion: str) -> Score:
     puzzle = prompt.extra_info.get(PUZZLE_KEY)
     if puzzle is None:
         raise ValueError(f"row {prompt.id} has no puzzle. Set env.env_name=reasoning_gym, which creates puzzles.")
-    answer = reasoning_gym.utils.extract_answer(completion)
-    if answer is None:
-        return make_wrong_format_score("no <answer>...</answer>")
+    answer = find_answer_tag(completion)
+    if answer is None or len(answer) > MAX_ANSWER:
+        return make_wrong_format_score("no <answer>...</answer>" if answer is None else "the answer is too long")
     task = puzzle["task"]
     dataset = _load_scorer(task, puzzle["level"], json.dumps(puzzle["settings"]))
     if task in SYMPY_TASKS and not is_plain_arithmetic(answer):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -24,7 +25,8 @@ MAX_ROUNDS = 2 * MAX_DEPTH + 1  # two chains of dependent calls that make equal 
 MAX_REASON = 500  # characters of a failure reason
 MAX_OUTPUT = 8 << 20  # bytes of output of a sandboxed process
 TOLERANCE = 1e-6  # relative and absolute tolerance of numbers in a program's output
-BLOCK = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+LANGUAGE = re.compile(r"[ \t]*+([\w+-]*+)")
+BLOCK_END = re.compile(r"\n[ \t]*+```")
 SANDBOX_PROGRAM = Path(__file__).with_name("sandbox_program.py")
 
 get_default_sandbox().start()  # started at import, because import time does not count as grading time
@@ -61,9 +63,18 @@ def escape_control_characters(text: str) -> str:
 def extract_code(completion: str) -> str:
     """Return the last fenced Python block after the thoughts, else the last fenced block, else the complete answer."""
     answer = completion.rpartition("</think>")[2]
-    blocks = BLOCK.findall(answer)
+    blocks = list(_find_blocks(answer))
     python = [text for language, text in blocks if language.lower() in ("python", "py", "python3")]
-    return str((python or [text for _, text in blocks] or [answer])[-1])
+    return (python or [text for _, text in blocks] or [answer])[-1]
+
+
+def _find_blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Yield language and content of each fenced block, in time linear in the length of the text."""
+    start = text.find("```")
+    while start >= 0 and (line_end := text.find("\n", start)) >= 0:
+        language, closing = LANGUAGE.match(text, start + 3), BLOCK_END.search(text, line_end + 1)
+        yield language[1] if language else "", text[line_end + 1 : closing.start() if closing else None]
+        start = text.find("```", closing.end()) if closing else -1
 
 
 def find_function_test_failure(tests: FunctionTests, code: str, time_limit: float) -> str:

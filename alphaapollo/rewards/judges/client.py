@@ -12,7 +12,6 @@ import asyncio
 import hashlib
 import itertools
 import json
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
@@ -27,9 +26,12 @@ from alphaapollo.utils.redaction import redact
 MAX_RETRIES = 4  # retries of one request
 MAX_REPLIES = 2  # replies to read, of which the first has no verdict
 DEADLINE = 3  # time limit of a request with all its retries, as a multiple of reward.judge.timeout
-THOUGHTS = re.compile(r"^.*</think>", re.DOTALL)
 ValueT = TypeVar("ValueT")
 CompleteMessage = Callable[[str], Awaitable[str | None]]
+
+
+def remove_thoughts(text: str) -> str:
+    return text.rpartition("</think>")[2]
 
 
 class JudgeError(ValueError):
@@ -145,7 +147,7 @@ class JudgeClient:
 
     async def _read_reply(self, content: str, read_verdict: Callable[[str], ValueT]) -> ValueT:
         for _ in range(MAX_REPLIES):
-            reply = THOUGHTS.sub("", await self._complete(content) or "")
+            reply = remove_thoughts(await self._complete(content) or "")
             try:
                 return read_verdict(reply)
             except ValueError as error:

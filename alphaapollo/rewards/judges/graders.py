@@ -13,12 +13,14 @@ from functools import partial
 
 from alphaapollo.config.schema import Criterion, Reward, Rubric
 from alphaapollo.rewards.base import get_question
-from alphaapollo.rewards.judges.client import THOUGHTS, JudgeClient, wait_for_all
+from alphaapollo.rewards.judges.client import JudgeClient, remove_thoughts, wait_for_all
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.templates import fill_template
 
-SCORE = re.compile(r"^\W*SCORE\W*[:=]\W*?(-?\d+(?:\.\d+)?|-?\.\d+)\W*$", re.IGNORECASE | re.MULTILINE)
-WINNER = re.compile(r"^\W*WINNER\W*[:=]\W*(A|B|TIE)\W*$", re.IGNORECASE | re.MULTILINE)
+# One line with the name and a separator; only signs before the name, around the value and between them.
+VERDICT = r"^[^\w\n]*+{}(?=\W*?[:=])\W*?({})[^\w\n]*+$"
+SCORE = re.compile(VERDICT.format("SCORE", r"-?\d+(?:\.\d+)?|-?\.\d+"), re.IGNORECASE | re.MULTILINE)
+WINNER = re.compile(VERDICT.format("WINNER", "A|B|TIE"), re.IGNORECASE | re.MULTILINE)
 JSON_OBJECT = re.compile(r"\{[^{}]*\}")
 TEXT_KEYS, WEIGHT_KEYS = ("text", "criterion", "description"), ("weight", "points")  # of a row's criterion
 MAX_SHOWN = 120  # characters of a reply in a failure reason
@@ -51,7 +53,7 @@ async def compare_with_reference(client: JudgeClient, reward: Reward, prompt: Pr
     """
     if prompt.ground_truth is None:
         raise ValueError(f"row {prompt.id} has no ground truth with which the judge could compare the completion")
-    answers = [THOUGHTS.sub("", text).strip() for text in (completion, prompt.ground_truth)]
+    answers = [remove_thoughts(text).strip() for text in (completion, prompt.ground_truth)]
     question, template = get_question(prompt), reward.judge.pairwise_prompt
     contents = [
         fill_template(template, question=question, answer_a=one, answer_b=other)
@@ -106,7 +108,7 @@ def compute_rubric_score(verdicts: Mapping[str, float], criteria: Mapping[str, C
 def _fill_for_answer(template: str, prompt: Prompt, completion: str, **fields: str) -> str:
     """Fill a template with question, ground truth, answer (the completion without its thoughts) and `fields`."""
     truth = "none is given" if prompt.ground_truth is None else prompt.ground_truth
-    answer = THOUGHTS.sub("", completion).strip()
+    answer = remove_thoughts(completion).strip()
     return fill_template(template, question=get_question(prompt), ground_truth=truth, answer=answer, **fields)
 
 
