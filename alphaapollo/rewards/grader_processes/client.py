@@ -3,8 +3,10 @@
     score(prompt, text) -> judges, if any -> free slot -> idle process -> Score; a failure is retried once
 
 When grading a completion exceeds the time limit or its process dies, only this completion fails. The next completion is
-graded by a new process. There are reward.num_workers slots. A completion that is slow to grade gives up its slot, so
-that it does not delay other completions. Judges run in this process, because they call no code of users.
+graded by a new process. A timeout is not retried. If a built-in grader fails on a completion but can grade another
+answer to the same prompt, the completion is at fault, and its score is 0. There are reward.num_workers slots. A
+completion that is slow to grade gives up its slot, so that it does not delay other completions. Judges run in this
+process, because they call no code of users.
 """
 
 from __future__ import annotations
@@ -17,9 +19,15 @@ from dataclasses import replace
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.rewards.base import make_failed_score
+from alphaapollo.rewards.base import make_failed_score, make_wrong_format_score
 from alphaapollo.rewards.components import TASK
-from alphaapollo.rewards.grader_processes.process import START_TIMEOUT, GraderError, GraderProcess, ProcessDiedError
+from alphaapollo.rewards.grader_processes.process import (
+    START_TIMEOUT,
+    GraderError,
+    GraderProcess,
+    GraderTimeoutError,
+    ProcessDiedError,
+)
 from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_request
 from alphaapollo.rewards.judges.client import CompleteMessage, JudgeClient, JudgeServer, wait_for_all
 from alphaapollo.rewards.judges.graders import JUDGES
@@ -28,6 +36,7 @@ from alphaapollo.types import JudgeUsage, Prompt, Score, Turn
 from alphaapollo.utils.time_limit import exclude_from_time_limit
 
 MAX_ATTEMPTS = 2  # attempts per completion
+ORDINARY_ANSWER = "<answer>0</answer>"  # if a grader fails on this, too, the ground truth or the machine is at fault
 SLOW_SECONDS = 0.5  # seconds after which a completion counts as slow
 MAX_SLOW = 8  # slow completions that do not count towards reward.num_workers
 
@@ -47,7 +56,7 @@ class RewardClient:
         self._slow_slots = asyncio.Semaphore(MAX_SLOW)
         self._processes: set[GraderProcess] = set()
         self._idle: list[GraderProcess] = []
-        self._tasks: set[asyncio.Task[Score]] = set()
+        self._tasks: set[asyncio.Task[tuple[Score, bool]]] = set()
         self._judge: JudgeClient | None = None  # created for the first completion that needs it
         self._server: JudgeServer | None = None
         self._is_closed = False
@@ -63,8 +72,8 @@ class RewardClient:
         self._idle.append(process)
 
     async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
-        """Score one completion. After MAX_ATTEMPTS failures, the score has outcome GRADER_FAILED and reward NaN; errors
-        in a reward function are never raised.
+        """Score one completion. After a timeout or MAX_ATTEMPTS failures, the outcome is GRADER_FAILED with reward NaN,
+        or WRONG_FORMAT with reward 0 if the completion is at fault; errors in a reward function are never raised.
 
         `turns`: turns of the episode, for reward functions that take a trajectory. Empty: the text is the only turn.
         """
@@ -105,6 +114,14 @@ class RewardClient:
     async def _grade_completion(
         self, prompt: Prompt, text: str, turns: Sequence[Turn], judged: dict[str, Score]
     ) -> Score:
+        score = await self._try_grading(prompt, text, turns, judged)
+        if not score.outcome.failed or TASK in judged or self._custom.path or self._reward.custom_module:
+            return score
+        if (await self._try_grading(prompt, ORDINARY_ANSWER, turns, judged)).outcome.failed:
+            return score
+        return await self._try_grading(prompt, text, turns, judged | {TASK: make_wrong_format_score(score.reason)})
+
+    async def _try_grading(self, prompt: Prompt, text: str, turns: Sequence[Turn], judged: dict[str, Score]) -> Score:
         try:
             request = encode_request(prompt, text, turns if self._takes_turns else (), judged)
         except (TypeError, ValueError) as error:
@@ -114,8 +131,10 @@ class RewardClient:
                 task = asyncio.create_task(self._grade_completion_once(request))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-                score = await asyncio.shield(task)  # if the caller is cancelled, the process finishes its work
-            if not score.outcome.failed:
+                score, is_final = await asyncio.shield(
+                    task
+                )  # if the caller is cancelled, the process finishes its work
+            if is_final:
                 break
         return score
 
@@ -145,13 +164,14 @@ class RewardClient:
             raise
         return process
 
-    async def _grade_completion_once(self, request: bytes) -> Score:
-        """Send a request to an idle or a new grader process and return the score, without a retry."""
+    async def _grade_completion_once(self, request: bytes) -> tuple[Score, bool]:
+        """Send a request to an idle or a new grader process. Returns the score and whether it is final: a second
+        attempt is useless after a score or a timeout."""
         await self._slots.acquire()
         slots = self._slots
         try:
             if self._is_closed:
-                return make_failed_score("the graders are closed")
+                return make_failed_score("the graders are closed"), True
             process = self._idle.pop() if self._idle else await self._start_process()
             answer = asyncio.create_task(process.send_request(request, self._reward.timeout))
             await asyncio.wait({answer}, timeout=SLOW_SECONDS)
@@ -160,13 +180,15 @@ class RewardClient:
                 self._slots.release()
                 slots = self._slow_slots
             score = decode_reply(await answer)
+            is_final = not score.outcome.failed
             self._idle.append(process)
         except (ValueError, OSError) as error:  # GraderError, or an import that no longer works
             score = make_failed_score(f"the reward function gave no reward: {error}")
+            is_final = isinstance(error, GraderTimeoutError)
         finally:
             slots.release()
         await self._end_surplus_processes()
-        return score
+        return score, is_final
 
     async def _end_surplus_processes(self) -> None:
         """End idle grader processes above reward.num_workers, unless completions are waiting for a slot."""

@@ -23,6 +23,10 @@ class GraderError(ValueError):
     """Error for a grader process that did not reply in time, died, or did not start."""
 
 
+class GraderTimeoutError(GraderError):
+    """Error for a grader process that did not reply in time. A second attempt would take as long."""
+
+
 class ProcessDiedError(GraderError):
     """Error for a grader process that crashed or was killed from outside."""
 
@@ -78,7 +82,7 @@ class GraderProcess:
                 break
         else:
             await self.end_and_describe_exit()
-            raise GraderError(f"the grader process gave no answer within {timeout:g} s")
+            raise GraderTimeoutError(f"the grader process gave no answer within {timeout:g} s")
         if not line.endswith(b"\n"):
             raise ProcessDiedError(f"the grader process died ({await self.end_and_describe_exit(EXIT_GRACE)})")
         return line

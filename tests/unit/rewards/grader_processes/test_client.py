@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import time
 import pytest
 
 from alphaapollo.config.schema import Reward
+from alphaapollo.rewards.grader_processes.client import ORDINARY_ANSWER
 from alphaapollo.types import Outcome, Prompt, Score
 from tests.processes import is_running, wait_until
 from tests.unit.rewards.grading import with_client
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.timeout(90)
 
 GSM8K = Prompt(0, "openai/gsm8k", "?", "4")
 MATH = Prompt(0, "math", "?", r"\frac{1}{2}")
+TOWER = r"\boxed{9^{9^{9^{9}}}}"
 
 REWARD = """
 import ctypes, json, math, os, pathlib, sys, time
@@ -37,6 +40,12 @@ def f(prompt, completion):
         (here / str(os.getpid())).touch()
         while len(list(here.iterdir())) < int(completion.split()[1]):
             time.sleep(0.01)
+        return 1.0
+    if completion == "hang once":
+        mark = pathlib.Path(__file__).with_suffix(".mark")
+        if not mark.exists():
+            mark.write_text("")
+            time.sleep(600)
         return 1.0
     if completion == "twice":  # fails the first time only
         mark = pathlib.Path(__file__).with_suffix(".mark")
@@ -180,6 +189,29 @@ def test_an_answer_that_hangs_sympy_is_killed():
 
     hanging, other = run(scenario, timeout=4.0)
     assert (hanging.outcome, other.reward) == (Outcome.GRADER_FAILED, 1.0)
+
+
+def test_an_answer_that_hangs_its_grader_scores_zero_at_the_first_attempt():
+    requests = []
+
+    async def scenario(client):
+        once = client._grade_completion_once
+
+        async def grade_once(request):
+            requests.append(pickle.loads(request)[1])
+            return await once(request)
+
+        client._grade_completion_once = grade_once
+        return await client.score(MATH, TOWER)
+
+    score = run(scenario, timeout=4.0, components={"format": 0.5})
+    assert (score.reward, score.accuracy, score.outcome) == (0.0, 0.0, Outcome.WRONG_FORMAT)
+    assert "4 s" in score.reason and score.components["task"] == score.components["format"] == 0.0
+    assert requests == [TOWER, ORDINARY_ANSWER, TOWER]  # the last request computes the components only
+
+
+def test_a_users_function_that_times_out_is_not_called_again(custom):
+    assert scores(["hang once"], custom, timeout=0.5)[0].outcome is Outcome.GRADER_FAILED
 
 
 def test_jobs_do_not_wait_behind_a_slow_one(custom):
