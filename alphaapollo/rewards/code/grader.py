@@ -36,8 +36,8 @@ def grade(prompt: Prompt, completion: str) -> Score:
     """Return a score of 1 if the completion's code passes all unit tests of the ground truth, else 0 with the reason.
 
     Code that raises an error or exceeds the time limit of its tests scores 0. The client of the grader scores 0 if all
-    tests together exceed reward.timeout. A completion without code has the wrong format. Raises ValueError if the ground
-    truth is malformed or its tests are broken.
+    tests together exceed reward.timeout. A completion without code has the wrong format. Raises ValueError if the
+    ground truth is malformed or its tests are broken.
     """
     tests, time_limit = read_tests_and_time_limit(prompt.ground_truth)
     code = extract_code(completion)
