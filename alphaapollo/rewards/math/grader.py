@@ -60,6 +60,12 @@ COMMA = re.compile(r",|\\text\s*\{\s*,?\s*and\s*\}|\band\b")
 NAMED_VALUE = re.compile(r"([a-zA-Z])\s*=\s*([^=<>,]+)")
 COLUMN = re.compile(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}", re.DOTALL)
 BRACKETS = re.compile(r"(?<!\\)[{}]|([()\[\]{}=])")
+NUMBER_FIRST = re.compile(  # `5 = 6`, `x = 5 \to 6`: math-verify reads the last part only
+    r"(?:[a-zA-Z]\s*=)?\s*(\(?\s*[-+]?\s*(?:\d[\d.]*|\.\d+)\s*\)?|[-+]?\s*\\frac\s*\{\d+\}\s*\{\d+\})\s*"
+    r"(?:[^\w\s+*/^%!|.,:;<>()\[\]{}'\"$\\-]|->|[^\x00-\x7f]|\\(?:[a-zA-Z]*arrow|(?:long)?mapsto|to|implies|iff|n?mid"
+    r"|n?parallel|perp|n?sim|cong|equiv|asymp|propto|doteq|in|ni|land|wedge|cup|cap|[cv]?dots|gg|ll|star|ast|circ|bullet"
+    r"|backslash|not|stackrel|overset|underset|[hv]space|hskip|because|therefore|vdash|models|prec|succ|oplus|otimes)(?![a-zA-Z]))"
+)
 NO_UNITS = LatexExtractionConfig(
     boxed_match_priority=0,
     normalization_config=dataclasses.replace(LatexExtractionConfig().normalization_config, units=False),
@@ -88,7 +94,8 @@ def grade(prompt: Prompt, completion: str) -> Score:
     elif measure_bracket_depth(answer) > max(MAX_DEPTH, measure_bracket_depth(truth)):
         return make_wrong_format_score(f"the brackets are nested too deeply ({measure_bracket_depth(answer)} levels)")
     else:
-        is_equal = is_equal_answer(expected, normalize_latex(answer)) if answer.strip() else None
+        found = normalize_latex(answer)
+        is_equal = is_equal_answer(expected, found) and _is_consistent(expected, found) if answer.strip() else None
     return make_wrong_format_score("no expression in the answer") if is_equal is None else make_accuracy_score(is_equal)
 
 
@@ -127,6 +134,12 @@ def _find_last_expression(text: str) -> str | None:
         return ", ".join(one.strip() for one in several.groups())
     last = LAST_EXPRESSION.search(text)
     return last[1] if last and parse_expressions(f"\\boxed{{{normalize_latex(last[1])}}}") else None
+
+
+def _is_consistent(truth: str, answer: str) -> bool:
+    """Return False for an answer that begins with another number than the truth, e.g. `5 = 6` or `5 \\to 6` for 6."""
+    first = None if "=" in truth or NUMBER_FIRST.match(truth) else NUMBER_FIRST.match(answer)
+    return first is None or is_equal_answer(truth, first[1])
 
 
 def is_equal_answer(truth: str, answer: str) -> bool:

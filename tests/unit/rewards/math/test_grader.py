@@ -39,6 +39,7 @@ def score(truth, text):
         ("7", ["So x is 3 or 4, and the sum is 7.", "x = 3 or x = 4.\nThe sum is 7."]),
         (r"\text{(B)}", ["The correct option is (B)."]),
         (r"\text{Yes}", ["The answer is Yes."]),
+        ("6", [r"\boxed{x=6}", r"\boxed{6=5+1}", r"\boxed{6=6}", r"\boxed{x \to 6}", r"\boxed{f(5)=6}"]),
     ],
 )
 def test_equal_answers_earn_one(truth, texts):
@@ -56,6 +57,8 @@ def test_equal_answers_earn_one(truth, texts):
         ("(3,4)", [r"\boxed{(4, 3)}"]),
         ("Monday", [r"\boxed{Tuesday}", "The answer is Tuesday."]),
         ("28", ["The number of ways is **27**."]),
+        ("6", [r"\boxed{5=6}", r"\boxed{5 \to 6}", r"\boxed{5\mid 6}", r"\boxed{x=5=6}"]),
+        ("6", [r"\boxed{5 @ 6}", "\\boxed{5 \N{RIGHTWARDS ARROW} 6}"]),
     ],
 )
 def test_other_answers_earn_nothing(truth, texts):
