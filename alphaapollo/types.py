@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -294,21 +294,9 @@ class Row:
         return len(self.token_ids) + max(0, longer)
 
 
-class TrainedTurn(NamedTuple):
-    """Turn that is trained on, and its action tokens: token_ids[start:end] of a row."""
-
-    turn: Turn
-    row: int  # index in Trajectory.rows
-    start: int
-    end: int
-
-
 @dataclass(slots=True)
 class Trajectory:
-    """Episode of one prompt: turns, token sequences to train on (rows), and score.
-
-    The order of the rows has no meaning. `trained_turns` has the order of time, for features that need it.
-    """
+    """Episode of one prompt: turns, token sequences to train on (rows, whose order has no meaning), and score."""
 
     prompt_id: int
     sample: int  # 0 .. n-1 within its group
@@ -318,16 +306,6 @@ class Trajectory:
     end: EpisodeEnd
     seconds: float = 0.0
     first_observation: list[Message] | str | None = None  # None: the environment failed before the first observation
-
-    @property
-    def trained_turns(self) -> list[TrainedTurn]:
-        """Turns of the rows, in the order in which the model sampled them."""
-        found = []
-        for number, row in enumerate(self.rows):
-            turns = self.turns[row.first_turn : row.first_turn + len(row.turn_ends)]
-            for turn, last in zip(turns, row.turn_ends, strict=True):
-                found.append(TrainedTurn(turn, number, last + 1 - len(turn.completion.token_ids), last + 1))
-        return sorted(found, key=lambda one: one.turn.answer_number)
 
     @property
     def last_turn(self) -> Turn | None:

@@ -78,7 +78,7 @@ class Agent(Section):
     environment: list[str] = []
     """Names of environment variables that are passed to the program, besides a few such as PATH and HOME."""
     accept_request_rewards: bool = False
-    """Accept rewards from whoever has the session's API key. Commands that a model writes may have it."""
+    """Accept rewards from every process that has the session's API key. Commands that a model writes may have it."""
     grade: bool = False
     """Grade the text of the last answer with the reward function, as in other environments. A reward of the program is
     added."""

@@ -123,8 +123,7 @@ class Answer:
     def is_truncated(self) -> bool:
         """Whether a limit of the session cut the answer, not the client's max_tokens."""
         completion = self.sampled.completion
-        is_cut = completion.stop_reason is StopReason.LENGTH
-        return is_cut and len(completion.token_ids) >= self.request.token_limit
+        return completion.stop_reason is StopReason.LENGTH and len(completion.token_ids) >= self.request.token_limit
 
     @property
     def images(self) -> tuple[ImageInput, ...]:
@@ -198,8 +197,7 @@ class Session:
             self.num_started += num_answers
 
     def give_reward(self, request_id: str, reward: float) -> None:
-        """Add a reward for one request, in equal parts for its answers. Raises ValueError if the session has no such
-        request."""
+        """Add a reward for a request, in equal parts for its answers. Raises ValueError if there is no such request."""
         found = [request for request in self.requests if request.id == request_id]
         if not found:
             known = ", ".join(request.id for request in self.requests[-3:])

@@ -28,6 +28,7 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
 from alphaapollo.data.batch import Columns
 from alphaapollo.trainer.metrics import compute_advantage_metrics, compute_mean_length_penalty
+from alphaapollo.trainer.step.trained_turns import list_trained_turns
 from alphaapollo.trainer.step.training_batch import Batch, get_invalid_action_penalty, sum_rewards_per_trajectory
 from alphaapollo.types import JsonObject, Trajectory, Turn
 
@@ -306,7 +307,7 @@ def assign_turn_numbers(trajectories: Sequence[Trajectory], group_ids: Tensor, m
     ids: list[int] = []
     first = 0  # sequence of the trajectory
     for owner, trajectory in enumerate(trajectories):
-        for turn, row, start, end in trajectory.trained_turns:
+        for turn, row, start, end in list_trained_turns(trajectory):
             offset = trajectory.rows[row].response_start
             index[first + row, start - offset : end - offset] = len(owners)
             owners.append(owner)

@@ -32,6 +32,7 @@ from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.shared_prompts import find_shared_prefixes
+from alphaapollo.trainer.step.trained_turns import list_trained_turns
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 
@@ -130,9 +131,7 @@ def build_batch(
     weights = _compute_loss_weights(trajectories, num_actions, steps, group_of, config)
     if method := algorithm.filtration.method:
         weights *= filtration_weights(sum_rewards_per_trajectory(rewards, offsets), Groups.from_ids(group_of), method)
-    token_order_keys = (
-        draw_token_order(layout.response_offsets, trajectories, seed, step) if policy_loss.select_tokens else None
-    )
+    order = draw_token_order(layout.response_offsets, trajectories, seed, step) if policy_loss.select_tokens else None
     return Batch(
         rows=rows,
         layout=layout,
@@ -146,7 +145,7 @@ def build_batch(
         greedy_rewards=_compute_greedy_rewards(groups, algorithm, actor, max_length, group_of[owners]),
         trajectories=trajectories,
         **dict(zip(WEIGHTS, weights[:, owners].numpy(), strict=True)),
-        token_order_keys=token_order_keys,
+        token_order_keys=order,
     )
 
 
@@ -176,7 +175,7 @@ def draw_token_order(
     for trajectory, starts in zip(trajectories, _find_row_starts(trajectories, response_offsets), strict=True):
         seed = derive_seed(run_seed, "choice", step, trajectory.prompt_id, trajectory.sample)
         generator = np.random.default_rng(seed)
-        for one in trajectory.trained_turns:
+        for one in list_trained_turns(trajectory):
             noise[starts[one.row] + one.start : starts[one.row] + one.end] = generator.random(one.end - one.start)
     return noise
 
@@ -266,7 +265,7 @@ def place_rewards(
     rewards = np.zeros(response_offsets[-1])
     row_starts = _find_row_starts(trajectories, response_offsets)
     for trajectory, starts, outcome_reward in zip(trajectories, row_starts, outcome_rewards, strict=True):
-        trained = trajectory.trained_turns
+        trained = list_trained_turns(trajectory)
         ends = [starts[one.row] + one.end - 1 for one in trained]
         times = [one.turn.answer_number for one in trained]
         for one, end in zip(trained, ends, strict=True):
