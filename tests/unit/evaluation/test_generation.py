@@ -15,6 +15,7 @@ from alphaapollo.controller import launcher
 from alphaapollo.controller.ranks import RunStalled
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.evaluation import generation
+from alphaapollo.observability.console import Console
 from alphaapollo.trainer.main_generation import main
 from alphaapollo.utils.watchdog import RUN
 from tests.builders import write_rows
