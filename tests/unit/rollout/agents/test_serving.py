@@ -152,12 +152,13 @@ def test_roles_and_rewards(server):
         first = await chat(client, [user("plan")], extra_headers={"x-role": "planner"})
         await chat(client, [user("solve")], extra_headers={"x-role": "solver"})
         reward = {"request_id": first.id, "reward": 0.5}
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {session.token}"}) as plain:
+        key = {"x-reward-key": session.reward_key}
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {session.token}", **key}) as plain:
             assert (await plain.post(f"{endpoint.url}/v1/rewards", json=reward)).status_code == 200
             wrong = await plain.post(f"{endpoint.url}/v1/rewards", json=reward | {"request_id": "no"})
             assert wrong.status_code == 400 and "no such request" in wrong.json()["error"]["message"]
         again = [user("solve"), assistant("OK"), user("go on")]
-        await chat(client, again, extra_headers={"x-reward": "2"})
+        await chat(client, again, extra_headers={"x-reward": "2", **key})
 
     session, _ = server.run(play)
     assert [answer.reward for answer in session.answers] == [0.5, 2.0, None]

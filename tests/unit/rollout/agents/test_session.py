@@ -218,7 +218,7 @@ def test_wrong_rewards_of_turns(rewards, reason):
 
 def test_a_reward_before_the_first_answer_is_refused():
     session = Talk().session
-    Request(session, body_digest="", reward=0.5).find_history([{"role": "user", "content": "p"}], "")
+    session.give_header_reward(Request(session, body_digest="", reward=0.5), None)
     assert "x-reward" in session.refused_reward
 
 
