@@ -131,9 +131,8 @@ class RewardClient:
                 task = asyncio.create_task(self._grade_completion_once(request))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-                score, is_final = await asyncio.shield(
-                    task
-                )  # if the caller is cancelled, the process finishes its work
+                # If the caller is cancelled, the process finishes its work.
+                score, is_final = await asyncio.shield(task)
             if is_final:
                 break
         return score

@@ -94,6 +94,7 @@ class JudgeClient:
         self._cache: OrderedDict[str, Any] = OrderedDict()  # request key -> value; the least recently used first
         self._running: dict[str, asyncio.Task[Any]] = {}  # request key -> judgement in flight
         self._numbers = itertools.count()
+        self._num_models = 0  # models before the current one, whose verdicts in flight are not used again
 
     async def ask(self, content: str, read_verdict: Callable[[str], ValueT]) -> tuple[ValueT, JudgeUsage]:
         """Send a user message. Returns what `read_verdict` reads in the reply, without its thoughts, and the usage.
@@ -116,6 +117,7 @@ class JudgeClient:
     def clear_cache(self) -> None:
         """Forget all verdicts, because the judge model has changed."""
         self._cache.clear()
+        self._num_models += 1
 
     async def close(self) -> None:
         """End the judgements in flight, which raise JudgeError."""
@@ -127,7 +129,7 @@ class JudgeClient:
     def _make_key(self, content: str) -> str:
         """Return a digest of the complete request. Without a cache, it is unique."""
         number = None if self._judge.cache_size else next(self._numbers)
-        parts = [self._judge.model, self._judge.temperature, self._judge.max_tokens, content, number]
+        parts = [self._judge.model, self._judge.temperature, self._judge.max_tokens, content, number, self._num_models]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     async def _judge_and_cache(self, key: str, content: str, read_verdict: Callable[[str], ValueT]) -> ValueT:

@@ -70,6 +70,19 @@ def test_equal_requests_share_one_call_in_flight_and_later_the_cache(start: Star
     assert all(usage.judgements == 1 for usage in usages) and usages[0].seconds > 0
 
 
+def test_a_verdict_in_flight_is_not_one_of_the_next_model(start: Start) -> None:
+    server = start("SCORE: 0", "SCORE: 1", barrier=2)  # answers nothing before both requests have arrived
+
+    async def call(client: JudgeClient) -> list[float]:
+        before = asyncio.create_task(client.ask("a", read_score))
+        await asyncio.sleep(0)  # the request is in flight
+        client.clear_cache()
+        await asyncio.gather(before, client.ask("a", read_score))
+        return [(await client.ask("a", read_score))[1].cached]
+
+    assert use(server, call) == [1] and len(server.requests) == 2
+
+
 def test_the_cache_drops_the_least_recently_used_verdict(start: Start) -> None:
     server = start("SCORE: 1")
 
