@@ -26,6 +26,7 @@ from alphaapollo.tools.sandbox.types import (
     SandboxUnavailableError,
     format_sandbox_mode,
 )
+from alphaapollo.tools.sandbox.zygote import KILLED_SUSPENDED
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +174,8 @@ class Sandbox:
                 assert self._zygote is not None and self._layers is not None
                 session.process = SnippetProcess(self._zygote, self._layers, request)
             result = session.process.run(request, lambda: cancelled.is_set() or session.is_ended.is_set())
+        if result.reason == KILLED_SUSPENDED:  # before it received the code
+            return replace(self._run_request_once(request, cancelled), restarted=True)
         return replace(result, restarted=restarted)
 
     def _start_most_isolated_zygote(self) -> ZygoteProcess:

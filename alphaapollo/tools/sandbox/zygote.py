@@ -34,6 +34,7 @@ CHECK_SECONDS = 0.2  # interval of the checks of threads and files
 MAX_THREADS = 256  # per child
 MAX_FILES = 10_000  # in the folder of a child
 SUSPENDED_BYTES = (os.cpu_count() or 1) << 30  # memory of all suspended sessions
+KILLED_SUSPENDED = "stopped while suspended: the sessions needed too much memory"
 STOP, CONTINUE, KILL = b"S", b"C", b"K"  # commands from the program
 SIGNALS = {STOP: signal.SIGSTOP, CONTINUE: signal.SIGCONT}
 DEVICES = ["/dev/null", "/dev/zero", "/dev/urandom"]
@@ -129,7 +130,7 @@ class Zygote:
                 _, resident, shared, *_ = map(int, file.read().split())
                 size += (resident - shared) * resource.getpagesize()
             if size > SUSPENDED_BYTES:
-                self._children[pid].stop_reason = "stopped: suspended sessions needed too much memory"
+                self._children[pid].stop_reason = KILLED_SUSPENDED
                 _kill_child(pid)
         for pid, child in self._children.items():
             with contextlib.suppress(OSError):  # /proc is mounted with hidepid

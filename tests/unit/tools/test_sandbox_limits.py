@@ -42,10 +42,10 @@ def test_folders_of_snippets_have_random_names() -> None:
 
 @pytest.mark.skipif((os.cpu_count() or 1) > 4, reason="needs too much memory on a machine with more CPUs")
 def test_suspended_sessions_share_a_limit_of_memory() -> None:
-    count = zygote.SUSPENDED_BYTES // (500 << 20) + 2
+    count = zygote.SUSPENDED_BYTES // (400 << 20) + 2
     with Sandbox() as sandbox:
         for number in range(count):
-            assert sandbox.run("x = bytearray(500 << 20)", session=f"s{number}").status == "ok"
+            assert sandbox.run("x = bytearray(400 << 20)", session=f"s{number}").status == "ok"
         found = [sandbox.run("'x' in globals()", session=f"s{number}", echo=True) for number in reversed(range(count))]
     is_kept = [result.stdout == "True\n" for result in found]
     assert is_kept[:2] == [True, True] and not is_kept[-1], "the oldest sessions end first"

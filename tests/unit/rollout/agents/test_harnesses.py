@@ -77,12 +77,12 @@ def test_mini_swe_agent(server, tmp_path, monkeypatch):
     monkeypatch.setenv("MSWEA_GLOBAL_CONFIG_DIR", str(tmp_path))
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     code, test = "def add(a, b):\n    return a - b\n", "import calc\nassert calc.add(2, 2) == 4\n"
-    files = {"files": {"calc.py": code}, "tests": {"test_calc.py": test}, "test": "python3 test_calc.py"}
+    files = {"files": {"calc.py": code}, "tests": {"test_calc.py": test}, "test": "python3 -B test_calc.py"}
     task = {**TASK, "env_kwargs": files}
     answers = {
         "<returncode>0": call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
-        "<returncode>1": call("bash", command="sed -i s/-/+/ calc.py && python3 test_calc.py"),
-        "2+2": call("bash", command="python3 test_calc.py"),
+        "<returncode>1": call("bash", command="sed -i s/-/+/ calc.py && python3 -B test_calc.py"),
+        "2+2": call("bash", command="python3 -B test_calc.py"),
     }
     session, (row,) = run_program(server, "mini_swe_agent.py", answers, task, os.environ["MINI_SWE_PYTHON"])
     assert len(row.turn_ends) == 3 and not any(one.request.difference for one in session.answers)
