@@ -9,7 +9,7 @@ A Row (token sequence to train on) has exactly the engine's prompts and sampled 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
 
 import numpy as np
@@ -32,8 +32,8 @@ def build_append_context_rows(turns: Sequence[Turn]) -> list[Row]:
 
 def build_memory_context_rows(turns: Sequence[Turn]) -> list[Row]:
     """Build the training rows of a memory-context episode: for each turn its prompt, then its action."""
-    lengths = [len(turn.completion.token_ids) for turn in turns]
-    return [build_row([turn], index, sum(lengths[:index])) for index, turn in enumerate(turns)]
+    earlier = accumulate((len(turn.completion.token_ids) for turn in turns), initial=0)
+    return [build_row([turn], index, count) for index, (turn, count) in enumerate(zip(turns, earlier, strict=False))]
 
 
 def build_row(turns: Sequence[Turn], first_turn: int = 0, num_earlier_tokens: int = 0) -> Row:
@@ -58,10 +58,8 @@ def build_row(turns: Sequence[Turn], first_turn: int = 0, num_earlier_tokens: in
     # The engine never computes the last token. Training does not use the outputs of the experts that it gets here.
     routed_experts = np.concatenate([*experts, experts[-1][-1:]]) if len(experts) == len(turns) else None
     images = tuple(image for turn in turns for image in turn.context_images)
-    positions = (ends, first_turn)
-    row = Row(token_ids, action_mask, logprobs, *positions, versions, routed_experts, images)
-    row.num_earlier_tokens = num_earlier_tokens
-    return row
+    parts = (token_ids, action_mask, logprobs, ends, first_turn, versions, routed_experts, images)
+    return Row(*parts, num_earlier_tokens=num_earlier_tokens)
 
 
 class AppendContext:

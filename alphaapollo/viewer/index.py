@@ -24,6 +24,7 @@ import msgspec
 from alphaapollo.launch.format import upgrade_folder
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.redaction import replace_surrogates
 from alphaapollo.viewer.run_folders import find_runs
 
 VERSION = 4  # change it with the tables
@@ -160,7 +161,7 @@ class RunIndex:
     def update(self, database: sqlite3.Connection) -> None:
         """Read what the runs have written since the last update, and forget runs that were removed."""
         paths = [str(folder) for folder in find_runs(self.root)]
-        found = {path for path in paths if path.encode(errors="replace").decode() == path}  # SQLite needs UTF-8
+        found = {path for path in paths if replace_surrogates(path) == path}  # SQLite needs UTF-8
         database.execute("BEGIN IMMEDIATE")  # two viewers of a folder update the same index
         known = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
         is_changed = found != known.keys()

@@ -18,6 +18,16 @@ from examples.quickstart.task import CARRY_RATE, lesson, needs_carry, pairs, que
 WORDS = ["system", "user", "assistant", "tool", "<think>", "</think>", "<answer>", "</answer>"]
 WORDS += ["<python_code>", "</python_code>", "<tool_response>", "</tool_response>", "=?"]
 
+SHAPE = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 384,
+    "max_position_embeddings": 512,
+}
+
 
 def make_tokenizer(folder: Path, more_words: Sequence[str] = ()) -> None:
     """Byte-level BPE without merges: 256 bytes, 3 special tokens, 13 words, and `more_words`. Chats use ChatML."""
@@ -48,22 +58,13 @@ def make_model(folder: Path, seed: int, **sizes: int) -> None:
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     torch.manual_seed(seed)
-    shape = {
-        "hidden_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "intermediate_size": 384,
-        "max_position_embeddings": 512,
-    }
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
-        **shape | sizes,
+        **SHAPE | sizes,
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
 

@@ -16,19 +16,14 @@ from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.types import WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
+from examples.quickstart.make_task import SHAPE
 from tests.vision.models import save_model
 
 T = TypeVar("T")
 PROBE = list(range(3, 40))
 SIZES = {
     "vocab_size": 272,
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "intermediate_size": 384,
-    "max_position_embeddings": 512,
+    **SHAPE,
     "eos_token_id": 2,
     "bos_token_id": None,
     "pad_token_id": 0,

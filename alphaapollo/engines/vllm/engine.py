@@ -230,10 +230,10 @@ class VllmEngine(Engine):
         try:
             prompt = self._build_prompt(token_ids, images)
             answers = self._running_llm.generate(prompt, params, request_id, lora_request=self._adapter)
+            is_delta = params.output_kind == RequestOutputKind.DELTA
             lengths: Counter[int] = Counter()  # tokens of each answer, of which a stream has the new ones
             async for output in answers:
                 for answer in output.outputs:
-                    is_delta = params.output_kind == RequestOutputKind.DELTA
                     lengths[answer.index] = len(answer.token_ids) + is_delta * lengths[answer.index]
                     if answer.finish_reason and not is_probe:
                         self._check_routed_experts(answer, len(token_ids) + lengths[answer.index] - 1)

@@ -21,7 +21,7 @@ from alphaapollo.config.schema import Judge
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.openai_connection import MALFORMED_RESPONSE_ERRORS, make_connection_options
 from alphaapollo.types import JudgeUsage
-from alphaapollo.utils.redaction import redact
+from alphaapollo.utils.redaction import redact, replace_surrogates
 
 MAX_RETRIES = 4  # retries of one request
 MAX_REPLIES = 2  # replies to read, of which the first has no verdict
@@ -102,7 +102,7 @@ class JudgeClient:
         `read_verdict` raises ValueError if it finds none. Equal messages get the same verdict, unless
         reward.judge.cache_size is 0. Failures are not cached. Raises JudgeError if the judgement fails.
         """
-        content = content.encode(errors="replace").decode()  # completions may contain lone surrogates
+        content = replace_surrogates(content)  # completions may contain them
         start, key = time.perf_counter(), self._make_key(content)
         is_cached = key in self._cache or key in self._running
         if key in self._cache:

@@ -10,7 +10,7 @@ from alphaapollo.algorithms.correction import needs_full_sequences
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.effects import describe_ineffective_keys
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import list_keys
+from alphaapollo.config.keys import format_value, list_keys
 from alphaapollo.config.schema import Config
 from alphaapollo.rewards.components import TASK
 
@@ -113,13 +113,12 @@ def _list_stale_settings(config: Config) -> list[str]:
 
 def _list_teacher_errors(config: Config, policy_loss: PolicyLoss) -> Iterator[str]:
     """Yield an error if the teacher would be compared with the engine's older policy instead of the trained one."""
-    is_engines = policy_loss.anchor == "rollout" or config.algorithm.rollout_correction.bypass
-    if config.teacher.uses_sampled_tokens and is_engines:
+    bypass = config.algorithm.rollout_correction.bypass
+    if config.teacher.uses_sampled_tokens and (bypass or policy_loss.anchor == "rollout"):
         for setting in _list_stale_settings(config):
             yield (
-                f"{setting} with {LOSS}={policy_loss.name} and {CORRECTION}.bypass="
-                f"{str(config.algorithm.rollout_correction.bypass).lower()}: teacher.divergence=sampled needs the "
-                "log-probs of the trained policy. Set teacher.divergence=reverse."
+                f"{setting} with {LOSS}={policy_loss.name} and {CORRECTION}.bypass={format_value(bypass)}: "
+                "teacher.divergence=sampled needs the log-probs of the trained policy. Set teacher.divergence=reverse."
             )
 
 

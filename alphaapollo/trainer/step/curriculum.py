@@ -79,10 +79,9 @@ class CurriculumSampler:
     def _compute_weights(self, state: CurriculumState) -> np.ndarray:
         """Return the weight of each prompt; 0 in stages that are not open. float64 [N]"""
         rates, settings = self._read_rates(state), self._settings
-        weights = np.ones(len(rates))
         if self._data.sampler == "frontier":
             weights = frontier_weights(rates, settings.target, settings.revisit_rate)
-        elif self._data.sampler == "difficulty":
+        else:
             weights = difficulty_weights(rates)
         weights[rates >= settings.retire_above] = settings.revisit_rate
         return weights * (self._stages <= state.stage)

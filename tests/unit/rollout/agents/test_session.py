@@ -61,23 +61,29 @@ def make_chat(*texts):
 class Talk:
     """Session whose tokens are numbers: each message and each answer is one token, followed by END."""
 
-    def __init__(self, **limits):
-        self.session = Session(Sampling(100), lambda number: number, SessionLimits(200, 10), **limits)
+    def __init__(self, max_tokens=100, max_requests=10):
+        self.session = Session(Sampling(max_tokens), lambda number: number, SessionLimits(2 * max_tokens, max_requests))
         self.count = 10
 
-    def ask(self, *texts, role="", tools="", delivered=True, constrained=False, retry=False) -> Request:
-        """Send a chat of user messages and answers in turn."""
+    def ask(
+        self, *texts, n=1, role="", tools="", delivered=True, constrained=False, retry=False, reward=None
+    ) -> Request:
+        """Send a chat of user messages and answers in turn. The n answers are a11, a12, ..., counted over all requests;
+        a retry gets those of the request that was not delivered."""
         messages = make_chat(*texts)
-        request = Request(self.session, body_digest=str(texts), role=role, is_retry=retry)
+        request = Request(self.session, str((texts, reward)), role, retry, reward)
+        self.session.count_request(request, n)
         history = request.find_history(messages, tools)
         known = history.token_ids if history else []
         new = texts[history.answer_end :] if history else texts
         request.check_prompt(known)
         prompt = [*known, *(hash(text) % 1000 + 1000 for text in new)]
         request.start_sampling(f"id{self.count}", prompt, RequestedSampling(50, constrained))
-        self.count += 1
-        completion = make_completion([self.count, END])
-        request.record_answers([SampledAnswer(completion, "", f"a{self.count}", [])], None)
+        if (answers := request.get_sampled_outputs()) is None:
+            numbers = range(self.count + 1, self.count + n + 1)
+            answers = [SampledAnswer(make_completion([number, END]), "", f"a{number}", []) for number in numbers]
+            self.count += n
+        request.record_answers(answers, answers)
         request.finish(delivered)
         return request
 
