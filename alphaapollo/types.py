@@ -174,6 +174,7 @@ class Score:
     outcome: Outcome = Outcome.SCORED
     reason: str = ""
     judge_usage: JudgeUsage = field(default=JudgeUsage(), compare=False)
+    is_limit: bool = False  # the episode reached a limit without an answer; the reward is env.limit_reward
 
     @property
     def accuracy(self) -> float:
@@ -183,11 +184,10 @@ class Score:
     def component(self, name: str) -> float:
         """Return the component `name`; NaN if it is missing.
 
-        If the reward is 0 and there are no components, e.g. because the episode reached a limit, each component is 0.
+        If the reward is 0 and there are no components, or with `is_limit`, a missing component is 0.
         """
-        if not self.components and self.reward == 0:
-            return 0.0
-        return self.components.get(name, math.nan)
+        missing = 0.0 if self.is_limit or (not self.components and self.reward == 0) else math.nan
+        return self.components.get(name, missing)
 
 
 class EpisodeEnd(StrEnum):

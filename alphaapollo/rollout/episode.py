@@ -48,6 +48,7 @@ class EpisodeLimits:
     max_turns: int
     environment_seconds: float  # time in the environment over all turns, without generation and waiting
     max_tokens_per_turn: int | None = None  # None: the remaining token budget of the episode
+    reward: float | None = None  # env.limit_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +181,9 @@ class EpisodeRunner:
                 return EpisodeEnd.TOKEN_LIMIT
 
     async def _score_episode_without_answer(self, prompt: Prompt, end: EpisodeEnd, turns: Sequence[Turn]) -> Score:
-        """Return the score of an episode without an answer: the grade of an empty answer, or 0 without a grader."""
         if end is EpisodeEnd.DONE:
             return Score(0.0, reason="the environment returned no score")
-        score = Score(0.0) if self.grade is None else await self.grade(prompt, "", turns)
+        score = await score_limit(self.limits.reward, self.grade and partial(self.grade, prompt, "", turns))
         reason = f"no answer before the {end.replace('_', ' ')}"
         return replace(score, reason=f"{reason}: {score.reason}" if score.reason else reason)
 
@@ -200,6 +200,16 @@ class EpisodeRunner:
             stop_reason=StopReason.STOP,
         )
         turn.text = self.decode(ids[:count])
+
+
+async def score_limit(reward: float | None, grade_empty_answer: Callable[[], Awaitable[Score]] | None) -> Score:
+    """Return the score of an episode that reached a limit without an answer.
+
+    reward: env.limit_reward. None: the grade of an empty answer, or 0 without a grader.
+    """
+    if reward is not None:
+        return Score(reward, {"accuracy": 0.0}, is_limit=True)
+    return Score(0.0) if grade_empty_answer is None else await grade_empty_answer()
 
 
 def make_failure_score(reason: str) -> Score:

@@ -163,7 +163,7 @@ class RolloutWorker:
                 engine=self.engine,
                 decode=renderer.decode,
                 make_token_context=make_token_context_factory(env, renderer, data),
-                limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
+                limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn, env.limit_reward),
                 grade=grade,
                 placeholder_id=images.placeholder_id if images else None,
             )

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from alphaapollo.config.schema import Agent, Data, Env, GenerationData
 from alphaapollo.observability.spans import SPANS
@@ -21,7 +22,7 @@ from alphaapollo.rollout.agents.programs import ProgramResult, ProgramRunner
 from alphaapollo.rollout.agents.rows import build_turns_and_rows, list_new_messages
 from alphaapollo.rollout.agents.session import Session, SessionLimits
 from alphaapollo.rollout.context import check_rows_match_turns
-from alphaapollo.rollout.episode import MAX_ATTEMPTS, EpisodeTask, make_failure_score
+from alphaapollo.rollout.episode import MAX_ATTEMPTS, EpisodeTask, make_failure_score, score_limit
 from alphaapollo.types import EpisodeEnd, Message, Prompt, Score, Trajectory, Turn
 from alphaapollo.utils.time_limit import TimeLimit
 
@@ -124,10 +125,11 @@ class AgentRunner:
         if session.overflow and result.error and not answers:
             return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.overflow)
         if result.error and (session.overflow or session.reached_limit):  # as other episodes without an answer
-            graded = Score(0.0) if self.grade is None else await self._grade(prompt, session, "")
+            grade = None if self.grade is None else partial(self._grade, prompt, session, "")
+            limit = await score_limit(session.limits.reward, grade)
             end = EpisodeEnd.TOKEN_LIMIT if session.overflow else EpisodeEnd.TURN_LIMIT
             reason = f"no answer before the limit: {session.overflow or session.reached_limit}"
-            return end, replace(graded, reason=reason)
+            return end, replace(limit, reason=reason)
         if result.error:
             return failed, make_failure_score(f"the program failed: {result.error}")
         if not answers:
@@ -173,8 +175,9 @@ async def open_agent_runner(
     async with open_endpoint(engine, env, data.apply_chat_template_kwargs, data.allow_image_urls, around) as endpoint:
         try:
             await programs.start()
-            limits = SessionLimits(data.max_length, env.agent.max_requests, env.max_tokens_per_turn)
-            yield AgentRunner(env.agent, endpoint, programs, limits, grade)
+            agent = env.agent
+            limits = SessionLimits(data.max_length, agent.max_requests, env.max_tokens_per_turn, env.limit_reward)
+            yield AgentRunner(agent, endpoint, programs, limits, grade)
         finally:
             await programs.close()  # before the endpoint, which their requests use
 

@@ -153,6 +153,7 @@ class SessionLimits:
     max_model_len: int  # tokens of a prompt and its answer
     max_requests: int  # for answers; a request for n answers counts n times
     max_tokens_per_turn: int | None = None
+    reward: float | None = None  # env.limit_reward
 
 
 @dataclass(eq=False)

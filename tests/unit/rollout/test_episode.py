@@ -93,6 +93,7 @@ def play(
     turns: int = 5,
     seconds: float = 5.0,
     per_turn: int | None = None,
+    limit_reward: float | None = None,
     grade=None,
     runner=asyncio.run,
 ) -> Trajectory:
@@ -105,7 +106,7 @@ def play(
         derive_turn_seed=lambda turn: 100 + turn,
         name="t",
     )
-    return runner(make_runner(engine, EpisodeLimits(turns, seconds, per_turn), grade).run(task))
+    return runner(make_runner(engine, EpisodeLimits(turns, seconds, per_turn, limit_reward), grade).run(task))
 
 
 def test_one_turn():
@@ -196,6 +197,19 @@ def test_a_graded_episode_without_an_answer_is_graded_as_an_empty_one(limits, en
     assert trajectory.end is end
     assert graded == [(PROMPT, "", [("5", [{"role": "user", "content": "7 8"}])])]
     assert trajectory.score == Score(-1.0, {"accuracy": 0.0, "format": -1.0}, Outcome.WRONG_FORMAT, reason)
+
+
+@pytest.mark.parametrize("is_graded", [False, True])
+def test_a_limit_has_the_configured_reward(is_graded):
+    async def grade(prompt: Prompt, text: str, turns: Sequence[Turn]) -> Score:
+        raise AssertionError("an episode without an answer is not graded")
+
+    engine, _ = answers([5, STOP])
+    trajectory = play(
+        engine, Environment(show("7 8")), turns=1, limit_reward=-1.0, grade=grade if is_graded else None
+    )
+    score = trajectory.score
+    assert (score.reward, score.accuracy, score.component("format")) == (-1.0, 0.0, 0.0)
 
 
 def test_done_without_a_score_has_only_turn_rewards():

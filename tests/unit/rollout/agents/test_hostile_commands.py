@@ -104,6 +104,8 @@ def test_limit_of_requests_is_a_turn_limit(server, tmp_path):
     (one,) = run(server, tmp_path, code, max_requests=4)
     assert one.end is EpisodeEnd.TURN_LIMIT and one.score.outcome is Outcome.SCORED and one.reward == 0.0
     assert "env.agent.max_requests=4" in one.score.reason and len(one.turns) == 4
+    (one,) = run(server, tmp_path, code, max_requests=4, limit_reward=-1.0)
+    assert (one.reward, one.accuracy) == (-1.0, 0.0)
     code = "def run(task, endpoint):\n    ask(endpoint, n=3)\n    ask(endpoint, n=2)\n    return 1.0\n"
     (one,) = run(server, tmp_path, code, max_requests=4)
     assert one.end is EpisodeEnd.TURN_LIMIT and len(one.turns) == 3

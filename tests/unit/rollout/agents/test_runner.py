@@ -39,7 +39,7 @@ ASKS_CURL = (
 )
 
 
-def run(server, tmp_path, code="", grader=None, samples=1, **keys):
+def run(server, tmp_path, code="", grader=None, samples=1, limit_reward=None, **keys):
     """Run episodes of a program. Returns their trajectories."""
     if code:
         (tmp_path / "agent.py").write_text(HEADER + code)
@@ -47,7 +47,8 @@ def run(server, tmp_path, code="", grader=None, samples=1, **keys):
     agent = Agent(**keys)
 
     async def play():
-        env, data = Env(env_name="agent", agent=agent), Data(max_prompt_length=1, max_response_length=MAX_LENGTH - 1)
+        env = Env(env_name="agent", agent=agent, limit_reward=limit_reward)
+        data = Data(max_prompt_length=1, max_response_length=MAX_LENGTH - 1)
         async with open_agent_runner(server, env, data, grader) as runner:
             tasks = [
                 EpisodeTask(PROMPT, sample, None, Sampling(MAX_LENGTH), lambda seed: seed % 2**31, f"episode {sample}")
