@@ -15,13 +15,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LISTS = ("cpu.txt", "gpu.txt", "dev.txt", "suites.txt")
+PIP_AUDIT = "pip-audit==2.10.1"  # its own requirements are not pinned
 TIME_LIMIT = 600  # seconds per requirements file
 
 
 def command(requirements: Path) -> list[str]:
     """pip-audit command line for one file. The files are complete, so nothing is resolved or installed."""
     own = importlib.util.find_spec("pip_audit") is not None
-    program = [sys.executable, "-m", "pip_audit"] if own else [sys.executable, "-m", "uv", "tool", "run", "pip-audit"]
+    program = [sys.executable, "-m", "pip_audit"] if own else [sys.executable, "-m", "uv", "tool", "run", PIP_AUDIT]
     return [*program, "-r", str(requirements), "--no-deps", "--disable-pip", "--format=json", "--progress-spinner=off"]
 
 
@@ -56,7 +57,8 @@ def look_up(requirements: Path) -> tuple[dict[str, list[str]], list[str]] | str:
 
 def exact(lines: list[str]) -> list[str]:
     """Pinned packages without markers and local versions (+cpu), which advisories do not have."""
-    pins = [line.split(";")[0].strip() for line in lines if "==" in line and not line.startswith("#")]
+    plain = [line.partition(" --hash")[0].partition(";")[0].strip() for line in lines]
+    pins = [line for line in plain if "==" in line and not line.startswith("#")]
     return list(dict.fromkeys(pin.split("+")[0] for pin in pins))
 
 

@@ -1,8 +1,10 @@
-"""Pin the requirements of pyproject.toml: write requirements/{cpu,gpu,dev,suites}.txt, each for Python 3.11 and 3.12.
+"""Pin the requirements of pyproject.toml: write requirements/{cpu,gpu,dev,suites}.txt, each for Python 3.11 and 3.12,
+and the hashes of requirements/uv.txt.
 
     make lock
 
-Each list is complete: scripts/setup.sh installs it without resolving dependencies (`uv pip install --no-deps -r ...`).
+The lists are complete: scripts/setup.sh installs them without resolving dependencies (`uv pip install --no-deps -r ...`).
+Each line has the hashes of the package's files, which uv verifies, except for torch's CPU build (see SECURITY.md).
 dev.txt lists what tests and checks need in addition to cpu.txt or gpu.txt. suites.txt is for an environment of its own,
 without this project. Pinned versions change only with
 `--upgrade`. If no source in pip's configuration has the CPU build of torch, run `UV_TORCH_BACKEND=cpu make lock`.
@@ -12,14 +14,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "requirements"
@@ -32,6 +37,7 @@ CPU_OVERRIDES = [
     "torchaudio ; sys_platform == 'never'",
     "torchcodec ; sys_platform == 'never'",
 ]
+DEV_OVERRIDES = ["openai-harmony ; sys_platform == 'never'"]  # vLLM's oss-harmony is the same module
 CPU_ADDITIONS = [
     # Only the Linux wheel of intel-openmp requires this, and a universal resolution ignores it.
     "intel-cmplr-lib-ur==2024.2.1 ; platform_machine == 'x86_64'",
@@ -82,17 +88,52 @@ def for_targets(lines: list[str]) -> list[str]:
     return kept
 
 
+def add_hashes(lines: list[str]) -> list[str]:
+    """Lines with the SHA-256 hashes of the files that a target can install, except builds such as 2.13.0+cpu."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, lock = Path(folder, "list.txt"), Path(folder, "pylock.toml")
+        source.write_text("\n".join(line for line in lines if "+" not in line))
+        command = [sys.executable, "-m", "uv", "pip", "compile", str(source), "--no-deps", "--universal", "--quiet"]
+        command += ["--python-version", "3.11", "--format", "pylock.toml", "--output-file", str(lock)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        packages = {package["name"]: package for package in tomllib.loads(lock.read_text())["packages"]}
+    return [
+        " ".join([line, *installable_files(packages[canonicalize_name(Requirement(line).name)])])
+        if "+" not in line
+        else line  # each machine may have it from another source
+        for line in lines
+    ]
+
+
+def installable_files(package: dict[str, Any]) -> list[str]:
+    """Hashes of the wheels of a locked package for the targets, or of its source distribution if there are none."""
+    wheels = [one for one in package.get("wheels", []) if is_for_targets(one["url"].rpartition("/")[2])]
+    files = wheels or [package["sdist"]]
+    return sorted({f"--hash=sha256:{one['hashes']['sha256']}" for one in files})
+
+
+def is_for_targets(wheel: str) -> bool:
+    """Whether a wheel is for glibc on Linux, x86-64 or ARM, and Python 3.11 or 3.12."""
+    for tag in parse_wheel_filename(wheel)[3]:
+        platform = tag.platform == "any" or re.fullmatch(r"(many)?linux.*_(x86_64|aarch64)", tag.platform)
+        python = tag.abi == "abi3" or re.match("py3|cp311|cp312", tag.interpreter)
+        if platform and python:
+            return True
+    return False
+
+
 def names(lines: list[str]) -> set[str]:
     return {Requirement(line).name for line in lines}
 
 
 def read(name: str) -> list[str]:
     path = FOLDER / name
-    return [line for line in path.read_text().splitlines() if line[0] != "#"] if path.exists() else []
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line.partition(" --hash")[0] for line in lines if line[0] != "#"]
 
 
 def write(name: str, what: str, lines: list[str]) -> None:
-    (FOLDER / name).write_text("\n".join([f"# {what} Made by `make lock`.", *lines]) + "\n")
+    (FOLDER / name).write_text("\n".join([f"# {what} Made by `make lock`.", *add_hashes(lines)]) + "\n")
     print(f"requirements/{name}: {len(lines)} packages")
 
 
@@ -101,7 +142,7 @@ def main() -> None:
     parser.add_argument("--upgrade", action="store_true", help="use the newest versions that pyproject.toml allows")
     keep = not parser.parse_args().upgrade
     pinned = read("cpu.txt") + read("dev.txt") if keep else []
-    with_tools = resolve(["cpu", *RUNTIME, "dev"], pinned, CPU_ADDITIONS, CPU_OVERRIDES)
+    with_tools = resolve(["cpu", *RUNTIME, "dev"], pinned, CPU_ADDITIONS, CPU_OVERRIDES + DEV_OVERRIDES)
     cpu = resolve(["cpu", *RUNTIME], with_tools, CPU_ADDITIONS, CPU_OVERRIDES)
     # A CPU wheel of torch in the configured find-links would take precedence over the CUDA build.
     os.environ.pop("UV_FIND_LINKS", None)
@@ -114,6 +155,7 @@ def main() -> None:
     write("cpu.txt", "Requirements of a machine without a GPU.", cpu)
     write("gpu.txt", "Requirements of a machine with CUDA GPUs.", gpu)
     write("dev.txt", "Additional requirements of tests and checks.", tools)
+    write("uv.txt", "Installer of the other lists.", read("uv.txt"))
     write("suites.txt", "Requirements of evaluation suites, in an environment of their own.", suites)
 
 

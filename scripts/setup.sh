@@ -12,7 +12,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-UV_VERSION=0.13.8
 say() { printf '\033[1m%s\033[0m\n' "setup: $*" >&2; }
 fail() {
     printf 'setup: error: %s\n' "$@" >&2
@@ -61,7 +60,7 @@ if [ -e .venv ] && [ -n "${PYTHON:-}" ] && [ "$($python --version)" != "$("$PYTH
 fi
 
 stamp() { echo ".venv/.installed-$(basename "$1" .txt)"; }
-contents() { echo "$(cat "$1" scripts/setup.sh scripts/torchvision_cpu.py | cksum) $PWD"; }
+contents() { echo "$(cat "$1" requirements/uv.txt scripts/setup.sh scripts/torchvision_cpu.py | cksum) $PWD"; }
 stale=()
 for list in "${lists[@]}"; do
     [ "$(cat "$(stamp "$list")" 2>/dev/null)" = "$(contents "$list")" ] || stale+=("$list")
@@ -81,10 +80,11 @@ fi
 
 no_index="packages could not be downloaded (see above). Check the network. Configure a private index or a proxy as for pip \
 (pip config set global.index-url ...; HTTPS_PROXY=...), then run the same command again; finished downloads are kept."
-if [ "$($python -m uv --version 2>/dev/null | cut -d' ' -f2)" != "$UV_VERSION" ]; then
+uv_version="$(sed -n 's/^uv==\([^ ]*\).*/\1/p' requirements/uv.txt)"
+if [ "$($python -m uv --version 2>/dev/null | cut -d' ' -f2)" != "$uv_version" ]; then
     say "installing uv"
     $python -m pip --version >/dev/null 2>&1 || $python -m ensurepip >/dev/null
-    $python -m pip install -qq --disable-pip-version-check "uv==$UV_VERSION" || fail "$no_index"
+    $python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements/uv.txt || fail "$no_index"
 fi
 source scripts/pip_settings.sh
 uv_install() { $python -m uv pip install --python $python --no-deps "$@"; }
