@@ -47,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command += [word for word in more if not _is_override(word)]
     url = f"http://{options.host}:{options.port}/v1"
     message = f"{newest.model_folder} as {name!r} on {url} (stop with Ctrl-C)\n  chat: alphaapollo chat --url {url}"
+    has_key = os.environ.get("VLLM_API_KEY") or any(word.startswith("--api-key") for word in more)
+    if options.host not in ("127.0.0.1", "localhost", "::1") and not has_key:
+        message += "\n  warning: other machines can use it without a key. Set VLLM_API_KEY to require one."
     variables = build_server_environment(spec)
     return run_server(command, variables, (options.host, options.port), message, options.shutdown_timeout)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -86,12 +87,13 @@ def _find_run_of_model(model: Path) -> Path:
 
 def make_generation_config_values(run_model: RunModel) -> JsonObject:
     """Return values for a GenerationConfig from the run's saved configuration: engine, environment, tools and token
-    limits. Graders are left out."""
+    limits. Graders are left out. A model of no run samples as its generation_config.json says."""
     is_known = run_model.run_folder != run_model.model_folder and (run_model.run_folder / "config.yaml").is_file()
     saved = read_saved_config(run_model.run_folder) if is_known else {}
     role, data = saved.get("actor_rollout_ref", saved), saved.get("data", {})
     alone = {"num_engines": 1, "router_replay": False, "lora": "merged"}
-    rollout = {name: value for name, value in role.get("rollout", {}).items() if name != "gpu_memory_utilization"}
+    sampling = role.get("rollout", {}) if is_known else read_sampling_defaults(run_model.model_folder)
+    rollout = {name: value for name, value in sampling.items() if name != "gpu_memory_utilization"}
     merged = {"path": str(run_model.model_folder), "tokenizer_path": ""} | Lora().model_dump()  # adapters are merged
     values = {
         "model": role.get("model", {}) | merged,
@@ -101,6 +103,15 @@ def make_generation_config_values(run_model: RunModel) -> JsonObject:
         "trainer": {"controller": "local"},
     }
     return drop_unknown_keys(GenerationConfig, values)
+
+
+def read_sampling_defaults(model: Path) -> JsonObject:
+    """Return the sampling settings of a model's generation_config.json; greedy, as in transformers, without do_sample."""
+    path = model / "generation_config.json"
+    written = json.loads(path.read_text()) if path.is_file() else {}
+    if not written.get("do_sample"):
+        return {"temperature": 0.0}
+    return {name: written[name] for name in ("temperature", "top_p", "top_k") if written.get(name) is not None}
 
 
 def load_run_model(run: str, overrides: Sequence[str]) -> tuple[RunModel, GenerationConfig]:

@@ -121,11 +121,11 @@ class Actor(Section):
             yield "kl_loss_coef=0 runs the reference model without effect. Raise it, or set use_kl_loss=false."
 
     def find_warnings(self) -> Iterator[str]:
-        kind, fix = self.kl_loss_type, "Append +, or set k2, for the gradient of KL(policy||reference)."
-        if self.use_kl_loss and kind in ("kl", "k1"):
-            yield f"kl_loss_type={kind} has an expected gradient of zero, so this loss only adds noise. {fix}"
-        elif self.use_kl_loss and kind in ("low_var_kl", "k3"):
-            yield f"kl_loss_type={kind} has the gradient of KL(reference||policy). {fix}"
+        if self.use_kl_loss and self.kl_loss_type in ("kl", "k1"):
+            yield (
+                f"kl_loss_type={self.kl_loss_type} has an expected gradient of zero, so this loss only adds noise. "
+                "Append +, or set k2, for the gradient of KL(policy||reference)."
+            )
 
 
 class Reference(Section):

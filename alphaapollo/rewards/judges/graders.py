@@ -53,7 +53,7 @@ async def compare_with_reference(client: JudgeClient, reward: Reward, prompt: Pr
     """
     if prompt.ground_truth is None:
         raise ValueError(f"row {prompt.id} has no ground truth with which the judge could compare the completion")
-    answers = [remove_thoughts(text).strip() for text in (completion, prompt.ground_truth)]
+    answers = [_quote_answer(text) for text in (completion, prompt.ground_truth)]
     question, template = get_question(prompt), reward.judge.pairwise_prompt
     contents = [
         fill_template(template, question=question, answer_a=one, answer_b=other)
@@ -108,8 +108,13 @@ def compute_rubric_score(verdicts: Mapping[str, float], criteria: Mapping[str, C
 def _fill_for_answer(template: str, prompt: Prompt, completion: str, **fields: str) -> str:
     """Fill a template with question, ground truth, answer (the completion without its thoughts) and `fields`."""
     truth = "none is given" if prompt.ground_truth is None else prompt.ground_truth
-    answer = remove_thoughts(completion).strip()
+    answer = _quote_answer(completion)
     return fill_template(template, question=get_question(prompt), ground_truth=truth, answer=answer, **fields)
+
+
+def _quote_answer(completion: str) -> str:
+    """Return a completion without thoughts, in which no tag ends the template's part of the answer."""
+    return remove_thoughts(completion).strip().replace("</answer", "<\\/answer")
 
 
 def read_score(reply: str) -> float:

@@ -68,7 +68,7 @@ def _describe_iterations(plan: Plan, inputs: TrainingInputs, start: StartPoint, 
     return rows | {
         "iterations": f"{inputs.goal.max_steps}" + f", {start.step} of them done" * bool(start.step),
         "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories_per_batch} trajectories",
-        "mini-batch": f"{actor.ppo_mini_batch_size} trajectories over all ranks",
+        "mini-batch": f"{min(actor.ppo_mini_batch_size, config.trajectories_per_batch)} trajectories over all ranks",
         "micro-batch": f"at most {plan.max_tokens} tokens" + ", padding counted" * plan.padded,
         "prompts": "computed once for all their samples" if plan.shares_prompts else "computed for each sample",
         "optimizer steps an iteration": f"{steps} ({config.num_mini_batches} mini-batches x {actor.ppo_epochs} epochs)",

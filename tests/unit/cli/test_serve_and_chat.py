@@ -47,13 +47,26 @@ def test_serve_starts_the_server(model: Path, monkeypatch: pytest.MonkeyPatch) -
     port = find_free_port()
     keys = ["trainer.device=cpu", "rollout.kv_cache_gib=0.25", "--api-key", "x"]
     assert main(["serve", str(model), "--port", str(port), "--shutdown-timeout", "9", *keys]) == 0
-    words, variables, address, _, grace_seconds = started
+    words, variables, address, message, grace_seconds = started
+    assert "VLLM_API_KEY" not in message
     assert words[words.index("--model") + 1] == str(model)
     assert words[words.index("--port") + 1] == str(port) and address == ("127.0.0.1", port)
     assert words[words.index("--kv-cache-memory-bytes") + 1] == str(2**28)
     assert words[words.index("--shutdown-timeout") + 1] == "9" and grace_seconds == 9
     assert words[-2:] == ["--api-key", "x"]  # vLLM's own
     assert variables["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+@pytest.mark.parametrize(("key", "is_warned"), [("", True), ("secret", False)])
+def test_serving_to_other_machines_without_a_key(
+    key: str, is_warned: bool, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(serve, "run_server", lambda *arguments: started.extend(arguments) or 0)
+    monkeypatch.setenv("VLLM_API_KEY", key)
+    words = ["--host", "0.0.0.0", "--port", str(find_free_port()), "trainer.device=cpu"]
+    assert main(["serve", str(model), *words]) == 0
+    assert ("VLLM_API_KEY" in started[3]) == is_warned
 
 
 def test_taken_port_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,7 +161,6 @@ def test_what_works_has_no_warning(command: str, words: str):
         ("rollout.router_replay=true", "slower"),
         ("rollout.top_p=0.9", "rollout.top_p=0.9 gradients"),
         ("rollout.top_k=20", "rollout.top_k=20 gradients"),
-        (f"{ON_KL} actor.kl_loss_type=low_var_kl", "actor.kl_loss_type=low_var_kl KL(reference||policy) +, k2"),
         (f"{ON_KL} actor.kl_loss_type=k1", "actor.kl_loss_type=k1 gradient zero noise +, k2"),
         (f"{CORRECTION}.method=mask {CORRECTION}.level=geometric", f"{CORRECTION}.level=geometric 0 2 effect"),
     ],

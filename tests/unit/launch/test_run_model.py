@@ -43,6 +43,26 @@ def test_the_newest_of_a_run(tmp_path: Path) -> None:
     assert find_newest_model(tmp_path) == RunModel(tmp_path, tmp_path / "exported/step_000002", second)
 
 
+@pytest.mark.parametrize(
+    ("written", "sampling"),
+    [
+        (None, (0.0, 1.0, -1)),
+        ('{"eos_token_id": 1, "temperature": 0.9}', (0.0, 1.0, -1)),  # without do_sample
+        ('{"do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": 20}', (0.6, 0.9, 20)),
+        ('{"do_sample": true, "top_k": null}', (1.0, 1.0, -1)),
+    ],
+)
+def test_a_model_of_no_run_samples_as_its_folder_says(
+    tmp_path: Path, written: str | None, sampling: tuple[float, float, int]
+) -> None:
+    folder = model(tmp_path / "model")
+    if written:
+        (folder / "generation_config.json").write_text(written)
+    values = make_generation_config_values(RunModel(folder, folder))
+    rollout = build_config(GenerationConfig, values | {"data": {"path": "x"}}).rollout
+    assert (rollout.temperature, rollout.top_p, rollout.top_k) == sampling
+
+
 def test_a_models_folder_knows_its_run(tmp_path: Path) -> None:
     own = model(tmp_path / "run/model")
     assert find_newest_model(own) == RunModel(own, own)
