@@ -194,10 +194,10 @@ class EpisodeEnd(StrEnum):
     """Reason why an episode ended."""
 
     DONE = "done"  # ended by the environment
-    TOKEN_LIMIT = "token_limit"  # the response budget is used up, or the last turn was truncated by the turn limit
+    TOKEN_LIMIT = "token_limit"  # the budget is used up, a later prompt is too long, or the last turn was cut
     TURN_LIMIT = "turn_limit"
     TIME_LIMIT = "time_limit"
-    PROMPT_LIMIT = "prompt_limit"  # the prompt with the last observation is too long
+    PROMPT_LIMIT = "prompt_limit"  # the first prompt is too long
     ENVIRONMENT_FAILED = "environment_failed"
 
 

@@ -112,7 +112,11 @@ class EpisodeRunner:
                     score = make_failure_score(f"{limit} was exceeded in turn {len(attempt.turns)}")
                     break
                 except PromptTooLong as failure:
-                    end, score = EpisodeEnd.PROMPT_LIMIT, make_failure_score(str(failure))
+                    if not attempt.turns:
+                        end, score = EpisodeEnd.PROMPT_LIMIT, make_failure_score(str(failure))
+                        break
+                    end = EpisodeEnd.TOKEN_LIMIT  # the policy's actions may have made the prompt too long
+                    score = await self._score_episode_without_answer(task.prompt, end, attempt.turns, str(failure))
                     break
                 except EnvironmentFailure as failure:
                     end = EpisodeEnd.ENVIRONMENT_FAILED
@@ -180,12 +184,14 @@ class EpisodeRunner:
             if budget <= 0:
                 return EpisodeEnd.TOKEN_LIMIT
 
-    async def _score_episode_without_answer(self, prompt: Prompt, end: EpisodeEnd, turns: Sequence[Turn]) -> Score:
+    async def _score_episode_without_answer(
+        self, prompt: Prompt, end: EpisodeEnd, turns: Sequence[Turn], detail: str = ""
+    ) -> Score:
         if end is EpisodeEnd.DONE:
             return Score(0.0, reason="the environment returned no score")
         score = await score_limit(self.limits.reward, self.grade and partial(self.grade, prompt, "", turns))
-        reason = f"no answer before the {end.replace('_', ' ')}"
-        return replace(score, reason=f"{reason}: {score.reason}" if score.reason else reason)
+        reasons = [f"no answer before the {end.replace('_', ' ')}", detail, score.reason]
+        return replace(score, reason=": ".join(filter(None, reasons)))
 
     def _truncate_turn(self, turn: Turn, kept_chars: int) -> None:
         """Truncate a turn's tokens to the shortest prefix that decodes to at least `kept_chars` characters."""

@@ -68,16 +68,23 @@ def test_environment_may_write_its_own_prompt():
 
 
 @pytest.mark.parametrize("truncation", ["error", "drop"])
-def test_a_prompt_that_grows_too_long_ends_its_episode_masked(truncation):
+def test_a_prompt_that_grows_too_long_is_a_limit(truncation):
     engine, asked = answers([5], [6])
     environment = Environment(show("3"), show("4 4 4"))  # 1 2 6 4 4 4 is longer than 5, whatever is forgotten
     trajectory = play(engine, environment, longest=5, truncation=truncation)
-    assert trajectory.end is EpisodeEnd.PROMPT_LIMIT and environment.closed
-    assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
+    assert trajectory.end is EpisodeEnd.TOKEN_LIMIT and environment.closed
+    assert trajectory.score.outcome is Outcome.SCORED and trajectory.score.reward == 0
     for fact in ("6 tokens", "data.max_prompt_length=5"):
         assert fact in trajectory.score.reason
     assert [seen for seen, _ in asked] == [[1, 2], [1, 2, 5, 3]]  # no second attempt: it would be the same
     assert [row.token_ids for row in trajectory.rows] == [[1, 2, 5], [1, 2, 5, 3, 6]]
+
+
+def test_a_first_prompt_that_is_too_long_is_a_failure():
+    engine, asked = answers()
+    trajectory = play(engine, Environment(), longest=1, truncation="error")
+    assert trajectory.end is EpisodeEnd.PROMPT_LIMIT and asked == []
+    assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
 
 
 @pytest.mark.parametrize(
