@@ -17,12 +17,12 @@ MIN_SECRET_LENGTH = 12  # characters; shorter values may be ordinary words
 SECRET_KEY_NAME = re.compile(
     r"(?:api_?key|secret|password|passwd|authorization|access_token|auth_token)$", re.IGNORECASE
 )
-URL_PASSWORD = re.compile(r"://([^/\s:@]*:[^/\s]+@)")  # https://user:password@host
+URL_PASSWORD = re.compile(r"://([^/\s:@]*:[^/\s]+@|[^/\s@]{12,}@)")  # https://user:password@host, https://token@host
 
 
 def find_secret_variables() -> dict[str, str]:
     """Return {secret: variable} of the environment, longest secret first: the values of variables whose name denotes a
-    secret, e.g. HF_TOKEN, except existing paths; and `user:password@` of URLs in any variable."""
+    secret, e.g. HF_TOKEN, except existing paths; and `user:password@` and `token@` of URLs in any variable."""
     found: dict[str, str] = {}
     for name, value in os.environ.items():
         found |= dict.fromkeys(URL_PASSWORD.findall(value), name)

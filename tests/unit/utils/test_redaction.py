@@ -88,6 +88,8 @@ def test_secret_with_the_beginning_of_another_one(monkeypatch: pytest.MonkeyPatc
 def test_passwords_in_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://me:a@b@proxy:3128")
     assert redact("cannot reach http://me:a@b@proxy:3128, a") == "cannot reach http://$HTTPS_PROXY@proxy:3128, a"
+    monkeypatch.setenv("PACKAGES", "https://abcdefghijkl@host/simple")
+    assert redact("https://abcdefghijkl@host/simple") == "https://$PACKAGES@host/simple"
 
 
 def test_nested_values(monkeypatch: pytest.MonkeyPatch) -> None:
