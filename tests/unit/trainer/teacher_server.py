@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-Answer = dict[str, Any] | int  # body, or status of an error
+Answer = dict[str, Any] | int  # body, or status of an error; -N: status 429 and Retry-After: N
 
 
 @asynccontextmanager
@@ -19,9 +19,10 @@ async def serve(answer: Callable[[str, dict[str, Any]], Answer]) -> AsyncIterato
     async def handle(request: web.Request) -> web.Response:
         found = answer(request.path, await request.json())
         await asyncio.sleep(0)
-        return (
-            web.json_response({"error": "busy"}, status=found) if isinstance(found, int) else web.json_response(found)
-        )
+        if not isinstance(found, int):
+            return web.json_response(found)
+        status, headers = (found, {}) if found > 0 else (429, {"Retry-After": str(-found)})
+        return web.json_response({"error": "busy"}, status=status, headers=headers)
 
     app = web.Application()
     app.router.add_post("/{path:.*}", handle)

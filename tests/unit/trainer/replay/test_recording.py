@@ -22,7 +22,7 @@ from alphaapollo.trainer.replay.recording import (
     write_inputs,
     write_outcome,
 )
-from alphaapollo.trainer.replay.table import compare_outcomes, judge_replay, print_and_check_comparison
+from alphaapollo.trainer.replay.run import compare_outcomes, judge_replay, print_and_check_comparison
 from alphaapollo.types import ImageInput, Row, StopReason, TrajectoryGroup, Turn
 from tests.builders import make_completion
 from tests.unit.trainer.samples import group, trajectory

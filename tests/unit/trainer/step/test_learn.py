@@ -14,8 +14,8 @@ from alphaapollo.config.schema import Config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.replay.record import make_trained_rows
 from alphaapollo.trainer.step.learn import learn
-from alphaapollo.trainer.step.trained_rows import make_trained_rows
 from tests.unit.trainer.samples import group, trajectory
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.data import Data
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.step.reuse import take_recent_groups
+from alphaapollo.trainer.step.collect import take_recent_groups
 from alphaapollo.types import Prompt, TrajectoryGroup
 from tests.unit.trainer.samples import build, credit_of, group, matrix_of, trajectory
 

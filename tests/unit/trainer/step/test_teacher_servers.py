@@ -85,6 +85,12 @@ def test_failed_requests_are_sent_again():
     assert not statuses
 
 
+def test_a_server_is_not_asked_before_the_time_that_it_names():
+    answers = [-9]  # seconds, more than PATIENCE
+    with pytest.raises(TeacherServerError, match="status 429"):
+        score(lambda *_: answers.pop(), ROWS[:1], divergence="sampled")
+
+
 @pytest.mark.parametrize(
     ("answer", "facts"),
     [
