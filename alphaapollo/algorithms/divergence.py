@@ -7,6 +7,9 @@
 
 jsd is the generalised Jensen-Shannon divergence of arXiv 2306.13649 (section 2): D / b tends to the forward KL as b
 tends to 0, D / (1-b) to the reverse KL as b tends to 1.
+
+In self-distillation (SDPO, arXiv 2601.20802; SDFT, arXiv 2601.19897), the teacher is the policy, or a moving average of
+it, with more context than the policy.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import apply_mask, masked_mean
+from alphaapollo.algorithms.masked import apply_mask, log_ratio, masked_mean
 from alphaapollo.config.schema import Teacher
 
 DivergenceKind = Literal["reverse", "forward", "jsd"]
@@ -120,3 +123,16 @@ def compute_teacher_advantages(old_logp: Tensor, teacher_logp: Tensor, mask: Ten
     log_ratio = apply_mask(teacher_logp - old_logp, mask)
     agreement = log_ratio.clamp(max=0.0).exp()
     return TeacherAdvantages(log_ratio, -float(masked_mean(log_ratio, mask)), float(masked_mean(agreement, mask)))
+
+
+def update_moving_average(average: Tensor, value: Tensor, rate: float) -> Tensor:
+    """Set average = (1 - rate) average + rate value, in place. Returns `average`. rate: between 0 and 1."""
+    return average.lerp_(value, rate)
+
+
+def truncated_ratios(logp: Tensor, old_logp: Tensor, mask: Tensor, max_ratio: float) -> Tensor:
+    """Compute token weights min(pi / pi_old, max_ratio), without gradient (arXiv 2601.20802, `is_clip` of its code).
+
+    [B, L] each: log-probs of the sampled tokens. 1 outside the mask.
+    """
+    return log_ratio(logp.detach(), old_logp, mask).exp().clamp(max=max_ratio)

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses
 from alphaapollo.algorithms.correction import off_policy_sequence_mask, rollout_correction_weights
+from alphaapollo.algorithms.divergence import truncated_ratios
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.kl import kl_penalty, unbiased_kl
 from alphaapollo.algorithms.masked import apply_mask, log_ratio, row_mean
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
-from alphaapollo.algorithms.self_distillation import truncated_ratios
 from alphaapollo.config.schema import NO_TEACHER, Actor, RolloutCorrection, Teacher
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch
-from alphaapollo.workers.metric_sums import MAX_SUFFIX
+from alphaapollo.workers.model_worker import MAX_SUFFIX
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses
 from alphaapollo.algorithms.masked import apply_mask, masked_mean
-from alphaapollo.algorithms.policy_losses import covariance, gspo, ppo, reinforce
-from alphaapollo.algorithms.policy_losses.cispo import cispo as cispo_loss
-from alphaapollo.algorithms.policy_losses.gmpo import gmpo_ratio
-from alphaapollo.algorithms.policy_losses.sapo import sapo as sapo_loss
+from alphaapollo.algorithms.policy_losses import covariance, gspo, ppo
+from alphaapollo.algorithms.policy_losses.gspo import gmpo_ratio
+from alphaapollo.algorithms.policy_losses.ppo import cispo as cispo_loss
+from alphaapollo.algorithms.policy_losses.ppo import sapo as sapo_loss
 from alphaapollo.algorithms.value_loss import value_loss as value_loss_per_token
 from alphaapollo.config.schema import AggregationMode
 from tests.golden.common import AggKw, Count, Results, aggregated, counted_weights, log_ratio, token_weights
@@ -79,7 +79,7 @@ def policy_gradient(
     is_weights: Tensor | None = None,
     agg_kw: AggKw = None,
 ) -> Results:
-    return _policy_term(reinforce.policy_gradient(logp, adv), mask, agg, is_weights, agg_kw)
+    return _policy_term(ppo.policy_gradient(logp, adv), mask, agg, is_weights, agg_kw)
 
 
 def gspo_sequence(

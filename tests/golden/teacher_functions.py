@@ -10,7 +10,7 @@ from torch import Tensor
 from alphaapollo.algorithms.correction import rollout_correction_weights
 from alphaapollo.algorithms.divergence import REVERSE, compute_teacher_advantages
 from alphaapollo.algorithms.masked import apply_mask
-from alphaapollo.algorithms.policy_losses.reinforce import policy_gradient
+from alphaapollo.algorithms.policy_losses.ppo import policy_gradient
 from alphaapollo.config.schema import AggregationMode
 from alphaapollo.models.lm_head import DivergenceTarget, WeightedModel
 from tests.golden.common import AggKw, Results, aggregated, head_divergence, head_input

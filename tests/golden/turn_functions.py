@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages import Turns
-from alphaapollo.algorithms.advantages.rloo import rloo
+from alphaapollo.algorithms.advantages.grpo import rloo
 from alphaapollo.algorithms.advantages.turns import turn_gae as turn_gae_advantages
 from alphaapollo.algorithms.advantages.turns import turn_group
 from alphaapollo.algorithms.group_statistics import Groups

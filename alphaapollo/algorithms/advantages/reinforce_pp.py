@@ -1,4 +1,4 @@
-"""REINFORCE++ and its variant with a group baseline (arXiv 2501.03262, version 9)."""
+"""REINFORCE++ and its variant with a group baseline (arXiv 2501.03262, version 9), and ReMax (a greedy baseline)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
 from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
-from alphaapollo.algorithms.masked import move_rewards_to_actions, reward_to_go, standardize
+from alphaapollo.algorithms.masked import apply_mask, move_rewards_to_actions, reward_to_go, standardize
 from alphaapollo.config.schema import Algorithm
 
 
@@ -30,3 +30,22 @@ def _reinforce_plus_plus(inputs: AdvantageInputs, config: Algorithm) -> Advantag
 def _reinforce_plus_plus_baseline(trajectories: Trajectories, config: Algorithm) -> Tensor:
     """Apply reinforce_pp_baseline to the scores. The authors' code standardizes over tokens instead of samples."""
     return reinforce_pp_baseline(trajectories.scores, trajectories.groups)
+
+
+def remax(token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Subtract the reward of the prompt's greedy rollout from each reward-to-go (arXiv 2310.10505, Algorithm 1).
+
+    Returns (advantages, rewards-to-go), 0 outside the mask. Matrices: [B, L]. baselines: [B], the greedy rewards.
+    """
+    returns = reward_to_go(token_rewards, mask, gamma)
+    return apply_mask(returns - baselines.unsqueeze(1), mask), returns
+
+
+@register_estimator("remax", scope="groups", needs=("greedy_rewards",), per_token=True, reads=("gamma",))
+def _remax(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    assert inputs.greedy_rewards is not None
+    joined = inputs.join_rows()
+    token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
+    baselines = joined.rows_by_trajectory.take_value_per_group(inputs.greedy_rewards)
+    advantages, returns = remax(token_rewards, baselines, joined.mask, config.gamma)
+    return Advantages(joined.split(advantages), joined.split(returns))

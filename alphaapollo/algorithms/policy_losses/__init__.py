@@ -1,16 +1,6 @@
 """Policy losses: one module per loss or family, registered on import."""
 
-from alphaapollo.algorithms.policy_losses import (  # noqa: F401
-    cispo,
-    covariance,
-    dppo,
-    gmpo,
-    gspo,
-    ppo,
-    reinforce,
-    sapo,
-    vespo,
-)
+from alphaapollo.algorithms.policy_losses import covariance, dppo, gspo, ppo  # noqa: F401
 from alphaapollo.algorithms.policy_losses.base import PolicyLoss as PolicyLoss
 from alphaapollo.algorithms.policy_losses.base import PolicyLossInputs as PolicyLossInputs
 from alphaapollo.algorithms.policy_losses.base import PolicyLossOutput as PolicyLossOutput

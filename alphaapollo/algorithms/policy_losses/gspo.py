@@ -1,18 +1,27 @@
-"""Losses with a sequence-level importance ratio: GSPO, GSPO-token, and PPO on complete sequences."""
+"""Losses with the importance ratio of a complete sequence.
+
+gspo, gspo_token   geometric mean of the token ratios
+sequence_ppo       PPO with the product of the token ratios
+gmpo               geometric mean of token ratios that are clipped in log space
+vespo              smooth weight of the product of the token ratios
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import apply_mask, clamp_log_ratio, row_mean
+from alphaapollo.algorithms.masked import apply_mask, clamp_log_ratio, log_ratio, row_mean
 from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
     PolicyLossOutput,
     clip_range,
+    compute_clip_metrics,
     register_policy_loss,
+    token_sum,
 )
-from alphaapollo.algorithms.policy_losses.ppo import clipped_surrogate
+from alphaapollo.algorithms.policy_losses.ppo import clipped_surrogate, policy_gradient
 from alphaapollo.config.schema import Actor
 
 PAPER_CLIP = (3e-4, 4e-4)
@@ -63,3 +72,64 @@ def _sequence_ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     ratio = product_ratio(inputs.logp, inputs.old_logp, inputs.mask)
     advantages = row_mean(inputs.advantages, inputs.mask)
     return clipped_surrogate(ratio, advantages, inputs.mask, *clip_range(config, 0.2, 0.2))
+
+
+def gmpo_ratio(
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, low: float, high: float
+) -> tuple[Tensor, Tensor]:
+    """Compute each row's geometric mean of token ratios, whose logarithms are clipped (arXiv 2507.20673).
+
+    A log-ratio is clipped at high if the advantage of its row is at least 0, else at -low. logp, old_logp, mask [B, L],
+    advantages [B]. Returns the means [B] (1 for an empty row), and a bool [B, L] that is True on clipped tokens.
+    """
+    d = log_ratio(logp, old_logp, mask)
+    is_positive = (advantages >= 0).unsqueeze(1)
+    clipped = torch.where(is_positive, d.clamp(max=high), d.clamp(min=-low))
+    return row_mean(clipped, mask).exp(), clipped != d
+
+
+@register_policy_loss("gmpo", level="sequence", reads=CLIP)
+def _gmpo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    """Compute the GMPO loss of each sequence: -(mean advantage) * gmpo_ratio. clip_ratio* are bounds of log-ratios."""
+    low, high = clip_range(config, 0.4, 0.4)
+    advantages = row_mean(inputs.advantages, inputs.mask)
+    ratio, clipped = gmpo_ratio(inputs.logp, inputs.old_logp, advantages, inputs.mask, low, high)
+    share = row_mean(apply_mask(clipped.to(ratio.dtype), inputs.mask), inputs.mask)
+    return PolicyLossOutput(-advantages * ratio, compute_clip_metrics(share, advantages > 0, inputs.mask))
+
+
+Kernel = tuple[float, float]
+"""Exponents (k, lambda) of the weight."""
+
+
+def sequence_log_ratio(logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> Tensor:
+    """Compute log W, the sum of log(pi/mu) over each row's tokens, without length normalization. [B, L] -> [B]."""
+    return apply_mask(logp - rollout_logp, mask).sum(dim=1)
+
+
+def vespo_weight(log_w: Tensor, advantages: Tensor, positive: Kernel, negative: Kernel) -> Tensor:
+    """Compute W^k exp(lambda (1 - W)) (arXiv 2602.10693, Eq. 17), which is 1 at W = 1 and goes to 0 on both sides.
+
+    (k, lambda) is `positive` where the advantage is at least 0, else `negative`. log_w is broadcast to advantages. The
+    weight is computed in log space, so that an extreme W gives 0.
+    """
+    of_positive, of_negative = ((k * log_w + decay * (1.0 - log_w.exp())).exp() for k, decay in (positive, negative))
+    return torch.where(advantages >= 0, of_positive, of_negative)
+
+
+@register_policy_loss(
+    "vespo",
+    anchor="rollout",
+    reads=("policy_loss.vespo_positive", "policy_loss.vespo_negative"),
+    needs_full_sequence=True,
+)
+def _vespo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    """Compute the VESPO loss -sg[weight] A log pi (arXiv 2602.10693, Eq. 20).
+
+    inputs.old_logp are the engine's log-probs, because the loss has anchor="rollout".
+    """
+    options = config.policy_loss
+    log_w = sequence_log_ratio(inputs.logp.detach(), inputs.old_logp, inputs.mask).unsqueeze(1)
+    weight = vespo_weight(log_w, inputs.advantages, options.vespo_positive, options.vespo_negative)
+    loss = policy_gradient(inputs.logp, weight * inputs.advantages)
+    return PolicyLossOutput(loss, {"vespo_weight": token_sum(weight, inputs.mask)})

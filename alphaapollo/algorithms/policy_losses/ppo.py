@@ -1,6 +1,14 @@
-"""PPO's clipped surrogate, with asymmetric bounds (DAPO's clip-higher) and the dual clip."""
+"""Losses with the importance ratio of each token.
+
+ppo         clipped surrogate, with asymmetric bounds (DAPO's clip-higher) and the dual clip
+cispo       clips the importance weight instead of the gradient
+sapo        a soft gate instead of the hard clip
+reinforce   plain policy gradient, without a ratio
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -51,3 +59,62 @@ def clipped_surrogate(
     """Compute PPO's clipped loss and the clip fractions. ratio, advantages: [B, L], or [B] per row; mask: [B, L]."""
     metrics = compute_clip_metrics(is_clipped(ratio, advantages, low, high), ratio > 1, mask)
     return PolicyLossOutput(ppo_clip(ratio, advantages, low, high, dual_clip), metrics)
+
+
+def cispo(
+    logp: Tensor,
+    ratio: Tensor,
+    advantages: Tensor,
+    low: float,
+    high: float,
+    mask_low: float | None,
+    mask_high: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the CISPO loss -sg[clip(r, 1 - low, 1 + high)] A log pi (arXiv 2506.13585, Eq. 4-5). All [B, L].
+
+    low=inf means no lower bound. With mask_low and mask_high, tokens with A > 0 and r > 1 + mask_high, or A < 0 and
+    r < 1 - mask_low, have loss 0 but still count in the denominator (Eq. 6-7). Returns the loss and a bool matrix that
+    is True where the weight is clipped or the loss is set to 0.
+    """
+    ratio = ratio.detach()
+    weight = ratio.clamp(1.0 - low, 1.0 + high)
+    mask_low, mask_high = (math.inf if radius is None else radius for radius in (mask_low, mask_high))
+    dropped = is_clipped(ratio, advantages, mask_low, mask_high)
+    loss = torch.where(dropped, torch.zeros_like(logp), -weight * advantages * logp)
+    return loss, dropped | (weight != ratio)
+
+
+@register_policy_loss("cispo", reads=(*CLIP, "policy_loss.cispo_mask_low", "policy_loss.cispo_mask_high"))
+def _cispo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    """Compute the CISPO loss. By default the importance weight has no lower bound and the upper bound 1.28."""
+    low, high = clip_range(config, math.inf, 0.28)
+    mask_low, mask_high = config.policy_loss.cispo_mask_low, config.policy_loss.cispo_mask_high
+    ratio = log_ratio(inputs.logp.detach(), inputs.old_logp, inputs.mask).exp()
+    loss, clipped = cispo(inputs.logp, ratio, inputs.advantages, low, high, mask_low, mask_high)
+    return PolicyLossOutput(loss, compute_clip_metrics(clipped, ratio > 1, inputs.mask))
+
+
+def sapo(ratio: Tensor, advantages: Tensor, tau_pos: float, tau_neg: float) -> Tensor:
+    """Compute the SAPO loss -(4/tau) sigmoid(tau (r - 1)) A (arXiv 2511.20347, Eq. 5-6). Any equal shapes.
+
+    tau is tau_pos where A > 0, else tau_neg. The gradient has weight 1 at ratio r = 1 and decreases on both sides.
+    """
+    tau = torch.where(advantages > 0, ratio.new_tensor(tau_pos), ratio.new_tensor(tau_neg))
+    return -(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * advantages
+
+
+@register_policy_loss("sapo", reads=("tau_pos", "tau_neg"))
+def _sapo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
+    return PolicyLossOutput(sapo(ratio, inputs.advantages, config.tau_pos, config.tau_neg))
+
+
+def policy_gradient(logp: Tensor, advantages: Tensor) -> Tensor:
+    """Compute the REINFORCE loss -A log pi. Any equal shapes."""
+    return -advantages * logp
+
+
+@register_policy_loss("gpg", on_policy=True, reads=())  # alpha of GPG is a factor of the advantages
+@register_policy_loss("reinforce", on_policy=True, reads=())
+def _reinforce(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    return PolicyLossOutput(policy_gradient(inputs.logp, inputs.advantages))

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
-from alphaapollo.algorithms.advantages.gpg import gpg_alpha
-from alphaapollo.algorithms.advantages.magistral import magistral
+from alphaapollo.algorithms.advantages.grpo import gpg_alpha, magistral
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses, row_weights
 from alphaapollo.algorithms.correction import rollout_correction_weights
 from alphaapollo.algorithms.divergence import REVERSE

@@ -11,10 +11,9 @@ from alphaapollo.algorithms.advantages import (
     get_estimator,
     register_estimator,
 )
-from alphaapollo.algorithms.advantages.magistral import magistral
+from alphaapollo.algorithms.advantages.grpo import magistral, rloo
 from alphaapollo.algorithms.advantages.passk import passk_leave_one_out
 from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline
-from alphaapollo.algorithms.advantages.rloo import rloo
 from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, normalize_in_groups
 from alphaapollo.config.schema import Algorithm
 from tests.unit.algorithms.batches import make_advantage_inputs

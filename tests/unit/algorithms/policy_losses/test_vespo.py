@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
-from alphaapollo.algorithms.policy_losses.vespo import vespo_weight
+from alphaapollo.algorithms.policy_losses.gspo import vespo_weight
 from alphaapollo.config.schema import Actor
 from alphaapollo.config.schema import PolicyLossOptions as Options
 
