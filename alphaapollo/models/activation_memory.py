@@ -109,9 +109,7 @@ def read_model_sizes(model: PreTrainedModel) -> ModelSizes:
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     of_layer = 2 * kv_heads * get_attention_head_size(config)
     latent = getattr(config, "kv_lora_rank", None)  # multi-head latent attention: one vector for all heads
-    kinds = (
-        getattr(config, "layer_types", None) or []
-    )  # layers with a window or a recurrent state keep no more than that
+    kinds = getattr(config, "layer_types", None) or []  # layers with a window or a recurrent state keep no more
     cached_layers = kinds.count("full_attention") or len(layers)
     return ModelSizes(
         parameters=total,
@@ -176,18 +174,16 @@ def measure_activation_bytes(model: PreTrainedModel, training: TrainingPass) -> 
     """Measure the activation memory of a training pass. `model` is on the meta device (load_on_meta_device)."""
     count, length = training.num_sequences, training.sequence_length
     (first, peak), (second, _) = (_measure_decoder_bytes(model, count, length, num_layers) for num_layers in (1, 2))
-    layer, parameter = second - first, next(model.parameters())
-    hidden = count * length * model.config.get_text_config().hidden_size * parameter.element_size()
+    layer, width = second - first, next(model.parameters()).element_size()
+    hidden = count * length * model.config.get_text_config().hidden_size * width
     head = _measure_lm_head_peak_bytes(model, training) if training.has_lm_head else 0
     sizes = read_model_sizes(model)
     if training.has_adapters:
-        peak -= parameter.element_size() * sizes.layer_parameters
+        peak -= width * sizes.layer_parameters
     if training.ep_size > 1:  # copies of hidden states and outputs are sent for each chosen expert
         peak += 2 * hidden * sizes.experts_per_token
         if not training.has_adapters:  # gradients of the other ranks' experts
-            peak -= (
-                parameter.element_size() * sizes.layer_expert_parameters * (training.ep_size - 1) // training.ep_size
-            )
+            peak -= width * sizes.layer_expert_parameters * (training.ep_size - 1) // training.ep_size
     depth = len(find_decoder_layers(model))
     if training.has_checkpointing:  # a layer saves its input and is recomputed in the backward pass
         return ActivationBytes(saved=depth * hidden, layer_peak=peak, head_peak=head)

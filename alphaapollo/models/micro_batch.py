@@ -20,8 +20,8 @@ from torch import Tensor
 
 from alphaapollo.data.batch import INTEGERS, Columns, Rows, compute_offsets
 from alphaapollo.data.shared_prompts import SharedPrefixes
-from alphaapollo.models.image_batch import ImageBatch, PlaceholderLayout, compute_mrope_positions
 from alphaapollo.models.ulysses import SequenceGroup, TokenSelection, find_local_positions
+from alphaapollo.models.vision import ImageBatch, PlaceholderLayout, compute_mrope_positions
 from alphaapollo.types import ImageInput, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
 

@@ -210,9 +210,8 @@ def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: 
         starts, images = [1, 1, len(sequences[2]) - 5], [(), (), (image,)]
     rows = make_rows(sequences, starts, images=images)
     indices = list(range(len(sequences)))
-    logprobs, *alone = (
-        policy(builder.build(rows, chosen), 1.0).logprobs for chosen in (indices, *([index] for index in indices))
-    )
+    batches = [indices, *([index] for index in indices)]
+    logprobs, *alone = (policy(builder.build(rows, chosen), 1.0).logprobs for chosen in batches)
     native = torch.cat([_compute_native_logprobs(policy, builder, rows, index) for index in indices])
     name = type(policy.model).__name__
     if not native.isfinite().all():

@@ -15,14 +15,17 @@ from alphaapollo.algorithms.masked import apply_mask
 from alphaapollo.algorithms.value_loss import value_loss
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Critic, Model
-from alphaapollo.data.batch import Columns, RankBatch
+from alphaapollo.data.batch import Columns
 from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.scalar_models import ValueModel
 from alphaapollo.models.sharding import shard_model
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
-from alphaapollo.workers.columns import compute_token_outputs
-from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
-from alphaapollo.workers.model_worker import TrainingWorker
+from alphaapollo.workers.model_worker import (
+    MetricSums,
+    TrainingWorker,
+    compute_optimizer_metrics,
+    compute_token_outputs,
+)
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
@@ -35,8 +38,6 @@ class CriticWorker(TrainingWorker):
         optimizer_steps: number of optimizer steps of the run, for the learning rate schedule.
         seed: random seed of the new value head and of new adapters (LoRA).
     """
-
-    batch: RankBatch  # this iteration's rows
 
     def __init__(
         self,
@@ -58,10 +59,6 @@ class CriticWorker(TrainingWorker):
         self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype)
         self.state = TrainState(self.model, critic, optimizer_steps, "critic", "critic.optim")
         self.offload()
-
-    def load_batch(self, batch: RankBatch) -> None:
-        """Set the batch that the following calls compute values for and train on."""
-        self.batch = batch
 
     def compute_values(self) -> np.ndarray:
         """Compute the critic's value before each response token. float32 [response tokens]

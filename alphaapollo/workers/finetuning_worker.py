@@ -20,8 +20,7 @@ from alphaapollo.models.moe_routing import RouterHooks
 from alphaapollo.models.policy import check_policy, load_policy
 from alphaapollo.models.sharding import FsdpRoot, reshard
 from alphaapollo.models.training.train_state import TrainState
-from alphaapollo.workers.metric_sums import MetricSums
-from alphaapollo.workers.model_worker import TrainingWorker
+from alphaapollo.workers.model_worker import MetricSums, TrainingWorker
 from alphaapollo.workers.process_group import RankPlacement
 
 B = TypeVar("B", bound=RankBatch)

@@ -1,23 +1,119 @@
-"""Base classes of the workers. A worker is one training rank with a frozen or a trained model."""
+"""Base classes of the workers, their forward passes and metrics. A worker is one rank of a frozen or trained model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from alphaapollo.config.schema import Fsdp, LoraForm, Model
+from alphaapollo.data.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.models.checkpoint.writer import CheckpointWriter
 from alphaapollo.models.export.hf_folder import export_model
-from alphaapollo.models.micro_batch import MicroBatchBuilder
-from alphaapollo.models.moe_routing import RouterHooks
-from alphaapollo.models.training.train_state import TrainState
+from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
+from alphaapollo.models.moe_routing import ExpertLoadBalancer, RouterHooks
+from alphaapollo.models.sharding import FsdpRoot, reshard
+from alphaapollo.models.training.train_state import OptimizerStep, TrainState
 from alphaapollo.observability.memory import measure_process_memory
 from alphaapollo.weight_sync.digest import compute_joint_digest
-from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
 from alphaapollo.workers.process_group import WITHOUT_REPLICAS, RankPlacement, initialize_rank, shut_down_rank
+
+MAX_SUFFIX = "_max"
+
+
+class MetricSums:
+    """Sums of metrics over micro-batches and ranks; maxima for names that end in _max.
+
+    `add` does not wait for the GPU. All ranks of `group` (None: all ranks) must add the same names.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.totals: dict[str, Tensor] = {}
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            value = value.detach().double()
+            if name in self.totals:
+                combine = torch.maximum if name.endswith(MAX_SUFFIX) else torch.add
+                value = combine(self.totals[name], value)
+            self.totals[name] = value
+
+    def reduce(self, device: torch.device) -> dict[str, float]:
+        """Return the sums and maxima over all ranks. All ranks of the group must call this (a collective)."""
+        reduced: dict[str, float] = {}
+        for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+            is_max = operation == dist.ReduceOp.MAX
+            names = sorted(name for name in self.totals if name.endswith(MAX_SUFFIX) is is_max)
+            if names:
+                totals = torch.stack([self.totals[name].to(device) for name in names])
+                dist.all_reduce(totals, operation, group=self.group)
+                reduced |= dict(zip(names, totals.tolist(), strict=True))
+        return reduced
+
+
+def compute_optimizer_metrics(steps: Sequence[OptimizerStep], grad_clip: float) -> dict[str, float]:
+    """Compute gradient norm, clipping and learning rate of optimizer steps. Leaves out norms of skipped steps."""
+    norms = [step.grad_norm for step in steps if not step.skipped] or [math.nan]
+    return {
+        "grad_norm": sum(norms) / len(norms),
+        "grad_norm_max": max(norms),
+        "grad_clipped": sum(norm > grad_clip for norm in norms) / len(norms),
+        "lr": steps[-1].lr,
+        "steps_skipped": float(sum(step.skipped for step in steps)),
+    }
+
+
+TokenParts = list[tuple[list[int], Tensor]]  # for each micro-batch: indices of its rows, a number per response token
+
+
+@torch.no_grad()
+def compute_token_outputs(
+    model: FsdpRoot,
+    compute_outputs: Callable[[MicroBatch], Tensor],
+    rows: Rows,
+    mini_batches: Iterable[MiniBatch],
+    builder: MicroBatchBuilder,
+) -> np.ndarray:
+    """Compute one number per response token of the rows in `mini_batches`, and 0 for tokens of other rows.
+
+    Returns float32 [response tokens of all rows], and reshards the model afterwards.
+
+    Args:
+        compute_outputs: forward pass that returns one number per response token of a micro-batch.
+    """
+    parts: TokenParts = []
+    for mini_batch in mini_batches:
+        for row_indices in mini_batch.micro_batches:
+            micro = builder.build(rows, row_indices)
+            parts.append((row_indices, micro.drop_dummy_row(compute_outputs(micro))))
+    reshard(model)
+    return merge_token_values(rows, parts)
+
+
+def merge_token_values(rows: Rows, parts: TokenParts, initial_values: np.ndarray | None = None) -> np.ndarray:
+    """Merge numbers that were computed in micro-batches into one array [response tokens of `rows`].
+
+    Tokens in no micro-batch keep their number in `initial_values` (None: 0). float32, or float64 if an input is.
+    """
+    offsets, done = rows.response_offsets, 0
+    values = np.zeros(0, dtype=np.float32)
+    if parts:
+        computed = torch.cat([part for _, part in parts])
+        values = computed.to(torch.promote_types(computed.dtype, torch.float32)).cpu().numpy()
+    column = np.zeros(offsets[-1], values.dtype) if initial_values is None else initial_values
+    column = column.astype(np.promote_types(column.dtype, values.dtype), copy=False)
+    for index in (index for row_indices, _ in parts for index in row_indices):
+        start, end = offsets[index], offsets[index + 1]
+        column[start:end] = values[done : done + end - start]
+        done += end - start
+    return column
 
 
 class ModelWorker:
@@ -47,6 +143,7 @@ class ModelWorker:
 class TrainingWorker(ModelWorker):
     """Worker that trains one rank of a model. Saves checkpoints in the foreground or in the background."""
 
+    batch: RankBatch  # of `load_batch`: this iteration's rows
     state: TrainState
     hf_model: Any  # transformers model to be written by `export`
     logprob_check_warnings: Sequence[str] = ()  # of the check against a reference when the model is loaded
@@ -54,6 +151,10 @@ class TrainingWorker(ModelWorker):
     def __init__(self, model: Model, placement: RankPlacement, fsdp: Fsdp, saves_in_background: bool):
         super().__init__(model, placement, fsdp)
         self.writer = CheckpointWriter(saves_in_background)
+
+    def load_batch(self, batch: RankBatch) -> None:
+        """Set the batch that the following calls compute with and, in RL, train on."""
+        self.batch = batch
 
     def offload(self) -> None:
         """Free GPU memory for other workers: reshard the model and offload the configured tensors."""

@@ -27,21 +27,31 @@ from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.lora import disable_adapters, gather_scaled_adapter
 from alphaapollo.models.micro_batch import MicroBatch, make_rows
+from alphaapollo.models.moe_routing import ExpertLoadBalancer
 from alphaapollo.models.policy import PolicyModel, check_policy, load_policy
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.models.training.offload import make_parameter_offloader
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
 from alphaapollo.types import ImageInput, WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
-from alphaapollo.workers.columns import TokenParts, compute_token_outputs, merge_token_values
-from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
-from alphaapollo.workers.model_worker import TrainingWorker
-from alphaapollo.workers.moe_load_balancing import ExpertLoadBalancer
+from alphaapollo.workers.model_worker import (
+    MetricSums,
+    TokenParts,
+    TrainingWorker,
+    compute_optimizer_metrics,
+    compute_token_outputs,
+    merge_token_values,
+)
 from alphaapollo.workers.policy_objective import build_objective_inputs, compute_policy_objective, normalize_metrics
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.self_teacher import SelfTeacher, select_taught_tokens
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
-from alphaapollo.workers.teacher import FrozenTeacher, TeacherGroup, sum_distillation_metrics
+from alphaapollo.workers.teacher import (
+    FrozenTeacher,
+    SelfTeacher,
+    TeacherGroup,
+    select_taught_tokens,
+    sum_distillation_metrics,
+)
 
 
 @dataclass(frozen=True)
@@ -69,8 +79,6 @@ class PolicyWorker(TrainingWorker):
         sender: sends weights to the inference engines; None: weights are never sent.
     """
 
-    batch: RankBatch  # this iteration's rows
-
     def __init__(self, setup: PolicyWorkerConfig, placement: RankPlacement, sender: WeightSender | None = None):
         actor, model, fsdp = setup.actor, setup.model, setup.actor.fsdp_config
         super().__init__(model, placement, fsdp, setup.saves_in_background)
@@ -97,10 +105,6 @@ class PolicyWorker(TrainingWorker):
         self.has_reset_reference = False
         self.last_old_logprobs: np.ndarray | None = None
         self.offload()
-
-    def load_batch(self, batch: RankBatch) -> None:
-        """Set the batch that the following calls compute log-probs for and train on."""
-        self.batch = batch
 
     def compute_log_probs(self) -> np.ndarray:
         """Compute log-probs of the response tokens at the rollout temperature. float32 [response tokens]"""

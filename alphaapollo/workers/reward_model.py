@@ -12,8 +12,7 @@ from alphaapollo.models.load import load_reward_model
 from alphaapollo.models.scalar_models import ScoreModel
 from alphaapollo.models.sharding import reshard, shard_model
 from alphaapollo.models.training.offload import make_parameter_offloader
-from alphaapollo.workers.columns import compute_token_outputs
-from alphaapollo.workers.model_worker import ModelWorker
+from alphaapollo.workers.model_worker import ModelWorker, compute_token_outputs
 from alphaapollo.workers.process_group import RankPlacement
 
 

@@ -22,7 +22,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.data.batch import concatenate_segments
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
-from alphaapollo.workers.metric_sums import MAX_SUFFIX
+from alphaapollo.workers.model_worker import MAX_SUFFIX
 from alphaapollo.workers.policy_objective import build_objective_inputs, compute_policy_objective
 from tests.invariance.views import Prepared, View
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
 from alphaapollo.config.schema import Optimizer
-from alphaapollo.models.sharding import local_tensor
-from alphaapollo.models.training.muon import ShardedMuon
+from alphaapollo.models.sharding import full_tensor, local_tensor
 
 
 def make_optimizers(model: nn.Module, config: Optimizer) -> list[torch.optim.Optimizer]:
@@ -32,13 +32,29 @@ def make_optimizers(model: nn.Module, config: Optimizer) -> list[torch.optim.Opt
     if matrices:
         optimizers.append(ShardedMuon(matrices, lr=config.lr))
     if adam_groups and config.name == "adamw_8bit":
-        from alphaapollo.models.training.adamw_8bit import make_adamw_8bit  # torchao may not be installed
-
         optimizers.append(make_adamw_8bit(adam_groups, config.lr, trained[0].is_cuda))
     elif adam_groups:
         optimizers.append(torch.optim.AdamW(adam_groups, lr=config.lr, fused=True))
     set_hyperparams(model, optimizers, config)
     return optimizers
+
+
+def make_adamw_8bit(groups: list[dict[str, object]], lr: float, on_gpu: bool) -> torch.optim.Optimizer:
+    """Create torchao's AdamW with block-wise quantized moments of 8 bits (arXiv 2110.02861). On a CPU its steps are not
+    compiled."""
+    from torchao.optim import AdamW8bit  # may not be installed
+    from torchao.optim.subclass_8bit import OptimState8bit
+
+    @OptimState8bit.implements(torch.ops.aten.new_empty.default)
+    def new_empty(func: Any, types: Any, args: Iterable[Any], kwargs: dict[str, object]) -> Tensor:
+        """Create a tensor for torch's background checkpoint writer, which then copies codes and scales into it."""
+        moments, shape = args
+        return OptimState8bit.zeros(shape, moments.signed, moments.block_size, kwargs["device"], moments.dtype)
+
+    optimizer: torch.optim.Optimizer = AdamW8bit(groups, lr=lr)
+    if not on_gpu:
+        optimizer.step = torch.compiler.set_stance("force_eager")(optimizer.step)  # type: ignore[method-assign]
+    return optimizer
 
 
 def find_matrices(model: nn.Module) -> set[nn.Parameter]:
@@ -126,3 +142,63 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
         for gradient in gradients:
             gradient.mul_(max_norm / norm)
     return norm
+
+
+class ShardedMuon(torch.optim.Muon):
+    """torch's Muon (arXiv 2502.16982, Eq. 2-4) with the result of one rank, on any number of ranks.
+
+    Orthogonalization needs complete matrices. The ranks that share the model take turns: each gathers and
+    orthogonalizes one matrix of every `len(ranks)` matrices, and sends the result to the others. Momentum and weights
+    remain sharded.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            parameters: list[Tensor] = []
+            gradients: list[Tensor] = []
+            momenta: list[Tensor] = []
+            self._init_group(group, parameters, gradients, momenta)
+            first = parameters[0] if parameters else None
+            size = first.device_mesh["shard"].size() if isinstance(first, DTensor) else 1
+            for start in range(0, len(parameters), size):
+                turn = slice(start, start + size)
+                updates = [
+                    _update_momentum(gradient, momentum, group["momentum"])
+                    for gradient, momentum in zip(gradients[turn], momenta[turn], strict=True)
+                ]
+                for parameter, update in zip(parameters[turn], _orthogonalize(updates, group), strict=True):
+                    shard, scale = local_tensor(parameter), _adjust_lr(group["lr"], "match_rms_adamw", parameter.shape)
+                    shard.mul_(1 - group["lr"] * group["weight_decay"])
+                    shard.add_(local_tensor(update).to(shard.device), alpha=-scale)
+
+
+def _update_momentum(gradient: Tensor, momentum: Tensor, decay: float) -> Tensor:
+    """Update the momentum in place, and return Nesterov's update in bfloat16, in which it is orthogonalized."""
+    momentum.lerp_(gradient, 1 - decay)
+    return gradient.lerp(momentum, decay).bfloat16()
+
+
+def _orthogonalize(updates: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    """Orthogonalize up to one matrix per rank, and shard the results like the matrices (a collective)."""
+    own, first = None, updates[0]
+    rank = first.device_mesh.get_local_rank("shard") if isinstance(first, DTensor) else 0
+    for owner, update in enumerate(updates):
+        matrix = full_tensor(update)
+        own = matrix if owner == rank else own
+    if own is not None:
+        own = _zeropower_via_newtonschulz(own, group["ns_coefficients"], group["ns_steps"], group["eps"]).contiguous()
+    return [_send_to_shards(own if owner == rank else None, owner, update) for owner, update in enumerate(updates)]
+
+
+def _send_to_shards(matrix: Tensor | None, owner: int, like: Tensor) -> Tensor:
+    """Send a complete matrix from its owner to the ranks that share the model. `matrix`: None on other ranks."""
+    if not isinstance(like, DTensor):
+        assert matrix is not None
+        return matrix
+    mesh = like.device_mesh
+    if matrix is None:
+        matrix = torch.empty(like.shape, dtype=like.dtype, device=mesh.device_type)
+    dist.broadcast(matrix, group=mesh.get_group("shard"), group_src=owner)
+    return distribute_tensor(matrix, mesh, like.placements, src_data_rank=None)

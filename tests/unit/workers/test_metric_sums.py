@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from alphaapollo.models.training.train_state import OptimizerStep
-from alphaapollo.workers.metric_sums import MetricSums, compute_optimizer_metrics
+from alphaapollo.workers.model_worker import MetricSums, compute_optimizer_metrics
 
 
 def test_names_that_end_in_max_keep_the_maximum() -> None:

@@ -16,7 +16,7 @@ from alphaapollo.models.attention.backends import register_attn_implementation
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.workers.metric_sums import MetricSums
+from alphaapollo.workers.model_worker import MetricSums
 from alphaapollo.workers.policy_objective import build_objective_inputs, compute_policy_objective
 from tests.unit.tiny import build_model
 from tests.unit.workers.training import Case, make_batch, make_columns

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from alphaapollo.config.resolve import resolve_model
-from alphaapollo.models.float64_mode import Float64Mode
 from alphaapollo.models.sharding import local_tensor
+from alphaapollo.trainer.replay.run import Float64Mode
 from tests.unit.plain import jsd, kl_full
 from tests.unit.workers import training
 from tests.unit.workers.training import Case
