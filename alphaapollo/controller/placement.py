@@ -1,4 +1,4 @@
-"""Number of processes of each role of a run, decided before they start (their nodes and GPUs: ray_placement.py)."""
+"""Number of processes of each role of a run, decided before they start (their nodes and GPUs: ray_launcher.py)."""
 
 from __future__ import annotations
 

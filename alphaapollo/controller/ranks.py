@@ -29,7 +29,7 @@ CANCELLED_BY_MONITOR = "a required process died or hangs"
 
 
 class WorkerLost(RuntimeError):
-    """Error: a required process died or hangs; the run can be restarted (launch/restarts.py).
+    """Error: a required process died or hangs; the run can be restarted (launch/run_command.py).
 
     role: role of the process, e.g. policy. cause: what happened, without the suggested fix; default: the message.
     """
@@ -118,13 +118,10 @@ class LocalRanks(Ranks[W]):
         return [await self.call_rank(0, function)]
 
     async def call_with_items(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
-        return [await self._call_with_heartbeat(function, items[0])]
+        return [await self.call_rank(0, function, items[0])]
 
     async def call_rank(self, rank: int, function: Callable[..., object], *arguments: object) -> Any:
-        return await self._call_with_heartbeat(function, *arguments)
-
-    async def _call_with_heartbeat(self, function: Callable[..., object], *arguments: object) -> Any:
-        """Call function(worker, *arguments), and record the call for stall detection. EngineDied becomes WorkerDied."""
+        """Call the function, and record the call for stall detection. EngineDied becomes WorkerDied."""
         try:
             with HEARTBEAT.record_call(get_enclosing_method_name(function), f"{self.role} 0"):
                 return await self._call_worker(function, *arguments)

@@ -19,9 +19,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from alphaapollo.controller.health.stall_detector import WorkerSnapshot
 from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, await_if_awaitable, get_enclosing_method_name
 from alphaapollo.engines.protocol import EngineDied, EngineError
-from alphaapollo.utils.heartbeat import HEARTBEAT, ProcessTreeReport, read_process
+from alphaapollo.utils.heartbeat import HEARTBEAT, ProcessTreeReport, dump_stacks, read_process
 from alphaapollo.utils.network import reserve_port
-from alphaapollo.utils.stack_dumps import dump_stacks
 from alphaapollo.utils.watchdog import JOB_SIGNALS, exit_when_process_ends
 
 W = TypeVar("W")

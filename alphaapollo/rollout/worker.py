@@ -12,6 +12,7 @@ import gc
 import itertools
 import resource
 import shutil
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
+from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Judge, Model, Reward, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.config.schema.teacher import SelfTeacher
 from alphaapollo.data.images import load_image_processor
@@ -33,19 +34,19 @@ from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.memory import read_peak_memory_gib
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rewards.judges.client import CompleteMessage
 from alphaapollo.rollout.agents.endpoint import open_endpoint
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
-from alphaapollo.rollout.policy_judge import make_policy_judge
 from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.rollout.self_teacher import TeacherPromptWriter
 from alphaapollo.rollout.suites import ModelServer, Suite, SuiteResult, run_suite
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.tool_calls import ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import GroupRequest, TrajectoryGroup, Turn, WeightReceipt
+from alphaapollo.types import GroupRequest, Sampling, TrajectoryGroup, Turn, WeightReceipt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.time_limit import pause_all_time_limits, resume_all_time_limits
 from alphaapollo.utils.user_module import load_user_module
@@ -233,7 +234,7 @@ class RolloutWorker:
         if folder:
             source = Path(self._weights_folder, folder)
             if self._reader:
-                await self._reader.copy(folder, source)
+                await self._reader(folder, source)
             await self.engine.receive_weights(str(source))
             if self._reader:
                 shutil.rmtree(source)
@@ -268,3 +269,23 @@ def make_token_context_factory(
     return lambda environment: MemoryContext(
         environment, prompts, renderer.prepare_images, prompts.is_within_limit, env.history_length, env.memory_type
     )
+
+
+def make_policy_judge(engine: Engine, renderer: Renderer, judge: Judge) -> CompleteMessage:
+    """Return the judge of reward.judge.backend=policy: a function that samples the reply to a user message with the
+    rollout worker's engine. Its seed depends only on the message.
+
+    The function raises ValueError if message and reply do not fit into the engine's context. It has no time limit:
+    judgements wait in the same queue as episodes, whose generation has none either.
+    """
+    numbers = itertools.count()
+
+    async def complete(content: str) -> str:
+        token_ids = renderer.encode_prompt([{"role": "user", "content": content}])
+        seed = zlib.crc32(content.encode())
+        sampling = Sampling(judge.max_tokens, judge.temperature, seed=seed, stop_token_ids=renderer.eos_token_ids)
+        with SPANS("judge"):
+            completion = await engine.generate(token_ids, sampling, f"judge.{next(numbers)}")
+        return renderer.decode(completion.token_ids)
+
+    return complete

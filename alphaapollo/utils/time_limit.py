@@ -22,16 +22,17 @@ _paused = False
 
 def pause_all_time_limits() -> None:
     """Stop counting time in all time limits of this process until resume_all_time_limits."""
-    global _paused
-    _paused = True
-    for limit in _running:
-        limit._update_time_left()
+    _set_paused(True)
 
 
 def resume_all_time_limits() -> None:
     """Continue counting time in all time limits of this process after pause_all_time_limits."""
+    _set_paused(False)
+
+
+def _set_paused(is_paused: bool) -> None:
     global _paused
-    _paused = False
+    _paused = is_paused
     for limit in _running:
         limit._update_time_left()
 

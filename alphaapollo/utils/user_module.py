@@ -77,9 +77,8 @@ def format_error(error: BaseException, path: Path | None = None) -> str:
 
 
 def _import_file(file: Path, module_name: str, path_key: str, path: str) -> None:
-    sys.path += [
-        folder for folder in (str(file.parent), str(Path.cwd())) if folder not in sys.path
-    ]  # at the end, so that they shadow no installed module
+    folders = str(file.parent), str(Path.cwd())
+    sys.path += [folder for folder in folders if folder not in sys.path]  # at the end: they shadow no installed module
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

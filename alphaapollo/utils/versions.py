@@ -51,11 +51,9 @@ def _explain_unmet(requirement: Requirement) -> str:
         found = importlib.metadata.version(requirement.name)
     except importlib.metadata.PackageNotFoundError:
         return f"{requirement.name} is not installed ({requirement.specifier or 'any version'} is required)"
-    return (
-        ""
-        if requirement.specifier.contains(found, prereleases=True)
-        else f"{requirement.name} is {found}, but {requirement.specifier} is required"
-    )
+    if requirement.specifier.contains(found, prereleases=True):
+        return ""
+    return f"{requirement.name} is {found}, but {requirement.specifier} is required"
 
 
 def list_versions(names: Iterable[str]) -> Iterator[tuple[str, str]]:

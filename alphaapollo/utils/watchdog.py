@@ -148,14 +148,10 @@ def kill_run_processes(run_id: str) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _clean_up_after_driver(driver_pid: int, run_id: str, paths: list[Path]) -> None:
-    wait_for_exit(driver_pid)
-    time.sleep(_GRACE_SECONDS)
-    kill_run_processes(run_id)
-    remove_paths(paths)
-
-
 if __name__ == "__main__":
     for ignored in (signal.SIGINT, *JOB_SIGNALS):  # to all processes of a job; the driver may yet be killed
         signal.signal(ignored, signal.SIG_IGN)
-    _clean_up_after_driver(int(sys.argv[1]), sys.argv[2], [Path(path) for path in sys.argv[3:]])
+    wait_for_exit(int(sys.argv[1]))
+    time.sleep(_GRACE_SECONDS)
+    kill_run_processes(sys.argv[2])
+    remove_paths(map(Path, sys.argv[3:]))

@@ -12,7 +12,7 @@ through Ray. With ipc, each rank sends to the engine on its own GPU. With nccl, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -35,11 +35,9 @@ class WeightSender(Protocol):
         """Free the files or buffers of the last weight sync. Call after all engines have confirmed the weights."""
 
 
-class WeightReader(Protocol):
-    """Interface of the object that copies weights in shared memory to a node without training ranks."""
-
-    async def copy(self, folder: str, target: Path) -> None:
-        """Copy the files of the sent folder (WeightUpdate.folder) to the folder `target`."""
+WeightReader = Callable[[str, Path], Awaitable[None]]
+"""`copy(folder, target)`: copy the files of the sent folder (WeightUpdate.folder) to the folder `target`, on a node
+without training ranks."""
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,7 @@ from alphaapollo.controller.health.stall_detector import (
     has_progress,
 )
 from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR, Ranks, RunStalled
-from alphaapollo.utils.heartbeat import HEARTBEAT, read_process
-from alphaapollo.utils.stack_dumps import dump_stacks
+from alphaapollo.utils.heartbeat import HEARTBEAT, dump_stacks, read_process
 
 CHECKS = 10  # number of checks before a notice
 SHORTEST_TICK = 0.5  # minimum seconds between checks, because the kernel counts CPU time in hundredths of a second

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.ray_placement import assign_actor_slots, choose_visible_gpus
+from alphaapollo.controller.ray_launcher import assign_actor_slots, choose_visible_gpus
 
 NODES: Any = "nodes"  # two, of four GPUs
 ENGINE_GPUS: Any = "GPUs of the engines"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.utils.stack_dumps import dump_own_stacks, dump_stacks
+from alphaapollo.utils.heartbeat import dump_own_stacks, dump_stacks
 
 
 def test_this_process_has_stacks_without_py_spy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
