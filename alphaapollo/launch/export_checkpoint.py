@@ -2,14 +2,16 @@
 
 prepare_export    find the checkpoint, its run and its model
 write_export      load the parameters into the model, save it, verify it with plain transformers, write a model card
+push_folder       upload the folder to the Hugging Face hub
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from alphaapollo.config.build import build_config
 from alphaapollo.config.check import check_config_and_get_notices
@@ -18,7 +20,6 @@ from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
 from alphaapollo.launch.builders import make_critic_model_section
 from alphaapollo.launch.checkpoint_folder import PROGRESS, find_damage, list_checkpoints, read_progress
 from alphaapollo.launch.model_card import format_model_card
-from alphaapollo.launch.push_to_hub import check_push_target
 from alphaapollo.launch.resume import read_saved_config
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.json_types import JsonObject
@@ -152,3 +153,38 @@ def _read_model_section(saved: JsonObject, run: Path, config: ExportConfig) -> M
     if is_gone and config.role == "policy" and config.export_lora == "merged" and (own / "config.json").is_file():
         return model.model_copy(update={"path": str(own), "tokenizer_path": ""})
     return model
+
+
+REPO = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def check_push_target(repo: str) -> None:
+    """Raise ValueError if the hub repository `repo` is not OWNER/NAME, or if there is no Hugging Face token."""
+    from huggingface_hub import get_token
+
+    if not REPO.fullmatch(repo):
+        raise ValueError(f"push_to={repo} is not OWNER/NAME. Set e.g. push_to=alice/qwen3-gsm8k.")
+    if not get_token():
+        raise ValueError(
+            f"push_to={repo} needs a Hugging Face token with write permission. Log in (hf auth login), set HF_TOKEN, "
+            "or remove push_to."
+        )
+
+
+def push_folder(folder: Path, repo: str) -> str:
+    """Upload all files of a folder to the hub repository `repo` in one commit. A new repository is private. Returns the
+    URL of the repository.
+
+    Raises OSError if the hub rejects the upload or cannot be reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi()
+    http_error = cast(type[Exception], HfHubHTTPError.__mro__[1])  # base error of the hub client's HTTP library
+    try:
+        address = api.create_repo(repo, private=True, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Model exported by alphaapollo")
+    except (OSError, http_error) as error:
+        raise OSError(f"{folder} is written, but could not be pushed to {repo}: {error}") from error
+    return str(address)

@@ -1,10 +1,14 @@
-"""Try the environment's `reset` and the user's reward function, before models are loaded."""
+"""Try the environment's `reset`, an agent's program and the user's reward function, before models are loaded."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import multiprocessing
+import os
 import re
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Never
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
@@ -12,10 +16,11 @@ from alphaapollo.environments.base import EnvironmentFailure, Services, get_envi
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges.graders import JUDGES
-from alphaapollo.rollout.agents.trial import try_agent
+from alphaapollo.rollout.agents.runner import open_agent_runner
+from alphaapollo.rollout.agents.session import Session, SessionLimits
 from alphaapollo.rollout.check_replies import check_reset_reply
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
-from alphaapollo.types import JsonObject, Message, Prompt, Score
+from alphaapollo.types import JsonObject, Message, Prompt, Sampling, Score
 from alphaapollo.utils.time_limit import TimeLimit
 
 TRIAL_ANSWERS = ("<answer>TRUTH</answer>", r"The answer is \boxed{TRUTH}.", "TRUTH", "I do not know.", "")
@@ -123,3 +128,49 @@ async def _reset_environment(config: Env, services: Services, prompt: Prompt) ->
 
 def _deny_in_reset(*_: object) -> Never:
     raise RuntimeError("reset() uses services.parse_calls or services.score. Move this code to step().")
+
+
+def try_agent(env: Env, prompt: Prompt, model: Model, data: Data | GenerationData) -> list[str]:
+    """Run the program once for `prompt`, with vLLM's HTTP API and canned answers, in a subprocess. Returns notices.
+
+    Raises ValueError if the program cannot be loaded or makes no request to the policy. It may fail after a request,
+    because the canned answer may not be what it needs.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(_try_in_subprocess, env, prompt, model, data).result()
+
+
+def _try_in_subprocess(env: Env, prompt: Prompt, model: Model, data: Data | GenerationData) -> list[str]:
+    os.environ.update({"VLLM_NO_USAGE_STATS": "1", "VLLM_CONFIGURE_LOGGING": "0"})
+    logging.getLogger("vllm").setLevel(logging.CRITICAL)
+    return asyncio.run(_run_trial(env, prompt, model, data))
+
+
+async def _run_trial(env: Env, prompt: Prompt, model: Model, data: Data | GenerationData) -> list[str]:
+    from alphaapollo.engines.vllm.canned import ANSWER, CannedEngine
+
+    agent = env.agent
+    name = f"env.agent.path={agent.path}" if agent.path else f"env.agent.command={agent.command}"
+    limits = SessionLimits(data.max_length, agent.max_requests, env.max_tokens_per_turn)
+    session = Session(Sampling(data.max_response_length), lambda number: number, limits)
+    async with open_agent_runner(CannedEngine(model, data.max_length), env, data) as runner:
+        try:
+            result = await runner.run_program(prompt, 0, session, TimeLimit(agent.timeout))
+        except TimeoutError as error:
+            limit = f"env.agent.timeout={agent.timeout:g} s"
+            raise ValueError(f"{name}: the program did not end within {limit} in a trial.") from error
+    if not session.num_started:
+        reason = f" It failed: {result.error}" if result.error else ""
+        raise ValueError(
+            f"{name}: the program, tried on row {prompt.id}, made no request to the policy.{reason} Use the "
+            "address and key in endpoint, or in the variables OPENAI_BASE_URL and OPENAI_API_KEY."
+        )
+    if session.overflow:
+        return [f"{name}: the first request is too long. {session.overflow}"]
+    if result.error and not session.requests:
+        raise ValueError(
+            f"{name}: the program, tried on row {prompt.id}, got no answer from the policy: {result.error}"
+        )
+    if result.error:
+        return [f"{name}: the program fails if the policy answers {ANSWER!r}: {result.error.splitlines()[0]}"]
+    return []

@@ -19,8 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     with exit_on_config_error():
         config = load_config(ExportConfig, "export", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.launch.export_checkpoint import prepare_export, write_export
-        from alphaapollo.launch.push_to_hub import push_folder
+        from alphaapollo.launch.export_checkpoint import prepare_export, push_folder, write_export
 
         try:
             export = prepare_export(config)

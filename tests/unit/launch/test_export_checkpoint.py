@@ -11,7 +11,7 @@ import pytest
 from alphaapollo.config.load import save_config
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Config, Critic, ExportConfig, Model, SftConfig
-from alphaapollo.launch import push_to_hub as push_module
+from alphaapollo.launch import export_checkpoint as push_module
 from alphaapollo.launch.checkpoint_folder import write_manifest, write_progress
 from alphaapollo.launch.export_checkpoint import prepare_export
 from alphaapollo.models import sharding

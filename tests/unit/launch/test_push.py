@@ -6,7 +6,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from alphaapollo.launch.push_to_hub import check_push_target, push_folder
+from alphaapollo.launch.export_checkpoint import check_push_target, push_folder
 
 
 class FakeApi:

@@ -16,8 +16,8 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.ranks import RunStalled, WorkerDied, WorkerFailed
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.failures import RestartRefused
-from alphaapollo.launch.restarts import clean_up_processes, run_with_restarts
 from alphaapollo.launch.resume import find_start_point
+from alphaapollo.launch.run_command import clean_up_processes, run_with_restarts
 from alphaapollo.launch.run_plan import RunPlan
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer.lifecycle import PreparedRun

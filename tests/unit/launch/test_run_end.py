@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.launch import run_end
+from alphaapollo.launch import command as run_end
 from alphaapollo.launch.checkpoint_folder import write_progress
-from alphaapollo.launch.run_end import describe_changes, format_command, open_console, show_run_end
+from alphaapollo.launch.command import describe_changes, format_command, open_console, show_run_end
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 
