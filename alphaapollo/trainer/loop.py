@@ -20,9 +20,8 @@ from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_m
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.replay.record import learn_and_record
 from alphaapollo.trainer.run_state import TrainingRun
-from alphaapollo.trainer.step.collect import CollectedGroups, collect_groups
+from alphaapollo.trainer.step.collect import CollectedGroups, collect_groups, take_recent_groups
 from alphaapollo.trainer.step.in_flight import InFlightGroups, compute_staleness_metrics
-from alphaapollo.trainer.step.reuse import take_recent_groups
 from alphaapollo.utils.schedule import is_due
 
 

@@ -30,7 +30,7 @@ class CurriculumState:
 
 @dataclass(frozen=True)
 class RecentGroups:
-    """Groups that later iterations may train on again (step/reuse.py). In a checkpoint, they have their own files."""
+    """Groups that later iterations may train on again (step/collect.py). In a checkpoint, they have their own files."""
 
     entries: tuple[tuple[int, TrajectoryGroup], ...] = ()  # (iteration that trained on the group first, group)
 

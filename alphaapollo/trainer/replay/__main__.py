@@ -31,8 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from alphaapollo.launch.failures import FAILURES
         from alphaapollo.launch.resume import read_saved_config
         from alphaapollo.trainer.replay.recording import read_recording
-        from alphaapollo.trainer.replay.run import prepare_replay, replay
-        from alphaapollo.trainer.replay.table import print_and_check_comparison
+        from alphaapollo.trainer.replay.run import prepare_replay, print_and_check_comparison, replay
 
         try:
             recording = read_recording(options.recording)

@@ -9,6 +9,7 @@ import asyncio
 import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,10 @@ from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.failures import FAILURES
 from alphaapollo.observability.disk import explain_write_errors
 from alphaapollo.observability.timing import Timer
+from alphaapollo.observability.training_log import TrainedRow
 from alphaapollo.trainer.replay.recording import FOLDER, LearningOutcome, RecordingInfo, write_inputs, write_outcome
 from alphaapollo.trainer.run_state import LearnerState, TrainingRun
 from alphaapollo.trainer.step.learn import UpdateResult, learn
-from alphaapollo.trainer.step.trained_rows import make_trained_rows
 from alphaapollo.trainer.step.training_batch import is_trainable
 from alphaapollo.types import TrajectoryGroup
 
@@ -113,3 +114,28 @@ def describe_machine() -> dict[str, str]:
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
     processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
     return {"processor": processor} | {name: importlib.metadata.version(name) for name in LIBRARIES}
+
+
+def make_trained_rows(learned: UpdateResult) -> list[TrainedRow]:
+    """Return the log-probs before the update and the advantages of the B rows of the batch.
+
+    If the update computed the log-probs, it did so only for the rows that it trained on.
+    """
+    batch, credit = learned.batch, learned.credit
+    assert batch and credit
+    known = [rank.old_logprobs for rank in credit.columns if rank.old_logprobs is not None]
+    has_logprobs = np.ones(len(batch.rows), dtype=bool) if known or learned.is_trained is None else learned.is_trained
+    old = known or learned.old_logprobs
+    logprobs = batch.layout.join_columns(old).astype(np.float32, copy=False) if old else None
+    columns = [rank.advantages for rank in credit.columns if rank.advantages is not None]
+    advantages = batch.layout.join_columns(columns).astype(np.float32, copy=False)
+    identities = [
+        (trajectory.prompt_id, trajectory.sample, number)
+        for trajectory in batch.trajectories
+        for number in range(len(trajectory.rows))
+    ]
+    spans = pairwise(batch.layout.response_offsets)
+    return [
+        TrainedRow(*identity, logprobs[start:end] if logprobs is not None and computed else None, advantages[start:end])
+        for identity, computed, (start, end) in zip(identities, has_logprobs, spans, strict=True)
+    ]

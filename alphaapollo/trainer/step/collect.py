@@ -1,5 +1,9 @@
 """Generate the rollout groups (all samples of one prompt) of an iteration. With DAPO's dynamic sampling, groups without
 reward variance are dropped, and more groups are generated until the batch is full.
+
+With data.reuse, an iteration trains again on recent groups, a bounded replay buffer. A group stays complete: its
+advantages are computed from its own samples, and its tokens keep the log-probs of the engine that sampled them.
+algorithm.rollout_correction weights them by the current policy, like those of late groups.
 """
 
 from __future__ import annotations
@@ -10,15 +14,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from alphaapollo.algorithms.group_statistics import has_variance
+from alphaapollo.config.schema import Data
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.evaluation.validation import generate_missing_groups
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.progress import Progress, RecentGroups
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.step.training_batch import is_trainable, is_usable_for_training
 from alphaapollo.types import GroupRequest, Trajectory, TrajectoryGroup
+from alphaapollo.utils.seeds import derive_seed
 
 
 @dataclass(frozen=True)
@@ -159,3 +167,23 @@ def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
             f"all {len(trajectories)} trajectories of this iteration failed, so there is nothing to learn from. "
             f"First failure ({first.outcome}): {first.reason}"
         )
+
+
+def take_recent_groups(
+    progress: Progress, step: int, fresh: Sequence[TrajectoryGroup], data: Data
+) -> tuple[list[TrajectoryGroup], dict[str, float]]:
+    """Choose the groups of earlier iterations that iteration `step` trains on again, and add `fresh` for later ones.
+
+    Only groups with different rewards are kept, because the others have no advantages. Returns groups and metrics.
+    """
+    if not data.reuse.groups:
+        progress.recent = RecentGroups()
+        return [], {}
+    kept = [(origin, group) for origin, group in progress.recent.entries if step - origin <= data.reuse.max_age]
+    rng = np.random.default_rng(derive_seed(data.seed, "reuse", step))
+    chosen = [kept[index] for index in sorted(rng.permutation(len(kept))[: data.reuse.groups])]
+    added = [(step, group) for group in fresh if has_metric_variance(group, "reward")]
+    progress.recent = RecentGroups((*kept, *added))
+    ages = [step - origin for origin, _ in chosen]
+    metrics = {"reuse/groups": float(len(chosen)), "reuse/age": float(np.mean(ages)) if ages else 0.0}
+    return [group for _, group in chosen], metrics

@@ -28,8 +28,12 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
 from alphaapollo.data.batch import Columns
 from alphaapollo.trainer.metrics import compute_advantage_metrics, compute_mean_length_penalty
-from alphaapollo.trainer.step.trained_turns import list_trained_turns
-from alphaapollo.trainer.step.training_batch import Batch, get_invalid_action_penalty, sum_rewards_per_trajectory
+from alphaapollo.trainer.step.training_batch import (
+    Batch,
+    get_invalid_action_penalty,
+    list_trained_turns,
+    sum_rewards_per_trajectory,
+)
 from alphaapollo.types import JsonObject, Trajectory, Turn
 
 CHUNK_CELLS = 2**22

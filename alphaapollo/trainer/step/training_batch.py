@@ -11,6 +11,7 @@ from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +21,11 @@ from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.correction import needs_full_sequences
 from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.pf_ppo import filtration_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.algorithms.reward_shaping import (
     apply_exact_budget,
     apply_max_budget,
+    filtration_weights,
     overlong_filter,
     soft_overlong_punishment,
 )
@@ -32,7 +33,6 @@ from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
 from alphaapollo.data.batch import TrainBatch
 from alphaapollo.data.packing import build_train_batch
 from alphaapollo.data.shared_prompts import find_shared_prefixes
-from alphaapollo.trainer.step.trained_turns import list_trained_turns
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 
@@ -324,3 +324,22 @@ def _compute_loss_weights(
         taught = ids[has_teacher[ids]]
         weights[3, taught] = row_weights(loss_lengths[taught], group_ids[taught], actor.loss_agg_mode, horizon)
     return weights
+
+
+class TrainedTurn(NamedTuple):
+    """Turn that is trained on, and its action tokens: token_ids[start:end] of a row."""
+
+    turn: Turn
+    row: int  # index in Trajectory.rows
+    start: int
+    end: int
+
+
+def list_trained_turns(trajectory: Trajectory) -> list[TrainedTurn]:
+    """Return the turns of the rows, in the order in which the model sampled them."""
+    found = []
+    for number, row in enumerate(trajectory.rows):
+        turns = trajectory.turns[row.first_turn : row.first_turn + len(row.turn_ends)]
+        for turn, last in zip(turns, row.turn_ends, strict=True):
+            found.append(TrainedTurn(turn, number, last + 1 - len(turn.completion.token_ids), last + 1))
+    return sorted(found, key=lambda one: one.turn.answer_number)
