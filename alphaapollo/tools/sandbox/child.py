@@ -5,26 +5,34 @@
 
 Each snippet arrives as a message on the control socket (descriptor 3), with the code in a memory file. The child sends
 READY before the first snippet and, in a session, DONE with the exit code after each snippet. Without a session it exits
-after the first snippet.
+after the first snippet. The program must not trust the results: a snippet can fake any output and exit code.
 """
 
 from __future__ import annotations
 
+import ast
+import atexit
 import fcntl
 import json
+import linecache
 import os
 import random
 import resource
 import signal
 import socket
 import sys
+import threading
+import traceback
 from dataclasses import dataclass
+from types import CodeType, ModuleType
 
-from alphaapollo.tools.sandbox import execute, landlock, linux, seccomp
+from alphaapollo.tools.sandbox import landlock, linux, seccomp
 
 CONTROL, RULESET, FIRST_FREE = 3, 4, 5
 READY, DONE = b"R", b"D"
 SETUP_FAILED = 70  # exit code if the setup fails, before READY
+EXIT_ERROR, EXIT_MEMORY = 1, 41
+FILE_NAME = "<snippet>"
 MESSAGE_BYTES = 4096
 SEED = 0
 FILE_BYTES = 32 << 20  # limit of the size of a file
@@ -58,13 +66,15 @@ def run_child(spec: ChildSpec, context: ForkContext, folder: str, descriptors: l
     try:
         _isolate_process(spec, context, folder, descriptors)
         code = _run_snippets(spec)
-        execute.shut_down_interpreter()
+        threading._shutdown()  # type: ignore[attr-defined]  # as Python does before it exits
+        atexit._run_exitfuncs()
+        flush_output()
     except BaseException as error:  # noqa: BLE001  the frames above belong to the zygote
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        code = code or execute.EXIT_ERROR
+        code = code or EXIT_ERROR
     finally:
         try:
-            execute.flush_output()
+            flush_output()
         finally:
             os._exit(code)
 
@@ -134,15 +144,63 @@ def _run_snippets(spec: ChildSpec) -> int:
     """Run snippets until the control socket closes. Return the exit code of the process."""
     with socket.socket(fileno=CONTROL) as control:
         control.send(READY)
-        namespace = execute.make_namespace()
+        sys.modules["__main__"] = module = ModuleType("__main__")  # dataclasses, pickle and type hints need it
         while True:
             message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 1)
             if not message:
                 return 0
             with open(descriptors[0], "rb") as file:
                 source = file.read()
-            code = execute.execute_snippet(source, namespace, json.loads(message)["echo"])
+            code = execute_snippet(source, module.__dict__, json.loads(message)["echo"])
             if not spec.is_session:
                 return code
-            execute.flush_output()
+            flush_output()
             control.send(DONE + bytes([code]))
+
+
+def execute_snippet(source: bytes, namespace: dict[str, object], echo: bool) -> int:
+    """Run one snippet. Return the exit code that Python would return, and print tracebacks to stderr. `echo`: whether
+    to print the value of the last expression unless it is None, as the interactive interpreter does."""
+    try:
+        text = source.decode()
+        linecache.cache[FILE_NAME] = (len(text), None, text.splitlines(keepends=True), FILE_NAME)
+        statements, last = _compile_snippet(text, echo)
+        exec(statements, namespace)
+        if last is not None:
+            value = eval(last, namespace)
+            if value is not None:
+                print(repr(value))
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return (stop.code or 0) & 0xFF
+        print(stop.code, file=sys.stderr)
+        return EXIT_ERROR
+    except BaseException as error:  # noqa: BLE001  a snippet may raise anything
+        return _print_exception(error)
+    return 0
+
+
+def flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+
+
+def _compile_snippet(text: str, echo: bool) -> tuple[CodeType, CodeType | None]:
+    """Return the code of all statements. With `echo`, a last expression is returned separately, to print its value."""
+    tree = ast.parse(text, FILE_NAME)
+    last = tree.body.pop() if echo and tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    statements = compile(tree, FILE_NAME, "exec", dont_inherit=True)
+    if not isinstance(last, ast.Expr):
+        return statements, None
+    return statements, compile(ast.Expression(last.value), FILE_NAME, "eval", dont_inherit=True)
+
+
+def _print_exception(error: BaseException) -> int:
+    """Print the traceback without frames outside the snippet. Returns the exit code."""
+    is_in_snippet = any(frame.f_code.co_filename == FILE_NAME for frame, _ in traceback.walk_tb(error.__traceback__))
+    is_decoding_error = isinstance(error, SyntaxError | UnicodeError) and not is_in_snippet
+    trace = None if is_decoding_error else error.__traceback__ and error.__traceback__.tb_next
+    code = EXIT_MEMORY if isinstance(error, MemoryError) else EXIT_ERROR
+    traceback.print_exception(type(error), error, trace)
+    return code

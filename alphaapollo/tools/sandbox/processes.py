@@ -23,10 +23,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from alphaapollo.tools.sandbox.child import DONE, MESSAGE_BYTES, READY, ChildSpec
-from alphaapollo.tools.sandbox.execute import EXIT_MEMORY
+from alphaapollo.tools.sandbox.child import DONE, EXIT_MEMORY, MESSAGE_BYTES, READY, ChildSpec
 from alphaapollo.tools.sandbox.linux import NOBODY_UID
-from alphaapollo.tools.sandbox.preload import PACKAGES
 from alphaapollo.tools.sandbox.types import (
     OutputCapture,
     SandboxError,
@@ -36,7 +34,7 @@ from alphaapollo.tools.sandbox.types import (
     format_sandbox_mode,
     format_signal,
 )
-from alphaapollo.tools.sandbox.zygote import CONTINUE, KILL, SHARED, STOP, remove_tree
+from alphaapollo.tools.sandbox.zygote import CONTINUE, KILL, PACKAGES, SHARED, STOP, remove_tree
 
 START_TIMEOUT = 120.0  # seconds until the zygote has imported everything
 FORK_TIMEOUT = 30.0  # seconds until a child is ready

@@ -12,8 +12,15 @@ import pytest
 
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import Session, ToolResult, ToolStatus, make_tools
-from alphaapollo.tools.documents import PASSAGE_CHARACTERS, Passage, split_passages, tokenize
-from alphaapollo.tools.retrieval import DocumentIndex, LocalRag, build_index
+from alphaapollo.tools.retrieval import (
+    PASSAGE_CHARACTERS,
+    DocumentIndex,
+    LocalRag,
+    Passage,
+    build_index,
+    split_passages,
+    tokenize,
+)
 from alphaapollo.tools.toolbox import ToolBox
 
 ROOT = Path(__file__).resolve().parents[3]
