@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from alphaapollo.observability.pictures import FOLDER as PICTURES
 from alphaapollo.viewer.curves import group_by_seed, make_metric_traces, make_prompt_traces
 from alphaapollo.viewer.index import RunIndex, read_num_changes
-from alphaapollo.viewer.pages import evolution, examples, iteration, runs, trajectory
+from alphaapollo.viewer.pages import iteration, runs
 from alphaapollo.viewer.pages.query import FILTERS, Describe, Query
 from alphaapollo.viewer.run_folders import make_run_name
 
@@ -82,11 +82,11 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
         Route("/compare", page("compare.html", runs.compare_runs)),
         Route("/runs/{run:int}", page("run.html", runs.describe_run)),
         Route("/runs/{run:int}/health", page("health.html", runs.describe_health)),
-        Route("/runs/{run:int}/examples", page("examples.html", examples.list_examples)),
-        Route("/runs/{run:int}/problems", page("problems.html", evolution.list_problems)),
-        Route("/runs/{run:int}/problems/{problem:int}", page("problem.html", evolution.describe_problem)),
+        Route("/runs/{run:int}/examples", page("examples.html", runs.list_examples)),
+        Route("/runs/{run:int}/problems", page("problems.html", runs.list_problems)),
+        Route("/runs/{run:int}/problems/{problem:int}", page("problem.html", runs.describe_problem)),
         Route("/runs/{run:int}/{kind}/{step:int}", page("iteration.html", iteration.describe_iteration)),
-        Route("/runs/{run:int}/{kind}/{step:int}/{line:int}", page("trajectory.html", trajectory.describe_trajectory)),
+        Route("/runs/{run:int}/{kind}/{step:int}/{line:int}", page("trajectory.html", iteration.describe_trajectory)),
         Route("/runs/{run:int}/pictures/{name}", viewer.get_picture),
         Route("/curves", viewer.get_curves),
         Route("/events", viewer.send_events),

@@ -162,17 +162,12 @@ def format_time(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}" if seconds else ""
 
 
-def make_query_string(options: QueryParams, **changes: object) -> str:
-    """Return the query of a link: these options with changes."""
-    return urlencode({**options, **changes})
-
-
 FILTERS: dict[str, Callable[..., object]] = {
     "number": format_number,
     "estimate": format_estimate,
     "counts": format_counts,
     "time": format_time,
     "duration": format_duration,
-    "query_with": make_query_string,
+    "query_with": lambda options, **changes: urlencode({**options, **changes}),  # of a link
     "parts": lambda text: list(split_into_parts(text)),
 }
