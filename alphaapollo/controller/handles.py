@@ -1,7 +1,7 @@
 """Typed handles to worker groups: the controller calls a method of a handle, and the handle calls the workers.
 
 The workers are Ray actors or objects in this process (ranks.py). Only vLLM's weight transfer has its own remote calls
-(ray_transfer.py).
+(ray_launcher.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied, await_if_awaitable
 from alphaapollo.data.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
-from alphaapollo.observability.spans import Span, start_recording_spans, take_recorded_spans
-from alphaapollo.observability.torch_spans import start_torch_profiler, take_torch_spans
+from alphaapollo.observability.spans import (
+    Span,
+    start_recording_spans,
+    start_torch_profiler,
+    take_recorded_spans,
+    take_torch_spans,
+)
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.utils.watchdog import remove_paths
 from alphaapollo.weight_sync.digest import format_digest

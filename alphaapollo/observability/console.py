@@ -15,6 +15,7 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from types import FrameType
 
 from rich.console import Group
 from rich.control import Control
@@ -22,12 +23,12 @@ from rich.live import Live
 from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
-from alphaapollo.observability.activity import find_activity
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.observability.run_view import Phase, RunView, format_plain_line, format_time_summary, render_view
 from alphaapollo.observability.samples import choose_samples, get_last_message, shorten_text
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Trajectory, TrajectoryGroup
+from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.redaction import redact
 
 REFRESH_SECONDS = 0.25
@@ -187,3 +188,32 @@ def shorten_sample(group: TrajectoryGroup, sample: Trajectory) -> tuple[str, str
     asked = get_last_message(group.prompt.content if sample.first_observation is None else sample.first_observation)
     prompt = shorten_text(" ".join(asked.split()), PROMPT_CHARS)
     return prompt, shorten_text(" ".join(word for turn in sample.turns for word in turn.text.split()), ANSWER_CHARS)
+
+
+PACKAGE = __name__.partition(".")[0]
+
+
+def find_activity() -> str:
+    """Return the oldest operation in progress (SPANS) and a detail, e.g. `update: policy 0, policy 1`; empty if none is
+    known. The detail is the package that is being imported, else the called workers, else the next operation."""
+    calls = HEARTBEAT.list_active_calls()
+    names = [call.name.replace("_", " ") for call in sorted(calls, key=lambda call: call.worker != "")]
+    details = list(dict.fromkeys(call.worker for call in calls if call.worker)) or names[1:2]
+    if package := find_imported_package(sys._current_frames().get(threading.main_thread().ident or 0)):
+        details = [f"importing {package}"]
+    shown = [*details[:3], *["..."] * (len(details) > 3)]
+    return ": ".join(filter(None, [*names[:1], ", ".join(shown)]))
+
+
+def find_imported_package(frame: FrameType | None) -> str:
+    """Return the other package that a thread is importing; empty if there is none. frame: newest frame of the thread.
+
+    Of nested imports, the outermost one is returned: torch, not sympy, which torch imports.
+    """
+    found = ""
+    while frame:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if frame.f_code.co_name == "<module>" and package != PACKAGE and not package.startswith("__"):
+            found = package
+        frame = frame.f_back
+    return found

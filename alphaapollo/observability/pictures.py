@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.observability.disk import replace_file
-from alphaapollo.types import Message, Picture
+from alphaapollo.types import Picture
 
 FOLDER = "images"
 SIGNATURES = {
@@ -44,7 +44,7 @@ def name_picture(picture: Picture) -> str:
         data = read_picture_bytes(picture)
     except OSError:
         return str(picture)  # the reason is in the score of its episode
-    return _make_name(data)
+    return f"{FOLDER}/{hashlib.blake2b(data, digest_size=16).hexdigest()}.{find_picture_extension(data)}"
 
 
 def save_picture(folder: Path, picture: Picture) -> str:
@@ -61,12 +61,4 @@ def replace_pictures(content: Any, name: Callable[[Picture], str] = name_picture
     """Return messages with the names of their pictures. A text is returned unchanged."""
     if not isinstance(content, Sequence) or isinstance(content, str):
         return content
-    return [_replace_in_message(message, name) if message.get("images") else message for message in content]
-
-
-def _replace_in_message(message: Message, name: Callable[[Picture], str]) -> Message:
-    return Message({**message, "images": [name(picture) for picture in message["images"]]})
-
-
-def _make_name(data: bytes) -> str:
-    return f"{FOLDER}/{hashlib.blake2b(data, digest_size=16).hexdigest()}.{find_picture_extension(data)}"
+    return [{**one, "images": [*map(name, one["images"])]} if one.get("images") else one for one in content]

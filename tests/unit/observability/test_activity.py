@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.observability import activity
-from alphaapollo.observability.activity import find_activity, find_imported_package
+from alphaapollo.observability import console
+from alphaapollo.observability.console import find_activity, find_imported_package
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.utils.heartbeat import HEARTBEAT, Heartbeat
 
@@ -56,7 +56,7 @@ def test_own_modules_are_not_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, object] = {"__name__": "alphaapollo.trainer.loop"}
     exec(code, names)
     assert find_imported_package(names["frame"]) == ""  # type: ignore[arg-type]
-    monkeypatch.setattr(activity, "PACKAGE", "other")
+    monkeypatch.setattr(console, "PACKAGE", "other")
     assert find_imported_package(names["frame"]) == "alphaapollo"  # type: ignore[arg-type]
 
 

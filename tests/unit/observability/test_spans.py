@@ -6,9 +6,8 @@ import json
 import time
 from pathlib import Path
 
-from alphaapollo.observability.chrome_trace import build_chrome_trace, write_trace
-from alphaapollo.observability.spans import Span, SpanRecorder
-from alphaapollo.observability.torch_spans import read_torch_trace, start_torch_profiler, take_torch_spans
+from alphaapollo.observability.spans import Span, SpanRecorder, read_torch_trace, start_torch_profiler, take_torch_spans
+from alphaapollo.trainer.profile import build_chrome_trace, write_trace
 
 
 def test_spans_are_recorded_only_on_request() -> None:
