@@ -24,7 +24,7 @@ from alphaapollo.engines.http_api import CURRENT_REQUEST, HttpApiSettings
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.rewards.base import convert_to_float
 from alphaapollo.rollout.agents.session import Request, Session
-from alphaapollo.types import JsonObject, Sampling
+from alphaapollo.types import JsonObject
 from alphaapollo.utils.time_limit import TimeLimit
 
 if TYPE_CHECKING:
@@ -41,15 +41,6 @@ MAX_BODY = 16 << 20  # bytes
 MAX_WAITING_CONNECTIONS = 2048
 KEEP_ALIVE_SECONDS = 24 * 3600  # a connection stays open while its program runs tools
 CLOSE_SECONDS = 5.0  # time limit to close open connections
-SAMPLING_KEYS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
 NEUTRAL_SAMPLING = {"min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
 
 
@@ -350,13 +341,10 @@ def _read_fields(body: bytes) -> JsonObject:
 
 def _note_overridden_sampling(session: Session, fields: JsonObject) -> None:
     """Record the client's sampling settings that differ from the policy's, which are used instead."""
-    policy = _describe_policy(session.sampling)
-    for key in SAMPLING_KEYS:
-        if fields.get(key) is not None and fields[key] != policy[key]:
+    own = session.sampling
+    policy = {"temperature": own.temperature, "top_p": own.top_p, "top_k": own.top_k, **NEUTRAL_SAMPLING}
+    for key, value in policy.items():
+        if fields.get(key) not in (None, value):
             session.overridden[key] = fields[key]
     if fields.get("tools") and fields.get("parallel_tool_calls") is False:
         session.overridden["parallel_tool_calls"] = False
-
-
-def _describe_policy(sampling: Sampling) -> dict[str, float]:
-    return {**NEUTRAL_SAMPLING, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}

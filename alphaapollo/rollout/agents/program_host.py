@@ -93,19 +93,19 @@ def serve(parent_pid: int, path: str, command: str) -> None:
         run = load_agent(path) if path else None
     except ValueError as failure:
         error = str(failure)
-    _write_line(replies, json.dumps({"error": error}))
+    os.write(replies, json.dumps({"error": error}).encode() + b"\n")
     supervisors: dict[str, int] = {}  # session id -> pid
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    waker = signal.set_wakeup_fd(_make_nonblocking(wake := os.pipe()), warn_on_full_buffer=False)
-    assert waker == -1
+    wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     selector = selectors.DefaultSelector()
     selector.register(0, selectors.EVENT_READ)
-    selector.register(wake[0], selectors.EVENT_READ)
+    selector.register(wake, selectors.EVENT_READ)
     unread = b""
     while not error:
         for key, _ in selector.select():
             data = os.read(key.fd, 1 << 16)
-            if key.fd == wake[0]:
+            if key.fd == wake:
                 _report_ended(supervisors, replies)
                 continue
             if not data:
@@ -121,21 +121,11 @@ def serve(parent_pid: int, path: str, command: str) -> None:
                     supervisors[order["id"]] = _fork_supervisor(order, run, command)
 
 
-def _make_nonblocking(pipe: tuple[int, int]) -> int:
-    for end in pipe:
-        os.set_blocking(end, False)
-    return pipe[1]
-
-
 def _report_ended(supervisors: dict[str, int], replies: int) -> None:
     for session_id, pid in list(supervisors.items()):
         if os.waitpid(pid, os.WNOHANG)[0]:
             del supervisors[session_id]
-            _write_line(replies, session_id)
-
-
-def _write_line(pipe: int, text: str) -> None:
-    os.write(pipe, text.encode() + b"\n")
+            os.write(replies, session_id.encode() + b"\n")
 
 
 def _fork_supervisor(order: JsonObject, run: Callable[..., object] | None, command: str) -> int:
@@ -233,11 +223,10 @@ def _run_command(command: str, folder: Path, environment: dict[str, str]) -> Non
 
 def _end_descendants(signal_number: int = 0, frame: FrameType | None = None) -> None:
     """Kill all descendants of this process, and exit if this is a signal handler."""
-    while children := list_child_pids(os.getpid()):
-        for pid in children:
-            for one in [*_list_descendants(pid), pid]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(one, signal.SIGKILL)
+    while descendants := _list_descendants(os.getpid()):
+        for pid in descendants:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # their children become ours
                 pass

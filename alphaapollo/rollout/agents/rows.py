@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 from alphaapollo.rollout.agents.session import Answer, Request, Session
@@ -39,15 +38,15 @@ def build_turns_and_rows(
     prompts: list[list[int]] = []
     images: list[tuple[ImageInput, ...]] = []
     numbers = {answer: number for number, answer in enumerate(session.answers)}
-    make_turn = partial(_make_turn, numbers)
     for answers in sorted(filter(None, chosen), key=lambda answers: numbers[answers[-1]]):
         first_turn = len(turns)
         before, images_before = list[int](), 0
         for answer in answers:
             context = answer.prompt_ids[len(before) :], answer.images[images_before:]
-            turns.append(make_turn(answer, *context))
+            turns.append(_make_turn(numbers, answer, *context))
             before, images_before = answer.token_ids, len(answer.images)
-        _set_observations(turns[first_turn:], answers)
+        for turn, answer, following in zip(turns[first_turn:], answers, answers[1:], strict=False):
+            turn.observation = list_new_messages(following.request, answer)
         first = answers[0]
         num_earlier_tokens = len(first.prompt_ids) - len(first.path[0].prompt_ids)
         rows.append(build_row(turns[first_turn:], first_turn, num_earlier_tokens))
@@ -56,7 +55,7 @@ def build_turns_and_rows(
     trained = {turn.answer_number for turn in turns}
     for answer, number in numbers.items():
         if number not in trained:
-            turns.append(make_turn(answer, answer.prompt_ids, answer.images))
+            turns.append(_make_turn(numbers, answer, answer.prompt_ids, answer.images))
     for turn in turns:  # the rows contain them
         turn.completion = replace(turn.completion, routed_experts=None)
     return turns, rows, prompts, images
@@ -102,12 +101,6 @@ def _make_turn(
     turn = Turn(context_ids, sampled.completion, sampled.text, reward, info=shown, context_images=images)
     turn.answer_number = number
     return turn
-
-
-def _set_observations(turns: Sequence[Turn], answers: Sequence[Answer]) -> None:
-    """Set the observation of each turn: the messages that the next request of the path adds."""
-    for turn, answer, following in zip(turns, answers, answers[1:], strict=False):
-        turn.observation = list_new_messages(following.request, answer)
 
 
 def list_new_messages(request: Request, parent: Answer | None) -> list[Message]:

@@ -55,20 +55,18 @@ def make_message_keys(messages: ChatMessages) -> tuple[list[MessageKey], list[in
     assistant are one answer, which some APIs send as several items."""
     keys: list[MessageKey] = []
     ends: list[int] = []
-    for index, message in enumerate(messages):
-        role, text = message["role"], _read_text(message.get("content"))
-        if role != "assistant":
-            keys.append(MessageKey(role, text, images=_list_digests(message.get("content"))))
-            ends.append(index + 1)
-            continue
-        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
-        key = make_answer_key(text, calls)
-        if keys and keys[-1].role == "assistant":
-            key = MessageKey("assistant", (keys[-1].text + text).strip(), keys[-1].tool_calls + key.tool_calls)
-            keys[-1], ends[-1] = key, index + 1
+    for end, message in enumerate(messages, start=1):
+        text = _read_text(message.get("content"))
+        if message["role"] == "assistant":
+            functions = [call["function"] for call in message.get("tool_calls") or ()]
+            key = make_answer_key(text, [(function["name"], function["arguments"]) for function in functions])
+            if keys and keys[-1].role == "assistant":
+                before, _ = keys.pop(), ends.pop()
+                key = MessageKey("assistant", (before.text + text).strip(), before.tool_calls + key.tool_calls)
         else:
-            keys.append(key)
-            ends.append(index + 1)
+            key = MessageKey(message["role"], text, images=_list_digests(message.get("content")))
+        keys.append(key)
+        ends.append(end)
     return keys, ends
 
 
@@ -138,12 +136,10 @@ class Answer:
     @property
     def path(self) -> list[Answer]:
         """Answers from the root to this one."""
-        path, answer = list[Answer](), self
-        while True:
-            path.append(answer)
-            if answer.parent is None:
-                return path[::-1]
-            answer = answer.parent
+        path = [self]
+        while parent := path[-1].parent:
+            path.append(parent)
+        return path[::-1]
 
 
 @dataclass(frozen=True)
@@ -239,11 +235,9 @@ class Session:
         """Return the last answer in a chat that this session sampled, and the number of keys up to and with it."""
         digests = _digest_chats(keys[:-1], template_variables)
         for count in range(len(digests), 0, -1):
-            if keys[count - 1].role == "assistant":
-                answer = self._answers.get(digests[count - 1])
-                if answer is not None:
-                    answer.request.is_delivered = True  # the client knows it, even if its connection broke
-                    return answer, count
+            if answer := self._answers.get(digests[count - 1]):
+                answer.request.is_delivered = True  # the client knows it, even if its connection broke
+                return answer, count
         return None, 0
 
     def describe_difference(self, keys: list[MessageKey], template_variables: str) -> str:
