@@ -23,6 +23,7 @@ from alphaapollo.environments.base import Observation, Services, StepResult, reg
 from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.environments.text_game import derive_instance_seed
 from alphaapollo.types import JsonObject, Message, Prompt, Score
+from alphaapollo.utils.redaction import map_texts, replace_surrogates
 from alphaapollo.utils.templates import fill_template
 from alphaapollo.utils.time_limit import exclude_from_time_limit
 
@@ -67,7 +68,7 @@ class OpenEnvEnvironment:
         if found.error:
             return _make_invalid_step(found.error)
         fields = self._parse_action(found.content)
-        if not _is_valid_unicode(fields):
+        if map_texts(fields, replace_surrogates) != fields:  # would break the connection
             return _make_invalid_step("the action contains a lone surrogate, which is not valid Unicode")
         try:
             result = await self._request("step", fields)
@@ -149,15 +150,6 @@ def _warn_of_full_server(url: str, server_message: str) -> None:
         url,
         server_message,
     )
-
-
-def _is_valid_unicode(action: JsonObject) -> bool:
-    r"""Return whether an action has no lone surrogate (JSON `"\ud83d"`), which would break the connection."""
-    try:
-        json.dumps(action, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _make_observation(text: str) -> Observation:

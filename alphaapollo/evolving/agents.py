@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Never
+from typing import Never
 
 from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.engines.protocol import EngineError
+from alphaapollo.environments.base import ScoreFn
 from alphaapollo.evolving.budget import EvolutionStopped, compute_call_price
 from alphaapollo.evolving.model_clients import EngineClient, ModelCallError
 from alphaapollo.evolving.pool import CandidateId, ModelCall, Usage
@@ -25,9 +26,6 @@ from alphaapollo.rollout.agents.session import Request, Session
 from alphaapollo.rollout.check_replies import check_messages
 from alphaapollo.rollout.episode import EpisodeTask
 from alphaapollo.types import EpisodeEnd, Message, Outcome, Prompt, Sampling, Score, Turn
-
-if TYPE_CHECKING:
-    from alphaapollo.evolving.candidates import Grader
 
 
 class AgentProposer:
@@ -76,7 +74,7 @@ def make_transcript(prompt: list[Message], session: Session, end: EpisodeEnd, sc
 
 @asynccontextmanager
 async def open_agent_proposers(
-    config: EvolvingConfig, caller: RoleModelCaller, engines: Mapping[str, EngineClient], grader: Grader
+    config: EvolvingConfig, caller: RoleModelCaller, engines: Mapping[str, EngineClient], score: ScoreFn
 ) -> AsyncIterator[dict[str, AgentProposer]]:
     """Context manager that starts a proposer for each model that proposes, by model name."""
     role, data = config.roles.proposer, config.data
@@ -84,7 +82,7 @@ async def open_agent_proposers(
     env = config.env.model_copy(update={"max_tokens_per_turn": max_tokens})
 
     async def grade(prompt: Prompt, text: str, turns: Sequence[Turn]) -> Score:
-        return await grader.grade(prompt, text)
+        return await score(prompt, text)
 
     async with AsyncExitStack() as stack:
         proposers = {}

@@ -215,7 +215,7 @@ async def _start_loop(
         roles = RoleModelCaller(config, pool, budget, clients, services)
         environment, agents = get_environment_spec(config.env.env_name), {}
         if config.env.env_name == "agent":
-            agents = await stack.enter_async_context(open_agent_proposers(config, roles, engines, grader))
+            agents = await stack.enter_async_context(open_agent_proposers(config, roles, engines, grader.grade))
         yield EvolutionLoop(
             evolving,
             prepared.branches,
