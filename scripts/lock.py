@@ -3,7 +3,7 @@ and the hashes of requirements/uv.txt.
 
     make lock
 
-The lists are complete: scripts/setup.sh installs them without resolving dependencies (`uv pip install --no-deps -r ...`).
+The lists are complete: scripts/setup.sh installs them without resolving dependencies (`uv pip install --no-deps`).
 Each line has the hashes of the package's files, which uv verifies, except for torch's CPU build (see SECURITY.md).
 dev.txt lists what tests and checks need in addition to cpu.txt or gpu.txt. suites.txt is for an environment of its own,
 without this project. Pinned versions change only with

@@ -106,7 +106,7 @@ def make_generation_config_values(run_model: RunModel) -> JsonObject:
 
 
 def read_sampling_defaults(model: Path) -> JsonObject:
-    """Return the sampling settings of a model's generation_config.json; greedy, as in transformers, without do_sample."""
+    """Return the sampling settings of a model's generation_config.json; greedy without do_sample, as transformers."""
     path = model / "generation_config.json"
     written = json.loads(path.read_text()) if path.is_file() else {}
     if not written.get("do_sample"):

@@ -147,8 +147,8 @@ class Env(Section):
     """Seconds that the environment of one episode may take, over all turns; time in the engine and in queues is not
     counted."""
     limit_reward: Annotated[float | None, ActiveUnless("env_name", "single_turn")] = None
-    """Reward of an episode that reaches its limit of turns or tokens without an answer, e.g. -1. null = that of an empty
-    answer; 0 if the environment computes the rewards."""
+    """Reward of an episode that reaches its limit of turns or tokens without an answer, e.g. -1. null = that of an
+    empty answer; 0 if the environment computes the rewards."""
     rollout: EnvRollout = EnvRollout()
     action_format: Literal["tags", "chat_template"] = "tags"
     """Format of tool calls and answers: tags, or the native format of the model's chat template."""
