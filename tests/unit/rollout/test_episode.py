@@ -205,9 +205,7 @@ def test_a_limit_has_the_configured_reward(is_graded):
         raise AssertionError("an episode without an answer is not graded")
 
     engine, _ = answers([5, STOP])
-    trajectory = play(
-        engine, Environment(show("7 8")), turns=1, limit_reward=-1.0, grade=grade if is_graded else None
-    )
+    trajectory = play(engine, Environment(show("7 8")), turns=1, limit_reward=-1.0, grade=grade if is_graded else None)
     score = trajectory.score
     assert (score.reward, score.accuracy, score.component("format")) == (-1.0, 0.0, 0.0)
 
