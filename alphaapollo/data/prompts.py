@@ -14,9 +14,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from alphaapollo.data.chats import read_chat, shorten_repr
 from alphaapollo.data.files import DataRow, convert_rows, to_file_list
 from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
-from alphaapollo.data.image_messages import IMAGES, LOCAL_PICTURES, PictureReader, RowPictures, convert_parts
+from alphaapollo.data.image_messages import IMAGES, PictureReader, RowPictures
 from alphaapollo.types import JsonObject, Message, Prompt
 
 READ_COLUMNS = (IMAGES, "data_source", "reward_model", "extra_info", "env_kwargs", "metadata", "ability")
@@ -43,27 +44,6 @@ def load_prompts(
     return [replace(prompt, id=index) for index, prompt in enumerate(prompts)]
 
 
-def read_chat(value: list[object], column: str, reader: PictureReader = LOCAL_PICTURES) -> list[Message]:
-    """Convert a list of {role, content} from a data file to messages. Drops keys with the value None.
-
-    `RowPictures.place` adds the pictures of the row. Raises ValueError if a message is malformed or all contents are
-    empty. The error text starts with `column`.
-    """
-    messages: list[Message] = []
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"{column} has the message {_shorten_repr(message)}; it must be a {{role, content}} dict.")
-        if not isinstance(message.get("content"), str | list):
-            raise ValueError(f"{column} has the message {_shorten_repr(message)}; its content must be text or parts.")
-        try:
-            messages.append(convert_parts({key: part for key, part in message.items() if part is not None}, reader))
-        except ValueError as error:
-            raise ValueError(f"{column} has an invalid message: {error}") from error
-    if not any(message["content"].strip() for message in messages):
-        raise ValueError(f"{column} is empty. Fill it or remove the row.")
-    return messages
-
-
 def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool, reader: PictureReader) -> Prompt:
     reward_model, extra_info, env_kwargs = (
         _read_struct_column(row, key) for key in ("reward_model", "extra_info", "env_kwargs")
@@ -76,7 +56,7 @@ def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool, reader:
     truths.append(row.get("answer"))
     data_source = row.get("data_source")
     if not isinstance(data_source, str | None):
-        raise ValueError(f"data_source is {_shorten_repr(data_source)}; it must be text. Convert it to text.")
+        raise ValueError(f"data_source is {shorten_repr(data_source)}; it must be text. Convert it to text.")
     return Prompt(
         id=0,
         data_source=data_source or "",
@@ -94,7 +74,7 @@ def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: P
     if value is None:
         raise ValueError(f"{label} is missing. Fill it or remove the row.")
     if not isinstance(value, str | list):
-        raise ValueError(f"{label} is {_shorten_repr(value)}; it must be text or a list of chat messages.")
+        raise ValueError(f"{label} is {shorten_repr(value)}; it must be text or a list of chat messages.")
     if isinstance(value, list) != is_chat:
         kinds = ("a text", "a chat") if is_chat else ("a chat", "a text")
         raise ValueError(f"{label} is {kinds[0]}, but the first prompt is {kinds[1]}. Use chats or texts, not both.")
@@ -115,7 +95,7 @@ def _read_struct_column(row: DataRow, column: str) -> JsonObject:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ValueError(f"{column!r} is {_shorten_repr(value)}; it must be a struct (dict).")
+        raise ValueError(f"{column!r} is {shorten_repr(value)}; it must be a struct (dict).")
     # parquet adds the keys of all rows to each row, with the value None
     return {name: part for name, part in value.items() if part is not None}
 
@@ -138,10 +118,5 @@ def _convert_ground_truth_to_text(truth: object) -> str | None:
         return truth
     if isinstance(truth, bytes) or truth != truth:
         kind = "bytes" if isinstance(truth, bytes) else "NaN"
-        raise ValueError(f"ground_truth={_shorten_repr(truth)} is {kind}, so no answer matches. Set a text or number.")
+        raise ValueError(f"ground_truth={shorten_repr(truth)} is {kind}, so no answer matches. Set a text or number.")
     return json.dumps(truth, ensure_ascii=False) if isinstance(truth, list | dict) else str(truth)
-
-
-def _shorten_repr(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

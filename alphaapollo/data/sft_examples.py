@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 
 from alphaapollo.config.schema import SftData
+from alphaapollo.data.chats import read_chat
 from alphaapollo.data.files import DataRow, convert_rows
 from alphaapollo.data.formats import SFT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import PictureReader, RowPictures
 from alphaapollo.data.images import LazyImages, PictureTokens, list_unused_mark_notices
 from alphaapollo.data.length_limit import Truncation, truncate_prompt
-from alphaapollo.data.prompts import read_chat
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
 from alphaapollo.types import Message, Row
