@@ -10,6 +10,7 @@ slots, because unpickling them would be slow.
 
 from __future__ import annotations
 
+import json
 import math
 from array import array
 from collections.abc import Sequence
@@ -77,9 +78,21 @@ class Prompt:
     id: int  # position of the row in the data files, stable over epochs and restarts
     data_source: str  # selects the reward function
     content: list[Message] | str  # chat for the chat template, or text to continue
-    ground_truth: str | None = None  # right answer; JSON if the data has a list
+    ground_truth: Any = None  # right answer, as in the data file: text, number, list, dict, bool, date, ...; None: none
     extra_info: dict[str, Any] = field(default_factory=dict)  # the column extra_info, and all columns not named here
     env_kwargs: dict[str, Any] = field(default_factory=dict)  # for the environment
+
+    @property
+    def ground_truth_text(self) -> str | None:
+        """The ground truth for judges and files: text as it is, lists and dicts as JSON, other values converted."""
+        truth = self.ground_truth
+        if isinstance(truth, list | dict):
+            return json.dumps(truth, ensure_ascii=False, default=_convert_to_text)
+        return truth if truth is None or isinstance(truth, str) else _convert_to_text(truth)
+
+
+def _convert_to_text(value: object) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,8 @@ def _convert_completion(row: DataRow) -> DataRow:
 
 
 def _convert_question(row: DataRow, column: str) -> DataRow:
-    """Make a question a chat. GSM8K has the final answer after `####`."""
-    question, answer = row.get(column), row.get("answer")
-    final = {"answer": answer.rsplit("####")[-1].strip()} if isinstance(answer, str) else {}
-    return row | final | {"prompt": None if question is None else [_ask(question)]}
+    question = row.get(column)
+    return row | {"prompt": None if question is None else [_ask(question)]}
 
 
 def _ask(question: str) -> dict[str, str]:

@@ -134,7 +134,7 @@ def merge_repeated_prompts(results: Sequence[SampleResult], prompts: Iterable[Pr
     first_rows: dict[int, tuple[int, int]] = {}  # prompt -> (problem, number of earlier repeats)
     for prompt in prompts:
         index = prompt.extra_info.get("index")
-        key = (prompt.data_source, json.dumps(replace_pictures(prompt.content)), prompt.ground_truth, index)
+        key = (prompt.data_source, json.dumps(replace_pictures(prompt.content)), prompt.ground_truth_text, index)
         problem = prompt.id if index is None else first.setdefault(key, prompt.id)
         first_rows[prompt.id] = problem, before[problem]
         before[problem] += 1

@@ -62,7 +62,7 @@ def read_problems(files: str | list[str], prompt_key: str, response_key: str) ->
     rows = [responses for path in to_file_list(files) for responses in _read_responses(path, response_key)]
     found: dict[tuple[str, str, str | None], PromptResponses] = {}
     for prompt, responses in zip(prompts, rows, strict=True):
-        key = (prompt.data_source, json.dumps(replace_pictures(prompt.content)), prompt.ground_truth)
+        key = (prompt.data_source, json.dumps(replace_pictures(prompt.content)), prompt.ground_truth_text)
         problem = found.setdefault(key, PromptResponses(replace(prompt, id=len(found)), []))
         problem.responses.extend(responses)
     return list(found.values())
@@ -145,7 +145,7 @@ def _make_score_record(
         "sample": result.sample_index,
         "data_source": result.data_source,
         "prompt": replace_pictures(problem.prompt.content, partial(save_picture, folder)),
-        "ground_truth": problem.prompt.ground_truth,
+        "ground_truth": problem.prompt.ground_truth_text,
         "response": problem.responses[result.sample_index],
         "answer": result.answer,
         "reward": finite_or_none(score.reward),

@@ -115,7 +115,7 @@ def make_trajectory_record(
         "data_source": prompt.data_source,
         "prompt": replace_pictures(first_prompt, show_picture),
         "row_prompt": None if first_prompt == prompt.content else replace_pictures(prompt.content, show_picture),
-        "ground_truth": prompt.ground_truth,
+        "ground_truth": prompt.ground_truth_text,
         "text": "\n\n".join(turn.text for turn in trajectory.turns),
         "reward": finite_or_none(score.reward),
         "components": score.components,
