@@ -11,10 +11,12 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import dropwhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from alphaapollo.data.generation_config import read_end_token_ids
 from alphaapollo.data.images import (
     ImageProcessor,
     PictureTokens,
@@ -45,6 +47,8 @@ class Renderer:
     Args:
         template_arguments: variables for the chat template (data.apply_chat_template_kwargs).
         images: the model's image processor; None for a text model, for which pictures raise ValueError.
+        model_path: the model, if it is not where the tokenizer was loaded from. Both folders' generation_config.json
+            are read.
     """
 
     def __init__(
@@ -52,8 +56,10 @@ class Renderer:
         tokenizer: PreTrainedTokenizerBase,
         template_arguments: Mapping[str, object] = MappingProxyType({}),
         images: ImageProcessor | None = None,
+        model_path: str = "",
     ):
         self.tokenizer = tokenizer
+        self.model_path = model_path
         self.template_arguments = dict(template_arguments)
         self.images = images
 
@@ -112,19 +118,56 @@ class Renderer:
 
         Args:
             messages: messages of the environment, e.g. a tool result.
-            last_sampled_token: last sampled token. If it is the end of the turn, the end is not added again.
+            last_sampled_token: last sampled token. If it ends a turn, the template's end of the turn is not added.
         """
         ids = self.expand_placeholders(self._encode_following_messages(messages, True), messages)
-        return ids[1:] if ids and ids[0] == last_sampled_token else ids
+        return self.skip_turn_end(ids, last_sampled_token)
+
+    def skip_turn_end(self, following: list[int], last_sampled_token: int | None) -> list[int]:
+        """Return the tokens after an answer without the template's end of the turn, if the model has sampled an end.
+
+        A stop token other than the template's, e.g. <|endoftext|>, takes the place of the template's end. A token that
+        also starts the next message, e.g. GLM's <|user|>, is left out only if it is the sampled token.
+        """
+        end = next((index for index, token in enumerate(following) if token in self._marker_ids), None)
+        if end is None or last_sampled_token not in self.eos_token_ids:
+            return following
+        is_end = following[end] in (last_sampled_token, *self._closing_ids)
+        return following[end + 1 :] if is_end else following
+
+    def find_turn_end(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the tokens from the first end of a turn on; empty without one."""
+        ends = {*self.eos_token_ids, *self._closing_ids}
+        return [*dropwhile(lambda token: token not in ends, token_ids)]
+
+    def count_trained(self, token_ids: Sequence[int]) -> int:
+        """Return how many tokens of an answer, and of what the template has after it, are trained on: those up to the
+        first stop token, or all without one."""
+        stops = self.eos_token_ids
+        return next((index + 1 for index, token in enumerate(token_ids) if token in stops), len(token_ids))
 
     def append_turn_end(self, token_ids: list[int]) -> list[int]:
         """If the last token is the end-of-turn token, append what the chat template has after it, e.g. a newline."""
         end = self.turn_end_ids
-        return token_ids + end[1:] if end[:1] == token_ids[-1:] else token_ids
+        start = next((index for index, token in enumerate(end) if token in self._marker_ids), 0)
+        return token_ids + end[start + 1 :] if end[start : start + 1] == token_ids[-1:] else token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decode tokens to text without special tokens, for display, graders and environments (never re-encoded)."""
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        """Decode tokens to text without special tokens and without a stop token at the end, for display, graders and
+        environments (never re-encoded)."""
+        return self._decode(self.remove_stop(token_ids), skip_special_tokens=True)
+
+    def remove_stop(self, token_ids: Sequence[int]) -> list[int]:
+        """Return sampled tokens without a stop token at the end."""
+        ids = list(token_ids)
+        return ids[:-1] if ids and ids[-1] in self.eos_token_ids else ids
+
+    def _decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        return str(
+            self.tokenizer.decode(
+                token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        )
 
     def render_chat(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> str:
         """Convert a chat to text with the chat template, including special tokens."""
@@ -168,15 +211,55 @@ class Renderer:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that end an assistant turn: EOS, and the template's end-of-turn token if it is special."""
+        """Ids of the tokens that end an assistant turn: EOS, those of generation_config.json, and the chat template's
+        first token with a name after an answer. Raises ValueError if generation_config.json cannot be read."""
         ids = [self.tokenizer.eos_token_id]
-        ids += [token for token in self.turn_end_ids[:1] if token in self.tokenizer.all_special_ids]
+        for path in dict.fromkeys((str(self.tokenizer.name_or_path), self.model_path)):
+            ids += [token for token in read_end_token_ids(path) if token < len(self.tokenizer)]
+        ids += self._find_marker(self.turn_end_ids)
         return tuple(dict.fromkeys(token for token in ids if token is not None))
 
     @cached_property
     def turn_end_ids(self) -> list[int]:
         """Token ids that the chat template adds after the last assistant turn; empty without a template."""
         return self._encode_following_messages([], add_generation_prompt=False) if self.tokenizer.chat_template else []
+
+    @cached_property
+    def missing_end_ids(self) -> list[int]:
+        """Token to append to the last answer of a chat whose template has no end of a turn, as for GLM: the stop token
+        that starts the next user message, or EOS. Empty if the template has an end."""
+        if not self.tokenizer.chat_template or self.turn_end_ids:
+            return []
+        question = self._encode_following_messages([Message(role="user", content="?")], add_generation_prompt=True)
+        return [token for token in (*self._find_marker(question), *self.eos_token_ids) if token in self.eos_token_ids][
+            :1
+        ]
+
+    def describe_stops(self) -> str:
+        """Return the tokens that end a turn, and the template's end if it is a text of several tokens."""
+        tokens = ", ".join(map(str, self.tokenizer.convert_ids_to_tokens(list(self.eos_token_ids))))
+        end = self._decode(self.turn_end_ids, False).strip()
+        if not end or self._find_marker(self.turn_end_ids):
+            return tokens or "none"
+        return f"{tokens or 'none'}; the chat template ends a turn with the text {end!r}, which does not stop sampling"
+
+    @cached_property
+    def _closing_ids(self) -> set[int]:
+        """Tokens that only end a message: the first tokens with a name after a last answer and after a user message."""
+        if not self.tokenizer.chat_template:
+            return set()
+        question = self.render_chat([Message(role="user", content=PLACEHOLDER)], add_generation_prompt=False)
+        after = self.encode([question.rpartition(PLACEHOLDER)[2]])[0]
+        return {*self._find_marker(self.turn_end_ids), *self._find_marker(after)}
+
+    def _find_marker(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the first token with a name, e.g. `<|im_end|>`, as a list; empty without one."""
+        return [token for token in token_ids if token in self._marker_ids][:1]
+
+    @cached_property
+    def _marker_ids(self) -> set[int]:
+        added = self.tokenizer.added_tokens_decoder.items()
+        return {*self.tokenizer.all_special_ids, *(index for index, token in added if not token.content.isspace())}
 
 
 def make_template_argument_warnings(arguments: Mapping[str, object], tokenizer: PreTrainedTokenizerBase) -> list[str]:

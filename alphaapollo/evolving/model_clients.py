@@ -139,7 +139,7 @@ def check_models_and_load_renderers(config: EvolvingConfig) -> dict[str, Rendere
             check_tensor_parallel_size(model, config.rollout, "rollout")
             tokenizer = load_tokenizer(served.tokenizer_path or served.path, served.trust_remote_code)
             check_vocabulary_size(model, tokenizer, key)
-            renderers[name] = Renderer(tokenizer, config.data.apply_chat_template_kwargs)
+            renderers[name] = Renderer(tokenizer, config.data.apply_chat_template_kwargs, model_path=served.path)
     return renderers
 
 

@@ -141,10 +141,11 @@ class RolloutWorker:
             )
             template_arguments = data.apply_chat_template_kwargs
             images = await asyncio.to_thread(load_image_processor, model.path, tokenizer, model.trust_remote_code)
-            renderer = Renderer(tokenizer, template_arguments, images)
+            renderer = Renderer(tokenizer, template_arguments, images, model.path)
             if env.action_format == "chat_template":
                 assert self._tools is not None, "checked before the start"
-                renderer = tool_renderer = ToolRenderer(tokenizer, self._tools.schemas(), template_arguments, images)
+                schemas = self._tools.schemas()
+                renderer = tool_renderer = ToolRenderer(tokenizer, schemas, template_arguments, images, model.path)
                 self._read_calls = await asyncio.to_thread(make_tool_call_parser, env.tool_parser, tool_renderer)
         finally:
             gc.enable()
