@@ -6,6 +6,7 @@ registered names (losses, environments, ...) are in trainer/setup/combinations.p
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
@@ -18,7 +19,7 @@ from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, RunFolder
 from alphaapollo.config.schema.base import FilePath, Section
 from alphaapollo.config.verl import find_values_meant_for_verl
-from alphaapollo.utils.hub import is_local_path
+from alphaapollo.utils.hub import DatasetEntry, is_local_path
 
 
 def check_config_and_get_notices(
@@ -96,8 +97,12 @@ def _find_path_error(path_kind: str, path: str) -> str:
     """Return an error such as `no such file: a.parquet ...` if `path` cannot be used as `path_kind`, else ""."""
     local = os.path.expanduser(path)  # os.path returns false for names that are too long; pathlib raises
     is_folder = os.path.isdir(local)
-    if not path or (path_kind in ("data", "code") and os.path.isfile(local)) or (path_kind == "folder" and is_folder):
+    if not path or (path_kind == "code" and os.path.isfile(local)) or (path_kind == "folder" and is_folder):
         return ""
+    if path_kind == "data":
+        entry = DatasetEntry.parse(path)
+        if any(map(os.path.exists, (local, os.path.expanduser(entry.path), *glob.glob(local)))) or entry.is_hub_id:
+            return ""
     if path_kind == "model" and is_folder:
         is_model = os.path.isfile(os.path.join(local, "config.json"))
         return "" if is_model else f"{path} has no config.json. Set the folder of a Hugging Face model, or a hub id."

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from alphaapollo.data.files import DataRow, convert_rows, list_column_names, rea
 from alphaapollo.data.formats import LABELLED_FORMATS, make_column_error, read_rows_in_known_format
 from alphaapollo.data.image_messages import PictureReader, RowPictures
 from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.resolved_files import resolve_entry
 from alphaapollo.data.sft_examples import TextPiece, join_prompt_and_answer, read_answer, tokenize_examples
 from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
 from alphaapollo.types import Message, Row
@@ -163,7 +163,7 @@ def _convert_pairs(path: str, rows: Sequence[DataRow], renderer: Renderer, data:
 
 
 def _make_picture_reader(path: str, data: PairData) -> PictureReader:
-    return PictureReader(Path(path).expanduser().parent, data.allow_image_urls)
+    return PictureReader(resolve_entry(path).folder, data.allow_image_urls)
 
 
 def _parse_pair(

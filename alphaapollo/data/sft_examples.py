@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from alphaapollo.config.schema import SftData
 from alphaapollo.data.chats import read_chat
@@ -21,6 +20,7 @@ from alphaapollo.data.image_messages import PictureReader, RowPictures
 from alphaapollo.data.images import LazyImages, PictureTokens, list_unused_mark_notices
 from alphaapollo.data.length_limit import Truncation, truncate_prompt
 from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.resolved_files import resolve_entry
 from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
 from alphaapollo.types import Message, Row
 
@@ -52,7 +52,7 @@ def load_examples(
         names = {"messages": data.messages_key, "prompt": data.prompt_key, "response": data.response_key}
         rows, converted = read_rows_in_known_format(path, needed, SFT_FORMATS, names)
         notices.extend(converted)
-        reader = PictureReader(Path(path).expanduser().parent, data.allow_image_urls)
+        reader = PictureReader(resolve_entry(path).folder, data.allow_image_urls)
         return convert_rows(path, rows, lambda row: _split_row_into_pieces(row, renderer, data, reader))
 
     read = read_examples(files, read_text_pieces, max_samples, data)
