@@ -28,6 +28,7 @@ from alphaapollo.data.images import collect_pictures, list_unused_mark_notices, 
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, name_splits
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS
 from alphaapollo.environments import check_environment
@@ -129,14 +130,14 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, objec
     images = load_image_processor(model.path, tokenizer, model.trust_remote_code)
     schemas = asyncio.run(_list_tool_schemas(env))
     if env.action_format == "tags":
-        renderer = Renderer(tokenizer, template_arguments, images)
+        renderer = Renderer(tokenizer, template_arguments, images, model.path)
         _check_template_keeps_history(env, renderer)
         return renderer
     if not schemas:
         raise ValueError(
             "env.action_format=chat_template needs tools. Set env.tools or env.mcp_servers, or env.action_format=tags."
         )
-    renderer = ToolRenderer(tokenizer, schemas, template_arguments, images)
+    renderer = ToolRenderer(tokenizer, schemas, template_arguments, images, model.path)
     renderer.check_template_shows_tools(in_append_context=env.context == "append")
     _check_template_keeps_history(env, renderer)
     check_tool_call_parser(env, path, model.trust_remote_code, schemas, dict(template_arguments))
@@ -292,6 +293,7 @@ def read_prompts(
     and notices. files_key: configuration key of `files`. select: selects prompts before they are rendered."""
     notices: list[str] = []
     try:
+        files = name_splits(files, TRAIN if files_key == "data.train_files" else HELD_OUT, notices)
         chosen = select(load_prompts(files, data.prompt_key, notices, data.allow_image_urls))
         with_pictures = [prompt.id for prompt in chosen if collect_pictures(prompt.content)]
         if with_pictures and renderer.images is None:
