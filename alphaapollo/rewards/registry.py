@@ -36,7 +36,9 @@ GRADERS = (
     *(BuiltInGrader(name, "", f"{name} {name}/*") for name in JUDGES),
     BuiltInGrader("search_f1", "search:grade_f1", "search_f1 search_f1/*"),
     BuiltInGrader(
-        "search", "search:grade", "search search/* nq nq/* *nq_open* *trivia*qa* *popqa* *hotpot* *musique* *squad*"
+        "search",
+        "search:grade",
+        "search search/* nq nq/* *nq_open* *trivia*qa* *popqa* *hotpot* *musique* *squad* searchr1_* *2wiki* *bamboogle*",
     ),
     BuiltInGrader(
         "multiple_choice",
@@ -44,7 +46,10 @@ GRADERS = (
         "multiple_choice multiple_choice/* *mmlu* *gpqa* *ai2_arc* *commonsense_qa* *medqa*",
     ),
     BuiltInGrader(
-        "code", "code.grader:grade", "code code/* *humaneval* *mbpp* *livecodebench* *code_contests* */apps *taco*"
+        "code",
+        "code.grader:grade",
+        "code code/* *humaneval* *mbpp* *livecodebench* *code_contests* *codecontests* apps */apps *taco* *codeforces* "
+        "*leetcode* *kodcode* *deepcoder* primeintellect",
     ),
     BuiltInGrader(
         "math", "math.grader:grade", "*math* *aime* *amc* *hmmt* *olympiad* *minerva* *numina* *deepscaler* *dapo*"
