@@ -38,7 +38,8 @@ GRADERS = (
     BuiltInGrader(
         "search",
         "search:grade",
-        "search search/* nq nq/* *nq_open* *trivia*qa* *popqa* *hotpot* *musique* *squad* searchr1_* *2wiki* *bamboogle*",
+        "search search/* searchr1_* nq nq/* *nq_open* *trivia*qa* *popqa* *hotpot* *musique* *squad* *2wiki* "
+        "*bamboogle*",
     ),
     BuiltInGrader(
         "multiple_choice",
