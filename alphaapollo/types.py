@@ -17,53 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 
+from alphaapollo.utils.chat_types import IMAGE_MARK as IMAGE_MARK
+from alphaapollo.utils.chat_types import ChatMessage as ChatMessage
+from alphaapollo.utils.chat_types import Message as Message
+from alphaapollo.utils.chat_types import Picture as Picture
+from alphaapollo.utils.chat_types import ToolCall as ToolCall
 from alphaapollo.utils.json_types import JsonObject as JsonObject
-
-Picture = bytes | str
-"""Encoded picture (PNG, JPEG, ...), or the path of a picture file."""
-
-IMAGE_MARK = "<image>"
-"""Position of a picture in the content of a message with `images`."""
-
-
-class FunctionCall(TypedDict):
-    """Name and arguments of a tool call."""
-
-    name: str
-    arguments: JsonObject
-
-
-class ToolCall(TypedDict):
-    """Tool call of an assistant message, as in OpenAI's API but with arguments as a dict."""
-
-    id: str
-    type: str
-    function: FunctionCall
-
-
-class Message(TypedDict):
-    """Chat message, e.g. `{"role": "user", "content": "2+2=?"}`.
-
-    The content of a message with images has an IMAGE_MARK for each of them, in order.
-    """
-
-    role: str
-    content: str
-    name: NotRequired[str]  # role tool: name of the tool
-    tool_call_id: NotRequired[str]  # role tool: id of the call
-    tool_calls: NotRequired[list[ToolCall]]  # role assistant: calls after the content
-    reasoning_content: NotRequired[str]  # role assistant: thoughts before the content
-    thinking: NotRequired[str]  # the same thoughts under the name that gpt-oss reads
-    train: NotRequired[bool]  # role assistant: False if fine-tuning does not train on the message
-    images: NotRequired[list[Any]]  # of type Picture, which msgspec cannot decode
-
-
-ChatMessage = Message | JsonObject
-"""Message, or one with more keys for the chat template, e.g. `tool_calls`."""
 
 
 @dataclass(frozen=True)
