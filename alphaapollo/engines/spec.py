@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alphaapollo.config.schema import Rollout
+from alphaapollo.config.schema import Model, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.weight_sync.transport import TransportKind
 
@@ -24,6 +24,15 @@ class EngineSpec:
     transport: TransportKind = "shared_memory"  # weight transport
     lora_rank: int = 0  # LoRA rank of the served adapters, with transport=adapter
     chat_tokenizer: str = ""  # tokenizer of the HTTP API for agents; empty: requests are token ids
+    tokenizer_path: str = ""  # only ids of its tokens are sampled; empty: all ids except placeholders of pictures
+
+    def find_excluded_ids(self) -> tuple[int, ...]:
+        """Return the ids that must never be sampled. Raises ValueError if the model or the tokenizer cannot be read."""
+        from alphaapollo.models.vocabulary import find_excluded_ids  # imports torch
+
+        trusts, path = self.trust_remote_code, self.tokenizer_path
+        return find_excluded_ids(Model(path=self.model_path, tokenizer_path=path, trust_remote_code=trusts))
+
     cleanup_folders: tuple[str, ...] = ()  # shared-memory folders to remove when the run ends
 
     @property
