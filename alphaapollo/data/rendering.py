@@ -8,6 +8,7 @@ The token ids of a multi-turn episode are this concatenation. Sampled tokens are
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -62,6 +63,7 @@ class Renderer:
         self.model_path = model_path
         self.template_arguments = dict(template_arguments)
         self.images = images
+        self.checked_chats: set[tuple[object, ...]] = set()  # kinds of chats that data/chat_turns.py has checked
 
     def encode_prompt(self, content: list[Message] | str) -> list[int]:
         """Tokenize a chat and its generation prompt, or a text (with BOS if the tokenizer adds it)."""
@@ -176,20 +178,41 @@ class Renderer:
                 "the tokenizer has no chat template, but the prompts are chats. Use an instruct model, add a "
                 "chat_template to the tokenizer, or use plain texts as prompts."
             )
-        import jinja2
-
         check_images_are_supported(messages, self.images)
         chat = [make_content_parts(message) if message.get("images") else message for message in messages]
+        if any(message.get("tool_calls") for message in chat) and self._reads_arguments_as_text:
+            chat = [_write_arguments_as_text(message) for message in chat]
+        return self._apply_template(chat, add_generation_prompt)
+
+    def _apply_template(self, chat: Sequence[ChatMessage], add_generation_prompt: bool) -> str:
+        import jinja2
+
         try:
             rendered = self.tokenizer.apply_chat_template(
                 chat, tokenize=False, add_generation_prompt=add_generation_prompt, **self.template_arguments
             )
             rendered.encode()  # raises UnicodeEncodeError for an unpaired surrogate, which has no tokens
         except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
-            roles = [message["role"] for message in messages]
+            roles = [message["role"] for message in chat]
             raise ValueError(f"the chat template rejects a chat with the roles {roles}: {error}") from error
         assert isinstance(rendered, str)
         return rendered
+
+    @cached_property
+    def _reads_arguments_as_text(self) -> bool:
+        """Whether the chat template shows tool calls only if arguments are JSON text and an empty content is None, as
+        those of DeepSeek V3 and R1."""
+        function = {"name": PLACEHOLDER, "arguments": {"a": 1}}
+        calls = [{"id": "call00000", "type": "function", "function": function}]
+        call: ChatMessage = {"role": "assistant", "content": "", "tool_calls": calls}
+
+        def is_shown(message: ChatMessage) -> bool:
+            try:
+                return PLACEHOLDER in self._apply_template([Message(role="user", content="?"), message], False)
+            except ValueError:
+                return False
+
+        return not is_shown(call) and is_shown(_write_arguments_as_text(call))
 
     def _encode_following_messages(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
         """Tokenize what the chat template renders after the text of an assistant turn: end of turn, then `messages`."""
@@ -260,6 +283,17 @@ class Renderer:
     def _marker_ids(self) -> set[int]:
         added = self.tokenizer.added_tokens_decoder.items()
         return {*self.tokenizer.all_special_ids, *(index for index, token in added if not token.content.isspace())}
+
+
+def _write_arguments_as_text(message: ChatMessage) -> ChatMessage:
+    """Return a message whose calls have JSON text as arguments, and None as content if it is empty."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    texts = [json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls]
+    functions = [{**call["function"], "arguments": text} for call, text in zip(calls, texts, strict=True)]
+    new = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+    return {**message, "content": message["content"] or None, "tool_calls": new}
 
 
 def make_template_argument_warnings(arguments: Mapping[str, object], tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import PositiveInt
 
@@ -22,6 +22,9 @@ class SftData(TuningData):
     """Column of the prompt, in files without a messages column, and in val_prompts."""
     response_key: Annotated[str, CHANGES_DATA] = "response"
     """Column of the response, in files without a messages column."""
+    train_turns: Annotated[Literal["all", "last"], CHANGES_DATA] = "all"
+    """Assistant messages of a chat that are trained on: all of them, or the last one. In both cases, only those without
+    a weight of 0."""
     val_prompts: Annotated[
         str | list[str], ActiveUnless("/trainer.test_freq", -1), CHANGES_VALIDATION, FilePath("data")
     ] = ""
