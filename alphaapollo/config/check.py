@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from alphaapollo.config.effects import describe_ineffective_keys, explain_inactive_key, find_inactive_keys
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import get_field_markers, get_value, list_keys, list_sections
@@ -75,22 +77,29 @@ def find_path_errors(config: Section) -> Iterator[str]:
             elif is_active or path.kind != "folder":
                 files = value if isinstance(value, list) else [str(value)]
                 yield from (f"{key.name}: {error}" for file in files if (error := _find_path_error(path.kind, file)))
-    if isinstance(config, Config):
-        for name, teacher in config.teacher.models.items():
-            if error := _find_path_error("model", teacher.path):
-                yield f"teacher.models.{name}.path: {error}"
-    if isinstance(config, EvolvingConfig):
-        for name, model in config.models.items():
-            if error := _find_path_error("model", model.path):
-                yield f"models.{name}.path: {error}"
-        if not config.models:
-            yield "models is required, but it is empty. Set models.policy.path=MODEL, or base_url and name."
+    keys = list_keys(type(config))
+    for name, path in list_model_paths(config):
+        if name not in keys and (error := _find_path_error("model", path)):
+            yield f"{name}: {error}"
+    if isinstance(config, EvolvingConfig) and not config.models:
+        yield "models is required, but it is empty. Set models.policy.path=MODEL, or base_url and name."
     if isinstance(config, Config) and not (config.data.val_files and config.trainer.test_freq > 0):
         patience = config.algorithm.reference_reset.patience
         if patience is not None:
             yield f"algorithm.reference_reset.patience={patience} needs data.val_files and trainer.test_freq. Set both."
     if isinstance(trainer := getattr(config, "trainer", None), RunFolder):
         yield from _find_run_folder_errors(trainer)
+
+
+def list_model_paths(config: BaseModel) -> Iterator[tuple[str, str]]:
+    """Yield (key, path) of each model, also of those in maps such as teacher.models."""
+    for key in list_keys(type(config)).values():
+        if any(path.kind == "model" for _, path in get_field_markers(key, FilePath)):
+            yield key.name, str(get_value(config, key.name))
+    teachers = config.teacher.models if isinstance(config, Config) else {}
+    served = config.models if isinstance(config, EvolvingConfig) else {}
+    yield from ((f"teacher.models.{name}.path", model.path) for name, model in teachers.items())
+    yield from ((f"models.{name}.path", model.path) for name, model in served.items())
 
 
 def _find_path_error(path_kind: str, path: str) -> str:

@@ -11,6 +11,7 @@ from alphaapollo.config.errors import exit_on_config_error
 from alphaapollo.config.load import find_command_module, load_config, load_config_and_user_settings
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, RmConfig, TuningConfig
 from alphaapollo.launch.run_end import open_console, show_run_end
+from alphaapollo.launch.run_model import resolve_model_paths
 from alphaapollo.utils.entry_point import MainFunction, entry_point
 
 
@@ -24,7 +25,7 @@ def make_inference_command(
 
     def main(argv: Sequence[str] | None = None) -> int:
         with exit_on_config_error():
-            config = load_config(schema, config_name, sys.argv[1:] if argv is None else argv)
+            config = resolve_model_paths(load_config(schema, config_name, sys.argv[1:] if argv is None else argv))
         folder = config.trainer.folder
         with open_console(config.trainer) as console:
             module = importlib.import_module(module_name)
@@ -59,6 +60,7 @@ def make_training_command(
         with exit_on_config_error():
             words = sys.argv[1:] if argv is None else argv
             config, user_settings = load_config_and_user_settings(schema, config_name, words)
+            config = resolve_model_paths(config)
         trainer, folder, can_chat = config.trainer, config.trainer.folder, not isinstance(config, RmConfig)
         with open_console(trainer) as console:
             module = importlib.import_module(module_name)

@@ -16,7 +16,7 @@ from torch import Tensor
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.data.generation_config import find_generation_config
 from alphaapollo.data.images import reads_pictures
-from alphaapollo.data.rendering import make_template_digest
+from alphaapollo.data.rendering import load_tokenizer, make_template_digest
 from alphaapollo.models import lora
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.sharding import full_tensor
@@ -71,6 +71,8 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
             shutil.rmtree(partial, ignore_errors=True)
             if lora_form == "adapter":
                 lora.write_adapter(partial, model, tensors, source.path)
+                path = source.tokenizer_path or source.path
+                load_tokenizer(path, source.trust_remote_code).save_pretrained(partial)
             else:
                 persistent = model.state_dict().keys()
                 tensors |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
