@@ -8,7 +8,8 @@ import math
 import re
 from datetime import date
 from decimal import Decimal
-from numbers import Real
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -27,11 +28,9 @@ def list_answers(truth: object) -> list[object]:
 
     A list has alternatives. A dict has one or several under ANSWER_KEYS: {"target": [...]} of Search-R1, {"text":
     [...]} of SQuAD. The text of a list of texts, or of such a dict, is read as JSON or Python. The text `[1, 2]` is
-    one answer.
-    Raises ValueError for a dict without these keys, and for lists in a list, which have no agreed meaning.
+    one answer. Raises ValueError for a dict without these keys, and for a list of lists, which has no agreed meaning.
     """
-    if isinstance(truth, str):
-        truth = _parse_text(truth)
+    truth = _parse_text(truth) if isinstance(truth, str) else convert_to_lists(truth)
     if isinstance(truth, dict):
         found = [truth[key] for key in ANSWER_KEYS if key in truth]
         if not found:
@@ -39,13 +38,22 @@ def list_answers(truth: object) -> list[object]:
                 f"the ground truth {truth!r:.200} has no accepted answer. Use a key of {', '.join(ANSWER_KEYS)}."
             )
         return [answer for value in found for answer in list_answers(value)]
-    if isinstance(truth, np.ndarray):
-        truth = truth.tolist()
-    if not isinstance(truth, list | tuple):
+    if not isinstance(truth, list):
         return [truth]
-    if any(isinstance(one, list | tuple | dict | np.ndarray) for one in truth):
-        raise ValueError(f"the ground truth {truth!r:.200} has lists in a list. List the accepted answers themselves.")
-    return list(truth)
+    if any(isinstance(one, list | dict) for one in truth):
+        raise ValueError(
+            f"the ground truth {truth!r:.200} is a list of lists or dicts. Use a list of texts or numbers."
+        )
+    return truth
+
+
+def convert_to_lists(value: object) -> object:
+    """Convert NumPy values and tuples to lists and Python values, and remove the keys that Parquet added as None."""
+    if isinstance(value, np.ndarray | np.bool_ | np.integer):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {key: convert_to_lists(item) for key, item in value.items() if item is not None}
+    return [*map(convert_to_lists, value)] if isinstance(value, list | tuple) else value
 
 
 def read_list(text: str) -> list[object] | dict[object, object] | None:
@@ -70,18 +78,18 @@ def _parse_text(text: str) -> object:
 
 
 def _list_texts(value: object) -> list[str]:
-    if isinstance(value, bool | np.bool_):
+    if isinstance(value, bool):
         return ["True", "true", "Yes", "yes"] if value else ["False", "false", "No", "no"]
     if value is None or isinstance(value, str):
         return [value] if value and value.strip() else []
     if isinstance(value, date):
         return [str(value)]
-    if isinstance(value, Real | Decimal) and math.isfinite(value):
+    if isinstance(value, int | float | np.floating | Fraction | Decimal) and math.isfinite(value):
         return [_format_number(value)]
     raise ValueError(f"the ground truth has {value!r:.200} ({type(value).__name__}). Use text or a finite number.")
 
 
-def _format_number(value: Real | Decimal) -> str:
+def _format_number(value: float | np.floating[Any] | Fraction | Decimal) -> str:
     """Return a number as a model would write it: 12 for 12.0, and 0.1 for the float64 of a float32 column."""
     if value == int(value):
         return str(int(value))

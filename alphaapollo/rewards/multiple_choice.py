@@ -3,7 +3,6 @@ r"""Grader of multiple-choice questions: the answer is a letter from A to Z, or 
 from __future__ import annotations
 
 import re
-from numbers import Real
 
 from alphaapollo.rewards.accepted_answers import list_answers, read_list
 from alphaapollo.rewards.answer_extraction import find_adjacent_boxes, find_marked_answer
@@ -93,7 +92,7 @@ def _read_choice(answer: object, choices: list[tuple[str, str]]) -> str:
     letters = [
         label.upper() if LETTER.fullmatch(label) else chr(65 + index) for index, (label, _) in enumerate(choices)
     ]
-    if isinstance(answer, Real) and not isinstance(answer, bool):
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
         return letters[int(answer)] if answer in range(len(letters)) else ""
     if not isinstance(answer, str):
         return ""
@@ -103,7 +102,7 @@ def _read_choice(answer: object, choices: list[tuple[str, str]]) -> str:
 
 
 def _list_choices(columns: JsonObject) -> list[tuple[str, str]]:
-    """Return label and text of each choice: of a list of texts, {"A": text}, or {"label": [...], "text": [...]} (ARC)."""
+    """Return label and text of each choice: of a list, {"A": text}, or {"label": [...], "text": [...]} as in ARC."""
     value = columns.get("choices", columns.get("options"))
     if isinstance(value, str):
         value = read_list(value)
