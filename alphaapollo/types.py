@@ -88,6 +88,8 @@ class Sampling:
     top_k: int = -1  # -1 = all tokens
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()  # a sampled stop token is part of the completion and is trained on
+    stop: tuple[str, ...] = ()  # texts that end a completion; the token that completes one is part of it, too
+    includes_stop: bool = False  # whether the text of a completion, not only its tokens, has the stop string
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,7 @@ class Score:
     outcome: Outcome = Outcome.SCORED
     reason: str = ""
     judge_usage: JudgeUsage = field(default=JudgeUsage(), compare=False)
+    skipped_components: tuple[str, ...] = ()  # names of components that are left out because they are NaN or infinite
 
     @property
     def accuracy(self) -> float:
@@ -225,7 +228,7 @@ class Turn:
 class EpisodeTurn:
     """Turn of an episode as a reward function receives it. The fields are those of Turn.
 
-    While the environment processes the last turn, only `text` is set.
+    While the environment processes the last turn, only `text` and `token_ids` are set.
     """
 
     text: str
@@ -233,11 +236,12 @@ class EpisodeTurn:
     reward: float = 0.0
     valid: bool = True
     info: dict[str, Any] = field(default_factory=dict)
+    token_ids: Sequence[int] = ()  # sampled tokens; empty for a text that was not sampled, e.g. a trial answer
 
 
 @dataclass(frozen=True)
 class Episode:
-    """Episode without token ids, as a reward function receives it in its parameter `trajectory`.
+    """Episode as a reward function receives it in its parameter `trajectory`.
 
     Example: `Episode("so 14", [EpisodeTurn("<python_code>7+7</python_code>", [{"role": "user", ...}]),
     EpisodeTurn("so 14")])`.
@@ -245,6 +249,9 @@ class Episode:
 
     text: str  # same as the parameter `completion`; empty if a limit ended the episode before an answer
     turns: list[EpisodeTurn]
+    prompt_text: str = ""  # rendered prompt; only for functions of OpenRLHF
+    step: int = 0  # version of the weights that sampled the last turn: the number of weight syncs before it
+    max_steps: int = 0  # iterations of the run; 0 outside training
 
 
 @dataclass(slots=True)

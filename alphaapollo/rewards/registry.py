@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -82,6 +82,17 @@ def get_grader(data_source: str) -> BuiltInGrader:
 def load_grader(data_source: str) -> RewardFunction:
     """Import the built-in reward function of a data source. Raises ValueError if no grader matches."""
     function: RewardFunction = pkgutil.resolve_name(f"alphaapollo.rewards.{get_grader(data_source).function}")
+    return function
+
+
+def load_answer_maker(data_source: str) -> Callable[[Prompt], str | None]:
+    """Import the function that makes an answer from the ground truth, which the grader of the data source must score 1.
+
+    It returns None if the ground truth has no answer, but tests. It raises ValueError for a ground truth that the
+    grader cannot read.
+    """
+    module = get_grader(data_source).function.partition(":")[0]
+    function: Callable[[Prompt], str | None] = pkgutil.resolve_name(f"alphaapollo.rewards.{module}:answer_from_truth")
     return function
 
 
