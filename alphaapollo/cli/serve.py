@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command += [word for word in more if not _is_override(word)]
     url = f"http://{options.host}:{options.port}/v1"
     message = f"{newest.model_folder} as {name!r} on {url} (stop with Ctrl-C)\n  chat: alphaapollo chat --url {url}"
+    if config.rollout.stop_strings:
+        message += f"\n  rollout.stop={config.rollout.stop} has no effect: each client sends its own `stop`"
     variables = build_server_environment(spec)
     return run_server(command, variables, (options.host, options.port), message, options.shutdown_timeout)
 

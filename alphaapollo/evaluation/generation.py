@@ -66,7 +66,15 @@ class GenerationPlan:
 def make_sampling(config: GenerationConfig) -> Sampling:
     """Create the sampling parameters of main_generation from its config."""
     rollout, max_tokens = config.rollout, config.data.max_response_length
-    return Sampling(max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, config.trainer.seed)
+    return Sampling(
+        max_tokens,
+        rollout.temperature,
+        rollout.top_p,
+        rollout.top_k,
+        config.trainer.seed,
+        stop=rollout.stop_strings,
+        includes_stop=rollout.include_stop_str_in_output,
+    )
 
 
 def prepare_run(config: GenerationConfig, console: Console) -> GenerationPlan:
@@ -197,7 +205,8 @@ def make_run_plan(plan: GenerationPlan) -> RunPlan:
         "finished": f"{len(finished.problem_ids)} prompts{dropped}",
         "model": config.model.path,
         "sampling": f"temperature {config.rollout.temperature:g}, top_p {config.rollout.top_p:g}, "
-        f"top_k {config.rollout.top_k}, seed {config.trainer.seed}",
+        f"top_k {config.rollout.top_k}, seed {config.trainer.seed}"
+        + (f", stop {config.rollout.stop}" if config.rollout.stop_strings else ""),
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
         "engines": f"{plan.rollout.num_engines} x {plan.device}{threads}{tensor_parallel}",
     }

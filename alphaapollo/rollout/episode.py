@@ -36,6 +36,7 @@ from alphaapollo.types import (
     Trajectory,
     Turn,
 )
+from alphaapollo.utils.stop_strings import cut_at_stop
 from alphaapollo.utils.time_limit import TimeLimit
 
 MAX_ATTEMPTS = 2  # per episode: a failing environment is retried once
@@ -152,7 +153,7 @@ class EpisodeRunner:
             with SPANS("generate", turn=number, shown=len(context.prompt_ids)):
                 request = f"{task.name}.{number}"
                 completion = await self.engine.generate(context.prompt_ids, sampling, request, context.prompt_images)
-            text = self.decode(completion.token_ids)
+            text = cut_at_stop(self.decode(completion.token_ids), sampling.stop, sampling.includes_stop)
             turn = Turn(context_ids, completion, text, context_images=context_images)
             attempt.turns.append(turn)
             attempt.engine_prompts.append(context.prompt_ids)

@@ -303,6 +303,8 @@ def _make_policy_params(asked: SamplingParams, sampling: Sampling, is_constraine
     from vllm.sampling_params import RequestOutputKind
 
     kept = {name: getattr(asked, name) for name in KEPT}
+    kept["stop"] = [*(asked.stop or ()), *sampling.stop]
+    kept["include_stop_str_in_output"] |= sampling.includes_stop
     if is_constrained:
         kept |= {name: getattr(asked, name) for name in ("structured_outputs", *NEUTRAL)}
     return make_sampling_params(
@@ -312,7 +314,9 @@ def _make_policy_params(asked: SamplingParams, sampling: Sampling, is_constraine
         logprobs=asked.logprobs or 0,
         flat_logprobs=asked.logprobs is None,
         # vLLM decodes token by token, which is slow. PolicyClient decodes answers that are sent as a whole.
-        detokenize=bool(asked.stop) or asked.logprobs is not None or asked.output_kind != RequestOutputKind.FINAL_ONLY,
+        detokenize=bool(kept["stop"])
+        or asked.logprobs is not None
+        or asked.output_kind != RequestOutputKind.FINAL_ONLY,
     )
 
 
