@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from itertools import dropwhile
 from pathlib import Path
@@ -64,6 +65,13 @@ class Renderer:
         self.template_arguments = dict(template_arguments)
         self.images = images
         self.checked_chats: set[tuple[object, ...]] = set()  # kinds of chats that data/chat_turns.py has checked
+
+    def with_arguments(self, arguments: Mapping[str, object]) -> Renderer:
+        """Return a copy with more variables for the chat template, e.g. the tools of a data row."""
+        other = copy(self)
+        other.template_arguments = {**self.template_arguments, **arguments}
+        other.__dict__.pop("_template_arguments_with_split_tools", None)  # the cached copy with the old variables
+        return other
 
     def encode_prompt(self, content: list[Message] | str) -> list[int]:
         """Tokenize a chat and its generation prompt, or a text (with BOS if the tokenizer adds it)."""

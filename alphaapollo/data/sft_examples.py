@@ -9,7 +9,6 @@ the template text after it is not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -51,8 +50,7 @@ class RowContext:
     def from_row(cls, row: DataRow, renderer: Renderer, reader: PictureReader) -> RowContext:
         """Read the columns CONTEXT_COLUMNS. Raises ValueError if one is malformed."""
         if arguments := read_template_arguments(row):
-            renderer = copy(renderer)
-            renderer.template_arguments = renderer.template_arguments | arguments
+            renderer = renderer.with_arguments(arguments)
         return cls(renderer, read_context(row), RowPictures.from_row(row, reader))
 
 
