@@ -24,16 +24,18 @@ from alphaapollo.config.schema import (
     TuningConfig,
 )
 from alphaapollo.controller.placement import Machine, detect_machine
+from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.images import collect_pictures, list_unused_mark_notices, load_image_processor, reads_pictures
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, name_splits
+from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, name_splits, resolve_files
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
+from alphaapollo.launch.input_digests import digest_file
 from alphaapollo.launch.try_environment import try_reward_function
 from alphaapollo.launch.try_template import render_with_time_limit, try_template
 from alphaapollo.observability.spans import SPANS
@@ -294,7 +296,7 @@ def read_prompts(
     notices: list[str] = []
     try:
         files = name_splits(files, TRAIN if files_key == "data.train_files" else HELD_OUT, notices)
-        chosen = select(load_prompts(files, data.prompt_key, notices, data.allow_image_urls))
+        chosen = select(_load_prompts(files, renderer, data, notices))
         with_pictures = [prompt.id for prompt in chosen if collect_pictures(prompt.content)]
         if with_pictures and renderer.images is None:
             raise ValueError(
@@ -312,6 +314,21 @@ def read_prompts(
         treatment = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
         notices.append(f"{num_long} of {len(chosen)} prompts exceed data.max_prompt_length and are {treatment}.")
     return prompts, [f"{files_key}: {notice}" for notice in notices]
+
+
+def _load_prompts(
+    files: str | list[str], renderer: Renderer, data: Data | GenerationData, notices: list[str]
+) -> list[Prompt]:
+    """Load the prompts of data files, from the cache if their content is known. Appends to `notices`."""
+
+    def load() -> tuple[list[Prompt], list[str]]:
+        more: list[str] = []
+        return load_prompts(files, data.prompt_key, more, data.allow_image_urls), more
+
+    digests = [digest_file(file) for entry in resolve_files(files) for file in entry.files]
+    prompts, found = load_or_compute(renderer, (files, digests, data.prompt_key), load)
+    notices += found
+    return prompts
 
 
 def check_rewards(

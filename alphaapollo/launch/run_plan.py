@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from alphaapollo.launch.input_digests import Digests
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.utils.redaction import find_secret_variables, redact_values
 
@@ -41,6 +42,7 @@ class RunPlan:
     settings: dict[str, str]  # label -> text, e.g. "iterations" -> "8"
     memory: PlannedMemory | None = None  # None: the run starts no training, or its memory cannot be calculated
     notices: list[str] = field(default_factory=list)
+    inputs: Digests = field(default_factory=dict)
 
 
 def write_run_plan(folder: Path, plan: RunPlan) -> None:
