@@ -88,7 +88,7 @@ def prepare_run(config: GenerationConfig, console: Console) -> GenerationPlan:
     notices += input_checks.collect_environment_notices(config, environment)
     check_engine_kwargs(config.rollout, "rollout")
     check_causal_lm(config.model)
-    check_weight_files(config.model, "model.path")
+    check_weight_files(config.model, "model.path", config.rollout.name)
     input_checks.check_engine_supports_model(config.model, config.rollout, "rollout")
     input_checks.check_context_length(config.model, config.rollout, config.data)
     input_checks.check_tensor_parallel_size(config.model, config.rollout, "rollout")

@@ -137,7 +137,7 @@ def check_models_and_load_renderers(config: EvolvingConfig) -> dict[str, Rendere
         if served.path:
             key = f"models.{name}.path"
             model = Model(path=served.path, trust_remote_code=served.trust_remote_code)
-            check_weight_files(model, key)
+            check_weight_files(model, key, config.rollout.name)
             check_context_length(model, config.rollout, config.data)
             check_tensor_parallel_size(model, config.rollout, "rollout")
             tokenizer = load_tokenizer(served.tokenizer_path or served.path, served.trust_remote_code)
