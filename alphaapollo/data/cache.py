@@ -25,6 +25,7 @@ from alphaapollo.observability.disk import replace_file
 T = TypeVar("T")
 MIN_SECONDS = 1.0  # results that are computed in less time are not kept
 MAX_BYTES = 20 * 2**30  # of all entries; those that were used least recently are removed
+READ_CODE = ("data/*.py", "utils/*.py", "types.py")
 LIBRARIES = ("transformers", "tokenizers", "jinja2", "pyarrow")
 
 
@@ -39,7 +40,8 @@ def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]
         return compute()
     rendering = (type(renderer).__name__, str(renderer.template_arguments), renderer.eos_token_ids, template)
     tokens = (str(tokenizer.init_kwargs), tokenizer.backend_tokenizer.to_str())
-    code = [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))] + [*map(version, LIBRARIES)]
+    files = sorted(file for pattern in READ_CODE for file in Path(__file__).parents[1].glob(pattern))
+    code = [file.read_text() for file in files] + [*map(version, LIBRARIES)]
     today = str(date.today()) if "strftime_now" in template else ""
     try:
         key = hashlib.sha256(msgspec.json.encode((rendering, tokens, code, today, inputs))).hexdigest()

@@ -23,8 +23,9 @@ from alphaapollo.utils.hub import is_local_path
 Digests = dict[str, list[tuple[str, str]]]
 """Configuration key -> (path, digest) of each file, in order."""
 TRAIN_FILES = "data.train_files"
-MODEL_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".py", ".safetensors", ".bin")
-MAX_HASHED_BYTES, NUM_BLOCKS, BLOCK_BYTES = 2**26, 256, 2**14  # of a file of a model
+WEIGHTS = (".safetensors", ".bin")
+MODEL_FILES = (*WEIGHTS, ".json", ".jinja", ".model", ".txt", ".py")
+MAX_HASHED_BYTES, NUM_BLOCKS, BLOCK_BYTES = 2**26, 256, 2**14  # of weights
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ def compute_input_digests(config: Section) -> Digests:
                 elif not is_local_path(path):
                     files.append((path, _find_commit(path)))
                 else:
-                    names = sorted(one for one in Path(path).expanduser().iterdir() if one.suffix in MODEL_SUFFIXES)
-                    files += [(str(file), digest_file(file, MAX_HASHED_BYTES)) for file in names]
+                    names = sorted(one for one in Path(path).expanduser().iterdir() if one.suffix in MODEL_FILES)
+                    files += [(str(file), digest_file(file)) for file in names]
     return {key: files for key, files in digests.items() if files}
 
 
@@ -76,17 +77,17 @@ def find_content_changes(
     return found
 
 
-def digest_file(path: Path, max_bytes: float = float("inf")) -> str:
-    """Return the SHA-256 of a file; of a larger file than `max_bytes`, that of its size and of 256 blocks of it. A file
-    that has not changed is not read again."""
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 of a file; of weights with more than 64 MiB, that of their size and of 256 blocks of them. A
+    file that has not changed is not read again."""
     stat = path.stat()
-    return _digest_file(path, max_bytes, stat.st_size, stat.st_mtime_ns)
+    return _digest_file(path, stat.st_size, stat.st_mtime_ns)
 
 
-@lru_cache
-def _digest_file(path: Path, max_bytes: float, size: int, _mtime: int) -> str:
+@lru_cache(4096)
+def _digest_file(path: Path, size: int, _mtime: int) -> str:
     with path.open("rb") as file:
-        if size <= max_bytes:
+        if size <= MAX_HASHED_BYTES or path.suffix not in WEIGHTS:
             return hashlib.file_digest(file, "sha256").hexdigest()
         sha = hashlib.sha256(str(size).encode())
         for number in range(NUM_BLOCKS):  # the first one has the header of a safetensors file

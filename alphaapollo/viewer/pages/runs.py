@@ -14,7 +14,7 @@ from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.viewer.index import parse_file_name
 from alphaapollo.viewer.pages.evolution import describe_evolution
 from alphaapollo.viewer.pages.query import PAGE_ROWS, SCORES, Query, summarize_run
-from alphaapollo.viewer.run_folders import read_flat_config, read_json_object
+from alphaapollo.viewer.run_folders import read_content, read_flat_config, read_json_object
 
 MAIN_CURVES = (
     *("val/accuracy", "distill/divergence", "distill/agreement", "critic/score/mean", "reward/accuracy"),
@@ -113,7 +113,7 @@ def compare_runs(query: Query) -> dict[str, object]:
     runs = [summarize_run(query, found[0]) for found in rows if found]
     if not runs:
         raise HTTPException(404, "Choose runs on the first page, then press Compare.")
-    configs = [read_flat_config(run.folder) for run in runs]
+    configs = [read_flat_config(run.folder) | read_content(run.folder) for run in runs]
     keys = sorted({key for config in configs for key in config})
     table = [(key, [config.get(key) for config in configs]) for key in keys]
     names = sorted({name for run in runs for name in list_metric_names(query, run.id)})

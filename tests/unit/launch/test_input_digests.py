@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -203,17 +204,18 @@ def test_files_that_do_not_exist_have_no_digest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("position", [0, 70_000, 999_999])
 def test_large_weights_are_hashed_in_blocks(position: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, content = tmp_path / "model.safetensors", bytearray(1_000_000)
-    file.write_bytes(content)
-    before = digest_file(file, 1000)
-    assert before == digest_file(file, 1000) != digest_file(file)
-    content[position] = 1
-    changed = tmp_path / "changed.safetensors"
-    changed.write_bytes(content)
-    assert digest_file(changed, 1000) != before
-    monkeypatch.setattr(input_digests, "NUM_BLOCKS", 3)
-    file.write_bytes(content + b"1")
-    assert digest_file(file, 1000) not in (before, digest_file(changed, 1000)), "the size counts, too"
+    monkeypatch.setattr(input_digests, "MAX_HASHED_BYTES", 1000)
+    weights, content, digests = tmp_path / "model.safetensors", bytearray(1_000_000), set()
+    changed = bytearray(content)
+    changed[position] = 1
+    for number, one in enumerate((content, changed, content + b"1")):
+        file = tmp_path / f"{number}.safetensors"
+        file.write_bytes(one)
+        digests.add(digest_file(file))
+    weights.write_bytes(content)
+    assert len(digests) == 3 and digest_file(weights) in digests
+    other = weights.rename(weights.with_suffix(".parquet"))
+    assert digest_file(other) == hashlib.sha256(content).hexdigest()
 
 
 def test_the_order_of_files_counts(folder: Path) -> None:
