@@ -64,6 +64,7 @@ class Prompt:
     ground_truth: Any = None  # right answer, as in the data file: text, number, list, dict, bool, date, ...; None: none
     extra_info: dict[str, Any] = field(default_factory=dict)  # the column extra_info, and all columns not named here
     env_kwargs: dict[str, Any] = field(default_factory=dict)  # for the environment
+    location: str = field(default="", compare=False)  # e.g. "train.parquet, row 17", for messages
 
     @property
     def ground_truth_text(self) -> str | None:

@@ -13,9 +13,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from alphaapollo.data.chats import read_chat, shorten_repr
+from alphaapollo.data.chats import drop_none, join_context, read_chat, read_chat_text, read_context, shorten_repr
 from alphaapollo.data.files import DataRow, convert_rows, to_file_list
 from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import IMAGES, PictureReader, RowPictures
@@ -41,14 +40,18 @@ def load_prompts(
         if notices is not None:
             notices += converted
         first = next((row[prompt_key] for row in rows if row.get(prompt_key) is not None), None)
-        is_text_of_chat = isinstance(first, str) and _read_chat_text(first) is not None
+        is_text_of_chat = read_chat_text(first) is not None
         if is_text_of_chat and notices is not None:
             notices.append(f"{path}: the prompts are lists of messages written as text. They are read as chats.")
         is_chat = isinstance(prompts[0].content, list) if prompts else is_text_of_chat or isinstance(first, list)
         reader = PictureReader(source.folder, allow_image_urls)
         kind = _FileKind(prompt_key, is_chat, adds_keys=".json" not in source.files[0].name)
-        prompts += convert_rows(path, rows, partial(_convert_row_to_prompt, kind=kind, reader=reader))
-    return [replace(prompt, id=index) for index, prompt in enumerate(prompts)]
+        converted_rows = convert_rows(path, rows, partial(_convert_row_to_prompt, kind=kind, reader=reader))
+        prompts += [
+            replace(prompt, id=number, location=f"{path}, row {index}")
+            for index, (number, prompt) in enumerate(enumerate(converted_rows, len(prompts)))
+        ]
+    return prompts
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class _FileKind:
 
 def _convert_row_to_prompt(row: DataRow, kind: _FileKind, reader: PictureReader) -> Prompt:
     if kind.adds_keys:
-        row = {name: value if name == kind.prompt_key else _drop_added_keys(value) for name, value in row.items()}
+        row = {name: value if name == kind.prompt_key else drop_none(value) for name, value in row.items()}
     reward_model, extra_info, env_kwargs = (
         _read_struct_column(row, key) for key in ("reward_model", "extra_info", "env_kwargs")
     )
@@ -85,24 +88,9 @@ def _convert_row_to_prompt(row: DataRow, kind: _FileKind, reader: PictureReader)
     )
 
 
-def _drop_added_keys(value: Any) -> Any:
-    """Return a value without the keys whose value is None, at every level."""
-    if isinstance(value, dict):
-        return {name: _drop_added_keys(part) for name, part in value.items() if part is not None}
-    return [_drop_added_keys(part) for part in value] if isinstance(value, list) else value
-
-
 def _read_final_answer(answer: object) -> object:
     """Return the final answer of GSM8K's solutions, which follows `####`; other values unchanged."""
     return answer.rsplit("####")[-1].strip() if isinstance(answer, str) else answer
-
-
-def _read_chat_text(text: str) -> list[object] | None:
-    """Return the list of messages that a text shows as JSON or in Python's notation; None for another text."""
-    value = read_literal(text) if "content" in text or "value" in text else None
-    keys = ({"role", "content"}, {"from", "value"})
-    is_chat = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
-    return value if is_chat and any(key <= value[0].keys() for key in keys) else None
 
 
 def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: PictureReader) -> list[Message] | str:
@@ -113,8 +101,7 @@ def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: P
         raise ValueError(f"{label} is missing. Fill it or remove the row.")
     if not isinstance(value, str | list):
         raise ValueError(f"{label} is {shorten_repr(value)}; it must be text or a list of chat messages.")
-    if isinstance(value, str):
-        value = _read_chat_text(value) or value
+    value = read_chat_text(value) or value
     if isinstance(value, list) != is_chat:
         kinds = ("a text", "a chat") if is_chat else ("a chat", "a text")
         raise ValueError(f"{label} is {kinds[0]}, but the first prompt is {kinds[1]}. Use chats or texts, not both.")
@@ -124,7 +111,7 @@ def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: P
             raise ValueError(f"{label} is empty. Fill it or remove the row.")
         pictures.check_is_empty(prompt_key)
         return value
-    messages = pictures.place(read_chat(value, label, reader))
+    messages = join_context(read_context(row), pictures.place(read_chat(value, label, reader)))
     if messages[-1]["role"] == "assistant":
         raise ValueError(f"{label} ends with an assistant message. Remove it; the model generates the answer.")
     return messages

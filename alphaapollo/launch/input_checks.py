@@ -36,8 +36,9 @@ from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.launch.input_digests import digest_file
+from alphaapollo.launch.try_data import try_ground_truths
 from alphaapollo.launch.try_environment import try_reward_function
-from alphaapollo.launch.try_template import render_with_time_limit, try_template
+from alphaapollo.launch.try_template import render_with_time_limit, try_chats
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
@@ -305,8 +306,7 @@ def read_prompts(
             )
         if renderer.images and not with_pictures:
             notices += list_unused_mark_notices(str(prompt.content) for prompt in chosen)
-        if isinstance(first := chosen[0].content, list):
-            try_template(renderer, first)
+        try_chats(renderer, chosen)
         prompts, num_long = apply_length_limit(chosen, renderer, data.max_prompt_length, data.truncation)
     except ValueError as error:
         raise ValueError(f"{files_key}: {error}") from error
@@ -333,24 +333,26 @@ def _load_prompts(
 
 def check_rewards(
     prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, needs_grading: bool = True
-) -> tuple[list[str], list[Score]]:
-    """Check the reward functions. Returns notices, and the scores of a trial if the user has a custom reward function.
+) -> tuple[list[str], list[Score], dict[str, str]]:
+    """Check the reward functions. Returns notices, the scores of a trial if the user has a custom reward function, and
+    {data source: how many of its first rows score with their own ground truth} for built-in graders.
 
     needs_grading: whether every prompt needs a reward function; False if the environment scores itself. Raises
     ValueError if a reward function or component is missing or fails, or some prompts have no reward function.
     """
     is_custom = bool(custom.path or reward.custom_module)
+    notices, tried, truths = list[str](), list[Score](), dict[str, str]()
     if not is_custom:
         check_component_names(reward.components, reward.required)
     elif not needs_grading:
         check_reward_function(reward, custom)
     if needs_grading and not custom.path:
         check_prompts_are_gradable(prompts)
+        truths, notices = try_ground_truths(prompts, reward)
     judges = check_judges(prompts, reward, bool(custom.path)) if needs_grading else set()
-    notices: list[str] = []
-    tried: list[Score] = []
     if is_custom and needs_grading:
-        notices, tried = asyncio.run(try_reward_function(prompts[0], reward, custom))
+        more, tried = asyncio.run(try_reward_function(prompts, reward, custom))
+        notices += more
     unused = {
         f"reward.judge.model={reward.judge.model}": bool(reward.judge.model) and not judges,
         "reward.judge.backend=policy": reward.judge.backend == "policy" and not judges,
@@ -362,4 +364,4 @@ def check_rewards(
         for key, is_unused in unused.items()
         if is_unused
     ]
-    return notices, tried
+    return notices, tried, truths

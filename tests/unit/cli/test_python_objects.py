@@ -64,7 +64,8 @@ def keys(words: list[str]) -> dict[str, str]:
 def test_reward_function_loads_like_a_user_file(tmp_path: Path) -> None:
     given = keys(PythonObjects(reward=likes_seven).pickle_and_make_overrides(tmp_path / "objects"))
     path, name = given["custom_reward_function.path"], given["custom_reward_function.name"]
-    assert load_reward_function(CustomRewardFunction(path=path, name=name)).function(Prompt(0, "x", "q"), "77") == {"reward": 2.5, "accuracy": 1.0}
+    function = load_reward_function(CustomRewardFunction(path=path, name=name)).function
+    assert function(Prompt(0, "x", "q"), "77") == {"reward": 2.5, "accuracy": 1.0}
 
 
 def test_reward_loads_without_its_module(tmp_path: Path) -> None:
