@@ -12,11 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from alphaapollo.data.chats import drop_thoughts, read_inline_thoughts, read_thoughts
 from alphaapollo.data.images import PictureTokens
-from alphaapollo.data.rendering import Renderer
 from alphaapollo.types import JsonObject, Message
+
+if TYPE_CHECKING:
+    from alphaapollo.data.rendering import Renderer
 
 OPEN_THOUGHT = re.compile(r"<think>\s*\Z")  # at the end of a prompt: the template opens the thoughts of the answer
 EMPTY_THOUGHT = re.compile(r"\A\s*<think>\s*</think>\s*")
@@ -109,7 +112,7 @@ def _find_answer(history: Sequence[Message], message: Message, prompt: str, rend
     if start == prompt and thoughts.strip() not in answer:
         answer = f"<think>\n{thoughts}\n</think>\n\n{EMPTY_THOUGHT.sub('', answer)}"
     elif start != prompt and not end:
-        answer = f"{thoughts}\n</think>\n\n{answer}"
+        answer = f"{thoughts}\n</think>\n\n" + answer.lstrip("\n")
     elif start != prompt and thoughts.strip() not in before:
         answer = thoughts + answer
     stops = renderer.tokenizer.convert_ids_to_tokens([*renderer.eos_token_ids])
@@ -147,19 +150,17 @@ def check_chat_is_shown(chat: Sequence[Message], renderer: Renderer) -> None:
         probe = {**drop_thoughts(message)}
         if message["content"].strip() and not message.get("images"):
             probe["content"] = f"message{index}x"
-            marks[probe["content"]] = f"the role {message['role']!r} of message {index}"
-        if calls := message.get("tool_calls"):
-            names = [f"call{index}x{number}x" for number in range(len(calls))]
-            probe["tool_calls"] = [
-                {**call, "function": {**call["function"], "name": name}}
-                for call, name in zip(calls, names, strict=True)
-            ]
-            marks |= dict.fromkeys(names, f"the tool calls of message {index}")
+            marks[probe["content"]] = f"message {index} of the role {message['role']!r}"
+        for number, call in enumerate(calls := message.get("tool_calls", [])):
+            mark = f"call{index:02}x{number:02}"  # also as id, which some templates show instead
+            marked = {**call, "id": mark, "function": {**call["function"], "name": mark}}
+            probe["tool_calls"] = [*probe["tool_calls"][:number], marked, *calls[number + 1 :]]
+            marks[mark] = f"the tool calls of message {index}"
         probes.append(probe)
     shown = renderer.render_chat(probes)
     if hidden := next((mark for mark in marks if mark not in shown), None):
         raise ValueError(
-            f"the chat template does not show {marks[hidden]}. Write the content into a message of another role, e.g. "
-            "user, or use another chat_template."
+            f"the chat template does not show {marks[hidden]}. Remove it, write it into a message that is shown, e.g. "
+            "of the role user, or use another chat_template."
         )
     renderer.checked_chats.add(kind)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from alphaapollo.data.chat_turns import check_chat_is_shown
 from alphaapollo.data.generation_config import read_end_token_ids
 from alphaapollo.data.images import (
     ImageProcessor,
@@ -130,6 +131,8 @@ class Renderer:
             messages: messages of the environment, e.g. a tool result.
             last_sampled_token: last sampled token. If it ends a turn, the template's end of the turn is not added.
         """
+        if "tools" not in self.template_arguments:
+            check_chat_is_shown([Message(role="user", content="?"), *messages], self)
         ids = self.expand_placeholders(self._encode_following_messages(messages, True), messages)
         return self.skip_turn_end(ids, last_sampled_token)
 
