@@ -1,7 +1,7 @@
 """Cache of what is read from many rows at the start of a run: prompts, their lengths, tokenized examples.
 
 An entry is computed again if anything that determines it has changed, or if its file is damaged. The folder is
-$ALPHAAPOLLO_CACHE, or alphaapollo in $XDG_CACHE_HOME or ~/.cache. Several processes may use it at a time.
+$ALPHAAPOLLO_CACHE, or alphaapollo/rows in $XDG_CACHE_HOME or ~/.cache. Several processes may use it at a time.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import os
 import pickle
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
@@ -32,8 +33,8 @@ LIBRARIES = ("transformers", "tokenizers", "jinja2", "pyarrow")
 def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]) -> T:
     """Return the result of `compute`, which the renderer and `inputs`, values that JSON can represent, determine.
 
-    Token ids in a `Row` become arrays. Nothing is cached for models that read pictures, or with a tokenizer whose code
-    is not part of transformers.
+    Token ids in a `Row` become arrays, and the renderer's counters are increased as `compute` does. Nothing is cached
+    for models that read pictures, or with a tokenizer whose code is not part of transformers.
     """
     tokenizer, template = renderer.tokenizer, str(renderer.tokenizer.chat_template)
     if renderer.images or not tokenizer.is_fast or not type(tokenizer).__module__.startswith("transformers."):
@@ -48,15 +49,22 @@ def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]
     except (TypeError, ValueError):  # `compute` may refuse the value
         return compute()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    file = Path(os.environ.get("ALPHAAPOLLO_CACHE") or Path(cache, "alphaapollo")).expanduser() / f"{key}.pickle"
+    file = Path(os.environ.get("ALPHAAPOLLO_CACHE") or Path(cache, "alphaapollo/rows")).expanduser() / f"{key}.pickle"
+    counters = [one for one in vars(renderer).values() if isinstance(one, Counter)]  # of what notices report
+    before = [one.copy() for one in counters]
     if (content := _read_entry(file)) is None:
         started = time.perf_counter()
-        content = pickle.dumps(compute())
+        result = compute()
+        content = pickle.dumps((result, [now - old for now, old in zip(counters, before, strict=True)]))
+        del result  # it may need much more memory than `content`
         if time.perf_counter() - started >= MIN_SECONDS:
             with suppress(OSError):  # the folder is read-only, or the disk is full
                 _write_entry(file, content)
-    result: T = pickle.loads(content)
-    return result
+    kept: tuple[T, list[Counter[str]]] = pickle.loads(content)
+    for counter, old, found in zip(counters, before, kept[1], strict=True):
+        counter.clear()
+        counter.update(old + found)
+    return kept[0]
 
 
 def _read_entry(file: Path) -> bytes | None:

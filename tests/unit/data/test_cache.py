@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,8 +121,8 @@ def test_fast_results_are_not_kept(folder: Path, make_tokenizer: Callable[..., A
     ("variables", "expected"),
     [
         ({"ALPHAAPOLLO_CACHE": "{}/own", "XDG_CACHE_HOME": "{}/xdg"}, "own"),
-        ({"XDG_CACHE_HOME": "{}/xdg"}, "xdg/alphaapollo"),
-        ({"HOME": "{}/home"}, "home/.cache/alphaapollo"),
+        ({"XDG_CACHE_HOME": "{}/xdg"}, "xdg/alphaapollo/rows"),
+        ({"HOME": "{}/home"}, "home/.cache/alphaapollo/rows"),
     ],
 )
 def test_place_of_the_folder(
@@ -140,3 +141,11 @@ def test_place_of_the_folder(
     (entry,) = (tmp_path / expected).iterdir()
     written = entry.read_bytes()
     assert hashlib.sha256(written[32:]).digest() == written[:32]
+
+
+def test_counters_of_the_renderer_count_what_was_counted(folder: Path, make_tokenizer: Callable[..., Any]) -> None:
+    for _ in range(2):
+        renderer = Renderer(make_tokenizer())
+        renderer.control_strings = Counter({"<|im_end|>": 1})
+        load_or_compute(renderer, "rows", lambda: renderer.control_strings.update(["<|im_end|>", "<|im_start|>"]))  # noqa: B023
+        assert renderer.control_strings == {"<|im_end|>": 2, "<|im_start|>": 1}
