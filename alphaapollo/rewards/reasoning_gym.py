@@ -16,7 +16,7 @@ from typing import Any
 import reasoning_gym  # noqa: F401 its import takes long, so it is not part of the time of the first answer
 
 from alphaapollo.rewards.answer_extraction import find_answer_tag
-from alphaapollo.rewards.base import make_wrong_format_score
+from alphaapollo.rewards.base import get_question, make_wrong_format_score
 from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_puzzle_dataset
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.json_types import JsonObject
@@ -70,9 +70,17 @@ def answer_from_truth(prompt: Prompt) -> str | None:
 
 
 def _get_puzzle(prompt: Prompt) -> JsonObject:
+    """Return the puzzle of the environment, or of a row that reasoning-gym wrote (metadata.source_dataset)."""
     puzzle: JsonObject | None = prompt.extra_info.get(PUZZLE_KEY)
+    metadata = prompt.extra_info.get("metadata") or {}
+    if puzzle is None and "source_dataset" in metadata:
+        entry = {"question": get_question(prompt), "answer": prompt.ground_truth, "metadata": metadata}
+        return {"task": metadata["source_dataset"], "level": None, "settings": {}, "entry": entry}
     if puzzle is None:
-        raise ValueError(f"row {prompt.id} has no puzzle. Set env.env_name=reasoning_gym, which creates puzzles.")
+        raise ValueError(
+            f"row {prompt.id} has no puzzle. Set env.env_name=reasoning_gym, which creates puzzles, or keep the column "
+            "metadata of the package."
+        )
     return puzzle
 
 

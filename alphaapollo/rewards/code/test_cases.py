@@ -50,6 +50,11 @@ MODULES = (
 # The peers' graders of inputs and outputs import these names before an answer, which uses `List` and `deque` as given.
 IMPORTS = "\n".join(f"from {module} import *" for module in (*MODULES.split(), "typing", "builtins"))
 IMPORTS += f"\nimport {', '.join(MODULES.split())}\nsys.setrecursionlimit(50_000)\n"
+PYTEST = """import types, unittest
+class approx(float): __eq__ = lambda self, other: abs(other - self) <= max(1e-12, 1e-6 * abs(self))
+def raises(error, match=""): return unittest.TestCase().assertRaisesRegex(error, match)
+pytest = types.SimpleNamespace(approx=approx, raises=raises)
+"""  # replaces pytest, which the sandbox does not have
 FUTURE = re.compile(r"^from __future__ import .*\n?", re.MULTILINE)
 
 
@@ -171,6 +176,7 @@ def _make_code_tests(code: str, setup: str, name: str) -> FunctionTests:
             methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef)]
             calls += [f"{case}().{method}()" for method in methods if method.startswith("test")]
     code = "\n".join([ast.unparse(tree) if imported else code, *calls])
+    code = re.sub(r"^import pytest$", lambda _: PYTEST, code, flags=re.MULTILINE)
     return FunctionTests(code, setup, find_undefined_functions(code, setup))
 
 
@@ -185,11 +191,14 @@ def _is_code(text: str) -> bool:
 def _read_call(given: object, result: object) -> tuple[str, object]:
     """Return the arguments of a call as code, and its result. In text, each line is an argument as JSON."""
     if isinstance(given, str):
-        arguments = [_read_value(line) for line in given.split("\n") if line.strip()]
-        return ", ".join(map(repr, arguments)), _read_value(result) if isinstance(result, str) else result
+        given = [_read_value(line) for line in given.split("\n") if line.strip()]
+        result = _read_value(result) if isinstance(result, str) else result
     if isinstance(given, dict):
         return f"**{given!r}", result
-    return f"*{given if isinstance(given, list) else [given]!r}", result
+    arguments = given if isinstance(given, list) else [given]
+    if arguments and isinstance(arguments[0], dict) and all(map(str.isdecimal, arguments[0])):  # as APPS does
+        arguments = [{int(key): value for key, value in arguments[0].items()}, *arguments[1:]]
+    return f"*{arguments!r}", result
 
 
 def _read_value(text: str) -> object:

@@ -32,7 +32,14 @@ CALLS = {"inputs": ["1\n2", "3\n4"], "outputs": ["3", "7"], "fn_name": "add"}
 LIVECODEBENCH = [{**case, "testtype": "functional", "metadata": {"func_name": "add"}} for case in CALL_CASES]
 ASSERTS = ["assert add(1, 2) == 3", "assert add(3, 4) == 7"]
 KODCODE = (
+    "from solution import add\n\ndef test_a():\n    assert add(1, 2) == 3\n\n"
+    "def test_b():\n    assert add(3, 4) == 7\n"
+)
     "from solution import add\n\ndef test_a():\n    assert add(1, 2) == 3\n\ndef test_b():\n    assert add(3, 4) == 7\n"
+)
+PYTEST = (
+    "import pytest\nfrom solution import add\n\ndef test_add():\n    with pytest.raises(TypeError):\n        add(1, '2')\n"
+    "    assert add(0.1, 0.2) == pytest.approx(0.3)\n    assert add([1], [2]) == [1, 2]\n"
 )
 UNITTEST = (
     "import unittest\nfrom solution import add\n\nclass TestAdd(unittest.TestCase):\n    def test_add(self):\n"
@@ -99,6 +106,11 @@ SHAPES = {
     "prime_code": (CALLS, ADD, SUBTRACT),
     "prime_code, method": (json.dumps(CALLS), METHOD, WRONG_METHOD),
     "apps, arguments": ({"inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]], "fn_name": "add"}, ADD, SUBTRACT),
+    "apps, numbers as keys": (
+        {"inputs": [[{"1": 2}]], "outputs": [{"2": 1}], "fn_name": "invert"},
+        "def invert(d):\n    return {v: k for k, v in d.items()} if 1 in d else None",
+        "def invert(d):\n    return d",
+    ),
     "arguments by name": ({"inputs": [{"a": 1, "b": 2}], "outputs": [3], "func_name": "add"}, ADD, SUBTRACT),
     "primeintellect": (
         [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}],
@@ -124,6 +136,8 @@ SHAPES = {
     "asserts as text": ("\n".join(ASSERTS), ADD, SUBTRACT),
     "kodcode": (KODCODE, ADD, SUBTRACT),
     "kodcode, columns": ({"test": KODCODE, "test_info": [{"function_name": "add"}]}, ADD, SUBTRACT),
+    "pytest": (PYTEST, ADD, SUBTRACT),
+    "pytest, only errors": (PYTEST, ADD, "def add(a, b):\n    return int(a) + int(b)"),
     "unittest": (UNITTEST, ADD, SUBTRACT),
 }
 
