@@ -10,15 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cached_property
-from itertools import dropwhile
+from itertools import chain, dropwhile
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from alphaapollo.data.chat_turns import check_chat_is_shown
+from alphaapollo.data.control_text import SPLIT, make_control_pattern, split_control_text
 from alphaapollo.data.generation_config import read_end_token_ids
 from alphaapollo.data.images import (
     ImageProcessor,
@@ -65,13 +68,13 @@ class Renderer:
         self.model_path = model_path
         self.template_arguments = dict(template_arguments)
         self.images = images
+        self.control_strings, self.control_strings_of_texts = Counter[str](), Counter[str]()
         self.checked_chats: set[tuple[object, ...]] = set()  # kinds of chats that data/chat_turns.py has checked
 
     def with_arguments(self, arguments: Mapping[str, object]) -> Renderer:
         """Return a copy with more variables for the chat template, e.g. the tools of a data row."""
         other = copy(self)
         other.template_arguments = {**self.template_arguments, **arguments}
-        other.__dict__.pop("_template_arguments_with_split_tools", None)  # the cached copy with the old variables
         return other
 
     def encode_prompt(self, content: list[Message] | str) -> list[int]:
@@ -119,6 +122,9 @@ class Renderer:
 
     def _encode_unexpanded(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
         """Tokenize prompts with one placeholder per picture."""
+        for text in contents:
+            if isinstance(text, str):
+                self.control_strings_of_texts.update(self._control_patterns["user"].findall(text))
         texts = [self.render_chat(content) if isinstance(content, list) else content for content in contents]
         chats = {isinstance(content, list) for content in contents}
         assert len(chats) <= 1, "chats and texts cannot be mixed"
@@ -193,14 +199,20 @@ class Renderer:
         chat = [make_content_parts(message) if message.get("images") else message for message in messages]
         if any(message.get("tool_calls") for message in chat) and self._reads_arguments_as_text:
             chat = [_write_arguments_as_text(message) for message in chat]
-        return self._apply_template(chat, add_generation_prompt)
+        by_role = self._control_patterns
+        patterns = [by_role.get(message["role"], by_role["user"]) for message in chat]
+        chat = [split_control_text(*pair, self.control_strings) for pair in zip(chat, patterns, strict=True)]
+        tools = {name: value for name, value in self.template_arguments.items() if name == "tools"}
+        return self._apply_template(chat, add_generation_prompt, split_control_text(tools, by_role["user"], Counter()))
 
-    def _apply_template(self, chat: Sequence[ChatMessage], add_generation_prompt: bool) -> str:
+    def _apply_template(
+        self, chat: Sequence[ChatMessage], add_generation_prompt: bool, tools: Mapping[str, Any] = MappingProxyType({})
+    ) -> str:
         import jinja2
 
         try:
             rendered = self.tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=add_generation_prompt, **self.template_arguments
+                chat, tokenize=False, add_generation_prompt=add_generation_prompt, **self.template_arguments | tools
             )
             rendered.encode()  # raises UnicodeEncodeError for an unpaired surrogate, which has no tokens
         except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
@@ -241,7 +253,37 @@ class Renderer:
     def encode(self, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
         """Tokenize each text. The text of a rendered chat needs add_special_tokens=False."""
         encoded = self.tokenizer(texts, add_special_tokens=add_special_tokens, return_attention_mask=False)
-        return [*encoded["input_ids"]]
+        return [
+            [*chain(*self.encode(text.split(SPLIT)))] if SPLIT in text else ids
+            for text, ids in zip(texts, encoded["input_ids"], strict=True)
+        ]
+
+    def list_control_notices(self) -> list[str]:
+        """Return notices about the control strings in the chats and texts rendered so far."""
+        ends = (
+            (self.control_strings, "Messages", "They are ordinary text, so that they do not end or start a turn."),
+            (self.control_strings_of_texts, "Text prompts", "They stay control tokens. Use messages for a chat."),
+        )
+        return [
+            f"{where} contain {found.total()} control strings, e.g. {next(iter(found))}. {what}"
+            for found, where, what in ends
+            if found
+        ]
+
+    @cached_property
+    def _control_patterns(self) -> dict[str, re.Pattern[str]]:
+        """Patterns of control strings by role; other roles are like the user. The assistant may write special tokens
+        that do not start or end a turn, e.g. those of tool calls."""
+        question, answer = Message(role="user", content=PLACEHOLDER), Message(role="assistant", content=PLACEHOLDER)
+        frame = set[int]()
+        with suppress(ValueError):  # a template for other chats
+            shown = self._apply_template([question, answer, question], True) if self.tokenizer.chat_template else ""
+            frame = {*self.encode([shown])[0]} & self._marker_ids | {*self.eos_token_ids}
+        added, template = self.tokenizer.added_tokens_decoder, str(self.tokenizer.chat_template)
+        markers = {one for one in self._marker_ids & {*added} if added[one].special or added[one].content in template}
+        names = [self.tokenizer.convert_ids_to_tokens([*ids]) for ids in (markers | frame, frame)]
+        kinds = {"user": (names[0], False), "tool": (names[0], True), "assistant": (names[1], False)}
+        return {role: make_control_pattern(*kind) for role, kind in kinds.items()}
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -256,7 +298,9 @@ class Renderer:
     @cached_property
     def turn_end_ids(self) -> list[int]:
         """Token ids that the chat template adds after the last assistant turn; empty without a template."""
-        return self._encode_following_messages([], add_generation_prompt=False) if self.tokenizer.chat_template else []
+        chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER)]
+        shown = self._apply_template(chat, False) if self.tokenizer.chat_template else ""
+        return self.encode([shown.partition(PLACEHOLDER)[2]])[0] if shown else []
 
     @cached_property
     def missing_end_ids(self) -> list[int]:
@@ -293,7 +337,7 @@ class Renderer:
     @cached_property
     def _marker_ids(self) -> set[int]:
         added = self.tokenizer.added_tokens_decoder.items()
-        return {*self.tokenizer.all_special_ids, *(index for index, token in added if not token.content.isspace())}
+        return {*self.tokenizer.all_special_ids, *(one for one, token in added if re.search(r"[^\w\s]", token.content))}
 
 
 def _write_arguments_as_text(message: ChatMessage) -> ChatMessage:

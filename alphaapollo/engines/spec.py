@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alphaapollo.config.schema import Model, Rollout
+from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.base import Device
+from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.weight_sync.transport import TransportKind
 
 
@@ -28,10 +29,7 @@ class EngineSpec:
 
     def find_excluded_ids(self) -> tuple[int, ...]:
         """Return the ids that must never be sampled. Raises ValueError if the model or the tokenizer cannot be read."""
-        from alphaapollo.models.vocabulary import find_excluded_ids  # imports torch
-
-        trusts, path = self.trust_remote_code, self.tokenizer_path
-        return find_excluded_ids(Model(path=self.model_path, tokenizer_path=path, trust_remote_code=trusts))
+        return find_excluded_ids(self.model_path, self.tokenizer_path, self.trust_remote_code)
 
     cleanup_folders: tuple[str, ...] = ()  # shared-memory folders to remove when the run ends
 

@@ -19,6 +19,7 @@ from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids
+from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.models.attention.backends import uses_alphaapollo_backend
 from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layers
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
@@ -35,7 +36,6 @@ from alphaapollo.models.vision import (
     make_image_arguments,
     replace_placeholder_ids,
 )
-from alphaapollo.models.vocabulary import find_excluded_ids
 from alphaapollo.types import ImageInput
 
 if TYPE_CHECKING:
@@ -165,7 +165,8 @@ def load_policy(
     model: Model, mesh: ModelMesh, dtype: torch.dtype, offload_policy: bool, adapter_seed: int | None = None
 ) -> PolicyModel:
     """Load and shard a policy (a collective). `adapter_seed`: seed of LoRA adapters; None: the policy is frozen."""
-    attention, excluded_ids = get_attention_kernel(model), find_excluded_ids(model)
+    attention = get_attention_kernel(model)
+    excluded_ids = find_excluded_ids(model.path, model.tokenizer_path, model.trust_remote_code)
 
     def load(parameter_dtype: torch.dtype | None) -> PolicyModel:
         if adapter_seed is None:

@@ -13,12 +13,12 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from alphaapollo.config.schema import Model, Rollout
+from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.engines.hf import HFEngine
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf
-from alphaapollo.models.vocabulary import find_excluded_ids
 from alphaapollo.types import Sampling
 from tests.unit.tiny import VOCABULARY, build_model
 
@@ -45,7 +45,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "llama"])
 def test_engine_and_trainer_exclude_ids_without_a_token(folders: dict[str, Path], name: str) -> None:
     model = Model(path=str(folders[name]))
-    excluded = find_excluded_ids(model)
+    excluded = find_excluded_ids(model.path, "", False)
     assert excluded == (HOLE, *range(KNOWN, VOCABULARY))
     spec = EngineSpec(
         *(0, model.path, False, Rollout(name="hf", max_num_seqs=256), "cpu", "float32", 64, "log"),
