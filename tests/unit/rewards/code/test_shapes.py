@@ -32,13 +32,11 @@ CALLS = {"inputs": ["1\n2", "3\n4"], "outputs": ["3", "7"], "fn_name": "add"}
 LIVECODEBENCH = [{**case, "testtype": "functional", "metadata": {"func_name": "add"}} for case in CALL_CASES]
 ASSERTS = ["assert add(1, 2) == 3", "assert add(3, 4) == 7"]
 KODCODE = (
-    "from solution import add\n\ndef test_a():\n    assert add(1, 2) == 3\n\n"
-    "def test_b():\n    assert add(3, 4) == 7\n"
-)
     "from solution import add\n\ndef test_a():\n    assert add(1, 2) == 3\n\ndef test_b():\n    assert add(3, 4) == 7\n"
 )
 PYTEST = (
-    "import pytest\nfrom solution import add\n\ndef test_add():\n    with pytest.raises(TypeError):\n        add(1, '2')\n"
+    "import pytest\nfrom solution import add\n\ndef test_add():\n"
+    "    with pytest.raises(TypeError):\n        add(1, '2')\n"
     "    assert add(0.1, 0.2) == pytest.approx(0.3)\n    assert add([1], [2]) == [1, 2]\n"
 )
 UNITTEST = (
