@@ -12,7 +12,7 @@ from alphaapollo.data.images import collect_pictures
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.types import Prompt
 
-BATCH = 4096  # prompts that are tokenized at a time
+BATCH = 4096  # texts that are tokenized at a time
 Truncation = Literal["error", "left", "right", "drop"]
 
 

@@ -29,7 +29,7 @@ from alphaapollo.data.files import DataRow, convert_rows
 from alphaapollo.data.formats import SFT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import PictureReader, RowPictures
 from alphaapollo.data.images import LazyImages, list_unused_mark_notices
-from alphaapollo.data.length_limit import Truncation, truncate_prompt
+from alphaapollo.data.length_limit import BATCH, Truncation, truncate_prompt
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.resolved_files import resolve_entry
 from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
@@ -191,7 +191,13 @@ def read_text_column(row: DataRow, column: str) -> str:
 
 
 def tokenize_examples(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
-    """Tokenize examples, given as lists of pieces, in one call of the tokenizer, which then uses all cores."""
+    """Tokenize examples, given as lists of pieces, in batches: the tokenizer uses all cores, but its results are
+    large."""
+    batches = (examples[start : start + BATCH] for start in range(0, len(examples), BATCH))
+    return [row for batch in batches for row in _tokenize_batch(batch, renderer)]
+
+
+def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
     pieces = [piece for example in examples for piece in example]
     tokens: dict[bool, Iterator[list[int]]] = {}
     for starts_text in (False, True):

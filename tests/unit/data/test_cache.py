@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.data import cache
+from alphaapollo.data import cache, length_limit, sft_examples
 from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.sft_examples import make_text_pieces, tokenize_examples
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.types import Row
+from alphaapollo.types import Prompt, Row
 
 
 @pytest.fixture
@@ -149,3 +150,18 @@ def test_counters_of_the_renderer_count_what_was_counted(folder: Path, make_toke
         renderer.control_strings = Counter({"<|im_end|>": 1})
         load_or_compute(renderer, "rows", lambda: renderer.control_strings.update(["<|im_end|>", "<|im_start|>"]))  # noqa: B023
         assert renderer.control_strings == {"<|im_end|>": 2, "<|im_start|>": 1}
+
+
+def test_rows_are_tokenized_in_batches(make_tokenizer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = Renderer(make_tokenizer())
+    pieces = [make_text_pieces(f"{number}?", "4" * number) for number in range(1, 6)]
+    prompts = [Prompt(number, "", "?" * number) for number in range(1, 6)]
+    together = tokenize_examples(pieces, renderer)
+    calls = list[int]()
+    encode = renderer.encode
+    monkeypatch.setattr(renderer, "encode", lambda texts, **keys: calls.append(len(texts)) or encode(texts, **keys))
+    for module in (sft_examples, length_limit):
+        monkeypatch.setattr(module, "BATCH", 2)
+    assert tokenize_examples(pieces, renderer) == together
+    assert length_limit.apply_length_limit(prompts, renderer, 3, "drop") == (prompts[:3], 2)
+    assert max(calls) == 2
