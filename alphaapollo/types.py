@@ -218,10 +218,11 @@ class Turn:
     observation: list[Message] | None = None  # messages of the environment; None after the last turn
     context_images: tuple[ImageInput, ...] = ()  # pictures whose placeholders are in context_ids, in order
     answer_number: int = 0  # agents: position among the session's answers; the turns are in the order of rows
+    raw_text: str = ""  # text of a truncated action with its special tokens, for display
 
     def __reduce__(self) -> tuple[object, ...]:
         given = (self.text, self.reward, self.valid, self.info, self.observation)
-        fields = (*given, self.context_images, self.answer_number)
+        fields = (*given, self.context_images, self.answer_number, self.raw_text)
         return Turn, (array("i", self.context_ids), self.completion, *fields)
 
 

@@ -174,19 +174,17 @@ class Renderer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens to text without special tokens and without a stop token at the end, for display, graders and
         environments (never re-encoded)."""
-        return self._decode(self.remove_stop(token_ids), skip_special_tokens=True)
+        return self.decode_raw(self.remove_stop(token_ids), skip_special_tokens=True)
 
     def remove_stop(self, token_ids: Sequence[int]) -> list[int]:
         """Return sampled tokens without a stop token at the end."""
         ids = list(token_ids)
         return ids[:-1] if ids and ids[-1] in self.eos_token_ids else ids
 
-    def _decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
-        return str(
-            self.tokenizer.decode(
-                token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-            )
-        )
+    def decode_raw(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Decode tokens with special tokens, e.g. those of an answer that did not end."""
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(list(token_ids), **options))
 
     def render_chat(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> str:
         """Convert a chat to text with the chat template, including special tokens."""
@@ -199,11 +197,14 @@ class Renderer:
         chat = [make_content_parts(message) if message.get("images") else message for message in messages]
         if any(message.get("tool_calls") for message in chat) and self._reads_arguments_as_text:
             chat = [_write_arguments_as_text(message) for message in chat]
-        by_role = self._control_patterns
-        patterns = [by_role.get(message["role"], by_role["user"]) for message in chat]
-        chat = [split_control_text(*pair, self.control_strings) for pair in zip(chat, patterns, strict=True)]
         tools = {name: value for name, value in self.template_arguments.items() if name == "tools"}
-        return self._apply_template(chat, add_generation_prompt, split_control_text(tools, by_role["user"], Counter()))
+        tools = split_control_text(tools, self._control_patterns["user"], Counter())
+        return self._apply_template(self.split_control_strings(chat), add_generation_prompt, tools)
+
+    def split_control_strings(self, chat: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Return messages whose texts have no control strings when they are rendered and encoded."""
+        patterns = [self._control_patterns.get(one["role"], self._control_patterns["user"]) for one in chat]
+        return [split_control_text(*pair, self.control_strings) for pair in zip(chat, patterns, strict=True)]
 
     def _apply_template(
         self, chat: Sequence[ChatMessage], add_generation_prompt: bool, tools: Mapping[str, Any] = MappingProxyType({})
@@ -316,7 +317,7 @@ class Renderer:
     def describe_stops(self) -> str:
         """Return the tokens that end a turn, and the template's end if it is a text of several tokens."""
         tokens = ", ".join(map(str, self.tokenizer.convert_ids_to_tokens(list(self.eos_token_ids))))
-        end = self._decode(self.turn_end_ids, False).strip()
+        end = self.decode_raw(self.turn_end_ids, False).strip()
         if not end or self._find_marker(self.turn_end_ids):
             return tokens or "none"
         return f"{tokens or 'none'}; the chat template ends a turn with the text {end!r}, which does not stop sampling"

@@ -50,7 +50,7 @@ class ToolRenderer(Renderer):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens without a final stop token. Keeps other special tokens, which tool calls may contain."""
-        return self._decode(self.remove_stop(token_ids), skip_special_tokens=False)
+        return self.decode_raw(self.remove_stop(token_ids))
 
     def check_template_shows_tools(self, in_append_context: bool) -> None:
         """Raise ValueError if the chat template does not render the tools and their results.

@@ -168,6 +168,7 @@ class RolloutWorker:
             self._runner = EpisodeRunner(
                 engine=self.engine,
                 decode=renderer.decode,
+                decode_raw=renderer.decode_raw,
                 make_token_context=make_token_context_factory(env, renderer, data),
                 limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn),
                 grade=grade,

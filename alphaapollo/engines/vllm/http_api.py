@@ -142,7 +142,7 @@ class SessionRenderer:
         request, images = CURRENT_REQUEST.get(), list[tuple[ImageInput, ...]]()
         if request is not None:
             pictures = await self._pictures.read(messages)
-            messages, images = pictures.messages, pictures.images
+            messages, images = self._turns.split_control_strings(pictures.messages), pictures.images
         if any(isinstance(message, dict) and isinstance(message.get("content"), list) for message in messages):
             conversation, prompt = await self._render_parts(messages, params)
         else:
@@ -187,7 +187,7 @@ class SessionRenderer:
         return [*known, *self._turns.skip_turn_end(following, known[-1])] if following else []
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return self._turns.encode([text])[0]
 
 
 class PolicyClient:
