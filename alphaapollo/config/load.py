@@ -88,7 +88,7 @@ def load_config_and_user_settings(
     presets = _list_presets([shipped]) if schema is Config else []
     options = _parse_options(argv, find_command_module(config_name), presets)
     name = (options.config_name or config_name).removesuffix(".yaml")
-    user_values = read_user_yaml(options.config) if options.config else saved_values
+    user_values = read_user_yaml(options.config, schema) if options.config else saved_values
     config_folders = [shipped]
     if options.config_dir is not None:
         config_folders.insert(0, Path(options.config_dir).expanduser().resolve())
@@ -105,6 +105,7 @@ def load_config_and_user_settings(
     check_not_set_twice([*(override.key_or_group for override in overrides), *file_keys])
     for old_name in [*old_names, *move_renamed_keys(values)]:
         _warn_of_old_name(old_name)
+    _restore_typed_texts(schema, values, overrides)
     _check_no_secrets(values)
     config = build_config(schema, values)
     if options.cfg:
@@ -113,15 +114,47 @@ def load_config_and_user_settings(
     return config, _collect_user_settings(overrides, config_folders, user_values or {}, flatten_maps(values))
 
 
+def _restore_typed_texts(schema: type[BaseModel], values: JsonObject, overrides: Sequence[Override]) -> None:
+    """Give text keys the text that was typed where Hydra read a number, a boolean or null: 1e3, 1_000, true."""
+    for override in overrides:
+        name, parsed = find_new_name(override.key_or_group), override.value()
+        typed = (override.input_line or "").partition("=")[2].strip()
+        *sections, last = name.split(".")
+        section: Any = values
+        for part in sections:
+            section = section.get(part) if isinstance(section, dict) else None
+        if not _takes_text(schema, name) or not isinstance(section, dict):
+            continue
+        words = [word.strip() for word in typed.strip("[]").split(",")]
+        if isinstance(parsed, list) and len(words) == len(parsed):
+            texts = zip(words, parsed, strict=True)
+            section[last] = [one if isinstance(one, str | dict | list) else word for word, one in texts]
+        elif not isinstance(parsed, str | list | dict | None):
+            section[last] = typed
+
+
+def _takes_text(schema: type[BaseModel], name: str) -> bool:
+    """Return whether a key, or an entry of a map, is a text or a list of texts."""
+    known = list_keys(schema)
+    map_key = find_map_key_of_entry(name, schema)
+    described = known[map_key].type.partition(" to ")[2] if map_key else known[name].type if name in known else ""
+    return described.startswith("text") or "list of text" in described
+
+
 @cache  # once per process
 def _warn_of_old_name(name: str) -> None:
     print(f"warning: {name} is {describe_rename(name)}.", file=sys.stderr)
 
 
-def read_user_yaml(file: str) -> JsonObject:
-    """Read the YAML file of --config. Raises ConfigError if it cannot be read or does not contain keys and values."""
+def read_user_yaml(file: str, schema: type[BaseModel]) -> JsonObject:
+    """Read the YAML file of --config. Values of text keys are text as it is written, e.g. 007 or 2026-01-01.
+
+    Raises ConfigError if the file cannot be read or does not contain keys and values."""
     try:
-        values = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
+        loader = yaml.SafeLoader(Path(file).expanduser().read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        _mark_texts(node, "", schema)
+        values = loader.construct_document(node) if node else None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"--config {file}: the file cannot be read ({' '.join(str(error).split())}). Fix it, or set another file."
@@ -132,6 +165,18 @@ def read_user_yaml(file: str) -> JsonObject:
     if not isinstance((values or {}).get("defaults", []), list):
         raise ConfigError(f"--config {file}: defaults must be a list. Write e.g. defaults: [algorithm: dapo, _self_].")
     return {str(key): value for key, value in (values or {}).items()}
+
+
+def _mark_texts(node: yaml.Node | None, name: str, schema: type[BaseModel]) -> None:
+    """Mark the values of text keys in parsed YAML as texts."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            _mark_texts(value, f"{name}.{key.value}".lstrip("."), schema)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _mark_texts(item, name, schema)
+    elif node is not None and node.tag != "tag:yaml.org,2002:null" and _takes_text(schema, find_new_name(name)):
+        node.tag = "tag:yaml.org,2002:str"
 
 
 def drop_unknown_keys(schema: type[BaseModel], values: Mapping[str, object]) -> JsonObject:
@@ -162,6 +207,7 @@ def check_override(schema: type[BaseModel], override: str) -> None:
     values = parsed.value()
     for part in reversed(parsed.key_or_group.split(".")):
         values = {part: values}
+    _restore_typed_texts(schema, values, [parsed])
     build_config(schema, json.loads(json.dumps(values, default=str)))
 
 
