@@ -64,6 +64,9 @@ def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
     if not path.is_dir() and (matches := sorted(glob.glob(str(path), recursive=True))):
         return ResolvedFiles(text, tuple(file for one in matches for file in resolve_entry(one, splits).files))
     folder = Path(entry.path).expanduser()
+    results = folder / "results.jsonl"
+    if results.is_file() and (folder / "config.yaml").is_file():  # run of main_generation
+        return ResolvedFiles(text, (results,))
     if folder.is_dir() and not entry.revision:
         return _resolve_folder(folder.absolute(), entry, splits)
     if entry.is_hub_id:

@@ -49,7 +49,8 @@ def prepare_problems(config: EvalConfig, console: Console) -> list[PromptRespons
     """Check the configuration, read the problems and print how many there are. Raises ValueError for invalid input."""
     notices = check_config_and_get_notices(config)
     check_folder_belongs_to_command(config)
-    problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
+    files = name_splits(config.data.path, HELD_OUT, notices)
+    problems = read_problems(files, config.data.prompt_key, config.data.response_key)
     prompts = [problem.prompt for problem in problems]
     notices += check_rewards(prompts, config.reward, config.custom_reward_function)[0]
     responses = [response for problem in problems for response in problem.responses]
@@ -66,7 +67,6 @@ def prepare_problems(config: EvalConfig, console: Console) -> list[PromptRespons
 
 def read_problems(files: str | list[str], prompt_key: str, response_key: str) -> list[PromptResponses]:
     """Read the problems of data files. Raises ValueError for missing files or columns, or invalid rows."""
-    files = name_splits(files, HELD_OUT, [])
     prompts = load_prompts(files, prompt_key)
     rows = [responses for path in to_file_list(files) for responses in _read_responses(path, response_key)]
     found: dict[tuple[str, str, str | None], PromptResponses] = {}

@@ -34,7 +34,7 @@ SAMPLE_IDENTITY = ResumeRule("refused", "it determines what is sampled")
 
 class GenerationData(PromptData):
     path: Annotated[str | list[str], FilePath("data", required=True)] = ""
-    """Prompts: one or several parquet or jsonl files (required)."""
+    """Prompts: files, folders, globs, or OWNER/NAME[:config][@revision][#split] of the hub (required; docs/data.md)."""
     n_samples: PositiveInt = 1
     """Samples per prompt."""
     max_samples: CountOrMinusOne = -1

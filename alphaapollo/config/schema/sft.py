@@ -28,8 +28,8 @@ class SftData(TuningData):
     val_prompts: Annotated[
         str | list[str], ActiveUnless("/trainer.test_freq", -1), CHANGES_VALIDATION, FilePath("data")
     ] = ""
-    """Prompts that the model answers at every validation, scored as data.val_files of main_ppo (docs/sft.md): one or
-    several parquet or jsonl files; empty = none. val_max_samples and truncation apply."""
+    """Prompts that the model answers at every validation, scored as data.val_files of main_ppo (docs/sft.md): entries
+    like those of train_files; empty = none. val_max_samples and truncation apply."""
     max_prompt_length: Annotated[PositiveInt, WHEN_VAL_PROMPTS, CHANGES_VALIDATION] = 512
     """Maximum tokens of a rendered prompt of val_prompts."""
     max_response_length: Annotated[PositiveInt, WHEN_VAL_PROMPTS, CHANGES_VALIDATION] = 512

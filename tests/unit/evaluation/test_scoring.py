@@ -98,7 +98,9 @@ def test_what_main_generation_wrote_is_scored_again(tmp_path: Path) -> None:
     path.write_text(
         "".join(format_trajectory_lines(0, [make_group(*samples, make_trajectory(sample=4), prompt=prompt)]))
     )
-    assert run(tmp_path, f"{tmp_path}/*.jsonl") == 0
+    save_config(GenerationConfig(), tmp_path / "config.yaml")
+    for entry in (f"{tmp_path}/*.jsonl", str(tmp_path)):
+        assert run(tmp_path, entry) == 0
     assert summary(tmp_path)["all"]["outcomes"]["environment_failed"] == 1
 
 
