@@ -32,26 +32,30 @@ SPAN_KEYS = ("train_detail", "training_detail")  # axolotl's weights of parts of
 def read_chat(value: list[object], column: str, reader: PictureReader = LOCAL_PICTURES) -> list[Message]:
     """Convert a list of {role, content} or {from, value} from a data file to messages. Drops keys with the value None.
 
-    Tool results get the id and the name of their call, if they have none. `RowPictures.place` adds the pictures of the
-    row. Raises ValueError if a message is malformed or all contents are empty. The error text starts with `column`.
+    Calls and tool results without an id get one. `RowPictures.place` adds the pictures of the row. Raises ValueError if
+    a message is malformed or all contents are empty. The error text starts with `column`.
     """
     messages: list[Message] = []
-    waiting: list[ToolCall] = []  # calls without a result
+    waiting: dict[str, ToolCall] = {}  # calls without a result, by id
     for one in value:
         try:
             message, is_call = _read_message(one, reader)
         except ValueError as error:
             raise ValueError(f"{column} has an invalid message: {error}") from error
         if is_call and messages and messages[-1]["role"] == "assistant":  # ShareGPT: parallel calls follow each other
-            message["tool_calls"] = [*messages[-1].get("tool_calls", []), *message["tool_calls"]]
-            message = cast(Message, {**messages.pop(), "tool_calls": message["tool_calls"]})
+            earlier = messages.pop()
+            message = {**earlier, "tool_calls": [*earlier.get("tool_calls", []), *message["tool_calls"]]}
         if message["role"] == "assistant":
-            waiting = _number_calls(message)
+            for number, call in enumerate(message.get("tool_calls", [])):
+                call["id"] = call["id"] or f"call{number:05}"  # nine letters and digits, as some templates require
+            waiting = {call["id"]: call for call in message.get("tool_calls", [])}
         elif message["role"] == "tool" and waiting:
-            ids = [call["id"] for call in waiting]
-            given = message.get("tool_call_id")
-            call = waiting.pop(ids.index(given) if given in ids else 0)
-            message = cast(Message, {"tool_call_id": call["id"], "name": call["function"]["name"], **message})
+            given = message.get("tool_call_id", "")
+            call = waiting.pop(given if given in waiting else next(iter(waiting)))
+            message = {
+                **Message(role="", content="", tool_call_id=call["id"], name=call["function"]["name"]),
+                **message,
+            }
         messages.append(message)
     if not any(message["content"].strip() or message.get("tool_calls") for message in messages):
         raise ValueError(f"{column} is empty. Fill it or remove the row.")
@@ -71,8 +75,7 @@ def read_context(row: Mapping[str, Any]) -> list[Message]:
 
     Raises ValueError if a column is malformed.
     """
-    system, history = row.get("system"), row.get("history") or []
-    history = read_literal(history) if isinstance(history, str) else history
+    system, history = row.get("system"), _parse(row.get("history")) or []
     if not isinstance(system, str | None):
         raise ValueError(f"'system' is {shorten_repr(system)}; it must be text.")
     if not isinstance(history, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in history):
@@ -100,11 +103,11 @@ def read_template_arguments(row: Mapping[str, Any]) -> JsonObject:
     if not isinstance(arguments, dict):
         raise ValueError(f"'chat_template_kwargs' is {shorten_repr(arguments)}; it must be a dict.")
     tools = _parse(row.get("tools")) or []
-    tools = [_parse(tool) for tool in (tools if isinstance(tools, list) else [tools])]
-    for tool in tools:
+    schemas = []
+    for tool in map(_parse, tools if isinstance(tools, list) else [tools]):
         if not isinstance(tool, dict) or not isinstance(tool.get("function", tool).get("name"), str):
             raise ValueError(f"'tools' has {shorten_repr(tool)}; it must be {{type, function: {{name, parameters}}}}.")
-    schemas = [drop_none(tool if "function" in tool else {"type": "function", "function": tool}) for tool in tools]
+        schemas.append(drop_none(tool if "function" in tool else {"type": "function", "function": tool}))
     return {**drop_none(arguments), **({"tools": schemas} if schemas else {})}
 
 
@@ -160,35 +163,33 @@ def _read_message(value: object, reader: PictureReader) -> tuple[Message, bool]:
     role, is_call = ROLES.get(name.strip().lower(), name), name.strip().lower() in CALL_ROLES
     is_trained = _read_weight(raw)
     calls = _read_calls(content if is_call else raw.pop("tool_calls", raw.pop("function_call", None)))
-    if isinstance(content, dict) and role == "tool":
-        content = json.dumps(drop_none(content), ensure_ascii=False)
     if is_call or (content is None and calls):
         content = ""
-    if not isinstance(content, str | list):
+    elif isinstance(content, dict) and role == "tool":
+        content = json.dumps(drop_none(content), ensure_ascii=False)
+    elif not isinstance(content, str | list):
         raise ValueError(f"{shorten_repr(value)}; its content must be text or parts.")
     thoughts = read_thoughts(raw)
-    if isinstance(content, list):  # a part of the type thinking or reasoning has its text under this key, or as text
-        kinds = ("thinking", "reasoning")
+    if isinstance(content, list):
+        kinds = ("thinking", "reasoning")  # the text of such a part is under this key or `text`
         inner = [part for part in content if isinstance(part, dict) and part.get("type") in kinds]
         thoughts = thoughts or "".join(str(part.get(part["type"]) or part.get("text") or "") for part in inner)
         content = [part for part in content if part not in inner]
     rest = {key: part for key, part in raw.items() if key not in THOUGHT_KEYS}
     message = convert_parts({"role": role, "content": content, **rest}, reader)
     if role == "assistant":
-        message = add_thoughts(message, thoughts)
-        message = {**message, "tool_calls": calls} if calls else message
+        message = add_thoughts({**message, "tool_calls": calls} if calls else message, thoughts)
         message = message if is_trained else {**message, "train": False}
     return message, is_call
 
 
-def _read_weight(raw: dict[str, Any]) -> bool:
+def _read_weight(raw: JsonObject) -> bool:
     """Remove the weights from a message and return whether it is trained on. Raises ValueError for other values than 0
     and 1, and for weights of parts of a message."""
     weights = {key: raw.pop(key) for key in WEIGHT_KEYS if key in raw}
-    for key, weight in weights.items():
-        if weight not in (0, 1):
-            raise ValueError(f"{key}={shorten_repr(weight)} is not supported. Use 1 (true) or 0 (false).")
-    if spans := {key: raw.pop(key) for key in SPAN_KEYS if raw.get(key)}:
+    if wrong := [f"{key}={shorten_repr(weight)}" for key, weight in weights.items() if weight not in (0, 1)]:
+        raise ValueError(f"{', '.join(wrong)} is not supported. Use 1 (true) or 0 (false).")
+    if spans := [key for key in SPAN_KEYS if raw.pop(key, None)]:
         raise ValueError(f"{', '.join(spans)} is not supported. Set `train: false` to exclude the complete message.")
     return all(weights.values())
 
@@ -208,14 +209,6 @@ def _read_calls(value: object) -> list[ToolCall]:
         named = {"name": function["name"], "arguments": arguments}
         calls.append(cast(ToolCall, {"id": str(call.get("id", "")), "type": "function", "function": named}))
     return calls
-
-
-def _number_calls(message: Message) -> list[ToolCall]:
-    """Give ids to the calls of a message that have none. Returns the calls."""
-    calls = message.get("tool_calls", [])
-    for index, call in enumerate(calls):
-        call["id"] = call["id"] or f"call{index:05}"  # nine letters and digits, as some templates require
-    return [*calls]
 
 
 def _parse(value: object) -> Any:
