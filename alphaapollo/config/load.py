@@ -39,6 +39,9 @@ from alphaapollo.utils.registry import suggest_similar
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 IGNORED = ("defaults", "hydra")  # sections of a YAML file for Hydra
+NUMBER, SPECIAL = r"[+-]?[\d.][\w.+-]*|true|false|nan|inf", r"[^\s,\[\]{}()]*[#~][^\s,\[\]{}()]*"
+UNLIKE_TEXT = re.compile(rf"(?<=[=\[,])\s*({NUMBER}|{SPECIAL})\s*(?=[,\]]|$)", re.IGNORECASE)
+"""Values that Hydra does not read as the text that is typed: 1e3, 1_000, true, a#b, ~/a."""
 USER_FILE = "_own"  # name of the user's YAML file in Hydra
 
 EXPLAIN = "Pages of all keys: docs/config.md. One key: python -m alphaapollo.config explain KEY"
@@ -94,7 +97,7 @@ def load_config_and_user_settings(
         config_folders.insert(0, Path(options.config_dir).expanduser().resolve())
         if not config_folders[0].is_dir():
             raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
-    overrides = _parse_overrides(options.overrides)
+    overrides = _parse_overrides(options.overrides, schema)
     _check_override_keys(overrides, schema, config_folders)
     file_keys = flatten_maps(user_values or {})
     old_names = move_renamed_keys(user_values or {})
@@ -105,32 +108,12 @@ def load_config_and_user_settings(
     check_not_set_twice([*(override.key_or_group for override in overrides), *file_keys])
     for old_name in [*old_names, *move_renamed_keys(values)]:
         _warn_of_old_name(old_name)
-    _restore_typed_texts(schema, values, overrides)
     _check_no_secrets(values)
     config = build_config(schema, values)
     if options.cfg:
         print(dump_yaml(config), end="")
         raise SystemExit(0)
     return config, _collect_user_settings(overrides, config_folders, user_values or {}, flatten_maps(values))
-
-
-def _restore_typed_texts(schema: type[BaseModel], values: JsonObject, overrides: Sequence[Override]) -> None:
-    """Give text keys the text that was typed where Hydra read a number, a boolean or null: 1e3, 1_000, true."""
-    for override in overrides:
-        name, parsed = find_new_name(override.key_or_group), override.value()
-        typed = (override.input_line or "").partition("=")[2].strip()
-        *sections, last = name.split(".")
-        section: Any = values
-        for part in sections:
-            section = section.get(part) if isinstance(section, dict) else None
-        if not _takes_text(schema, name) or not isinstance(section, dict):
-            continue
-        words = [word.strip() for word in typed.strip("[]").split(",")]
-        if isinstance(parsed, list) and len(words) == len(parsed):
-            texts = zip(words, parsed, strict=True)
-            section[last] = [one if isinstance(one, str | dict | list) else word for word, one in texts]
-        elif not isinstance(parsed, str | list | dict | None):
-            section[last] = typed
 
 
 def _takes_text(schema: type[BaseModel], name: str) -> bool:
@@ -202,12 +185,11 @@ def _check_no_secrets(values: JsonObject) -> None:
 
 def check_override(schema: type[BaseModel], override: str) -> None:
     """Raise ConfigError if an override `KEY=VALUE` has an unknown key or a value that the key does not accept."""
-    (parsed,) = _parse_overrides([override])
+    (parsed,) = _parse_overrides([override], schema)
     _check_override_keys([parsed], schema, [])
     values = parsed.value()
     for part in reversed(parsed.key_or_group.split(".")):
         values = {part: values}
-    _restore_typed_texts(schema, values, [parsed])
     build_config(schema, json.loads(json.dumps(values, default=str)))
 
 
@@ -283,10 +265,12 @@ def _collect_user_settings(
     return UserSettings(presets, frozenset(map(find_new_name, [*on_command_line, *in_file])), notices)
 
 
-def _parse_overrides(words: Sequence[str]) -> list[Override]:
+def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Override]:
     parser = OverridesParser.create()
     overrides = []
     for word in words:
+        if not {*"'\""} & {*word} and _takes_text(schema, find_new_name(word.partition("=")[0].lstrip("+"))):
+            word = UNLIKE_TEXT.sub(r"'\1'", word)
         try:
             override = parser.parse_override(word)
         except (HydraException, ValueError) as error:  # ValueError: a number with thousands of digits

@@ -148,7 +148,7 @@ def resolve_model_paths(config: ConfigT) -> ConfigT:
     """
     for key, path in list_model_paths(config):
         folder = Path(path).expanduser()
-        if not folder.is_dir() or has_complete_weights(folder):
+        if not path or not folder.is_dir() or has_complete_weights(folder):
             continue
         try:
             newest = find_newest_model(folder)

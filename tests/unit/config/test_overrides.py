@@ -59,6 +59,8 @@ TYPED = [
     "x",
 ]
 
+PATHS = ["org/name:config@v1.0#train", "~/a.parquet", "a/b#c", "1#x", "**/a?.csv", "./007/1e3", "s3_1.jsonl.gz#a-b"]
+
 
 @pytest.mark.parametrize("text", TYPED)
 def test_a_text_key_has_the_text_that_was_typed(text: str, tmp_path: Path) -> None:
@@ -84,3 +86,9 @@ def test_other_keys_keep_their_types() -> None:
 def test_null_is_no_text() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.experiment_name"):
         load_config(Config, "ppo", ["trainer.experiment_name=null"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_entries_of_data_keys_need_no_quotes(path: str) -> None:
+    data = load_config(Config, "ppo", [f"data.train_files={path}", f"data.val_files=[{path}, b#c]"]).data
+    assert (data.train_files, data.val_files) == (path, [path, "b#c"])
