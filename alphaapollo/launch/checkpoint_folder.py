@@ -81,13 +81,13 @@ class CheckpointFolder:
         self._is_checked = False
 
     def begin_checkpoint(self, step: int) -> Path:
-        """Create the folder `.writing_step_...` for the checkpoint of iteration `step`, with format.json and the
-        inputs of the run."""
+        """Create the folder `.writing_step_...` for the checkpoint of iteration `step`, with format.json and inputs."""
         folder = self.folder / f".writing_step_{step:06d}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         write_format(folder)
-        (folder / INPUTS).write_bytes(msgspec.json.encode(self.inputs or RunInputs()))
+        if self.inputs:
+            (folder / INPUTS).write_bytes(msgspec.json.encode(self.inputs))
         return folder
 
     def remove_incomplete(self) -> None:

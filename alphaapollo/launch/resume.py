@@ -33,17 +33,13 @@ from alphaapollo.launch.checkpoint_folder import (
     read_progress,
 )
 from alphaapollo.launch.format import upgrade_folder, write_format
-from alphaapollo.launch.input_digests import (
-    TRAIN_FILES,
-    Digests,
-    RunInputs,
-    compute_input_digests,
-    find_content_changes,
-)
-from alphaapollo.launch.run_plan import RunPlan, read_run_plan, write_run_plan
+from alphaapollo.launch.input_digests import Digests, RunInputs, compute_input_digests, find_content_changes
+from alphaapollo.launch.run_plan import RunPlan, read_input_digests, write_run_plan
 from alphaapollo.observability.metrics_file import read_logged_steps
 from alphaapollo.utils.json_types import JsonObject
 
+TrainingConfig = Config | TuningConfig
+ResumableConfig = TrainingConfig | GenerationConfig | EvolvingConfig
 ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
 NEW_RUN_HINT = (
     "Set another trainer.experiment_name, or trainer.resume_mode=disable to start from scratch (the previous run is "
@@ -86,7 +82,7 @@ class StartPoint:
     @property
     def has_other_data(self) -> bool:
         """Whether the training data differs from that of the checkpoint."""
-        return any(one.key == TRAIN_FILES and one.verdict != "ignored" for one in self.config_changes)
+        return any(one.key == "data.train_files" and one.verdict != "ignored" for one in self.config_changes)
 
     def has_exported_model(self) -> bool:
         """Return whether the run's folder `model` (the exported model) is newer than the checkpoint."""
@@ -95,9 +91,7 @@ class StartPoint:
             return False
         return model.stat().st_mtime >= (self.checkpoint / PROGRESS).stat().st_mtime
 
-    def prepare_folder(
-        self, config: Config | TuningConfig | GenerationConfig | EvolvingConfig, plan: RunPlan
-    ) -> Path | None:
+    def prepare_folder(self, config: ResumableConfig, plan: RunPlan) -> Path | None:
         """Prepare the run's folder: move a previous run aside, remove interrupted saves, and save configuration and
         plan.
 
@@ -134,7 +128,7 @@ def resume_hint(folder: Path) -> str:
     return f"with trainer.resume_mode=auto, the default, the same command resumes from {completed[-1]}"
 
 
-def find_start_point(config: Config | TuningConfig, digests: Digests | None = None) -> StartPoint:
+def find_start_point(config: TrainingConfig, digests: Digests | None = None) -> StartPoint:
     """Find the checkpoint that a training run resumes from, according to trainer.resume_mode.
 
     digests: those of the inputs that the run has read; None: of the files as they are now. Raises ValueError if a key
@@ -152,7 +146,7 @@ def find_start_point(config: Config | TuningConfig, digests: Digests | None = No
         if checkpoint is None:
             return StartPoint(folder, replaces_previous_run=True, inputs=inputs)
     elif checkpoint is not None:
-        changes = _find_changes_since_run(checkpoint.resolve().parents[1], config, earlier.digests, inputs.digests)
+        changes = _find_changes_since(checkpoint.resolve().parents[1], config, earlier.digests, inputs.digests)
     else:
         return StartPoint(folder, inputs=inputs)
     progress, metrics = read_progress(checkpoint), folder / "metrics.jsonl"
@@ -175,9 +169,8 @@ def find_inference_start(config: GenerationConfig | EvolvingConfig, results_name
     if config.trainer.resume_mode == "disable":
         return StartPoint(folder, replaces_previous_run=folder.exists(), inputs=inputs)
     upgrade_folder(folder)
-    plan, changes = read_run_plan(folder), list[ConfigChange]()
-    if (folder / results_name).exists():
-        changes = find_config_changes(config, plan.inputs if plan else {}, inputs.digests)
+    earlier, has_results = read_input_digests(folder), (folder / results_name).exists()
+    changes = find_config_changes(config, earlier, inputs.digests) if has_results else ()
     return StartPoint(folder, config_changes=tuple(changes), inputs=inputs)
 
 
@@ -193,7 +186,7 @@ def _describe_lost_metrics(metrics_file: Path, logged_steps: Sequence[int], step
     return f"{metrics_file} has no lines of iterations {last + 1} to {step}; they are lost."
 
 
-def read_earlier_config(config: Config | TuningConfig) -> JsonObject:
+def read_earlier_config(config: TrainingConfig) -> JsonObject:
     """Return the newest saved configuration of the run to resume, as plain values; empty for a new run. Raises
     ValueError as find_start_point does."""
     folder = config.trainer.folder
@@ -203,7 +196,7 @@ def read_earlier_config(config: Config | TuningConfig) -> JsonObject:
     return read_saved_config(run) if _find_saved_config(run)[0] else {}
 
 
-def _list_resumable_checkpoints(config: Config | TuningConfig) -> list[Path]:
+def _list_resumable_checkpoints(config: TrainingConfig) -> list[Path]:
     """Return only trainer.resume_from_path if resume_mode=resume_path, else this run's checkpoints, newest first."""
     trainer = config.trainer
     completed = list_checkpoints(trainer.folder)
@@ -233,9 +226,7 @@ def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None,
     return None, ()
 
 
-def find_config_changes(
-    config: Config | TuningConfig | GenerationConfig | EvolvingConfig, earlier: Digests, now: Digests
-) -> list[ConfigChange]:
+def find_config_changes(config: ResumableConfig, earlier: Digests, now: Digests) -> list[ConfigChange]:
     """Return the changes of keys and files since the last start of the run, whose inputs had the digests `earlier`.
     Raises ValueError if a key or training data has changed that identifies a run, if the folder belongs to another
     command, or if its configuration cannot be read."""
@@ -256,9 +247,7 @@ def check_folder_belongs_to_command(config: EvalConfig) -> None:
         _read_config_and_check_command(folder, type(config))
 
 
-def _find_changes_since_run(
-    folder: Path, config: Config | TuningConfig, earlier: Digests, now: Digests
-) -> list[ConfigChange]:
+def _find_changes_since(folder: Path, config: TrainingConfig, earlier: Digests, now: Digests) -> list[ConfigChange]:
     """Return the configuration changes since another run, in `folder`, from whose checkpoint this run resumes.
     All changes are allowed, because trainer.resume_from_path may select a checkpoint of any run."""
     if _find_saved_config(folder)[0] is None:

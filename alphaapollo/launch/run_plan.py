@@ -53,6 +53,11 @@ def write_run_plan(folder: Path, plan: RunPlan) -> None:
         replace_file(folder / FILE, [msgspec.json.encode(values)])
 
 
+def read_input_digests(folder: Path) -> Digests:
+    """Read the digests of the inputs at the newest start; empty if an earlier version started the run."""
+    return plan.inputs if (plan := read_run_plan(folder)) else {}
+
+
 def read_run_plan(folder: Path) -> RunPlan | None:
     """Read plan.json; None if the file is missing or damaged."""
     with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):

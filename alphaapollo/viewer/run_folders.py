@@ -16,9 +16,8 @@ import yaml
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.launch.format import upgrade_folder
-from alphaapollo.launch.input_digests import Digests
 from alphaapollo.launch.run_history import read_history
-from alphaapollo.launch.run_plan import read_run_plan
+from alphaapollo.launch.run_plan import read_input_digests
 from alphaapollo.utils.folder_lock import read_lock_owner
 from alphaapollo.utils.json_types import JsonObject
 
@@ -128,15 +127,9 @@ def read_flat_config(folder: Path) -> dict[str, str]:
     return {key: "" if value is None else str(value) for key, value in flatten_maps(read_config(folder)).items()}
 
 
-def read_inputs(folder: Path) -> Digests:
-    """Read the digests of the inputs at the newest start; empty if an earlier version started the run."""
-    plan = read_run_plan(folder)
-    return plan.inputs if plan else {}
-
-
 def read_content(folder: Path) -> dict[str, str]:
-    """Return beginnings of the digests of the inputs: `{"data.train_files (content)": "3f2a91b0", ...}`."""
-    inputs = read_inputs(folder).items()
+    """Return beginnings of the digests of a run's inputs: `{"data.train_files (content)": "3f2a91b0", ...}`."""
+    inputs = read_input_digests(folder).items()
     return {f"{key} (content)": " ".join(digest[:8] for _, digest in files) for key, files in inputs}
 
 

@@ -19,7 +19,7 @@ from alphaapollo.evaluation.metrics import Estimate, Summary, summarize
 from alphaapollo.launch.input_digests import digest_file
 from alphaapollo.launch.model_card import list_non_default_keys
 from alphaapollo.launch.run_history import read_history
-from alphaapollo.launch.run_plan import read_run_plan
+from alphaapollo.launch.run_plan import read_input_digests, read_run_plan
 from alphaapollo.observability.run_view import format_duration, format_time_summary
 from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
@@ -28,7 +28,7 @@ from alphaapollo.viewer.index import KIND_NAMES
 from alphaapollo.viewer.pages.runs import MAIN_CURVES
 from alphaapollo.viewer.report.data import RunContent, Sample, choose_evenly, compare_results
 from alphaapollo.viewer.report.formats import Chart, Markdown, make_code, to_markdown
-from alphaapollo.viewer.run_folders import read_config, read_content, read_flat_config, read_inputs, read_json_object
+from alphaapollo.viewer.run_folders import read_config, read_content, read_flat_config, read_json_object
 
 NUM_SAMPLES = 10
 INPUTS = ("train_files", "val_files", "val_prompts", "data.path", "model.path", "custom_reward_function.path")
@@ -179,7 +179,7 @@ def list_costs(run: RunContent) -> Iterator[Row]:
 
 def list_digests(run: RunContent) -> Iterator[Row]:
     """Yield (what, file, digest) of the configuration, the inputs, the exported model and the newest checkpoint."""
-    history, inputs = read_history(run.folder), read_inputs(run.folder)
+    history, inputs = read_history(run.folder), read_input_digests(run.folder)
     recorded = {Path(path): digest for pairs in inputs.values() for path, digest in pairs}
     files = [("configuration", path) for path in sorted(run.folder.glob("config*.yaml"))]
     files += [(key, Path(path)) for key, pairs in inputs.items() for path, _ in pairs]

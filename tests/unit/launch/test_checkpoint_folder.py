@@ -112,7 +112,7 @@ def test_checkpoint_is_synced_to_disk_before_its_rename(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(os, "fsync", fsync)
     write(CheckpointFolder(tmp_path, keep=None), 1)
-    names = ["format.json", "inputs.json", "manifest.json", "policy", "policy/weights", "progress.json", "."]
+    names = ["format.json", "manifest.json", "policy", "policy/weights", "progress.json", "."]
     assert synced == [Path(".writing_step_000001") / name for name in names] + [Path(".")]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema import Config, DpoConfig, GenerationConfig, RmConfig, SftConfig
+from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, RmConfig, SftConfig
 from alphaapollo.launch import input_digests
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, read_inputs, write_progress
 from alphaapollo.launch.input_digests import compute_input_digests, digest_file
@@ -249,3 +249,9 @@ def test_folders_and_globs_are_compared_by_their_files(entry: str, folder: Path)
         with pytest.raises(ValueError, match=r"data\.train_files"):
             find_start_point(config)
         (data / "train-1.jsonl").write_text(ROWS)
+
+
+def test_models_of_an_evolution_have_digests(folder: Path) -> None:
+    models = {"first": {"path": str(folder / "model")}, "second": {"path": str(folder / "missing")}}
+    config = EvolvingConfig(data={"path": str(folder / "val.jsonl")}, models=models)
+    assert "data.path" in compute_input_digests(config)
