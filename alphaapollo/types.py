@@ -10,39 +10,23 @@ slots, because unpickling them would be slow.
 
 from __future__ import annotations
 
+import json
 import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 
+from alphaapollo.utils.chat_types import IMAGE_MARK as IMAGE_MARK
+from alphaapollo.utils.chat_types import ChatMessage as ChatMessage
+from alphaapollo.utils.chat_types import Message as Message
+from alphaapollo.utils.chat_types import Picture as Picture
+from alphaapollo.utils.chat_types import ToolCall as ToolCall
 from alphaapollo.utils.json_types import JsonObject as JsonObject
-
-Picture = bytes | str
-"""Encoded picture (PNG, JPEG, ...), or the path of a picture file."""
-
-IMAGE_MARK = "<image>"
-"""Position of a picture in the content of a message with `images`."""
-
-
-class Message(TypedDict):
-    """Chat message, e.g. `{"role": "user", "content": "2+2=?"}`.
-
-    The content of a message with images has an IMAGE_MARK for each of them, in order.
-    """
-
-    role: str
-    content: str
-    name: NotRequired[str]  # role tool: name of the tool
-    images: NotRequired[list[Any]]  # of type Picture, which msgspec cannot decode
-
-
-ChatMessage = Message | JsonObject
-"""Message, or one with more keys for the chat template, e.g. `tool_calls`."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +61,22 @@ class Prompt:
     id: int  # position of the row in the data files, stable over epochs and restarts
     data_source: str  # selects the reward function
     content: list[Message] | str  # chat for the chat template, or text to continue
-    ground_truth: str | None = None  # right answer; JSON if the data has a list
+    ground_truth: Any = None  # right answer, as in the data file: text, number, list, dict, bool, date, ...; None: none
     extra_info: dict[str, Any] = field(default_factory=dict)  # the column extra_info, and all columns not named here
     env_kwargs: dict[str, Any] = field(default_factory=dict)  # for the environment
+    location: str = field(default="", compare=False)  # e.g. "train.parquet, row 17", for messages
+
+    @property
+    def ground_truth_text(self) -> str | None:
+        """The ground truth for judges and files: text as it is, lists and dicts as JSON, other values converted."""
+        truth = self.ground_truth
+        if isinstance(truth, list | dict):
+            return json.dumps(truth, ensure_ascii=False, default=_convert_to_text)
+        return truth if truth is None or isinstance(truth, str) else _convert_to_text(truth)
+
+
+def _convert_to_text(value: object) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 @dataclass(frozen=True)
@@ -92,6 +89,8 @@ class Sampling:
     top_k: int = -1  # -1 = all tokens
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()  # a sampled stop token is part of the completion and is trained on
+    stop: tuple[str, ...] = ()  # texts that end a completion; the token that completes one is part of it, too
+    includes_stop: bool = False  # whether the text of a completion, not only its tokens, has the stop string
 
 
 @dataclass(frozen=True)
@@ -175,6 +174,7 @@ class Score:
     reason: str = ""
     judge_usage: JudgeUsage = field(default=JudgeUsage(), compare=False)
     is_limit: bool = False  # the episode reached a limit without an answer; the reward is env.limit_reward
+    skipped_components: tuple[str, ...] = ()  # names of components that are left out because they are NaN or infinite
 
     @property
     def accuracy(self) -> float:
@@ -218,10 +218,11 @@ class Turn:
     observation: list[Message] | None = None  # messages of the environment; None after the last turn
     context_images: tuple[ImageInput, ...] = ()  # pictures whose placeholders are in context_ids, in order
     answer_number: int = 0  # agents: position among the session's answers; the turns are in the order of rows
+    raw_text: str = ""  # text of a truncated action with its special tokens, for display
 
     def __reduce__(self) -> tuple[object, ...]:
         given = (self.text, self.reward, self.valid, self.info, self.observation)
-        fields = (*given, self.context_images, self.answer_number)
+        fields = (*given, self.context_images, self.answer_number, self.raw_text)
         return Turn, (array("i", self.context_ids), self.completion, *fields)
 
 
@@ -229,7 +230,7 @@ class Turn:
 class EpisodeTurn:
     """Turn of an episode as a reward function receives it. The fields are those of Turn.
 
-    While the environment processes the last turn, only `text` is set.
+    While the environment processes the last turn, only `text` and `token_ids` are set.
     """
 
     text: str
@@ -237,11 +238,12 @@ class EpisodeTurn:
     reward: float = 0.0
     valid: bool = True
     info: dict[str, Any] = field(default_factory=dict)
+    token_ids: Sequence[int] = ()  # sampled tokens; empty for a text that was not sampled, e.g. a trial answer
 
 
 @dataclass(frozen=True)
 class Episode:
-    """Episode without token ids, as a reward function receives it in its parameter `trajectory`.
+    """Episode as a reward function receives it in its parameter `trajectory`.
 
     Example: `Episode("so 14", [EpisodeTurn("<python_code>7+7</python_code>", [{"role": "user", ...}]),
     EpisodeTurn("so 14")])`.
@@ -249,6 +251,9 @@ class Episode:
 
     text: str  # same as the parameter `completion`; empty if a limit ended the episode before an answer
     turns: list[EpisodeTurn]
+    prompt_text: str = ""  # rendered prompt; only for functions of OpenRLHF
+    step: int = 0  # version of the weights that sampled the last turn: the number of weight syncs before it
+    max_steps: int = 0  # iterations of the run; 0 outside training
 
 
 @dataclass(slots=True)

@@ -26,14 +26,18 @@ class PendingCompletion:
     sampling: Sampling
     sampled: list[int] = field(default_factory=list)  # tokens of the completion so far
     logprobs: list[float] = field(default_factory=list)  # log-probs of the sampled tokens
+    decode: Callable[[list[int]], str] | None = None  # needed for stop strings
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.sampling.seed)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the last sampled token is a stop token."""
-        return bool(self.sampled) and self.sampled[-1] in self.sampling.stop_token_ids
+        """Whether the last sampled token is a stop token or completes a stop string."""
+        if self.sampled and self.sampled[-1] in self.sampling.stop_token_ids:
+            return True
+        text = self.decode(self.sampled) if self.decode and self.sampling.stop else ""
+        return any(stop in text for stop in self.sampling.stop)
 
     @property
     def is_done(self) -> bool:

@@ -38,6 +38,7 @@ async def open_agent_chat(
         max_model_len=config.data.max_length,
         log_path=str(folder / "logs" / "engine_0.log"),
         chat_tokenizer=model.tokenizer_path or model.path,
+        tokenizer_path=model.tokenizer_path or model.path,
     )
     start_reaper(new_run_id(), [])
     engine = make_engine(spec)

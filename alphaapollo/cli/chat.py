@@ -131,7 +131,7 @@ class EngineChat:
         find_environment_spec(config.env)
         if config.env.env_name == "agent":
             check_engine_serves_agents(config.rollout)
-        check_weight_files(config.model, "model.path")
+        check_weight_files(config.model, "model.path", config.rollout.name)
         check_context_length(config.model, config.rollout, config.data)
         longest = max(choose_context_length(config) - config.data.max_response_length, config.data.max_prompt_length)
         config = config.model_copy(update={"data": config.data.model_copy(update={"max_prompt_length": longest})})

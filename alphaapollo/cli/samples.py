@@ -102,7 +102,7 @@ def format_answer(record: JsonObject, max_chars: int) -> Text:
         return Text(shorten_text(record["text"], max_chars))
     parts: list[tuple[str, str]] = []
     for number, turn in enumerate(turns, 1):
-        parts.append((f"turn {number}", turn["text"]))
+        parts.append((f"turn {number}", turn.get("raw_text") or turn["text"]))
         parts += [(message["role"], get_last_message([message])) for message in turn["observation"] or ()]
     texts = [Text.assemble((f"[{head}]\n", "bold"), shorten_text(text, max_chars)) for head, text in parts]
     return Text("\n\n").join(texts)

@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     has_key = os.environ.get("VLLM_API_KEY") or any(word.startswith("--api-key") for word in more)
     if options.host not in ("127.0.0.1", "localhost", "::1") and not has_key:
         message += "\n  warning: other machines can use it without a key. Set VLLM_API_KEY to require one."
+    if config.rollout.stop_strings:
+        message += f"\n  rollout.stop={config.rollout.stop} has no effect: each client sends its own `stop`"
     variables = build_server_environment(spec)
     return run_server(command, variables, (options.host, options.port), message, options.shutdown_timeout)
 

@@ -6,9 +6,12 @@ registered names (losses, environments, ...) are in trainer/setup/combinations.p
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
+
+from pydantic import BaseModel
 
 from alphaapollo.config.effects import describe_ineffective_keys, explain_inactive_key, find_inactive_keys
 from alphaapollo.config.errors import ConfigError
@@ -18,7 +21,7 @@ from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, RunFolder
 from alphaapollo.config.schema.base import FilePath, Section
 from alphaapollo.config.verl import find_values_meant_for_verl
-from alphaapollo.utils.hub import is_local_path
+from alphaapollo.utils.hub import DatasetEntry, is_local_path
 
 
 def check_config_and_get_notices(
@@ -74,16 +77,12 @@ def find_path_errors(config: Section) -> Iterator[str]:
             elif is_active or path.kind != "folder":
                 files = value if isinstance(value, list) else [str(value)]
                 yield from (f"{key.name}: {error}" for file in files if (error := _find_path_error(path.kind, file)))
-    if isinstance(config, Config):
-        for name, teacher in config.teacher.models.items():
-            if error := _find_path_error("model", teacher.path):
-                yield f"teacher.models.{name}.path: {error}"
-    if isinstance(config, EvolvingConfig):
-        for name, model in config.models.items():
-            if error := _find_path_error("model", model.path):
-                yield f"models.{name}.path: {error}"
-        if not config.models:
-            yield "models is required, but it is empty. Set models.policy.path=MODEL, or base_url and name."
+    keys = list_keys(type(config))
+    for name, path in list_model_paths(config):
+        if name not in keys and (error := _find_path_error("model", path)):
+            yield f"{name}: {error}"
+    if isinstance(config, EvolvingConfig) and not config.models:
+        yield "models is required, but it is empty. Set models.policy.path=MODEL, or base_url and name."
     if isinstance(config, Config) and not (config.data.val_files and config.trainer.test_freq > 0):
         patience = config.algorithm.reference_reset.patience
         if patience is not None:
@@ -92,12 +91,27 @@ def find_path_errors(config: Section) -> Iterator[str]:
         yield from _find_run_folder_errors(trainer)
 
 
+def list_model_paths(config: BaseModel) -> Iterator[tuple[str, str]]:
+    """Yield (key, path) of each model, also of those in maps such as teacher.models."""
+    for key in list_keys(type(config)).values():
+        if any(path.kind == "model" for _, path in get_field_markers(key, FilePath)):
+            yield key.name, str(get_value(config, key.name))
+    teachers = config.teacher.models if isinstance(config, Config) else {}
+    served = config.models if isinstance(config, EvolvingConfig) else {}
+    yield from ((f"teacher.models.{name}.path", model.path) for name, model in teachers.items())
+    yield from ((f"models.{name}.path", model.path) for name, model in served.items())
+
+
 def _find_path_error(path_kind: str, path: str) -> str:
     """Return an error such as `no such file: a.parquet ...` if `path` cannot be used as `path_kind`, else ""."""
     local = os.path.expanduser(path)  # os.path returns false for names that are too long; pathlib raises
     is_folder = os.path.isdir(local)
-    if not path or (path_kind in ("data", "code") and os.path.isfile(local)) or (path_kind == "folder" and is_folder):
+    if not path or (path_kind == "code" and os.path.isfile(local)) or (path_kind == "folder" and is_folder):
         return ""
+    if path_kind == "data":
+        entry = DatasetEntry.parse(path)
+        if any(map(os.path.exists, (local, os.path.expanduser(entry.path), *glob.glob(local)))) or entry.is_hub_id:
+            return ""
     if path_kind == "model" and is_folder:
         is_model = os.path.isfile(os.path.join(local, "config.json"))
         return "" if is_model else f"{path} has no config.json. Set the folder of a Hugging Face model, or a hub id."

@@ -39,6 +39,9 @@ from alphaapollo.utils.registry import suggest_similar
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 IGNORED = ("defaults", "hydra")  # sections of a YAML file for Hydra
+NUMBER, SPECIAL = r"[+-]?[\d.][\w.+-]*|true|false|nan|inf", r"[^\s,\[\]{}()]*[#~][^\s,\[\]{}()]*"
+UNLIKE_TEXT = re.compile(rf"(?<=[=\[,])\s*({NUMBER}|{SPECIAL})\s*(?=[,\]]|$)", re.IGNORECASE)
+"""Values that Hydra does not read as the text that is typed: 1e3, 1_000, true, a#b, ~/a."""
 USER_FILE = "_own"  # name of the user's YAML file in Hydra
 
 EXPLAIN = "Pages of all keys: docs/config.md. One key: python -m alphaapollo.config explain KEY"
@@ -88,13 +91,13 @@ def load_config_and_user_settings(
     presets = _list_presets([shipped]) if schema is Config else []
     options = _parse_options(argv, find_command_module(config_name), presets)
     name = (options.config_name or config_name).removesuffix(".yaml")
-    user_values = read_user_yaml(options.config) if options.config else saved_values
+    user_values = read_user_yaml(options.config, schema) if options.config else saved_values
     config_folders = [shipped]
     if options.config_dir is not None:
         config_folders.insert(0, Path(options.config_dir).expanduser().resolve())
         if not config_folders[0].is_dir():
             raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
-    overrides = _parse_overrides(options.overrides)
+    overrides = _parse_overrides(options.overrides, schema)
     _check_override_keys(overrides, schema, config_folders)
     file_keys = flatten_maps(user_values or {})
     old_names = move_renamed_keys(user_values or {})
@@ -113,15 +116,28 @@ def load_config_and_user_settings(
     return config, _collect_user_settings(overrides, config_folders, user_values or {}, flatten_maps(values))
 
 
+def _takes_text(schema: type[BaseModel], name: str) -> bool:
+    """Return whether a key, or an entry of a map, is a text or a list of texts."""
+    known = list_keys(schema)
+    map_key = find_map_key_of_entry(name, schema)
+    described = known[map_key].type.partition(" to ")[2] if map_key else known[name].type if name in known else ""
+    return described.startswith("text") or "list of text" in described
+
+
 @cache  # once per process
 def _warn_of_old_name(name: str) -> None:
     print(f"warning: {name} is {describe_rename(name)}.", file=sys.stderr)
 
 
-def read_user_yaml(file: str) -> JsonObject:
-    """Read the YAML file of --config. Raises ConfigError if it cannot be read or does not contain keys and values."""
+def read_user_yaml(file: str, schema: type[BaseModel]) -> JsonObject:
+    """Read the YAML file of --config. Values of text keys are text as it is written, e.g. 007 or 2026-01-01.
+
+    Raises ConfigError if the file cannot be read or does not contain keys and values."""
     try:
-        values = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
+        loader = yaml.SafeLoader(Path(file).expanduser().read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        _mark_texts(node, "", schema)
+        values = loader.construct_document(node) if node else None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"--config {file}: the file cannot be read ({' '.join(str(error).split())}). Fix it, or set another file."
@@ -132,6 +148,18 @@ def read_user_yaml(file: str) -> JsonObject:
     if not isinstance((values or {}).get("defaults", []), list):
         raise ConfigError(f"--config {file}: defaults must be a list. Write e.g. defaults: [algorithm: dapo, _self_].")
     return {str(key): value for key, value in (values or {}).items()}
+
+
+def _mark_texts(node: yaml.Node | None, name: str, schema: type[BaseModel]) -> None:
+    """Mark the values of text keys in parsed YAML as texts."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            _mark_texts(value, f"{name}.{key.value}".lstrip("."), schema)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _mark_texts(item, name, schema)
+    elif node is not None and node.tag != "tag:yaml.org,2002:null" and _takes_text(schema, find_new_name(name)):
+        node.tag = "tag:yaml.org,2002:str"
 
 
 def drop_unknown_keys(schema: type[BaseModel], values: Mapping[str, object]) -> JsonObject:
@@ -157,7 +185,7 @@ def _check_no_secrets(values: JsonObject) -> None:
 
 def check_override(schema: type[BaseModel], override: str) -> None:
     """Raise ConfigError if an override `KEY=VALUE` has an unknown key or a value that the key does not accept."""
-    (parsed,) = _parse_overrides([override])
+    (parsed,) = _parse_overrides([override], schema)
     _check_override_keys([parsed], schema, [])
     values = parsed.value()
     for part in reversed(parsed.key_or_group.split(".")):
@@ -237,10 +265,12 @@ def _collect_user_settings(
     return UserSettings(presets, frozenset(map(find_new_name, [*on_command_line, *in_file])), notices)
 
 
-def _parse_overrides(words: Sequence[str]) -> list[Override]:
+def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Override]:
     parser = OverridesParser.create()
     overrides = []
     for word in words:
+        if not {*"'\""} & {*word} and _takes_text(schema, find_new_name(word.partition("=")[0].lstrip("+"))):
+            word = UNLIKE_TEXT.sub(r"'\1'", word)
         try:
             override = parser.parse_override(word)
         except (HydraException, ValueError) as error:  # ValueError: a number with thousands of digits

@@ -1,19 +1,30 @@
-"""Read parquet, jsonl and json files into lists of dicts. A ValueError names the file that cannot be read."""
+"""Read data files into lists of dicts. A ValueError names the file that cannot be read.
+
+Formats: parquet, arrow (of the library datasets), jsonl, json, csv and tsv, the text formats also compressed. Folders,
+globs and ids on the Hugging Face hub are resolved to such files in data/resolved_files.py.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from alphaapollo.data.resolved_files import resolve_entry
+from alphaapollo.utils.hub import DATA_FILE
 
 T = TypeVar("T")
 DataRow = dict[str, Any]  # column -> plain Python value: nested parquet columns come as dicts and lists
 MAX_BAD_ROWS_SHOWN = 5
 SUFFIXES = (".parquet", ".jsonl", ".json")
 SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
 @dataclass(frozen=True)
@@ -34,14 +45,21 @@ def to_file_list(files: str | Sequence[str]) -> list[str]:
 
 
 def read_rows(path: str | Path) -> list[DataRow]:
-    """Read all rows of a parquet, jsonl (one object per line) or json (list of objects) file.
+    """Read all rows of an entry of data.train_files, `PATH_OR_ID[:config][@revision][#split]` (resolved_files.py).
 
-    Raises ValueError if the file is missing, empty or of another type, or if the file or one of its rows is unreadable.
+    Rows of a data set on the hub without a column `data_source` get the id of the data set as `data_source`. Raises
+    ValueError if there are no such files or no rows, or if a file or one of its rows is unreadable.
     """
-    rows = _read_data_file(path, strict=True)
-    if invalid := next((row for row in rows if isinstance(row, BadRow)), None):
-        raise ValueError(str(invalid))
-    return [row for row in rows if not isinstance(row, BadRow)]
+    source = resolve_entry(str(path))
+    if source.dataset is not None:
+        rows: list[DataRow] = source.dataset.with_format("arrow")[:].to_pylist()
+    else:
+        rows = [row for file in source.files for row in _read_valid_rows(file)]
+    if not rows:
+        raise ValueError(f"{path}: the file has no rows. Use a file with data.")
+    if source.hub_id and "data_source" not in list_column_names(rows):
+        return [row | {"data_source": source.hub_id} for row in rows]
+    return rows
 
 
 def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
@@ -49,19 +67,23 @@ def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
 
     Invalid UTF-8 bytes become surrogates, and unpaired surrogates are unchanged.
     """
-    return _read_data_file(path, strict=False)
+    rows = _read_data_file(Path(path).expanduser(), strict=False)
+    if not rows:
+        raise ValueError(f"{path}: the file has no rows. Use a file with data.")
+    return rows
 
 
 def convert_rows(path: str, rows: Sequence[DataRow], convert_row: Callable[[DataRow], T]) -> list[T]:
     """Apply `convert_row` to each row of the file `path`. The ValueErrors of all rows are raised as one ValueError."""
-    converted, errors = [], []
+    converted, errors = [], dict[int, ValueError]()
     for index, row in enumerate(rows):
         try:
             converted.append(convert_row(row))
         except ValueError as error:
-            errors.append(f"row {index}: {error}")
+            errors[index] = error
     if errors:
-        shown = "\n  ".join(errors[:MAX_BAD_ROWS_SHOWN])
+        located = zip(_locate_rows(path, [*errors][:MAX_BAD_ROWS_SHOWN]), errors.values(), strict=False)
+        shown = "\n  ".join(f"{location}: {error}" for location, error in located)
         more = f"\n  and {len(errors) - MAX_BAD_ROWS_SHOWN} more" if len(errors) > MAX_BAD_ROWS_SHOWN else ""
         raise ValueError(
             f"{path}: {len(errors)} of {len(rows)} rows are invalid (row numbers start at 0):\n  {shown}{more}"
@@ -74,39 +96,85 @@ def list_column_names(rows: Iterable[DataRow]) -> list[str]:
     return list(dict.fromkeys(column for row in rows for column in row))
 
 
-def _read_data_file(path: str | Path, strict: bool) -> list[DataRow | BadRow]:
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise ValueError(f"{path}: no such file (working folder: {Path.cwd()}). Correct the path.")
-    if path.is_dir() or path.suffix not in SUFFIXES:
-        kind = "a folder" if path.is_dir() else f"a file with the suffix {path.suffix!r}"
-        raise ValueError(f"{path} is {kind}. Use a file with one of the suffixes {', '.join(SUFFIXES)}.")
-    rows: Sequence[DataRow | BadRow] = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path, strict)
-    if not rows:
-        raise ValueError(f"{path}: the file has no rows. Use a file with data.")
-    return list(rows)
+def _locate_rows(path: str, indices: Sequence[int]) -> list[str]:
+    """Describe rows of an entry, e.g. `row 7`, or `b.jsonl, row 2` if the entry has several files."""
+    source = resolve_entry(path)
+    if source.dataset is not None or len(source.files) == 1:
+        return [f"row {index}" for index in indices]
+    names = [f"{file}, row {index}" for file in source.files for index in range(len(_read_valid_rows(file)))]
+    return [names[index] for index in indices]
 
 
-def _read_parquet(path: Path) -> list[DataRow]:
+def _read_valid_rows(path: Path) -> list[DataRow]:
+    rows = _read_data_file(path, strict=True)
+    if invalid := next((row for row in rows if isinstance(row, BadRow)), None):
+        raise ValueError(str(invalid))
+    return [row for row in rows if not isinstance(row, BadRow)]
+
+
+def _read_data_file(path: Path, strict: bool) -> list[DataRow | BadRow]:
+    (path,) = resolve_entry(str(path)).files
+    match = DATA_FILE.search(path.name)
+    assert match is not None
+    kind = match[1].lower()
+    if kind in ("parquet", "arrow"):
+        return [*_read_table(path, kind)]
+    text = _read_text(path, strict)
+    return _read_csv(path, text, SEPARATORS[kind]) if kind in SEPARATORS else _read_json(path, text, kind, strict)
+
+
+def _read_table(path: Path, kind: str) -> list[DataRow]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        return list(pyarrow.parquet.read_table(path).to_pylist())
+        if kind == "parquet":
+            return list(pyarrow.parquet.read_table(path).to_pylist())
+        try:
+            return list(pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))).read_all().to_pylist())
+        except pyarrow.ArrowInvalid:
+            return list(pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all().to_pylist())
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # ValueError: invalid UTF-8
-        raise ValueError(f"{path}: the file is not a readable parquet file ({error}). Create it again.") from error
+        raise ValueError(f"{path}: the file is not a readable {kind} file ({error}). Create it again.") from error
 
 
-def _read_json(path: Path, strict: bool) -> list[DataRow | BadRow]:
+def _read_text(path: Path, strict: bool) -> str:
+    """Return the text of a file, decompressed as its suffix says."""
+    import pyarrow
+
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="strict" if strict else "surrogateescape")
-    except (UnicodeDecodeError, OSError) as error:
+        with pyarrow.input_stream(str(path), compression="detect") as stream:
+            return str(stream.read().decode("utf-8-sig", "strict" if strict else "surrogateescape"))
+    except (UnicodeDecodeError, OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path}: the file is not readable UTF-8 text ({error}). Save it as UTF-8.") from error
+
+
+def _read_csv(path: Path, text: str, separator: str) -> list[DataRow | BadRow]:
+    """Parse a file with a header. Cells are text, as they are written; an empty cell is None."""
+    csv.field_size_limit(sys.maxsize)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        header, *rows = [cells for cells in reader if cells] or [[]]
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num}: {error}. Quote the cell, or save the file again.") from error
+    if len({*header}) < len(header):
+        raise ValueError(f"{path}: two columns have the same name ({', '.join(header)}). Rename one of them.")
+    return [
+        dict(zip(header, [cell or None for cell in cells], strict=True))
+        if len(cells) == len(header)
+        else BadRow("not as many cells as the header", f"{path}, row {number}", f"{len(cells)}, not {len(header)}")
+        for number, cells in enumerate(rows)
+    ]
+
+
+def _read_json(path: Path, text: str, kind: str, strict: bool) -> list[DataRow | BadRow]:
     check_surrogates = strict and SURROGATE_ESCAPE.search(text) is not None
-    if path.suffix == ".jsonl":
+    values = _parse_json(text, f"{path}") if kind == "json" else None
+    if isinstance(values, BadRow) and isinstance(_parse_json(text.lstrip().partition("\n")[0], ""), dict):
+        values = None  # JSON lines in a .json file
+    if values is None:
         lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         return [_check_json_row(_parse_json(line, location), location, check_surrogates) for location, line in lines]
-    values = _parse_json(text, f"{path}")
     if isinstance(values, BadRow):
         raise ValueError(str(values))
     if not isinstance(values, list):

@@ -12,7 +12,6 @@ from functools import partial
 
 from alphaapollo.data.files import DataRow, list_column_names, read_rows
 
-SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 RESULT_COLUMNS = ("prompt_id", "turns", "rows")  # results.jsonl and rollouts/
 
 
@@ -23,10 +22,15 @@ class DataFormat:
     name: str
     columns: tuple[str, ...]  # columns that a file must have
     convert: Callable[[DataRow], DataRow]  # returns a row with the columns messages, prompt, response or text
+    optional: tuple[str, ...] = ()  # columns that the conversion also reads
 
 
 def read_rows_in_known_format(
-    path: str, needed: Sequence[Collection[str]], formats: Sequence[DataFormat], names: Mapping[str, str]
+    path: str,
+    needed: Sequence[Collection[str]],
+    formats: Sequence[DataFormat],
+    names: Mapping[str, str],
+    optional: Collection[str] | None = None,
 ) -> tuple[list[DataRow], list[str]]:
     """Read a data file, and convert its rows if it has the columns of a known format instead of the configured ones.
 
@@ -34,19 +38,31 @@ def read_rows_in_known_format(
         needed: alternative groups of configured columns; a file with all columns of a group is not converted.
         formats: known formats; the first one whose columns the file has is used.
         names: {column that a format returns: configured name of this column}.
+        optional: columns that are also read; None if all columns are.
 
-    Returns rows, and a notice if they were converted. Raises ValueError if a file is unreadable or of no known format.
+    Returns rows, and a notice if they were converted or have columns that are not read. Raises ValueError if a file is
+    unreadable or of no known format.
     """
     rows = read_rows(path)
     columns = list_column_names(rows)
-    if any({*group} <= {*columns} for group in needed):
-        return rows, []
+    if group := next((group for group in needed if {*group} <= {*columns}), None):
+        unread = describe_unread_columns(rows, optional and (*group, *optional))
+        return rows, [f"{path}: {unread}"] if unread else []
     for one in () if {*RESULT_COLUMNS} <= {*columns} else formats:
         if {*one.columns} <= {*columns}:
             converted = [{names.get(key, key): value for key, value in one.convert(row).items()} for row in rows]
-            return converted, [f"{path} is read as {one.name} ({', '.join(one.columns)})."]
+            unread = describe_unread_columns(rows, optional and (*one.columns, *one.optional, *optional))
+            return converted, [f"{path} is read as {one.name} ({', '.join(one.columns)}). {unread}".strip()]
     purpose = "sft" if "messages" in names else "rl"
     raise make_column_error(path, columns, needed, [f"data.{name}_key" for name in names], purpose)
+
+
+def describe_unread_columns(rows: Sequence[DataRow], read: Collection[str] | None) -> str:
+    """Return a sentence with the columns that have values and are not in `read`; empty if there are none or `read` is
+    None. `data_source` is left out: it only names the data."""
+    known = {*(read or ()), "data_source"}
+    unread = {} if read is None else {name: 1 for row in rows for name in row.keys() - known if row[name] is not None}
+    return f"Columns that are not read: {', '.join(sorted(unread))}." if unread else ""
 
 
 def make_column_error(
@@ -84,16 +100,17 @@ def suggest_command(path: str, columns: Collection[str], purpose: str) -> str:
     return ""
 
 
-def _convert_sharegpt(row: DataRow, column: str) -> DataRow:
-    chat = row.get(column)
-    if isinstance(chat, list) and all(isinstance(one, dict) and "from" in one for one in chat):
-        chat = [{"role": SHAREGPT_ROLES.get(one["from"], one["from"]), "content": one.get("value")} for one in chat]
-    return {"messages": chat}
+def _convert_chat(row: DataRow, column: str) -> DataRow:
+    return row | {"messages": row.get(column)}
 
 
 def _convert_alpaca(row: DataRow) -> DataRow:
     question = "\n\n".join(filter(None, (row.get("instruction"), row.get("input"))))
-    return {"messages": [_ask(question), {"role": "assistant", "content": row.get("output")}]}
+    return row | {"messages": [_ask(question), {"role": "assistant", "content": row.get("output")}]}
+
+
+def _convert_query(row: DataRow) -> DataRow:
+    return row | {"messages": [_ask(row["query"]), {"role": "assistant", "content": row.get("response")}]}
 
 
 def _convert_completion(row: DataRow) -> DataRow:
@@ -101,10 +118,8 @@ def _convert_completion(row: DataRow) -> DataRow:
 
 
 def _convert_question(row: DataRow, column: str) -> DataRow:
-    """Make a question a chat. GSM8K has the final answer after `####`."""
-    question, answer = row.get(column), row.get("answer")
-    final = {"answer": answer.rsplit("####")[-1].strip()} if isinstance(answer, str) else {}
-    return row | final | {"prompt": None if question is None else [_ask(question)]}
+    question = row.get(column)
+    return row | {"prompt": None if question is None else [_ask(question)]}
 
 
 def _ask(question: str) -> dict[str, str]:
@@ -113,10 +128,11 @@ def _ask(question: str) -> dict[str, str]:
 
 SFT_FORMATS = (
     *(
-        DataFormat("ShareGPT chats", (name,), partial(_convert_sharegpt, column=name))
+        DataFormat("ShareGPT chats", (name,), partial(_convert_chat, column=name))
         for name in ("conversations", "conversation")
     ),
-    DataFormat("Alpaca instructions", ("instruction", "output"), _convert_alpaca),
+    DataFormat("Alpaca instructions", ("instruction", "output"), _convert_alpaca, ("input",)),
+    DataFormat("queries and responses", ("query", "response"), _convert_query),
     DataFormat("prompts and completions", ("prompt", "completion"), _convert_completion),
     DataFormat("plain text, trained on as a whole", ("text",), lambda row: {"text": row.get("text")}),
 )

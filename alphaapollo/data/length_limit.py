@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal
 
+from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.images import collect_pictures
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.types import Prompt
 
+BATCH = 4096  # texts that are tokenized at a time
 Truncation = Literal["error", "left", "right", "drop"]
 
 
@@ -21,8 +25,14 @@ def apply_length_limit(
     Raises ValueError if truncation is error and a prompt is too long, if a prompt with pictures would be truncated, if
     the model's processor rejects a picture, or if no prompt remains.
     """
-    rows = [prompt.id for prompt in prompts]
-    lengths = renderer.count_prompt_tokens([prompt.content for prompt in prompts], rows)
+    rows, contents = [prompt.id for prompt in prompts], [prompt.content for prompt in prompts]
+
+    def count_tokens() -> array[int]:
+        parts = [slice(start, start + BATCH) for start in range(0, len(rows), BATCH)]
+        counts = (renderer.count_prompt_tokens(contents[part], rows[part]) for part in parts)
+        return array("q", chain.from_iterable(counts))
+
+    lengths = load_or_compute(renderer, (rows, contents), count_tokens)
     has_pictures = [bool(collect_pictures(prompt.content)) for prompt in prompts]
     limit = ("prompts", "data.max_prompt_length", max_prompt_length, truncation)
     num_long = check_length_limit(lengths, rows, *limit, has_pictures)

@@ -14,16 +14,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
+from alphaapollo.data.chat_turns import TextPiece
+from alphaapollo.data.chats import CONTEXT_COLUMNS
 from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows, to_file_list
-from alphaapollo.data.formats import LABELLED_FORMATS, make_column_error, read_rows_in_known_format
-from alphaapollo.data.image_messages import PictureReader, RowPictures
+from alphaapollo.data.formats import (
+    LABELLED_FORMATS,
+    describe_unread_columns,
+    make_column_error,
+    read_rows_in_known_format,
+)
+from alphaapollo.data.image_messages import PictureReader
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sft_examples import TextPiece, join_prompt_and_answer, read_answer, tokenize_examples
+from alphaapollo.data.resolved_files import resolve_entry
+from alphaapollo.data.sft_examples import (
+    RowContext,
+    join_prompt_and_answer,
+    list_text_notices,
+    read_answer,
+    tokenize_examples,
+)
 from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
 from alphaapollo.types import Message, Row
 from alphaapollo.utils.seeds import derive_seed
@@ -69,13 +82,16 @@ def load_pairs(
     Raises ValueError if a file is unreadable, lacks columns or has invalid rows (e.g. empty or equal answers), or if an
     answer is too long and data.truncation=error.
     """
-    read = read_examples(files, lambda path: _read_pairs(path, renderer, data), max_samples, data)
-    rows = iter(tokenize_examples([text for _, row in read for text in row.texts], renderer))
+    notices: list[str] = []
+    read = read_examples(files, lambda path: _read_pairs(path, renderer, data, notices), max_samples, data)
+    texts = [text for _, row in read for text in row.texts]
+    rows = iter(tokenize_examples(texts, renderer))
     pairs = [
         (number, PreferenceExample([next(rows), next(rows)], [True, False], row.data_source, row.margin))
         for number, row in read
     ]
-    return apply_max_length(files, pairs, lambda pair: pair.longest_row_length, "pairs", data)
+    fitted = apply_max_length(files, pairs, lambda pair: pair.longest_row_length, "pairs", data)
+    return replace(fitted, notices=[*notices, *fitted.notices, *list_text_notices(texts, renderer)])
 
 
 def load_labelled_answers(
@@ -88,7 +104,8 @@ def load_labelled_answers(
     """
     notices: list[str] = []
     read = read_examples(files, lambda path: _read_labelled_answers(path, renderer, data, notices), max_samples, data)
-    rows = iter(tokenize_examples([text for _, row in read for text in row.texts], renderer))
+    texts = [text for _, row in read for text in row.texts]
+    rows = iter(tokenize_examples(texts, renderer))
     numbered = [
         (number, PreferenceExample([next(rows)], [good], row.data_source))
         for number, row in read
@@ -106,7 +123,7 @@ def load_labelled_answers(
     unrelated = make_unrelated_answers([answer.rows[0] for answer in fitting], data.seed, data.max_length)
     for answer, row in zip(fitting, unrelated, strict=True):
         answer.unrelated_answer = row
-    return replace(fitted, notices=notices + fitted.notices)
+    return replace(fitted, notices=[*notices, *fitted.notices, *list_text_notices(texts, renderer)])
 
 
 def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -> list[Row]:
@@ -135,12 +152,15 @@ def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -
     return rows
 
 
-def _read_pairs(path: str, renderer: Renderer, data: PairData) -> list[PreferenceTexts]:
+def _read_pairs(path: str, renderer: Renderer, data: PairData, notices: list[str]) -> list[PreferenceTexts]:
     rows = read_rows(path)
     columns = list_column_names(rows)
     if not {data.chosen_key, data.rejected_key} <= {*columns}:
         keys = ("data.chosen_key", "data.rejected_key")
         raise make_column_error(path, columns, [(data.chosen_key, data.rejected_key)], keys, "preference")
+    keys = (data.prompt_key, data.chosen_key, data.rejected_key, getattr(data, "margin_key", ""), *CONTEXT_COLUMNS)
+    if unread := describe_unread_columns(rows, keys):
+        notices.append(f"{path}: {unread}")
     return _convert_pairs(path, rows, renderer, data)
 
 
@@ -149,7 +169,8 @@ def _read_labelled_answers(
 ) -> list[PreferenceTexts]:
     labelled, pairs = (data.response_key, data.label_key), (data.chosen_key, data.rejected_key)
     names = {"response": data.response_key, "label": data.label_key, "prompt": data.prompt_key}
-    rows, converted = read_rows_in_known_format(path, [labelled, pairs], LABELLED_FORMATS, names)
+    optional = (data.prompt_key, *CONTEXT_COLUMNS)
+    rows, converted = read_rows_in_known_format(path, [labelled, pairs], LABELLED_FORMATS, names, optional)
     notices += converted
     if {*labelled} <= {*list_column_names(rows)}:
         reader = _make_picture_reader(path, data)
@@ -163,7 +184,7 @@ def _convert_pairs(path: str, rows: Sequence[DataRow], renderer: Renderer, data:
 
 
 def _make_picture_reader(path: str, data: PairData) -> PictureReader:
-    return PictureReader(Path(path).expanduser().parent, data.allow_image_urls)
+    return PictureReader(resolve_entry(path).folder, data.allow_image_urls)
 
 
 def _parse_pair(
@@ -176,14 +197,15 @@ def _parse_pair(
         )
     if chosen == rejected:
         raise ValueError(f"{data.chosen_key!r} and {data.rejected_key!r} are equal. Remove the row or fix one of them.")
-    prompt = row.get(data.prompt_key)
+    prompt, context = row.get(data.prompt_key), RowContext.from_row(row, renderer, reader)
     if isinstance(chosen, list) and isinstance(rejected, list) and chosen[0]["role"] != "assistant":
         prompt, chosen, rejected = _split_common_prompt(chosen, rejected, data)
     elif isinstance(chosen, str) and isinstance(rejected, str) and not has_prompts:
         prompt, chosen, rejected = _split_common_text(chosen, rejected, data)
-    pictures = RowPictures.from_row(row, reader)
     texts = [
-        join_prompt_and_answer(prompt, data.prompt_key, answer, renderer, pictures) for answer in (chosen, rejected)
+        pieces
+        for answer in (chosen, rejected)
+        for pieces in join_prompt_and_answer(prompt, data.prompt_key, answer, context, in_one_example=True)
     ]
     return PreferenceTexts(texts, _read_data_source(row), margin=_read_margin(row, data))
 
@@ -194,9 +216,9 @@ def _parse_labelled_answer(
     label = row.get(data.label_key)
     if label not in (True, False):  # 1 and 0 are equal to True and False
         raise ValueError(f"{data.label_key!r} is {label!r}; it must be true (desirable) or false.")
-    answer, pictures = read_answer(row, data.response_key, reader), RowPictures.from_row(row, reader)
+    answer, context = read_answer(row, data.response_key, reader), RowContext.from_row(row, renderer, reader)
     return PreferenceTexts(
-        [join_prompt_and_answer(row.get(data.prompt_key), data.prompt_key, answer, renderer, pictures)],
+        join_prompt_and_answer(row.get(data.prompt_key), data.prompt_key, answer, context, in_one_example=True),
         _read_data_source(row),
         is_desirable=bool(label),
     )

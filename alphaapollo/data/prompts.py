@@ -2,22 +2,25 @@
 
 Columns: `prompt` (required; data.prompt_key renames it), `images` (pictures for the marks `<image>` of the prompt),
 `data_source`, `reward_model: {ground_truth}`, `extra_info`, `env_kwargs`, `metadata` (a JSON string; read into
-extra_info). The ground truth may also be in a column `ground_truth` or `answer`. Other columns are added to extra_info.
-Only `data_source` selects the reward function. `reward_model.style` and `ability` are ignored.
+extra_info). The ground truth may also be in a column `ground_truth`, `answer` or `solution`. Other columns are added to
+extra_info. Values keep their types. Only `data_source` selects the reward function. `reward_model.style` and `ability`
+are ignored.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
+from alphaapollo.data.chats import drop_none, join_context, read_chat, read_chat_text, read_context, shorten_repr
 from alphaapollo.data.files import DataRow, convert_rows, to_file_list
 from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
-from alphaapollo.data.image_messages import IMAGES, LOCAL_PICTURES, PictureReader, RowPictures, convert_parts
+from alphaapollo.data.image_messages import IMAGES, PictureReader, RowPictures
+from alphaapollo.data.resolved_files import resolve_entry
 from alphaapollo.types import JsonObject, Message, Prompt
+from alphaapollo.utils.literals import read_literal
 
 READ_COLUMNS = (IMAGES, "data_source", "reward_model", "extra_info", "env_kwargs", "metadata", "ability")
 
@@ -32,59 +35,62 @@ def load_prompts(
     """
     prompts: list[Prompt] = []
     for path in to_file_list(files):
+        source = resolve_entry(path)
         rows, converted = read_rows_in_known_format(path, [(prompt_key,)], PROMPT_FORMATS, {"prompt": prompt_key})
         if notices is not None:
             notices += converted
-        contents = (row[prompt_key] for row in rows if row.get(prompt_key) is not None)
-        is_chat = isinstance(prompts[0].content if prompts else next(contents, None), list)
-        reader = PictureReader(Path(path).expanduser().parent, allow_image_urls)
-        convert = partial(_convert_row_to_prompt, prompt_key=prompt_key, is_chat=is_chat, reader=reader)
-        prompts += convert_rows(path, rows, convert)
-    return [replace(prompt, id=index) for index, prompt in enumerate(prompts)]
+        first = next((row[prompt_key] for row in rows if row.get(prompt_key) is not None), None)
+        is_text_of_chat = read_chat_text(first) is not None
+        if is_text_of_chat and notices is not None:
+            notices.append(f"{path}: the prompts are lists of messages written as text. They are read as chats.")
+        is_chat = isinstance(prompts[0].content, list) if prompts else is_text_of_chat or isinstance(first, list)
+        reader = PictureReader(source.folder, allow_image_urls)
+        kind = _FileKind(prompt_key, is_chat, adds_keys=".json" not in source.files[0].name)
+        converted_rows = convert_rows(path, rows, partial(_convert_row_to_prompt, kind=kind, reader=reader))
+        prompts += [
+            replace(prompt, id=number, location=f"{path}, row {index}")
+            for index, (number, prompt) in enumerate(enumerate(converted_rows, len(prompts)))
+        ]
+    return prompts
 
 
-def read_chat(value: list[object], column: str, reader: PictureReader = LOCAL_PICTURES) -> list[Message]:
-    """Convert a list of {role, content} from a data file to messages. Drops keys with the value None.
+@dataclass(frozen=True)
+class _FileKind:
+    """How the rows of a file are read."""
 
-    `RowPictures.place` adds the pictures of the row. Raises ValueError if a message is malformed or all contents are
-    empty. The error text starts with `column`.
-    """
-    messages: list[Message] = []
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"{column} has the message {_shorten_repr(message)}; it must be a {{role, content}} dict.")
-        if not isinstance(message.get("content"), str | list):
-            raise ValueError(f"{column} has the message {_shorten_repr(message)}; its content must be text or parts.")
-        try:
-            messages.append(convert_parts({key: part for key, part in message.items() if part is not None}, reader))
-        except ValueError as error:
-            raise ValueError(f"{column} has an invalid message: {error}") from error
-    if not any(message["content"].strip() for message in messages):
-        raise ValueError(f"{column} is empty. Fill it or remove the row.")
-    return messages
+    prompt_key: str
+    is_chat: bool
+    adds_keys: bool  # whether the format adds the keys of all rows to each row, with the value None, as parquet does
 
 
-def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool, reader: PictureReader) -> Prompt:
+def _convert_row_to_prompt(row: DataRow, kind: _FileKind, reader: PictureReader) -> Prompt:
+    if kind.adds_keys:
+        row = {name: value if name == kind.prompt_key else drop_none(value) for name, value in row.items()}
     reward_model, extra_info, env_kwargs = (
         _read_struct_column(row, key) for key in ("reward_model", "extra_info", "env_kwargs")
     )
     if row.get("metadata"):
         extra_info = {**extra_info, "metadata": _parse_metadata(row["metadata"])}
-    read = {prompt_key, *READ_COLUMNS}
+    read = {kind.prompt_key, *READ_COLUMNS}
     extra_info = {key: value for key, value in row.items() if key not in read and value is not None} | extra_info
     truths = [section.get("ground_truth") for section in (reward_model, extra_info, env_kwargs, row)]
-    truths.append(row.get("answer"))
+    truths += [_read_final_answer(row.get("answer")), row.get("solution")]
     data_source = row.get("data_source")
     if not isinstance(data_source, str | None):
-        raise ValueError(f"data_source is {_shorten_repr(data_source)}; it must be text. Convert it to text.")
+        raise ValueError(f"data_source is {shorten_repr(data_source)}; it must be text. Convert it to text.")
     return Prompt(
         id=0,
         data_source=data_source or "",
-        content=_read_prompt_content(row, prompt_key, is_chat, reader),
-        ground_truth=_convert_ground_truth_to_text(next((truth for truth in truths if truth is not None), None)),
+        content=_read_prompt_content(row, kind.prompt_key, kind.is_chat, reader),
+        ground_truth=next((truth for truth in truths if truth is not None), None),
         extra_info=extra_info,
         env_kwargs=env_kwargs,
     )
+
+
+def _read_final_answer(answer: object) -> object:
+    """Return the final answer of GSM8K's solutions, which follows `####`; other values unchanged."""
+    return answer.rsplit("####")[-1].strip() if isinstance(answer, str) else answer
 
 
 def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: PictureReader) -> list[Message] | str:
@@ -94,7 +100,8 @@ def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: P
     if value is None:
         raise ValueError(f"{label} is missing. Fill it or remove the row.")
     if not isinstance(value, str | list):
-        raise ValueError(f"{label} is {_shorten_repr(value)}; it must be text or a list of chat messages.")
+        raise ValueError(f"{label} is {shorten_repr(value)}; it must be text or a list of chat messages.")
+    value = read_chat_text(value) or value
     if isinstance(value, list) != is_chat:
         kinds = ("a text", "a chat") if is_chat else ("a chat", "a text")
         raise ValueError(f"{label} is {kinds[0]}, but the first prompt is {kinds[1]}. Use chats or texts, not both.")
@@ -104,7 +111,7 @@ def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: P
             raise ValueError(f"{label} is empty. Fill it or remove the row.")
         pictures.check_is_empty(prompt_key)
         return value
-    messages = pictures.place(read_chat(value, label, reader))
+    messages = join_context(read_context(row), pictures.place(read_chat(value, label, reader)))
     if messages[-1]["role"] == "assistant":
         raise ValueError(f"{label} ends with an assistant message. Remove it; the model generates the answer.")
     return messages
@@ -112,11 +119,12 @@ def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: P
 
 def _read_struct_column(row: DataRow, column: str) -> JsonObject:
     value = row.get(column)
+    if isinstance(value, str):
+        value = read_literal(value) or (value if value.strip() else None)
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ValueError(f"{column!r} is {_shorten_repr(value)}; it must be a struct (dict).")
-    # parquet adds the keys of all rows to each row, with the value None
+        raise ValueError(f"{column!r} is {shorten_repr(value)}; it must be a struct (dict).")
     return {name: part for name, part in value.items() if part is not None}
 
 
@@ -127,21 +135,3 @@ def _parse_metadata(value: object) -> object:
         return json.loads(value)
     except json.JSONDecodeError as error:
         raise ValueError(f"'metadata' is not valid JSON ({error}). Fix or remove it.") from error
-
-
-def _convert_ground_truth_to_text(truth: object) -> str | None:
-    """Convert a ground truth to text. A list or dict (several accepted answers) becomes JSON.
-
-    Raises ValueError for bytes and NaN, which no answer can equal.
-    """
-    if truth is None or isinstance(truth, str):
-        return truth
-    if isinstance(truth, bytes) or truth != truth:
-        kind = "bytes" if isinstance(truth, bytes) else "NaN"
-        raise ValueError(f"ground_truth={_shorten_repr(truth)} is {kind}, so no answer matches. Set a text or number.")
-    return json.dumps(truth, ensure_ascii=False) if isinstance(truth, list | dict) else str(truth)
-
-
-def _shorten_repr(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -8,13 +8,21 @@ The token ids of a multi-turn episode are this concatenation. Sampled tokens are
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from copy import copy
 from functools import cached_property
+from itertools import chain, dropwhile
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from alphaapollo.data.chat_turns import check_chat_is_shown
+from alphaapollo.data.control_text import SPLIT, make_control_pattern, split_control_text
+from alphaapollo.data.generation_config import read_end_token_ids
 from alphaapollo.data.images import (
     ImageProcessor,
     PictureTokens,
@@ -45,6 +53,8 @@ class Renderer:
     Args:
         template_arguments: variables for the chat template (data.apply_chat_template_kwargs).
         images: the model's image processor; None for a text model, for which pictures raise ValueError.
+        model_path: the model, if it is not where the tokenizer was loaded from. Both folders' generation_config.json
+            are read.
     """
 
     def __init__(
@@ -52,10 +62,20 @@ class Renderer:
         tokenizer: PreTrainedTokenizerBase,
         template_arguments: Mapping[str, object] = MappingProxyType({}),
         images: ImageProcessor | None = None,
+        model_path: str = "",
     ):
         self.tokenizer = tokenizer
+        self.model_path = model_path
         self.template_arguments = dict(template_arguments)
         self.images = images
+        self.control_strings, self.control_strings_of_texts = Counter[str](), Counter[str]()
+        self.checked_chats: set[tuple[object, ...]] = set()  # kinds of chats that data/chat_turns.py has checked
+
+    def with_arguments(self, arguments: Mapping[str, object]) -> Renderer:
+        """Return a copy with more variables for the chat template, e.g. the tools of a data row."""
+        other = copy(self)
+        other.template_arguments = {**self.template_arguments, **arguments}
+        return other
 
     def encode_prompt(self, content: list[Message] | str) -> list[int]:
         """Tokenize a chat and its generation prompt, or a text (with BOS if the tokenizer adds it)."""
@@ -102,6 +122,9 @@ class Renderer:
 
     def _encode_unexpanded(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
         """Tokenize prompts with one placeholder per picture."""
+        for text in contents:
+            if isinstance(text, str):
+                self.control_strings_of_texts.update(self._control_patterns["user"].findall(text))
         texts = [self.render_chat(content) if isinstance(content, list) else content for content in contents]
         chats = {isinstance(content, list) for content in contents}
         assert len(chats) <= 1, "chats and texts cannot be mixed"
@@ -112,19 +135,56 @@ class Renderer:
 
         Args:
             messages: messages of the environment, e.g. a tool result.
-            last_sampled_token: last sampled token. If it is the end of the turn, the end is not added again.
+            last_sampled_token: last sampled token. If it ends a turn, the template's end of the turn is not added.
         """
+        if "tools" not in self.template_arguments:
+            check_chat_is_shown([Message(role="user", content="?"), *messages], self)
         ids = self.expand_placeholders(self._encode_following_messages(messages, True), messages)
-        return ids[1:] if ids and ids[0] == last_sampled_token else ids
+        return self.skip_turn_end(ids, last_sampled_token)
+
+    def skip_turn_end(self, following: list[int], last_sampled_token: int | None) -> list[int]:
+        """Return the tokens after an answer without the template's end of the turn, if the model has sampled an end.
+
+        A stop token other than the template's, e.g. <|endoftext|>, takes the place of the template's end. A token that
+        also starts the next message, e.g. GLM's <|user|>, is left out only if it is the sampled token.
+        """
+        end = next((index for index, token in enumerate(following) if token in self._marker_ids), None)
+        if end is None or last_sampled_token not in self.eos_token_ids:
+            return following
+        is_end = following[end] in (last_sampled_token, *self._closing_ids)
+        return following[end + 1 :] if is_end else following
+
+    def find_turn_end(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the tokens from the first end of a turn on; empty without one."""
+        ends = {*self.eos_token_ids, *self._closing_ids}
+        return [*dropwhile(lambda token: token not in ends, token_ids)]
+
+    def count_trained(self, token_ids: Sequence[int]) -> int:
+        """Return how many tokens of an answer, and of what the template has after it, are trained on: those up to the
+        first stop token, or all without one."""
+        stops = self.eos_token_ids
+        return next((index + 1 for index, token in enumerate(token_ids) if token in stops), len(token_ids))
 
     def append_turn_end(self, token_ids: list[int]) -> list[int]:
         """If the last token is the end-of-turn token, append what the chat template has after it, e.g. a newline."""
         end = self.turn_end_ids
-        return token_ids + end[1:] if end[:1] == token_ids[-1:] else token_ids
+        start = next((index for index, token in enumerate(end) if token in self._marker_ids), 0)
+        return token_ids + end[start + 1 :] if end[start : start + 1] == token_ids[-1:] else token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decode tokens to text without special tokens, for display, graders and environments (never re-encoded)."""
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        """Decode tokens to text without special tokens and without a stop token at the end, for display, graders and
+        environments (never re-encoded)."""
+        return self.decode_raw(self.remove_stop(token_ids), skip_special_tokens=True)
+
+    def remove_stop(self, token_ids: Sequence[int]) -> list[int]:
+        """Return sampled tokens without a stop token at the end."""
+        ids = list(token_ids)
+        return ids[:-1] if ids and ids[-1] in self.eos_token_ids else ids
+
+    def decode_raw(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Decode tokens with special tokens, e.g. those of an answer that did not end."""
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(list(token_ids), **options))
 
     def render_chat(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> str:
         """Convert a chat to text with the chat template, including special tokens."""
@@ -133,20 +193,50 @@ class Renderer:
                 "the tokenizer has no chat template, but the prompts are chats. Use an instruct model, add a "
                 "chat_template to the tokenizer, or use plain texts as prompts."
             )
-        import jinja2
-
         check_images_are_supported(messages, self.images)
         chat = [make_content_parts(message) if message.get("images") else message for message in messages]
+        if any(message.get("tool_calls") for message in chat) and self._reads_arguments_as_text:
+            chat = [_write_arguments_as_text(message) for message in chat]
+        tools = {name: value for name, value in self.template_arguments.items() if name == "tools"}
+        tools = split_control_text(tools, self._control_patterns["user"], Counter())
+        return self._apply_template(self.split_control_strings(chat), add_generation_prompt, tools)
+
+    def split_control_strings(self, chat: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Return messages whose texts have no control strings when they are rendered and encoded."""
+        patterns = [self._control_patterns.get(one["role"], self._control_patterns["user"]) for one in chat]
+        return [split_control_text(*pair, self.control_strings) for pair in zip(chat, patterns, strict=True)]
+
+    def _apply_template(
+        self, chat: Sequence[ChatMessage], add_generation_prompt: bool, tools: Mapping[str, Any] = MappingProxyType({})
+    ) -> str:
+        import jinja2
+
         try:
             rendered = self.tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=add_generation_prompt, **self.template_arguments
+                chat, tokenize=False, add_generation_prompt=add_generation_prompt, **self.template_arguments | tools
             )
             rendered.encode()  # raises UnicodeEncodeError for an unpaired surrogate, which has no tokens
         except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
-            roles = [message["role"] for message in messages]
+            roles = [message["role"] for message in chat]
             raise ValueError(f"the chat template rejects a chat with the roles {roles}: {error}") from error
         assert isinstance(rendered, str)
         return rendered
+
+    @cached_property
+    def _reads_arguments_as_text(self) -> bool:
+        """Whether the chat template shows tool calls only if arguments are JSON text and an empty content is None, as
+        those of DeepSeek V3 and R1."""
+        function = {"name": PLACEHOLDER, "arguments": {"a": 1}}
+        calls = [{"id": "call00000", "type": "function", "function": function}]
+        call: ChatMessage = {"role": "assistant", "content": "", "tool_calls": calls}
+
+        def is_shown(message: ChatMessage) -> bool:
+            try:
+                return PLACEHOLDER in self._apply_template([Message(role="user", content="?"), message], False)
+            except ValueError:
+                return False
+
+        return not is_shown(call) and is_shown(_write_arguments_as_text(call))
 
     def _encode_following_messages(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
         """Tokenize what the chat template renders after the text of an assistant turn: end of turn, then `messages`."""
@@ -164,19 +254,102 @@ class Renderer:
     def encode(self, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
         """Tokenize each text. The text of a rendered chat needs add_special_tokens=False."""
         encoded = self.tokenizer(texts, add_special_tokens=add_special_tokens, return_attention_mask=False)
-        return [*encoded["input_ids"]]
+        return [
+            [*chain(*self.encode(text.split(SPLIT)))] if SPLIT in text else ids
+            for text, ids in zip(texts, encoded["input_ids"], strict=True)
+        ]
+
+    def list_control_notices(self) -> list[str]:
+        """Return notices about the control strings in the chats and texts rendered so far."""
+        ends = (
+            (self.control_strings, "Messages", "They are ordinary text, so that they do not end or start a turn."),
+            (self.control_strings_of_texts, "Text prompts", "They stay control tokens. Use messages for a chat."),
+        )
+        return [
+            f"{where} contain {found.total()} control strings, e.g. {next(iter(found))}. {what}"
+            for found, where, what in ends
+            if found
+        ]
+
+    @cached_property
+    def _control_patterns(self) -> dict[str, re.Pattern[str]]:
+        """Patterns of control strings by role; other roles are like the user. The assistant may write special tokens
+        that do not start or end a turn, e.g. those of tool calls."""
+        question, answer = Message(role="user", content=PLACEHOLDER), Message(role="assistant", content=PLACEHOLDER)
+        frame = set[int]()
+        with suppress(ValueError):  # a template for other chats
+            shown = self._apply_template([question, answer, question], True) if self.tokenizer.chat_template else ""
+            frame = {*self.encode([shown])[0]} & self._marker_ids | {*self.eos_token_ids}
+        added, template = self.tokenizer.added_tokens_decoder, str(self.tokenizer.chat_template)
+        markers = {one for one in self._marker_ids & {*added} if added[one].special or added[one].content in template}
+        names = [self.tokenizer.convert_ids_to_tokens([*ids]) for ids in (markers | frame, frame)]
+        kinds = {"user": (names[0], False), "tool": (names[0], True), "assistant": (names[1], False)}
+        return {role: make_control_pattern(*kind) for role, kind in kinds.items()}
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that end an assistant turn: EOS, and the template's end-of-turn token if it is special."""
+        """Ids of the tokens that end an assistant turn: EOS, those of generation_config.json, and the chat template's
+        first token with a name after an answer. Raises ValueError if generation_config.json cannot be read."""
         ids = [self.tokenizer.eos_token_id]
-        ids += [token for token in self.turn_end_ids[:1] if token in self.tokenizer.all_special_ids]
+        for path in dict.fromkeys((str(self.tokenizer.name_or_path), self.model_path)):
+            ids += [token for token in read_end_token_ids(path) if token < len(self.tokenizer)]
+        ids += self._find_marker(self.turn_end_ids)
         return tuple(dict.fromkeys(token for token in ids if token is not None))
 
     @cached_property
     def turn_end_ids(self) -> list[int]:
         """Token ids that the chat template adds after the last assistant turn; empty without a template."""
-        return self._encode_following_messages([], add_generation_prompt=False) if self.tokenizer.chat_template else []
+        chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER)]
+        shown = self._apply_template(chat, False) if self.tokenizer.chat_template else ""
+        return self.encode([shown.partition(PLACEHOLDER)[2]])[0] if shown else []
+
+    @cached_property
+    def missing_end_ids(self) -> list[int]:
+        """Token to append to the last answer of a chat whose template has no end of a turn, as for GLM: the stop token
+        that starts the next user message, or EOS. Empty if the template has an end."""
+        if not self.tokenizer.chat_template or self.turn_end_ids:
+            return []
+        question = self._encode_following_messages([Message(role="user", content="?")], add_generation_prompt=True)
+        return [token for token in (*self._find_marker(question), *self.eos_token_ids) if token in self.eos_token_ids][
+            :1
+        ]
+
+    def describe_stops(self) -> str:
+        """Return the tokens that end a turn, and the template's end if it is a text of several tokens."""
+        tokens = ", ".join(map(str, self.tokenizer.convert_ids_to_tokens(list(self.eos_token_ids))))
+        end = self.decode_raw(self.turn_end_ids, False).strip()
+        if not end or self._find_marker(self.turn_end_ids):
+            return tokens or "none"
+        return f"{tokens or 'none'}; the chat template ends a turn with the text {end!r}, which does not stop sampling"
+
+    @cached_property
+    def _closing_ids(self) -> set[int]:
+        """Tokens that only end a message: the first tokens with a name after a last answer and after a user message."""
+        if not self.tokenizer.chat_template:
+            return set()
+        question = self.render_chat([Message(role="user", content=PLACEHOLDER)], add_generation_prompt=False)
+        after = self.encode([question.rpartition(PLACEHOLDER)[2]])[0]
+        return {*self._find_marker(self.turn_end_ids), *self._find_marker(after)}
+
+    def _find_marker(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the first token with a name, e.g. `<|im_end|>`, as a list; empty without one."""
+        return [token for token in token_ids if token in self._marker_ids][:1]
+
+    @cached_property
+    def _marker_ids(self) -> set[int]:
+        added = self.tokenizer.added_tokens_decoder.items()
+        return {*self.tokenizer.all_special_ids, *(one for one, token in added if re.search(r"[^\w\s]", token.content))}
+
+
+def _write_arguments_as_text(message: ChatMessage) -> ChatMessage:
+    """Return a message whose calls have JSON text as arguments, and None as content if it is empty."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    texts = [json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls]
+    functions = [{**call["function"], "arguments": text} for call, text in zip(calls, texts, strict=True)]
+    new = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+    return {**message, "content": message["content"] or None, "tool_calls": new}
 
 
 def make_template_argument_warnings(arguments: Mapping[str, object], tokenizer: PreTrainedTokenizerBase) -> list[str]:

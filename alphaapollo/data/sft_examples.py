@@ -1,9 +1,9 @@
 """Tokenize supervised examples. Their action mask marks the tokens to train on: the text of the assistant turns.
 
 A file has either a column `messages` with chats, of which every assistant message is trained on, or the columns
-`prompt` and `response` (each text or messages), or one of the formats in data/formats.py. A chat is split where the
-chat template begins and ends each assistant turn, and the pieces are tokenized separately, like prompts and answers in
-a rollout. The end-of-turn token is trained on, the template text after it is not.
+`prompt` and `response` (each text or messages), or one of the formats in data/formats.py. A chat is split into prompts
+and answers (data/chat_turns.py), which are tokenized separately, as in a rollout. The end-of-turn token is trained on,
+the template text after it is not.
 """
 
 from __future__ import annotations
@@ -11,93 +11,100 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from alphaapollo.config.schema import SftData
+from alphaapollo.data.chat_turns import TextPiece, split_chat
+from alphaapollo.data.chats import (
+    CONTEXT_COLUMNS,
+    THOUGHT_KEYS,
+    add_thoughts,
+    join_context,
+    read_chat,
+    read_chat_text,
+    read_context,
+    read_template_arguments,
+    read_thoughts,
+)
 from alphaapollo.data.files import DataRow, convert_rows
 from alphaapollo.data.formats import SFT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import PictureReader, RowPictures
-from alphaapollo.data.images import LazyImages, PictureTokens, list_unused_mark_notices
-from alphaapollo.data.length_limit import Truncation, truncate_prompt
-from alphaapollo.data.prompts import read_chat
+from alphaapollo.data.images import LazyImages, list_unused_mark_notices
+from alphaapollo.data.length_limit import BATCH, Truncation, truncate_prompt
 from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.resolved_files import resolve_entry
 from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
 from alphaapollo.types import Message, Row
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """Separately tokenized part of an example's text, e.g. one assistant turn."""
+@dataclass(frozen=True)
+class RowContext:
+    """What the columns beside the chat of a data row add to it."""
 
-    text: str
-    is_trained: bool  # whether the model is trained on the tokens of the piece
-    is_chat_text: bool = True  # part of a chat; False: plain text, for which the tokenizer adds BOS and EOS
-    pictures: tuple[PictureTokens, ...] = ()  # pictures whose placeholders are in the text, in order
+    renderer: Renderer  # with the tools and the variables of the row
+    messages: list[Message]  # system message and earlier turns
+    pictures: RowPictures
+    thoughts: str = ""  # thoughts of the answer
+    last_turn_only: bool = False  # data.train_turns
+
+    @classmethod
+    def from_row(cls, row: DataRow, renderer: Renderer, reader: PictureReader) -> RowContext:
+        """Read the columns CONTEXT_COLUMNS. Raises ValueError if one is malformed."""
+        if arguments := read_template_arguments(row):
+            renderer = renderer.with_arguments(arguments)
+        return cls(renderer, read_context(row), RowPictures.from_row(row, reader))
 
 
 def load_examples(
     files: str | Sequence[str], renderer: Renderer, data: SftData, max_samples: int = -1
 ) -> LoadedExamples[Row]:
-    """Load and tokenize supervised examples; at most max_samples if positive.
+    """Load and tokenize supervised examples of at most max_samples data rows if positive.
 
     Long examples are truncated or dropped as set by data.truncation, with a notice. The action mask of an example is
-    its loss mask. Raises ValueError if a file is unreadable, lacks columns or has invalid rows, if the chat template
-    changes earlier turns, or if an example is too long and data.truncation=error.
+    its loss mask. A chat is several examples if the chat template changes earlier turns, with a notice. Raises
+    ValueError if a file is unreadable, lacks columns or has invalid rows, or if an example is too long and
+    data.truncation=error.
     """
 
     notices: list[str] = []
 
-    def read_text_pieces(path: str) -> list[list[TextPiece]]:
+    def read_text_pieces(path: str) -> list[list[list[TextPiece]]]:
         needed = [(data.messages_key,), (data.prompt_key, data.response_key)]
         names = {"messages": data.messages_key, "prompt": data.prompt_key, "response": data.response_key}
-        rows, converted = read_rows_in_known_format(path, needed, SFT_FORMATS, names)
+        optional = (*CONTEXT_COLUMNS, *THOUGHT_KEYS)
+        rows, converted = read_rows_in_known_format(path, needed, SFT_FORMATS, names, optional)
         notices.extend(converted)
-        reader = PictureReader(Path(path).expanduser().parent, data.allow_image_urls)
+        reader = PictureReader(resolve_entry(path).folder, data.allow_image_urls)
         return convert_rows(path, rows, lambda row: _split_row_into_pieces(row, renderer, data, reader))
 
-    read = read_examples(files, read_text_pieces, max_samples, data)
-    rows = tokenize_examples([pieces for _, pieces in read], renderer)
+    chats = read_examples(files, read_text_pieces, max_samples, data)
+    read = [(number, pieces) for number, examples in chats for pieces in examples]
+    if len(read) > len(chats):
+        notices.append(
+            f"{len(chats)} rows are {len(read)} examples: the chat template changes earlier turns, so each assistant "
+            "turn is an example with the prompt that the model sees. data.train_turns=last uses the last turns only."
+        )
+    texts = [pieces for _, pieces in read]
+    rows = tokenize_examples(texts, renderer)
     has_pictures = [bool(row.images) for row in rows]
     if renderer.images and not any(has_pictures):
         notices += list_unused_mark_notices(
-            "".join(piece.text for piece in pieces if not piece.is_trained) for _, pieces in read
+            "".join(piece.text for piece in pieces if not piece.is_trained) for pieces in texts
         )
     numbered = [(number, row) for (number, _), row in zip(read, rows, strict=True)]
     truncate = partial(_truncate_example, max_length=data.max_length, truncation=data.truncation)
     loaded = apply_max_length(files, numbered, lambda row: len(row.token_ids), "examples", data, truncate, has_pictures)
-    return replace(loaded, notices=notices + loaded.notices)
+    return replace(loaded, notices=[*notices, *loaded.notices, *list_text_notices(texts, renderer)])
 
 
-def split_chat_into_pieces(messages: list[Message], renderer: Renderer) -> list[TextPiece]:
-    """Render a chat and split its text into alternating pieces: text before an assistant turn, and the turn.
-
-    Raises ValueError if the chat has no assistant message or an empty one, or if the chat template renders earlier
-    turns differently when later turns exist (e.g. drops thinking).
-    """
-    pieces: list[TextPiece] = []
-    done, num_done = "", 0
-    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    if not turns:
-        raise ValueError("the chat has no assistant message to train on. Add one or remove the row.")
-    for turn in turns:
-        if not messages[turn]["content"].strip():
-            raise ValueError(f"the assistant message {turn} is empty. Fill it or remove the row.")
-        before = renderer.render_chat(messages[:turn])
-        after = renderer.render_chat(messages[: turn + 1], add_generation_prompt=False)
-        if not before.startswith(done) or not after.startswith(before):
-            raise ValueError(
-                f"the chat template does not append message {turn} to the text before it unchanged (e.g. it drops old "
-                "thinking), so the trained tokens would differ from those that the model sees at inference. Create one "
-                "row per assistant turn, or use a template that does not change earlier turns."
-            )
-        pictures = renderer.tokenize_pictures(messages[num_done:turn])
-        new = [TextPiece(before[len(done) :], False, pictures=pictures), TextPiece(after[len(before) :], True)]
-        if images := renderer.images:
-            for piece in new:
-                images.check_placeholders(piece.text.count(images.placeholder), len(piece.pictures))
-        pieces += new
-        done, num_done = after, turn + 1
-    return pieces
+def list_text_notices(examples: Sequence[Sequence[TextPiece]], renderer: Renderer) -> list[str]:
+    """Return a notice if there are prompts without a chat although the model has a chat template."""
+    texts = sum(not pieces[0].is_chat_text and bool(pieces[0].text) for pieces in examples)
+    if not texts or not renderer.tokenizer.chat_template:
+        return []
+    return [
+        f"{texts} prompts are plain texts, which the answers continue without the chat template of the model. "
+        "Use lists of messages to train on chats."
+    ]
 
 
 def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:
@@ -105,56 +112,72 @@ def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:
     return [TextPiece(prompt, False, False), TextPiece(answer, True, False)]
 
 
-def _split_row_into_pieces(row: DataRow, renderer: Renderer, data: SftData, reader: PictureReader) -> list[TextPiece]:
-    messages, pictures = row.get(data.messages_key), RowPictures.from_row(row, reader)
+def _split_row_into_pieces(
+    row: DataRow, renderer: Renderer, data: SftData, reader: PictureReader
+) -> list[list[TextPiece]]:
+    context = replace(RowContext.from_row(row, renderer, reader), last_turn_only=data.train_turns == "last")
+    context = replace(context, thoughts=read_thoughts(row))
+    value = row.get(data.messages_key)
+    messages = read_chat_text(value) or value
     if messages is not None:
         if not isinstance(messages, list):
             raise ValueError(f"{data.messages_key!r} is a {type(messages).__name__}; it must be a list of messages.")
-        chat = read_chat(messages, repr(data.messages_key), reader)
-        return split_chat_into_pieces(pictures.place(chat), renderer)
+        chat = context.pictures.place(read_chat(messages, repr(data.messages_key), reader))
+        if chat[-1]["role"] == "assistant" and not read_thoughts(chat[-1]):
+            chat[-1] = add_thoughts(chat[-1], context.thoughts)
+        return split_chat(join_context(context.messages, chat), context.renderer, context.last_turn_only)
     if row.keys() == {"text"}:  # SFT_FORMATS: plain text
-        return make_text_pieces("", read_text_column(row, "text"))
+        return [make_text_pieces("", read_text_column(row, "text"))]
     answer = read_answer(row, data.response_key, reader)
-    return join_prompt_and_answer(row.get(data.prompt_key), data.prompt_key, answer, renderer, pictures)
+    return join_prompt_and_answer(row.get(data.prompt_key), data.prompt_key, answer, context)
 
 
 def read_answer(row: DataRow, column: str, reader: PictureReader) -> str | list[Message]:
     """Return the text or the messages in a column. Raises ValueError if there is none or if they are malformed."""
-    value = row.get(column)
+    value = read_chat_text(row.get(column)) or row.get(column)
     if isinstance(value, list) and value:
         return read_chat(value, repr(column), reader)
     return read_text_column(row, column)
 
 
 def join_prompt_and_answer(
-    prompt: object, prompt_key: str, answer: str | list[Message], renderer: Renderer, pictures: RowPictures
-) -> list[TextPiece]:
-    """Split a prompt and an answer, each text or messages, into pieces. Only the answer is trained on.
+    prompt: object,
+    prompt_key: str,
+    answer: str | list[Message],
+    context: RowContext,
+    in_one_example: bool = False,
+) -> list[list[TextPiece]]:
+    """Split a prompt and an answer, each text or messages, into the pieces of examples (split_chat). Only the answer is
+    trained on. A prompt that is text becomes a user message if the row has a system message or earlier turns.
 
     Raises ValueError if the prompt is empty or ends with an assistant message, or if the answer does not fit it.
     """
+    prompt, pictures = read_chat_text(prompt) or prompt, context.pictures
     if not isinstance(prompt, list):
         text = read_text_column({prompt_key: prompt}, prompt_key)
-        pictures.check_is_empty(prompt_key)
-        if isinstance(answer, str):
-            return make_text_pieces(text, answer)
-        raise ValueError(f"{prompt_key!r} is text, but its answers are messages. Convert the prompt to a chat.")
-    chat = pictures.place(read_chat(prompt, repr(prompt_key), pictures.reader))
+        if context.messages or "tools" in context.renderer.template_arguments:
+            prompt = [Message(role="user", content=text)]
+        else:
+            pictures.check_is_empty(prompt_key)
+            if isinstance(answer, str):
+                thoughts = f"<think>\n{context.thoughts}\n</think>\n\n" if context.thoughts else ""
+                return [make_text_pieces(text, thoughts + answer)]
+            raise ValueError(f"{prompt_key!r} is text, but its answers are messages. Convert the prompt to a chat.")
+    chat = join_context(context.messages, pictures.place(read_chat(prompt, repr(prompt_key), pictures.reader)))
     if chat[-1]["role"] == "assistant":
         raise ValueError(f"{prompt_key!r} ends with an assistant message. Remove it; the answers follow the prompt.")
-    messages = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
-    if messages[0]["role"] != "assistant" or messages[-1]["role"] != "assistant":
+    answers = [Message(role="assistant", content=answer)] if isinstance(answer, str) else [*answer]
+    if answers[0]["role"] != "assistant" or answers[-1]["role"] != "assistant":
         raise ValueError(
-            f"the first and the last message of an answer have the roles {messages[0]['role']} and "
-            f"{messages[-1]['role']}; both must be assistant."
+            f"the first and the last message of an answer have the roles {answers[0]['role']} and "
+            f"{answers[-1]['role']}; both must be assistant."
         )
-    pieces = split_chat_into_pieces([*chat, *messages], renderer)
-    start = 2 * sum(message["role"] == "assistant" for message in chat) + 1
-    if any(piece.pictures for piece in pieces[start:]):
+    if any(message.get("images") for message in answers):
         raise ValueError(f"the answer to {prompt_key!r} has messages with pictures. Use a column of complete chats.")
-    prompt_pictures = tuple(one for piece in pieces[:start] for one in piece.pictures)
-    text = "".join(piece.text for piece in pieces[:start])
-    return [TextPiece(text, False, pictures=prompt_pictures), *pieces[start:]]
+    if not read_thoughts(answers[-1]):
+        answers[-1] = add_thoughts(answers[-1], context.thoughts)
+    given: list[Message] = [{**message, "train": False} for message in chat]
+    return split_chat([*given, *answers], context.renderer, context.last_turn_only, in_one_example)
 
 
 def read_text_column(row: DataRow, column: str) -> str:
@@ -168,7 +191,13 @@ def read_text_column(row: DataRow, column: str) -> str:
 
 
 def tokenize_examples(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
-    """Tokenize examples, given as lists of pieces, in one call of the tokenizer, which then uses all cores."""
+    """Tokenize examples, given as lists of pieces, in batches: the tokenizer uses all cores, but its results are
+    large."""
+    batches = (examples[start : start + BATCH] for start in range(0, len(examples), BATCH))
+    return [row for batch in batches for row in _tokenize_batch(batch, renderer)]
+
+
+def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
     pieces = [piece for example in examples for piece in example]
     tokens: dict[bool, Iterator[list[int]]] = {}
     for starts_text in (False, True):
@@ -182,9 +211,7 @@ def tokenize_examples(examples: list[list[TextPiece]], renderer: Renderer) -> li
         pictures = tuple(one.picture for piece in example for one in piece.pictures)
         if renderer.images and pictures:
             row.images = LazyImages(renderer.images, pictures)
-        end = row.turn_ends[-1] + 1
-        # The first token cannot be predicted. It is an action only in a text without a prompt or BOS.
-        row.token_ids, row.action_mask = row.token_ids[:end], [0, *row.action_mask[1:end]]
+        row.action_mask = [0, *row.action_mask[1:]]  # the first token, trained on in a text without BOS, has no context
         row.logprobs = [0.0] * len(row.token_ids)
         rows.append(row)
     return rows
@@ -195,19 +222,16 @@ def _is_prompt_text(piece: TextPiece) -> bool:
 
 
 def _append_piece(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer) -> None:
-    """Append the tokens of a piece to a tokenized example. Tokens after the end-of-turn token are not trained on."""
+    """Append the tokens of a piece to a tokenized example. A plain text that is trained on ends with EOS."""
     if renderer.images:
         token_ids = renderer.images.expand_placeholders(token_ids, piece.pictures)
     eos = renderer.tokenizer.eos_token_id
-    if piece.is_trained and not piece.is_chat_text and eos is not None:
+    if piece.is_trained and not piece.is_chat_text and eos is not None and token_ids[-1:] != [eos]:
         token_ids = [*token_ids, eos]
-    num_trained = 0
-    if piece.is_trained:
-        ends = [index for index, token in enumerate(token_ids) if token in renderer.eos_token_ids]
-        num_trained = ends[-1] + 1 if ends else len(token_ids)
-        row.turn_ends.append(len(row.token_ids) + num_trained - 1)
     row.token_ids = [*row.token_ids, *token_ids]
-    row.action_mask = [*row.action_mask, *[1] * num_trained, *[0] * (len(token_ids) - num_trained)]
+    row.action_mask = [*row.action_mask, *[int(piece.is_trained)] * len(token_ids)]
+    if piece.is_trained:
+        row.turn_ends.append(len(row.token_ids) - 1)
 
 
 def _truncate_example(row: Row, max_length: int, truncation: Truncation) -> Row | None:

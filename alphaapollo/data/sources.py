@@ -12,6 +12,7 @@ from alphaapollo.config.schema import PairData, SftData
 from alphaapollo.data.files import to_file_list
 from alphaapollo.data.length_limit import check_length_limit
 from alphaapollo.data.stream import choose_rows
+from alphaapollo.utils.hub import DATA_FILE
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -82,9 +83,9 @@ def apply_max_length(
 def make_source_names(files: str | Sequence[str]) -> list[str]:
     """Return a unique name for each file: as few last parts of its path as possible, without the suffix.
 
-    Example: `["a/train.parquet", "b/train.parquet"]` have the names `["a/train", "b/train"]`.
+    Example: `["a/train.parquet", "b/train.jsonl.gz"]` have the names `["a/train", "b/train"]`.
     """
-    paths = [Path(file).expanduser().absolute().with_suffix("") for file in to_file_list(files)]
+    paths = [Path(DATA_FILE.sub("", file)).expanduser().absolute() for file in to_file_list(files)]
     parts = next(
         (count for count in range(1, 20) if len({path.parts[-count:] for path in paths}) == len(paths)), len(paths)
     )

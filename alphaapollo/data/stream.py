@@ -27,12 +27,13 @@ def choose_rows(rows: Sequence[R], max_rows: int, seed: int, shuffle: bool) -> l
 class PromptStream:
     """Endless sequence of prompt indices, shuffled differently in each epoch, or in file order if shuffle is False.
 
+    Its first epoch begins at position `start` of the training run, after which the data has changed; usually 0.
     Example: with 3 prompts and no shuffle, `prompt_indices(start=2, count=3)` is `[2, 0, 1]`.
     """
 
-    def __init__(self, num_prompts: int, seed: int, shuffle: bool):
+    def __init__(self, num_prompts: int, seed: int, shuffle: bool, start: int = 0):
         assert num_prompts > 0
-        self.num_prompts = num_prompts
+        self.num_prompts, self._start = num_prompts, start
         self._seed = seed
         self._shuffle = shuffle
         self._order = lru_cache(maxsize=2)(self._epoch_order)
@@ -42,6 +43,7 @@ class PromptStream:
 
         If a new epoch begins within the range, a prompt can occur twice.
         """
+        start -= self._start
         slots = (divmod(position, self.num_prompts) for position in range(start, start + count))
         return [int(self._order(epoch)[index]) for epoch, index in slots]
 
@@ -61,14 +63,16 @@ class WeightedFileStream:
     second. Without shuffle, `prompt_indices(0, 12)` is `[0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]`.
     """
 
-    def __init__(self, file_sizes: Sequence[int], file_weights: Sequence[float], seed: int, shuffle: bool):
+    def __init__(
+        self, file_sizes: Sequence[int], file_weights: Sequence[float], seed: int, shuffle: bool, start: int = 0
+    ):
         self._quotas = [max(1, round(size * weight)) for size, weight in zip(file_sizes, file_weights, strict=True)]
         self._slots = PromptStream(sum(self._quotas), seed, shuffle)
         self._sources = [
             PromptStream(size, derive_seed(seed, "source", number), shuffle) for number, size in enumerate(file_sizes)
         ]
         self._ends = np.cumsum(self._quotas)
-        self._firsts = np.cumsum([0, *file_sizes])
+        self._firsts, self._start = np.cumsum([0, *file_sizes]), start
 
     @property
     def num_prompts(self) -> int:
@@ -77,7 +81,7 @@ class WeightedFileStream:
 
     def prompt_indices(self, start: int, count: int) -> list[int]:
         """Return the indices of `count` examples, beginning with position `start`, as PromptStream does."""
-        return [self._example_index(position) for position in range(start, start + count)]
+        return [self._example_index(position - self._start) for position in range(start, start + count)]
 
     def _example_index(self, position: int) -> int:
         (slot,) = self._slots.prompt_indices(position, 1)

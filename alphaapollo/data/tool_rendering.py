@@ -43,16 +43,14 @@ class ToolRenderer(Renderer):
         schemas: Sequence[JsonObject],
         template_arguments: Mapping[str, object] = MappingProxyType({}),
         images: ImageProcessor | None = None,
+        model_path: str = "",
     ):
         self.schemas = list(schemas)
-        super().__init__(tokenizer, {**template_arguments, "tools": self.schemas}, images)
+        super().__init__(tokenizer, {**template_arguments, "tools": self.schemas}, images, model_path)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decode tokens without a final end-of-turn token. Keeps other special tokens, which tool calls may contain."""
-        ids = list(token_ids)
-        if ids and ids[-1] in self.eos_token_ids:
-            ids.pop()
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        """Decode tokens without a final stop token. Keeps other special tokens, which tool calls may contain."""
+        return self.decode_raw(self.remove_stop(token_ids))
 
     def check_template_shows_tools(self, in_append_context: bool) -> None:
         """Raise ValueError if the chat template does not render the tools and their results.
@@ -130,11 +128,10 @@ class ToolRenderer(Renderer):
         call = _make_call_message(names, {"_": PLACEHOLDER})
         chat: list[ChatMessage] = [QUESTION, call, *answered, *messages[len(answers) :]]
         _, found, rest = self.render_chat(chat, add_generation_prompt).partition(PLACEHOLDER)
-        ids = self.encode([rest])[0]
-        end = next((index for index, token in enumerate(ids) if token in self.eos_token_ids), None)
-        if not found or end is None:
+        ids = self.find_turn_end(self.encode([rest])[0])
+        if not found or not ids:
             raise ValueError(UNSUPPORTED_TEMPLATE)
-        return ids[end:]
+        return ids
 
 
 def _make_call_message(tool_names: Sequence[str], last_arguments: Mapping[str, object]) -> JsonObject:

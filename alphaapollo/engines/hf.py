@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,8 @@ import torch
 
 from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch, next_logits
 from alphaapollo.config.resolve import get_resolved
+from alphaapollo.data.images import EXCLUDED_LOGIT
+from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.engines.protocol import Engine, EngineError
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
@@ -45,6 +47,8 @@ class HFEngine(Engine):
         self.spec = spec
         self.version = 0
         self._model: Any = None
+        self._decode: Callable[[list[int]], str] | None = None  # for stop strings
+        self._excluded_ids: list[int] = []
         self._waiting: list[_WaitingRequest] = []
         self._serving: asyncio.Task[None] | None = None
         self._paused = False
@@ -58,6 +62,11 @@ class HFEngine(Engine):
     def _load_model(self) -> Any:
         from transformers import AutoModelForCausalLM
 
+        if self.spec.rollout.stop_strings:
+            tokenizer = load_tokenizer(self.spec.tokenizer_path, self.spec.trust_remote_code)
+            self._decode = partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        if self.spec.tokenizer_path:
+            self._excluded_ids = list(self.spec.find_excluded_ids())
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 self.spec.model_path,
@@ -72,7 +81,8 @@ class HFEngine(Engine):
         self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
     ) -> Completion:
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
-        request = _WaitingRequest(token_ids, sampling, answer=asyncio.get_running_loop().create_future())
+        future = asyncio.get_running_loop().create_future()
+        request = _WaitingRequest(token_ids, sampling, decode=self._decode, answer=future)
         self._waiting.append(request)
         self._start_serving()
         return await request.answer
@@ -112,7 +122,12 @@ class HFEngine(Engine):
 
     @torch.inference_mode()
     def _sample_batch(self, batch: list[_WaitingRequest]) -> None:
-        decode_batch(partial(next_logits, self._model), batch, self._model.device, lambda done: done or self._paused)
+        decode_batch(self._compute_next_logits, batch, self._model.device, lambda done: done or self._paused)
+
+    def _compute_next_logits(self, *arguments: Any) -> tuple[torch.Tensor, Any]:
+        logits, cache = next_logits(self._model, *arguments)
+        logits[:, self._excluded_ids] = EXCLUDED_LOGIT
+        return logits, cache
 
     async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
         return await asyncio.to_thread(self._compute_log_probs, token_ids)
@@ -120,7 +135,9 @@ class HFEngine(Engine):
     @torch.inference_mode()
     def _compute_log_probs(self, token_ids: list[int]) -> list[float]:
         tokens = torch.tensor([token_ids], device=self._model.device)
-        logprobs = self._model(tokens).logits[0, :-1].float().log_softmax(dim=-1)
+        logits = self._model(tokens).logits[0, :-1].float()
+        logits[:, self._excluded_ids] = EXCLUDED_LOGIT
+        logprobs = logits.log_softmax(dim=-1)
         return logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()
 
     async def receive_weights(self, folder: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.base import Device
+from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.weight_sync.transport import TransportKind
 
 
@@ -24,6 +25,12 @@ class EngineSpec:
     transport: TransportKind = "shared_memory"  # weight transport
     lora_rank: int = 0  # LoRA rank of the served adapters, with transport=adapter
     chat_tokenizer: str = ""  # tokenizer of the HTTP API for agents; empty: requests are token ids
+    tokenizer_path: str = ""  # only ids of its tokens are sampled; empty: all ids except placeholders of pictures
+
+    def find_excluded_ids(self) -> tuple[int, ...]:
+        """Return the ids that must never be sampled. Raises ValueError if the model or the tokenizer cannot be read."""
+        return find_excluded_ids(self.model_path, self.tokenizer_path, self.trust_remote_code)
+
     cleanup_folders: tuple[str, ...] = ()  # shared-memory folders to remove when the run ends
 
     @property

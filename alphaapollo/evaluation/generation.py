@@ -66,7 +66,15 @@ class GenerationPlan:
 def make_sampling(config: GenerationConfig) -> Sampling:
     """Create the sampling parameters of main_generation from its config."""
     rollout, max_tokens = config.rollout, config.data.max_response_length
-    return Sampling(max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, config.trainer.seed)
+    return Sampling(
+        max_tokens,
+        rollout.temperature,
+        rollout.top_p,
+        rollout.top_k,
+        config.trainer.seed,
+        stop=rollout.stop_strings,
+        includes_stop=rollout.include_stop_str_in_output,
+    )
 
 
 def prepare_run(config: GenerationConfig, console: Console) -> GenerationPlan:
@@ -80,7 +88,7 @@ def prepare_run(config: GenerationConfig, console: Console) -> GenerationPlan:
     notices += input_checks.collect_environment_notices(config, environment)
     check_engine_kwargs(config.rollout, "rollout")
     check_causal_lm(config.model)
-    check_weight_files(config.model, "model.path")
+    check_weight_files(config.model, "model.path", config.rollout.name)
     input_checks.check_engine_supports_model(config.model, config.rollout, "rollout")
     input_checks.check_context_length(config.model, config.rollout, config.data)
     input_checks.check_tensor_parallel_size(config.model, config.rollout, "rollout")
@@ -197,7 +205,8 @@ def make_run_plan(plan: GenerationPlan) -> RunPlan:
         "finished": f"{len(finished.problem_ids)} prompts{dropped}",
         "model": config.model.path,
         "sampling": f"temperature {config.rollout.temperature:g}, top_p {config.rollout.top_p:g}, "
-        f"top_k {config.rollout.top_k}, seed {config.trainer.seed}",
+        f"top_k {config.rollout.top_k}, seed {config.trainer.seed}"
+        + (f", stop {config.rollout.stop}" if config.rollout.stop_strings else ""),
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
         "engines": f"{plan.rollout.num_engines} x {plan.device}{threads}{tensor_parallel}",
     }

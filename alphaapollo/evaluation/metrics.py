@@ -107,16 +107,21 @@ def make_sample_result(
     )
 
 
+def find_answer(turns: Sequence[JsonObject]) -> str | None:
+    """Return the text of the turn with the answer, in a record of the rollout log; None without a turn."""
+    last = next((turn for turn in turns if "last_answer" in turn.get("info", {})), turns[-1] if turns else None)
+    return last["text"] if last else None
+
+
 def read_sample_result(record: JsonObject) -> SampleResult:
     """Convert a record of the rollout log. Raises KeyError, TypeError or ValueError for an invalid record."""
     outcome, turns = Outcome(record["outcome"]), record["turns"]
     steps = sum(turn["reward"] for turn in turns)
-    last = next((turn for turn in turns if "last_answer" in turn.get("info", {})), turns[-1] if turns else None)
     reward = math.nan if outcome.failed else float(record["reward"]) + steps
     return make_sample_result(
         Prompt(int(record["prompt_id"]), str(record["data_source"]), ""),
         int(record["sample"]),
-        last["text"] if last else "",
+        find_answer(turns) or "",
         Score(reward, record["components"], outcome, record["reason"]),
         num_tokens=sum(turn["num_tokens"] for turn in turns),
         end=EpisodeEnd(record["end"]),
@@ -134,7 +139,7 @@ def merge_repeated_prompts(results: Sequence[SampleResult], prompts: Iterable[Pr
     first_rows: dict[int, tuple[int, int]] = {}  # prompt -> (problem, number of earlier repeats)
     for prompt in prompts:
         index = prompt.extra_info.get("index")
-        key = (prompt.data_source, json.dumps(replace_pictures(prompt.content)), prompt.ground_truth, index)
+        key = (prompt.data_source, json.dumps(replace_pictures(prompt.content)), prompt.ground_truth_text, index)
         problem = prompt.id if index is None else first.setdefault(key, prompt.id)
         first_rows[prompt.id] = problem, before[problem]
         before[problem] += 1

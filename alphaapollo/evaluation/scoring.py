@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,8 +17,10 @@ from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig
 from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows, to_file_list
+from alphaapollo.data.formats import RESULT_COLUMNS
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.evaluation.metrics import SampleResult, make_sample_result
+from alphaapollo.data.resolved_files import HELD_OUT, name_splits
+from alphaapollo.evaluation.metrics import SampleResult, find_answer, make_sample_result
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.launch.format import write_format
 from alphaapollo.launch.input_checks import check_rewards
@@ -27,7 +30,7 @@ from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.json_values import finite_or_none
 from alphaapollo.observability.pictures import replace_pictures, save_picture
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.types import JsonObject, Prompt, Score
+from alphaapollo.types import JsonObject, Outcome, Prompt, Score
 
 RESPONSES = ("responses", "response")  # columns tried if data.response_key is empty
 IN_FLIGHT = 64  # maximum number of responses queued per grader process, besides those that judges may have
@@ -39,18 +42,24 @@ class PromptResponses:
     """Prompt with all its responses. `prompt.id` is the index of the problem."""
 
     prompt: Prompt
-    responses: list[str]
+    responses: list[str | None]  # None: the data has no response, which is a failed sample
 
 
 def prepare_problems(config: EvalConfig, console: Console) -> list[PromptResponses]:
     """Check the configuration, read the problems and print how many there are. Raises ValueError for invalid input."""
     notices = check_config_and_get_notices(config)
     check_folder_belongs_to_command(config)
-    problems = read_problems(config.data.path, config.data.prompt_key, config.data.response_key)
+    files = name_splits(config.data.path, HELD_OUT, notices)
+    problems = read_problems(files, config.data.prompt_key, config.data.response_key)
     prompts = [problem.prompt for problem in problems]
     notices += check_rewards(prompts, config.reward, config.custom_reward_function)[0]
-    count = sum(len(problem.responses) for problem in problems)
-    console.show_line(f"{config.trainer.folder}: {count} responses to {len(problems)} problems")
+    responses = [response for problem in problems for response in problem.responses]
+    missing = responses.count(None)
+    if missing == len(responses):
+        raise ValueError(f"data.path={config.data.path}: all {missing} responses are missing. Use the file with them.")
+    console.show_line(f"{config.trainer.folder}: {len(responses)} responses to {len(problems)} problems")
+    if missing:
+        notices.append(f"{missing} of {len(responses)} responses are missing. They are failed samples, not scored 0.")
     for notice in notices:
         console.notify(notice)
     return problems
@@ -62,15 +71,17 @@ def read_problems(files: str | list[str], prompt_key: str, response_key: str) ->
     rows = [responses for path in to_file_list(files) for responses in _read_responses(path, response_key)]
     found: dict[tuple[str, str, str | None], PromptResponses] = {}
     for prompt, responses in zip(prompts, rows, strict=True):
-        key = (prompt.data_source, json.dumps(replace_pictures(prompt.content)), prompt.ground_truth)
+        key = (prompt.data_source, json.dumps(replace_pictures(prompt.content)), prompt.ground_truth_text)
         problem = found.setdefault(key, PromptResponses(replace(prompt, id=len(found)), []))
         problem.responses.extend(responses)
     return list(found.values())
 
 
-def _read_responses(path: str, response_key: str) -> list[list[str]]:
+def _read_responses(path: str, response_key: str) -> list[list[str | None]]:
     rows = read_rows(path)
     columns = list_column_names(rows)
+    if not response_key and {*RESULT_COLUMNS} <= {*columns}:  # results.jsonl, or a file of rollouts/
+        return [[find_answer(row["turns"])] for row in rows]
     wanted = [response_key] if response_key else RESPONSES
     column = next((name for name in wanted if name in columns), None)
     if column is None:
@@ -79,10 +90,11 @@ def _read_responses(path: str, response_key: str) -> list[list[str]]:
             "data.response_key to the column with the responses."
         )
 
-    def list_responses(row: DataRow) -> list[str]:
+    def list_responses(row: DataRow) -> list[str | None]:
         value = row.get(column)
-        responses = [value] if isinstance(value, str) else value
-        if not isinstance(responses, list) or not responses or not all(isinstance(one, str) for one in responses):
+        given = (value or [None]) if isinstance(value, list) else [value]
+        responses = [None if one is None or one != one else one for one in given]  # NaN: an empty cell of pandas
+        if not all(isinstance(one, str | None) for one in responses):
             raise ValueError(f"{column!r} is {repr(value)[:80]}. It must be a string or a list of strings.")
         return responses
 
@@ -115,13 +127,16 @@ async def _grade_responses(
     slots = asyncio.Semaphore(IN_FLIGHT * reward.num_workers + reward.judge.max_connections)
     num_graded, count = 0, sum(len(problem.responses) for problem in problems)
 
-    async def grade(prompt: Prompt, sample_index: int, response: str) -> GradedResponse:
+    async def grade(prompt: Prompt, sample_index: int, response: str | None) -> GradedResponse:
         nonlocal num_graded
-        async with slots:
-            score = await client.score(prompt, response)
+        if response is None:
+            score = Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason="the data has no response")
+        else:
+            async with slots:
+                score = await client.score(prompt, response)
         num_graded += 1
         console.show_phase("grade", num_graded, count)
-        return make_sample_result(prompt, sample_index, response, score), score
+        return make_sample_result(prompt, sample_index, response or "", score), score
 
     await client.start()
     try:
@@ -145,7 +160,7 @@ def _make_score_record(
         "sample": result.sample_index,
         "data_source": result.data_source,
         "prompt": replace_pictures(problem.prompt.content, partial(save_picture, folder)),
-        "ground_truth": problem.prompt.ground_truth,
+        "ground_truth": problem.prompt.ground_truth_text,
         "response": problem.responses[result.sample_index],
         "answer": result.answer,
         "reward": finite_or_none(score.reward),

@@ -92,7 +92,8 @@ async def open_agent_proposers(
             around = partial(log_request, caller, name, Usage(1, data.max_length, price))
             opened = open_agent_runner(client.engine, env, data, grade if env.agent.grade else None, around)
             runner = await stack.enter_async_context(opened)
-            sampling = Sampling(data.max_length, role.temperature, role.top_p, stop_token_ids=client.stop_token_ids)
+            ids, stop = client.stop_token_ids, client.rollout.stop_strings
+            sampling = Sampling(data.max_length, role.temperature, role.top_p, stop_token_ids=ids, stop=stop)
             proposers[name] = AgentProposer(caller, runner, sampling, model.max_concurrent)
         yield proposers
 

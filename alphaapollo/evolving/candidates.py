@@ -195,5 +195,5 @@ def get_majority_reports(verdicts: Sequence[VerifierVerdict]) -> list[str]:
 
 def compute_prompt_digest(prompt: Prompt) -> str:
     """Return a digest of a problem's data row, to detect changed data when a run resumes."""
-    row = msgspec.json.encode([prompt.data_source, prompt.content, prompt.ground_truth])
+    row = msgspec.json.encode([prompt.data_source, prompt.content, prompt.ground_truth_text])
     return hashlib.blake2b(row, digest_size=8).hexdigest()

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.resolve import resolve_device, resolve_inference_rollout
-from alphaapollo.config.schema import EvolvingConfig, Model, ServedModel
+from alphaapollo.config.schema import EvolvingConfig, Model, Rollout, ServedModel
+from alphaapollo.config.schema.data import PromptData
 from alphaapollo.controller.placement import detect_machine
-from alphaapollo.data.length_limit import Truncation
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import EnvironmentFailure
@@ -20,6 +20,7 @@ from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.types import Message, Sampling
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.redaction import redact, replace_surrogates
+from alphaapollo.utils.stop_strings import cut_at_stop
 
 MAX_SERVER_SEED = 2**31  # not every server accepts larger seeds
 REQUEST_ERRORS = (400, 404, 413, 422)  # status codes caused by the request; other codes count as server failures
@@ -87,24 +88,26 @@ class ServerClient:
 class EngineClient:
     """Client of an inference engine in this process, with the interface of ServerClient.
 
-    Messages are rendered with the model's chat template. Prompts above `max_prompt_length`
-    tokens are truncated or raise ModelCallError (`truncation`). Each call in flight needs its own `call_name`.
+    Messages are rendered with the model's chat template. Prompts above `data.max_prompt_length`
+    tokens are truncated or raise ModelCallError (`data.truncation`). Each call in flight needs its own `call_name`.
     """
 
     time_limit: float | None = None
 
-    def __init__(self, engine: Engine, renderer: Renderer, max_prompt_length: int, truncation: Truncation):
-        self.engine, self._renderer = engine, renderer
-        self._prompts = PromptRenderer(renderer.encode_prompt, max_prompt_length, truncation)
+    def __init__(self, engine: Engine, renderer: Renderer, data: PromptData, rollout: Rollout):
+        self.engine, self._renderer, self.rollout = engine, renderer, rollout
+        self._prompts = PromptRenderer(renderer.encode_prompt, data.max_prompt_length, data.truncation)
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, call_name: str) -> ModelReply:
         try:
             token_ids = self._prompts(list(messages))
         except EnvironmentFailure as error:
             raise ModelCallError(str(error)) from error
-        sampling = replace(sampling, stop_token_ids=self.stop_token_ids)
+        stop = self.rollout.stop_strings
+        sampling = replace(sampling, stop_token_ids=self.stop_token_ids, stop=stop)
         completion = await self.engine.generate(token_ids, sampling, call_name)
         text, count = self._renderer.decode(completion.token_ids), len(completion.token_ids)
+        text = cut_at_stop(text, stop, self.rollout.include_stop_str_in_output)
         return ModelReply(text, sampling.seed, len(token_ids), count, completion.stop_reason.value)
 
     @property
@@ -134,12 +137,12 @@ def check_models_and_load_renderers(config: EvolvingConfig) -> dict[str, Rendere
         if served.path:
             key = f"models.{name}.path"
             model = Model(path=served.path, trust_remote_code=served.trust_remote_code)
-            check_weight_files(model, key)
+            check_weight_files(model, key, config.rollout.name)
             check_context_length(model, config.rollout, config.data)
             check_tensor_parallel_size(model, config.rollout, "rollout")
             tokenizer = load_tokenizer(served.tokenizer_path or served.path, served.trust_remote_code)
             check_vocabulary_size(model, tokenizer, key)
-            renderers[name] = Renderer(tokenizer, config.data.apply_chat_template_kwargs)
+            renderers[name] = Renderer(tokenizer, config.data.apply_chat_template_kwargs, model_path=served.path)
     return renderers
 
 
@@ -167,8 +170,9 @@ def make_engine_clients(
             max_model_len=data.max_length,
             log_path=str(folder.resolve() / "logs" / f"engine_{name}.log"),
             chat_tokenizer=(served.tokenizer_path or served.path) if config.env.env_name == "agent" else "",
+            tokenizer_path=served.tokenizer_path or served.path,
         )
-        clients[name] = EngineClient(make_engine(spec), renderer, data.max_prompt_length, data.truncation)
+        clients[name] = EngineClient(make_engine(spec), renderer, data, rollout)
     return clients
 
 

@@ -23,6 +23,7 @@ from alphaapollo.data.images import collect_pictures
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.resolved_files import HELD_OUT, name_splits
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.evolving.agents import open_agent_proposers
@@ -94,7 +95,7 @@ def prepare_run(config: EvolvingConfig, console: Console) -> PreparedEvolution:
     make_roles(config.all_roles)
     environment = find_environment_spec(config.env)
     renderers = check_models_and_load_renderers(config) if serves else {}
-    prompts = load_prompts(config.data.path, config.data.prompt_key)
+    prompts = load_prompts(name_splits(config.data.path, HELD_OUT, notices), config.data.prompt_key)
     if any(collect_pictures(prompt.content) for prompt in prompts):
         raise ValueError(
             f"data.path={config.data.path} has prompts with pictures, but roles exchange texts only. Remove these rows."

@@ -45,7 +45,7 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
             f"data.val_prompts: {len(with_pictures)} prompts have pictures (the first is row {with_pictures[0]}), but "
             "the training ranks sample answers to texts only. Remove them, or evaluate with main_generation."
         )
-    reward_notices, _ = input_checks.check_rewards(
+    reward_notices, *_ = input_checks.check_rewards(
         prompts, config.reward, config.custom_reward_function, environment.is_graded(config.env)
     )
     reset_notices = asyncio.run(try_environment_resets(config.env, prompts[:1]))

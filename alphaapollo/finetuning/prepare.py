@@ -9,8 +9,10 @@ from alphaapollo.config.load import UserSettings
 from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_model
 from alphaapollo.config.schema import DpoConfig, Model, RmConfig, SftConfig, TuningConfig
 from alphaapollo.controller.placement import Machine, Placement
+from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, name_splits
 from alphaapollo.data.sources import LoadedExamples, make_source_names
 from alphaapollo.data.stream import PromptStream, WeightedFileStream
 from alphaapollo.finetuning.dpo import DpoTask
@@ -19,6 +21,7 @@ from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
 from alphaapollo.launch import input_checks
 from alphaapollo.launch.cpu_threads import choose_cpu_threads
+from alphaapollo.launch.input_digests import Digests
 from alphaapollo.launch.memory.finetuning import fit_finetuning_to_memory
 from alphaapollo.launch.memory.fit import get_max_tokens
 from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_memory_planning_failure
@@ -55,7 +58,8 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings, console: Cons
     input_checks.check_sequence_parallel_size(size, "ulysses_sequence_parallel_size", {"model.path": config.model})
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     images = load_image_processor(config.model.path, tokenizer, config.model.trust_remote_code)
-    train, val, more = _read_examples(task, config, Renderer(tokenizer, data.apply_chat_template_kwargs, images))
+    renderer = Renderer(tokenizer, data.apply_chat_template_kwargs, images, config.model.path)
+    train, val, more = _read_examples(task, config, renderer, start.inputs.digests)
     notices += more
     if trainer.keep_best and not val and not getattr(data, "val_prompts", ""):
         raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
@@ -69,7 +73,7 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings, console: Cons
     notices += list_template_notices(config.model, tokenizer, data.apply_chat_template_kwargs)
     notices += filter(None, [input_checks.explain_missing_cluster(config)])
     model, max_tokens, memory, memory_notices = _plan_memory(task, config, train, placement, machine)
-    stream = make_example_stream(config, train.file_sizes)
+    stream = make_example_stream(config, train.file_sizes, start.inputs.data_start)
     plan = FinetuningPlan(
         task=task,
         config=config,
@@ -90,36 +94,48 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings, console: Cons
     return plan
 
 
-def make_example_stream(config: TuningConfig, file_sizes: list[int]) -> PromptStream | WeightedFileStream:
-    """Create the order of training examples. file_sizes: number of examples in each file."""
+def make_example_stream(
+    config: TuningConfig, file_sizes: list[int], start: int = 0
+) -> PromptStream | WeightedFileStream:
+    """Create the order of training examples. file_sizes: number of examples in each file. start: see PromptStream."""
     data = config.data
     if data.source_weights is None:
-        return PromptStream(sum(file_sizes), data.seed, data.shuffle)
-    return WeightedFileStream(file_sizes, data.source_weights, data.seed, data.shuffle)
+        return PromptStream(sum(file_sizes), data.seed, data.shuffle, start)
+    return WeightedFileStream(file_sizes, data.source_weights, data.seed, data.shuffle, start)
 
 
 @SPANS("read examples")
 def _read_examples(
-    task: FinetuningTask, config: TuningConfig, renderer: Renderer
+    task: FinetuningTask, config: TuningConfig, renderer: Renderer, digests: Digests
 ) -> tuple[LoadedExamples[Any], dict[str, list[Any]], list[str]]:
     """Read the data files. Returns training examples, validation examples by file name, and notices.
 
     Raises ValueError if data.train_max_samples and data.max_length exclude all examples of a file that has a weight.
     """
-    data = config.data
-    train = task.load_examples(data.train_files, data.train_max_samples, renderer)
+    data, notices = config.data, list[str]()
+
+    def load(files: str | list[str], key: str, max_samples: int) -> LoadedExamples[Any]:
+        compute = partial(task.load_examples, files, max_samples, renderer)
+        settings = config.model_dump(mode="json", include={"data": True, "preference": {"loss"}})
+        content = (digests.get(key), digests.get("preference.custom_module"))
+        inputs = (type(task).__name__, files, max_samples, settings, content)
+        return load_or_compute(renderer, inputs, compute) if content[0] else compute()
+
+    train_files = name_splits(data.train_files, TRAIN, notices)
+    train = load(train_files, "data.train_files", data.train_max_samples)
     if data.source_weights is not None and 0 in train.file_sizes:
-        empty = make_source_names(data.train_files)[train.file_sizes.index(0)]
+        empty = make_source_names(train_files)[train.file_sizes.index(0)]
         raise ValueError(
             f"data.source_weights has a weight for {empty}, but data.train_max_samples and data.max_length exclude all "
             "examples of this file. Increase one of these keys, or remove the file and its weight."
         )
-    notices = [f"data.train_files: {notice}" for notice in train.notices]
+    notices += [f"data.train_files: {notice}" for notice in train.notices]
     val: dict[str, list[Any]] = {}
     if data.val_files:
-        read = task.load_examples(data.val_files, data.val_max_samples, renderer)
+        val_files = name_splits(data.val_files, HELD_OUT, notices)
+        read = load(val_files, "data.val_files", data.val_max_samples)
         notices += [f"data.val_files: {notice}" for notice in read.notices]
-        sources = zip(make_source_names(data.val_files), read.split_by_file(), strict=True)
+        sources = zip(make_source_names(val_files), read.split_by_file(), strict=True)
         val = {name: examples for name, examples in sources if examples}
     return train, val, notices
 

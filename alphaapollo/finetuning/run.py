@@ -36,7 +36,8 @@ async def run(plan: FinetuningPlan, progress: FinetuningProgress, console: Conso
         console.start(plan.total_steps, progress.step)
         async with open_session(config, plan.start, make_run_plan(plan), specs, Timer(), console) as session:
             model = session.workers.trainer
-            checkpoints = CheckpointFolder(trainer.folder / "checkpoints", trainer.max_ckpt_to_keep, trainer.keep_best)
+            keep = (trainer.max_ckpt_to_keep, trainer.keep_best)
+            checkpoints = CheckpointFolder(trainer.folder / "checkpoints", *keep, plan.start.inputs)
             saving = BackgroundCheckpointWriter[FinetuningProgress](checkpoints, {"model": model}, console.notify)
             ready = FinetuningRun(plan, model, progress, saving, session.tracker, console)
             for warning in await model.get_logprob_check_warnings():
@@ -54,6 +55,6 @@ async def run(plan: FinetuningPlan, progress: FinetuningProgress, console: Conso
 
 def log_examples(plan: FinetuningPlan) -> None:
     """Write the first examples that the run trains on to examples.jsonl."""
-    first = plan.stream.prompt_indices(0, min(NUM_LOGGED, plan.stream.num_prompts))
+    first = plan.stream.prompt_indices(plan.start.inputs.data_start, min(NUM_LOGGED, plan.stream.num_prompts))
     examples = [plan.task.describe_example(plan.train.examples[index], plan.decode) for index in first]
     write_examples(plan.config.trainer.folder, examples)

@@ -1,6 +1,6 @@
 """Write, list, verify and remove the checkpoints of a run. A checkpoint is complete or does not exist.
 
-checkpoints/step_000020/   format.json  progress.json  manifest.json  policy/  critic/   (fine-tuning: model/)
+checkpoints/step_000020/   format.json  inputs.json  progress.json  manifest.json  policy/  critic/  (or model/)
 checkpoints/.writing_step_000040/   checkpoint that is being written; it is renamed when it is complete
 checkpoints/.removing_step_000010/  checkpoint that is being removed
 checkpoints/aside_step_000040/      checkpoint that was moved aside when the run resumed from an earlier one
@@ -20,12 +20,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from alphaapollo.launch.format import upgrade_folder, write_format
+from alphaapollo.launch.input_digests import RunInputs
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
 
 PROGRESS = "progress.json"
 """File with the driver's state in a checkpoint."""
+INPUTS = "inputs.json"
 MANIFEST = "manifest.json"
 """File with size and digest of all other files of a checkpoint. A checkpoint without it counts as damaged."""
 NAME = re.compile(r"step_(\d{6,})")  # copies made by the user have other names
@@ -69,18 +73,21 @@ class CheckpointFolder:
     Args:
         keep: number of newest checkpoints to keep; None: keep all.
         keep_best: validation metric. The checkpoint with its best value is kept in addition to the newest ones.
+        inputs: inputs of the run, written to each checkpoint.
     """
 
-    def __init__(self, folder: Path, keep: int | None, keep_best: str | None = None):
-        self.folder, self.keep, self.keep_best = folder, keep, keep_best
+    def __init__(self, folder: Path, keep: int | None, keep_best: str | None = None, inputs: RunInputs | None = None):
+        self.folder, self.keep, self.keep_best, self.inputs = folder, keep, keep_best, inputs
         self._is_checked = False
 
     def begin_checkpoint(self, step: int) -> Path:
-        """Create the folder `.writing_step_...` for the checkpoint of iteration `step`, with only format.json."""
+        """Create the folder `.writing_step_...` for the checkpoint of iteration `step`, with format.json and inputs."""
         folder = self.folder / f".writing_step_{step:06d}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         write_format(folder)
+        if self.inputs:
+            (folder / INPUTS).write_bytes(msgspec.json.encode(self.inputs))
         return folder
 
     def remove_incomplete(self) -> None:
@@ -185,6 +192,12 @@ def write_manifest(folder: Path) -> None:
     for file in [*sorted(folder.rglob("*")), folder]:
         _sync_to_disk(file)
         HEARTBEAT.tick()
+
+
+def read_inputs(checkpoint: Path) -> RunInputs:
+    """Read inputs.json of an undamaged checkpoint; without digests if an earlier version wrote the checkpoint."""
+    file = checkpoint / INPUTS
+    return msgspec.json.decode(file.read_bytes(), type=RunInputs) if file.is_file() else RunInputs()
 
 
 def find_damage(checkpoint: Path) -> list[str]:

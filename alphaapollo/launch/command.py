@@ -17,6 +17,7 @@ from alphaapollo.config.load import find_command_module, load_config, load_confi
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, RmConfig, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, is_lower_better, list_checkpoints
+from alphaapollo.launch.run_model import resolve_model_paths
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.curve import Points, read_curves
 from alphaapollo.observability.run_view import format_duration
@@ -33,7 +34,7 @@ def make_inference_command(
 
     def main(argv: Sequence[str] | None = None) -> int:
         with exit_on_config_error():
-            config = load_config(schema, config_name, sys.argv[1:] if argv is None else argv)
+            config = resolve_model_paths(load_config(schema, config_name, sys.argv[1:] if argv is None else argv))
         folder = config.trainer.folder
         with open_console(config.trainer) as console:
             module = importlib.import_module(module_name)
@@ -68,6 +69,7 @@ def make_training_command(
         with exit_on_config_error():
             words = sys.argv[1:] if argv is None else argv
             config, user_settings = load_config_and_user_settings(schema, config_name, words)
+            config = resolve_model_paths(config)
         trainer, folder, can_chat = config.trainer, config.trainer.folder, not isinstance(config, RmConfig)
         with open_console(trainer) as console:
             module = importlib.import_module(module_name)

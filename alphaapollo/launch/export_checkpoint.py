@@ -43,6 +43,33 @@ class ExportPlan:
     push_to: str  # hub repository; "": no upload
 
 
+def is_adapter(folder: str) -> bool:
+    """Return whether a folder has a LoRA adapter, as trainer.export_lora=adapter and peft write it."""
+    return (Path(folder).expanduser() / "adapter_config.json").is_file()
+
+
+def merge_adapter(config: ExportConfig) -> Path:
+    """Write the Hugging Face folder of an adapter's base model with the adapter merged in. Returns the folder.
+
+    Raises ValueError if the folder exists, or adapter or base model cannot be read.
+    """
+    from alphaapollo.models.lora import write_merged_model
+
+    if config.role == "critic" or config.export_lora == "adapter":
+        key = "role=critic" if config.role == "critic" else "export_lora=adapter"
+        raise ValueError(f"checkpoint={config.checkpoint} is an adapter, which is merged. Remove {key}.")
+    adapter = Path(config.checkpoint).expanduser().resolve()
+    output = Path(config.output or f"{adapter}_merged").expanduser().absolute()
+    if output.exists():
+        raise ValueError(f"output={output} already exists. Set output to another folder, or remove the existing one.")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = output.with_name(f".writing_{output.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    write_merged_model(adapter, partial, config.dtype, config.model_path)
+    partial.rename(output)
+    return output
+
+
 def prepare_export(config: ExportConfig) -> ExportPlan:
     """Find the checkpoint, the run's configuration and the model. Raises ValueError if one of them is missing."""
     from alphaapollo.models.load import load_config

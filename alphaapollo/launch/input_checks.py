@@ -24,17 +24,21 @@ from alphaapollo.config.schema import (
     TuningConfig,
 )
 from alphaapollo.controller.placement import Machine, detect_machine
+from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.images import collect_pictures, list_unused_mark_notices, load_image_processor, reads_pictures
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, name_splits, resolve_files
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
+from alphaapollo.launch.input_digests import digest_file
+from alphaapollo.launch.try_data import try_ground_truths
 from alphaapollo.launch.try_environment import try_reward_function
-from alphaapollo.launch.try_template import render_with_time_limit, try_template
+from alphaapollo.launch.try_template import render_with_time_limit, try_chats
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
@@ -129,14 +133,14 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, objec
     images = load_image_processor(model.path, tokenizer, model.trust_remote_code)
     schemas = asyncio.run(_list_tool_schemas(env))
     if env.action_format == "tags":
-        renderer = Renderer(tokenizer, template_arguments, images)
+        renderer = Renderer(tokenizer, template_arguments, images, model.path)
         _check_template_keeps_history(env, renderer)
         return renderer
     if not schemas:
         raise ValueError(
             "env.action_format=chat_template needs tools. Set env.tools or env.mcp_servers, or env.action_format=tags."
         )
-    renderer = ToolRenderer(tokenizer, schemas, template_arguments, images)
+    renderer = ToolRenderer(tokenizer, schemas, template_arguments, images, model.path)
     renderer.check_template_shows_tools(in_append_context=env.context == "append")
     _check_template_keeps_history(env, renderer)
     check_tool_call_parser(env, path, model.trust_remote_code, schemas, dict(template_arguments))
@@ -292,7 +296,8 @@ def read_prompts(
     and notices. files_key: configuration key of `files`. select: selects prompts before they are rendered."""
     notices: list[str] = []
     try:
-        chosen = select(load_prompts(files, data.prompt_key, notices, data.allow_image_urls))
+        files = name_splits(files, TRAIN if files_key == "data.train_files" else HELD_OUT, notices)
+        chosen = select(_load_prompts(files, renderer, data, notices))
         with_pictures = [prompt.id for prompt in chosen if collect_pictures(prompt.content)]
         if with_pictures and renderer.images is None:
             raise ValueError(
@@ -301,8 +306,7 @@ def read_prompts(
             )
         if renderer.images and not with_pictures:
             notices += list_unused_mark_notices(str(prompt.content) for prompt in chosen)
-        if isinstance(first := chosen[0].content, list):
-            try_template(renderer, first)
+        try_chats(renderer, chosen)
         prompts, num_long = apply_length_limit(chosen, renderer, data.max_prompt_length, data.truncation)
     except ValueError as error:
         raise ValueError(f"{files_key}: {error}") from error
@@ -312,26 +316,43 @@ def read_prompts(
     return prompts, [f"{files_key}: {notice}" for notice in notices]
 
 
+def _load_prompts(
+    files: str | list[str], renderer: Renderer, data: Data | GenerationData, notices: list[str]
+) -> list[Prompt]:
+    """Load the prompts of data files, from the cache if their content is known. Appends to `notices`."""
+
+    def load() -> tuple[list[Prompt], list[str]]:
+        more: list[str] = []
+        return load_prompts(files, data.prompt_key, more, data.allow_image_urls), more
+
+    digests = [digest_file(file) for entry in resolve_files(files) for file in entry.files]
+    prompts, found = load_or_compute(renderer, (files, digests, data.prompt_key), load)
+    notices += found
+    return prompts
+
+
 def check_rewards(
     prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, needs_grading: bool = True
-) -> tuple[list[str], list[Score]]:
-    """Check the reward functions. Returns notices, and the scores of a trial if the user has a custom reward function.
+) -> tuple[list[str], list[Score], dict[str, str]]:
+    """Check the reward functions. Returns notices, the scores of a trial if the user has a custom reward function, and
+    {data source: how many of its first rows score with their own ground truth} for built-in graders.
 
     needs_grading: whether every prompt needs a reward function; False if the environment scores itself. Raises
     ValueError if a reward function or component is missing or fails, or some prompts have no reward function.
     """
     is_custom = bool(custom.path or reward.custom_module)
+    notices, tried, truths = list[str](), list[Score](), dict[str, str]()
     if not is_custom:
         check_component_names(reward.components, reward.required)
     elif not needs_grading:
         check_reward_function(reward, custom)
     if needs_grading and not custom.path:
         check_prompts_are_gradable(prompts)
+        truths, notices = try_ground_truths(prompts, reward)
     judges = check_judges(prompts, reward, bool(custom.path)) if needs_grading else set()
-    notices: list[str] = []
-    tried: list[Score] = []
     if is_custom and needs_grading:
-        notices, tried = asyncio.run(try_reward_function(prompts[0], reward, custom))
+        more, tried = asyncio.run(try_reward_function(prompts, reward, custom))
+        notices += more
     unused = {
         f"reward.judge.model={reward.judge.model}": bool(reward.judge.model) and not judges,
         "reward.judge.backend=policy": reward.judge.backend == "policy" and not judges,
@@ -343,4 +364,4 @@ def check_rewards(
         for key, is_unused in unused.items()
         if is_unused
     ]
-    return notices, tried
+    return notices, tried, truths

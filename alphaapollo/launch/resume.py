@@ -8,7 +8,7 @@ configuration of the first start. Each later start with changes saves one more f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from alphaapollo.config.keys import COMMANDS, format_value
 from alphaapollo.config.load import save_config
 from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig
+from alphaapollo.config.schema.base import CHANGES_DATA
 from alphaapollo.launch.checkpoint_folder import (
     PROGRESS,
     CheckpointFolder,
@@ -28,13 +29,17 @@ from alphaapollo.launch.checkpoint_folder import (
     list_checkpoints,
     move_aside,
     parse_step,
+    read_inputs,
     read_progress,
 )
 from alphaapollo.launch.format import upgrade_folder, write_format
-from alphaapollo.launch.run_plan import RunPlan, write_run_plan
+from alphaapollo.launch.input_digests import Digests, RunInputs, compute_input_digests, find_content_changes
+from alphaapollo.launch.run_plan import RunPlan, read_input_digests, write_run_plan
 from alphaapollo.observability.metrics_file import read_logged_steps
 from alphaapollo.utils.json_types import JsonObject
 
+TrainingConfig = Config | TuningConfig
+ResumableConfig = TrainingConfig | GenerationConfig | EvolvingConfig
 ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
 NEW_RUN_HINT = (
     "Set another trainer.experiment_name, or trainer.resume_mode=disable to start from scratch (the previous run is "
@@ -49,17 +54,21 @@ class StartPoint:
     folder: Path
     checkpoint: Path | None = None
     step: int = 0  # number of completed iterations in the checkpoint
-    config_changes: tuple[ConfigChange, ...] = ()  # configuration changes since the earlier start
+    config_changes: tuple[ConfigChange, ...] = ()  # changes of keys and of files since the earlier start
     damaged_checkpoints: tuple[str, ...] = ()  # messages about damaged newer checkpoints
     last_logged_step: int = 0  # last iteration in metrics.jsonl, possibly later than the checkpoint
     lost_metrics_notice: str = ""  # message about missing lines in metrics.jsonl
     replaces_previous_run: bool = False  # the folder has a previous run, which is moved aside
+    inputs: RunInputs = field(default=RunInputs(), compare=False)  # written to plan.json and each checkpoint
 
     def describe(self) -> list[str]:
         """Return the messages to print before the start, e.g. `resumes from <run>/checkpoints/step_000020.`"""
         if self.replaces_previous_run:
             return [f"starts from scratch: the previous run in {self.folder} is moved aside."]
-        since = [f"changed since the earlier start: {change}" for change in self.config_changes]
+        changes = [change for change in self.config_changes if change.verdict != "ignored"]
+        since = [f"changed since the earlier start: {change}" for change in changes]
+        if self.has_other_data:
+            since.append("the training data has changed: a new order of its rows and new pass rates begin.")
         damaged = [f"skipped, because it is damaged: {message}." for message in self.damaged_checkpoints]
         if self.checkpoint is None:
             return since
@@ -70,6 +79,11 @@ class StartPoint:
         resumes = f"resumes from {self.checkpoint}{repeated if self.last_logged_step > self.step else ''}."
         return [*damaged, resumes, *filter(None, [self.lost_metrics_notice]), *aside, *since]
 
+    @property
+    def has_other_data(self) -> bool:
+        """Whether the training data differs from that of the checkpoint."""
+        return any(one.key == "data.train_files" and one.verdict != "ignored" for one in self.config_changes)
+
     def has_exported_model(self) -> bool:
         """Return whether the run's folder `model` (the exported model) is newer than the checkpoint."""
         model = self.folder / "model"
@@ -77,9 +91,7 @@ class StartPoint:
             return False
         return model.stat().st_mtime >= (self.checkpoint / PROGRESS).stat().st_mtime
 
-    def prepare_folder(
-        self, config: Config | TuningConfig | GenerationConfig | EvolvingConfig, plan: RunPlan
-    ) -> Path | None:
+    def prepare_folder(self, config: ResumableConfig, plan: RunPlan) -> Path | None:
         """Prepare the run's folder: move a previous run aside, remove interrupted saves, and save configuration and
         plan.
 
@@ -95,7 +107,7 @@ class StartPoint:
             save_config(config, self.folder / "config.yaml")
         elif self.config_changes:
             save_config(config, self.folder / f"config.{number + 1}.yaml")
-        write_run_plan(self.folder, plan)
+        write_run_plan(self.folder, replace(plan, inputs=self.inputs.digests))
         write_format(self.folder)
         return moved
 
@@ -116,41 +128,50 @@ def resume_hint(folder: Path) -> str:
     return f"with trainer.resume_mode=auto, the default, the same command resumes from {completed[-1]}"
 
 
-def find_start_point(config: Config | TuningConfig) -> StartPoint:
+def find_start_point(config: TrainingConfig, digests: Digests | None = None) -> StartPoint:
     """Find the checkpoint that a training run resumes from, according to trainer.resume_mode.
 
-    Raises ValueError if a key has changed that identifies a run (e.g. the model), if trainer.resume_from_path is not a
+    digests: those of the inputs that the run has read; None: of the files as they are now. Raises ValueError if a key
+    or training data has changed that identifies a run (e.g. the model), if trainer.resume_from_path is not a
     checkpoint, or if all checkpoints are damaged.
     """
     trainer, folder = config.trainer, config.trainer.folder
+    inputs = RunInputs(compute_input_digests(config) if digests is None else digests)
     if trainer.resume_mode == "disable":
-        return StartPoint(folder, replaces_previous_run=folder.exists())
+        return StartPoint(folder, replaces_previous_run=folder.exists(), inputs=inputs)
     checkpoint, damaged = _find_undamaged_checkpoint(_list_resumable_checkpoints(config))
+    earlier = read_inputs(checkpoint) if checkpoint else RunInputs()
     if _has_results(folder):
-        changes = find_config_changes(config)
+        changes = find_config_changes(config, earlier.digests, inputs.digests)
         if checkpoint is None:
-            return StartPoint(folder, replaces_previous_run=True)
+            return StartPoint(folder, replaces_previous_run=True, inputs=inputs)
     elif checkpoint is not None:
-        changes = _find_changes_since_run(checkpoint.resolve().parents[1], config)
+        changes = _find_changes_since(checkpoint.resolve().parents[1], config, earlier.digests, inputs.digests)
     else:
-        return StartPoint(folder)
-    step, metrics = int(read_progress(checkpoint)["step"]), folder / "metrics.jsonl"
+        return StartPoint(folder, inputs=inputs)
+    progress, metrics = read_progress(checkpoint), folder / "metrics.jsonl"
+    step = int(progress["step"])
     logged = read_logged_steps(metrics)
     is_own_checkpoint = checkpoint.resolve().parents[1] == folder.resolve()
     every = config.trainer.log_freq if isinstance(config, TuningConfig) else 1
     lost = _describe_lost_metrics(metrics, logged, step, every) if is_own_checkpoint else ""
-    return StartPoint(folder, checkpoint, step, tuple(changes), damaged, max(logged, default=0), lost)
+    start = StartPoint(folder, checkpoint, step, tuple(changes), damaged, max(logged, default=0), lost)
+    position = progress.get("prompts_consumed", progress.get("examples_consumed", 0))
+    data_start = position if start.has_other_data else earlier.data_start
+    return replace(start, inputs=replace(inputs, data_start=data_start))
 
 
 def find_inference_start(config: GenerationConfig | EvolvingConfig, results_name: str) -> StartPoint:
     """Return the start point of main_generation or evolving.main, which resume if the run has the file `results_name`.
     Raises ValueError if the configuration has changed in a key that identifies the run."""
     folder = config.trainer.folder
+    inputs = RunInputs(compute_input_digests(config))
     if config.trainer.resume_mode == "disable":
-        return StartPoint(folder, replaces_previous_run=folder.exists())
+        return StartPoint(folder, replaces_previous_run=folder.exists(), inputs=inputs)
     upgrade_folder(folder)
-    changes = find_config_changes(config) if (folder / results_name).exists() else ()
-    return StartPoint(folder, config_changes=tuple(changes))
+    earlier, has_results = read_input_digests(folder), (folder / results_name).exists()
+    changes = find_config_changes(config, earlier, inputs.digests) if has_results else ()
+    return StartPoint(folder, config_changes=tuple(changes), inputs=inputs)
 
 
 def _describe_lost_metrics(metrics_file: Path, logged_steps: Sequence[int], step: int, log_interval: int) -> str:
@@ -165,7 +186,7 @@ def _describe_lost_metrics(metrics_file: Path, logged_steps: Sequence[int], step
     return f"{metrics_file} has no lines of iterations {last + 1} to {step}; they are lost."
 
 
-def read_earlier_config(config: Config | TuningConfig) -> JsonObject:
+def read_earlier_config(config: TrainingConfig) -> JsonObject:
     """Return the newest saved configuration of the run to resume, as plain values; empty for a new run. Raises
     ValueError as find_start_point does."""
     folder = config.trainer.folder
@@ -175,7 +196,7 @@ def read_earlier_config(config: Config | TuningConfig) -> JsonObject:
     return read_saved_config(run) if _find_saved_config(run)[0] else {}
 
 
-def _list_resumable_checkpoints(config: Config | TuningConfig) -> list[Path]:
+def _list_resumable_checkpoints(config: TrainingConfig) -> list[Path]:
     """Return only trainer.resume_from_path if resume_mode=resume_path, else this run's checkpoints, newest first."""
     trainer = config.trainer
     completed = list_checkpoints(trainer.folder)
@@ -205,11 +226,15 @@ def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None,
     return None, ()
 
 
-def find_config_changes(config: Config | TuningConfig | GenerationConfig | EvolvingConfig) -> list[ConfigChange]:
-    """Return the configuration changes since the last start of the run. Raises ValueError if a key has changed that
-    identifies a run, if the folder belongs to another command, or if its configuration cannot be read."""
+def find_config_changes(config: ResumableConfig, earlier: Digests, now: Digests) -> list[ConfigChange]:
+    """Return the changes of keys and files since the last start of the run, whose inputs had the digests `earlier`.
+    Raises ValueError if a key or training data has changed that identifies a run, if the folder belongs to another
+    command, or if its configuration cannot be read."""
     folder = config.trainer.folder
     changes = find_changes(_read_config_and_check_command(folder, type(config)), config)
+    changes = find_content_changes(config, changes, earlier, now)
+    if getattr(config.trainer, "resume_with_other_data", False):
+        changes = _apply_refused(changes, (CHANGES_DATA.reason,))
     if refused := [change for change in changes if change.verdict == "refused"]:
         raise ValueError(_format_refused_changes(folder, refused))
     return changes
@@ -222,16 +247,21 @@ def check_folder_belongs_to_command(config: EvalConfig) -> None:
         _read_config_and_check_command(folder, type(config))
 
 
-def _find_changes_since_run(folder: Path, config: Config | TuningConfig) -> list[ConfigChange]:
+def _find_changes_since(folder: Path, config: TrainingConfig, earlier: Digests, now: Digests) -> list[ConfigChange]:
     """Return the configuration changes since another run, in `folder`, from whose checkpoint this run resumes.
     All changes are allowed, because trainer.resume_from_path may select a checkpoint of any run."""
     if _find_saved_config(folder)[0] is None:
         return []
     changes = find_changes(_read_config_and_check_command(folder, type(config)), config)
+    changes = find_content_changes(config, changes, earlier, now)
+    return _apply_refused([change for change in changes if change.key not in ADDRESS])
+
+
+def _apply_refused(changes: Sequence[ConfigChange], reasons: Sequence[str] = ()) -> list[ConfigChange]:
+    """Return the changes with `applied` instead of `refused`, of all reasons by default."""
     return [
-        replace(change, verdict="applied") if change.verdict == "refused" else change
-        for change in changes
-        if change.key not in ADDRESS
+        replace(one, verdict="applied") if one.verdict == "refused" and one.reason in (reasons or [one.reason]) else one
+        for one in changes
     ]
 
 
@@ -246,6 +276,8 @@ def _format_refused_changes(folder: Path, refused: Sequence[ConfigChange]) -> st
         if completed
         else ""
     )
+    if all(change.reason == CHANGES_DATA.reason for change in refused):
+        hint += " To resume with the changed data, set trainer.resume_with_other_data=true."
     return f"{folder} cannot be resumed with these changes: {differences}. {NEW_RUN_HINT}{hint}"
 
 

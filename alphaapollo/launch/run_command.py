@@ -149,7 +149,7 @@ def prepare_restart_from_newest_checkpoint(prepared_run: Any, console: Console) 
     if any(parse_step(checkpoint) > prepared_run.start.step for checkpoint in written):  # the start moved later aside
         config = config.model_copy(update={"trainer": trainer.model_copy(update={"resume_mode": "auto"})})
     detect_node_resources(config)
-    start = find_start_point(config)
+    start = find_start_point(config, prepared_run.start.inputs.digests)  # the files may have changed meanwhile
     for line in start.describe() or ["starts from scratch."]:
         console.show_line(line)
     return replace(prepared_run, config=config, start=start)

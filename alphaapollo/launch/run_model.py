@@ -1,7 +1,8 @@
-"""Find the newest model of a run and its generation settings, for `alphaapollo serve` and `alphaapollo chat`."""
+"""Find the newest model of a run and its generation settings. Every command that takes a model's path uses it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -9,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from alphaapollo.config.check import list_model_paths
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import format_override
+from alphaapollo.config.keys import ConfigT, format_override, replace_value
 from alphaapollo.config.load import drop_unknown_keys, load_config
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.config.schema.model import Lora
@@ -19,6 +21,7 @@ from alphaapollo.launch.resume import read_saved_config
 from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
 from alphaapollo.utils.json_types import JsonObject
 
+ADAPTER = "adapter_config.json"
 LENGTHS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")
 
 
@@ -29,10 +32,11 @@ class RunModel:
     run_folder: Path  # folder of the run; the model's folder if the run is unknown
     model_folder: Path
     checkpoint: Path | None = None  # checkpoint that must be exported to `model_folder` first; None: the model exists
+    adapter: Path | None = None  # folder of a LoRA adapter that must be merged into `model_folder` first
 
 
 def find_newest_model(path: Path) -> RunModel:
-    """Return the newest model in `path`, which is the folder of a run, of a checkpoint or of a model.
+    """Return the newest model in `path`, which is the folder of a run, of a checkpoint, of a model or of an adapter.
 
     Raises ValueError if the folder does not exist, or has neither a model nor a complete checkpoint.
     """
@@ -43,6 +47,8 @@ def find_newest_model(path: Path) -> RunModel:
         )
     if has_complete_weights(path):
         return RunModel(_find_run_of_model(path), path)
+    if (path / ADAPTER).is_file():
+        return _find_merged_model(path)
     completed = list_checkpoints(path)
     if not completed:
         return _find_final_model(path)
@@ -57,7 +63,7 @@ def find_newest_model(path: Path) -> RunModel:
 
 def has_complete_weights(folder: Path) -> bool:
     """Return whether the folder is a Hugging Face model with complete weights, not only LoRA adapters."""
-    return (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file()
+    return (folder / "config.json").is_file() and not (folder / ADAPTER).is_file()
 
 
 def _find_final_model(run: Path) -> RunModel:
@@ -65,16 +71,23 @@ def _find_final_model(run: Path) -> RunModel:
     model = run / "model"
     if has_complete_weights(model):
         return RunModel(run, model)
-    if (model / "adapter_config.json").is_file():
-        raise ValueError(
-            f"{model} has only LoRA adapters (trainer.export_lora=adapter), and the run has no checkpoint from which "
-            "merged weights could be exported. Merge the adapters with peft, or train again with "
-            "trainer.export_lora=merged."
-        )
+    if (model / ADAPTER).is_file():
+        return _find_merged_model(model)
     raise ValueError(
         f"{run} has no model and no complete checkpoint yet. A run writes a checkpoint every trainer.save_freq "
         "iterations, and its model at the end (trainer.export_hf). Resume this run, or use another folder."
     )
+
+
+def _find_merged_model(adapter: Path) -> RunModel:
+    """Return the model with an adapter merged into its base model. Its folder is named after the adapter's content."""
+    digest = hashlib.sha256()
+    for file in sorted(adapter.glob("adapter_*")):
+        digest.update(file.read_bytes())
+    merged = Path("outputs/merged").absolute() / f"{adapter.name}-{digest.hexdigest()[:12]}"
+    run = _find_run_of_model(adapter)
+    todo = None if has_complete_weights(merged) else adapter
+    return RunModel(merged if run == adapter else run, merged, adapter=todo)
 
 
 def _find_run_of_model(model: Path) -> Path:
@@ -128,10 +141,32 @@ def load_run_model(run: str, overrides: Sequence[str]) -> tuple[RunModel, Genera
 
 
 def export_newest_model(newest: RunModel) -> None:
-    """Export the checkpoint in a subprocess, if it is not exported yet. Raises ConfigError if the export fails."""
-    if newest.checkpoint is None:
+    """Export the checkpoint, or merge the adapter, in a subprocess, if this is not done yet. Raises ConfigError if it
+    fails."""
+    source = newest.checkpoint or newest.adapter
+    if source is None:
         return
-    keys = [format_override("checkpoint", str(newest.checkpoint)), format_override("output", str(newest.model_folder))]
+    keys = [format_override("checkpoint", str(source)), format_override("output", str(newest.model_folder))]
     command = [sys.executable, "-m", "alphaapollo.trainer.main_export", *keys]
     if subprocess.run(command, env=make_subprocess_environ(), check=False).returncode:
-        raise ConfigError(f"{newest.checkpoint} could not be exported. See the error of the export above.")
+        raise ConfigError(f"{source} could not be exported. See the error of the export above.")
+
+
+def resolve_model_paths(config: ConfigT) -> ConfigT:
+    """Replace the folder of a run, a checkpoint or an adapter by that of its model, in each key with a model's path.
+
+    Raises ConfigError if a run has no model yet, or its export fails.
+    """
+    for key, path in list_model_paths(config):
+        folder = Path(path).expanduser()
+        if not path or not folder.is_dir() or has_complete_weights(folder):
+            continue
+        try:
+            newest = find_newest_model(folder)
+        except ValueError as error:
+            if (folder / "config.yaml").is_file():
+                raise ConfigError(f"{key}={path}: {error}") from None
+            continue  # not a run: the checks of the command describe what is missing
+        export_newest_model(newest)
+        config = replace_value(config, key, str(newest.model_folder))
+    return config

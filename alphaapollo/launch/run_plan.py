@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from alphaapollo.launch.input_digests import Digests
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.utils.redaction import find_secret_variables, redact_values
 
@@ -41,6 +42,7 @@ class RunPlan:
     settings: dict[str, str]  # label -> text, e.g. "iterations" -> "8"
     memory: PlannedMemory | None = None  # None: the run starts no training, or its memory cannot be calculated
     notices: list[str] = field(default_factory=list)
+    inputs: Digests = field(default_factory=dict)
 
 
 def write_run_plan(folder: Path, plan: RunPlan) -> None:
@@ -49,6 +51,11 @@ def write_run_plan(folder: Path, plan: RunPlan) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         values = redact_values(msgspec.to_builtins(plan), find_secret_variables())
         replace_file(folder / FILE, [msgspec.json.encode(values)])
+
+
+def read_input_digests(folder: Path) -> Digests:
+    """Read the digests of the inputs at the newest start; empty if an earlier version started the run."""
+    return plan.inputs if (plan := read_run_plan(folder)) else {}
 
 
 def read_run_plan(folder: Path) -> RunPlan | None:

@@ -71,11 +71,18 @@ async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list
 
 
 async def try_reward_function(
-    prompt: Prompt, reward: Reward, custom: CustomRewardFunction
+    prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction
 ) -> tuple[list[str], list[Score]]:
-    """Grade TRIAL_ANSWERS to one prompt with the user's reward function, in a grader process. Returns notices, and the
-    scores. Raises ValueError if the reward function fails on most answers."""
-    scores = await grade_trial_answers(prompt, reward, custom)
+    """Grade TRIAL_ANSWERS to the first prompt with the user's reward function, in a grader process. Returns notices,
+    and the scores. Raises ValueError if no prompt has a column that the function requires, or the function fails on
+    most answers."""
+    prompt, (scores, columns) = prompts[0], await grade_trial_answers(prompts[0], reward, custom)
+    for column in columns:
+        if not any(column in one.extra_info for one in prompts):
+            raise ValueError(
+                f"{custom.path}: {custom.name} needs {column!r}, but the data has no such column, only "
+                f"{', '.join(prompt.extra_info) or 'those of every row'}. Rename the column or the parameter."
+            )
     failed = {answer: score.reason for answer, score in scores.items() if score.outcome.failed}
     function = f"{custom.path}: {custom.name}" if custom.path else f"{reward.custom_module}: a component"
     notices = [
@@ -88,9 +95,11 @@ async def try_reward_function(
     return notices, [*scores.values()]
 
 
-async def grade_trial_answers(prompt: Prompt, reward: Reward, custom: CustomRewardFunction) -> dict[str, Score]:
-    """Grade TRIAL_ANSWERS to a prompt in a grader process. Returns {answer: score}. The components of a policy that
-    judges itself are left out, because no engine runs yet."""
+async def grade_trial_answers(
+    prompt: Prompt, reward: Reward, custom: CustomRewardFunction
+) -> tuple[dict[str, Score], Sequence[str]]:
+    """Grade TRIAL_ANSWERS to a prompt in a grader process. Returns {answer: score}, and the columns that the user's
+    function requires. The components of a policy that judges itself are left out, because no engine runs yet."""
     tried: JsonObject = {"num_workers": 1}
     if reward.judge.backend == "policy":
         tried["components"] = {name: weight for name, weight in reward.components.items() if name not in JUDGES}
@@ -98,8 +107,8 @@ async def grade_trial_answers(prompt: Prompt, reward: Reward, custom: CustomRewa
     client = RewardClient(reward.model_copy(update=tried), custom)
     try:
         await client.start()
-        answers = [answer.replace("TRUTH", prompt.ground_truth or "") for answer in TRIAL_ANSWERS]
-        return {answer: await client.score(prompt, answer) for answer in answers}
+        answers = [answer.replace("TRUTH", prompt.ground_truth_text or "") for answer in TRIAL_ANSWERS]
+        return {answer: await client.score(prompt, answer) for answer in answers}, client.loaded.columns
     finally:
         await client.close()
 

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Thread
 from typing import TypeVar
 
-from alphaapollo.data.rendering import PLACEHOLDER, Renderer
-from alphaapollo.types import Message
+from alphaapollo.data.chat_turns import check_chat_is_shown
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.types import Message, Prompt
 
 TIME_LIMIT = 60.0  # seconds per chat
 ResultT = TypeVar("ResultT")
 
 
+def try_chats(renderer: Renderer, prompts: Sequence[Prompt]) -> None:
+    """Try the template on each kind of chat. Raises ValueError like try_template, with the row."""
+    for number, prompt in enumerate(prompts):
+        if not isinstance(prompt.content, list):
+            return
+        try:
+            check_chat_is_shown(prompt.content, renderer) if number else try_template(renderer, prompt.content)
+        except ValueError as error:
+            raise ValueError(f"{prompt.location}: {error}") from error
+
+
 def try_template(renderer: Renderer, chat: list[Message], time_limit: float = TIME_LIMIT) -> None:
     """Render one chat. Raises ValueError if the chat template takes longer than `time_limit` seconds, rejects the chat,
-    or drops the content of the last message."""
-    marked: Message = {**chat[-1], "content": chat[-1]["content"] + PLACEHOLDER}
-    text = render_with_time_limit(lambda: renderer.render_chat([*chat[:-1], marked]), time_limit)
-    if PLACEHOLDER not in text:
-        raise ValueError(
-            f"the chat template drops the content of the last message (role {marked['role']!r}), so all prompts look "
-            f"the same to the model: {text[:80]!r}. Fix the tokenizer's chat_template."
-        )
+    or drops the content of a message."""
+    render_with_time_limit(lambda: check_chat_is_shown(chat, renderer), time_limit)
 
 
 def render_with_time_limit(render: Callable[[], ResultT], time_limit: float = TIME_LIMIT) -> ResultT:

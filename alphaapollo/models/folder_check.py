@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,22 +18,29 @@ from alphaapollo.models.load import has_custom_code, load_config, load_without_w
 from alphaapollo.models.vision import load_example_image
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")
 
 
-def check_weight_files(model: Model, path_key: str) -> None:
-    """Check the weight files of a local model folder. Raises ValueError if files are truncated or missing, or if shapes
-    or layers differ from config.json. `path_key`: config key of the folder, for messages."""
-    folder = Path(model.path).expanduser()
-    if not model.path or not folder.is_dir():
+def check_weight_files(model: Model, path_key: str, engine: str = "") -> None:
+    """Check the weights of a model. Raises ValueError if they are quantized, which only vLLM loads, or if files of a
+    local folder are truncated or missing, or shapes or layers differ from config.json.
+
+    path_key: config key of the folder, for messages. engine: rollout.name of a model that is not trained.
+    """
+    if not model.path:
         return
-    path_setting = f"{path_key}={model.path}"
-    shapes = _read_tensor_shapes(folder, path_setting)
-    config = load_config(model)
-    if not shapes or has_custom_code(model, config):
+    folder, path_setting, config = Path(model.path).expanduser(), f"{path_key}={model.path}", load_config(model)
+    shapes = _read_tensor_shapes(folder, path_setting) if folder.is_dir() else {}
+    method = _find_quantization(config, shapes)
+    if method and engine != "vllm":
+        raise ValueError(
+            f"{path_setting}: the weights are quantized ({method}), and only engines of vLLM load such weights. "
+            "Use the original model in bfloat16, from which the quantized one was made."
+        )
+    if method or not shapes or has_custom_code(model, config):
         return
     expected = load_without_weights(model)
     for name, parameter in expected.state_dict().items():
@@ -54,6 +61,16 @@ def check_weight_files(model: Model, path_key: str) -> None:
             f"{path_setting}: the weights have {count} layers, but config.json has num_hidden_layers={num_layers}. Use "
             "weights and configuration of the same model."
         )
+
+
+def _find_quantization(config: PretrainedConfig, shapes: Iterable[str]) -> str:
+    """Return the method with which weights are quantized, e.g. "gptq"; empty if they are not."""
+    for section in (config, config.get_text_config()):
+        for name in ("quantization_config", "compression_config"):
+            if found := getattr(section, name, None):
+                values = found if isinstance(found, Mapping) else vars(found)
+                return str(values.get("quant_method") or name)
+    return next((name for name in shapes if name.endswith((".qweight", ".weight_packed"))), "")
 
 
 def check_reads_pictures_like_policy(model: Model, policy: Model, path_key: str) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.divergence import Divergence, distribution_overlap, forward_kl, kl, spread_tail
+from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.models.cpu.linear import compute_weight_grad, linear
 
 CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}  # per chunk: 16 MiB of float32 fit into a CPU cache, 512 MiB fill a GPU
@@ -38,12 +39,17 @@ class TokenStats(NamedTuple):
 
 @dataclass(frozen=True)
 class LmHead:
-    """Output projection: logits = cap(scale * (hidden W^T + bias)), cap(x) = softcap * tanh(x / softcap)."""
+    """Output projection: logits = cap(scale * (hidden W^T + bias)), cap(x) = softcap * tanh(x / softcap).
+
+    It has the logits of the first `num_tokens` rows of W. Other rows are padding, which is never sampled or trained.
+    """
 
     weight: Tensor  # [V, H]
     bias: Tensor | None = None  # [V]
     scale: float = 1.0
     softcap: float | None = None
+    num_tokens: int | None = None  # None: all rows
+    excluded: Tensor | None = None  # int64: other rows whose logits are EXCLUDED_LOGIT
 
 
 @dataclass(frozen=True)
@@ -162,18 +168,20 @@ class LogitTransform(NamedTuple):
 
     factor: float
     cap: float | None
+    excluded: Tensor | None = None
 
     @classmethod
     def of_head(cls, head: LmHead, temperature: float) -> LogitTransform:
         cap = None if head.softcap is None else head.softcap / temperature
-        return cls(head.scale / (head.softcap or temperature), cap)
+        return cls(head.scale / (head.softcap or temperature), cap, head.excluded)
 
     def __call__(self, raw: Tensor) -> Tensor:
         """Return the logits in float32 (float64 for float64). [c, V] -> [c, V]"""
         logits = raw.to(torch.promote_types(raw.dtype, torch.float32))
         if self.factor != 1.0:
             logits = logits * self.factor
-        return logits if self.cap is None else logits.tanh() * self.cap
+        logits = logits if self.cap is None else logits.tanh() * self.cap
+        return logits if self.excluded is None else logits.index_fill(1, self.excluded, EXCLUDED_LOGIT)
 
 
 @lru_cache
@@ -183,8 +191,8 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def compute_raw_logits(hidden: Tensor, head: LmHead) -> Tensor:
     """Compute logits without scale, softcap and temperature. [c, H] -> [c, V]"""
-    logits = linear(hidden, head.weight)
-    return logits if head.bias is None else logits + head.bias
+    logits = linear(hidden, head.weight[: head.num_tokens])
+    return logits if head.bias is None else logits + head.bias[: head.num_tokens]
 
 
 def compute_chunk_stats(
@@ -294,11 +302,17 @@ class _TokenStatsFunction(torch.autograd.Function):
                 from_divergence,
             )
             if grad_bias is not None:
-                grad_bias += grad.sum(dim=0, dtype=grad_bias.dtype)
-            grad_hidden[chunk] = linear(grad, weight.t())
+                grad_bias[: grad.shape[1]] += grad.sum(dim=0, dtype=grad_bias.dtype)
+            grad_hidden[chunk] = linear(grad, weight[: grad.shape[1]].t())
             if ctx.needs_input_grad[1]:
                 part = compute_weight_grad(grad, hidden[chunk])
-                grad_weight = part.to(normaliser.dtype) if grad_weight is None else grad_weight.add_(part)
+                if grad_weight is None and part.shape == weight.shape:
+                    grad_weight = part.to(normaliser.dtype)
+                else:
+                    grad_weight = (
+                        torch.zeros_like(weight, dtype=normaliser.dtype) if grad_weight is None else grad_weight
+                    )
+                    grad_weight[: len(part)].add_(part)
         if grad_weight is None and ctx.needs_input_grad[1]:  # this rank has no tokens
             grad_weight = torch.zeros_like(weight, dtype=normaliser.dtype)
         bias = None if grad_bias is None else grad_bias.to(weight.dtype)

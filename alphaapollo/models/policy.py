@@ -5,7 +5,7 @@ token ids -> decoder layers -> states that predict response tokens [n, H] -> hea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids
+from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.models.attention.backends import uses_alphaapollo_backend
 from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layers
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
@@ -48,20 +49,31 @@ FUSED_HEAD_LIMIT = 1e-2  # relative difference of the fused head; rounding to bf
 
 
 class PolicyModel(FsdpRoot):
-    """Causal language model with a forward pass that returns log-probs. Its parameter names begin with `model.`."""
+    """Causal language model with a forward pass that returns log-probs. Its parameter names begin with `model.`.
 
-    placeholder_bias: Tensor | None  # float32 [V]: excludes placeholder tokens, which are never sampled
+    Args:
+        excluded_ids: ids that are never sampled (find_excluded_ids); None: the placeholders of pictures.
+    """
+
+    excluded: Tensor  # int64: ids below num_tokens that are never sampled
     example_image: ImageInput | None = None  # of a vision-language model, for check_forward_vs_hf
     forward_methods = ("compute_lm_head_input", "compute_logprobs_with_hf_attention", "next_logits")
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, excluded_ids: Sequence[int] | None = None):
         super().__init__()
         self.layers = find_decoder_layers(model)
         self.model = model
         self.scale, self.softcap = read_logit_scale_and_softcap(model.config)
         self.routers = RouterHooks.wrap_routers(model)  # of a mixture of experts
         self.placeholder_ids = find_placeholder_ids(model.config)
-        self.register_buffer("placeholder_bias", self._make_placeholder_bias(), persistent=False)
+        self.excluded_ids = self.placeholder_ids if excluded_ids is None else tuple(excluded_ids)
+        unused = {*self.excluded_ids} - {*self.placeholder_ids}  # unlike placeholders, they never occur in text
+        self.num_tokens = model.get_output_embeddings().weight.shape[0]
+        while self.num_tokens - 1 in unused:
+            self.num_tokens -= 1
+        excluded = [index for index in self.excluded_ids if index < self.num_tokens]
+        device = model.get_output_embeddings().weight.device
+        self.register_buffer("excluded", torch.tensor(excluded, device=device, dtype=torch.int64), persistent=False)
         self.fuses_head = False  # the head's operations on logits are compiled (fuse_head_if_equal)
 
     def forward(
@@ -95,28 +107,13 @@ class PolicyModel(FsdpRoot):
     def compute_lm_head_input(self, micro: MicroBatch) -> LmHeadInput:
         """Compute the hidden states that predict this rank's response tokens, and return them with the output head."""
         output = self.model.get_output_embeddings()
-        head = LmHead(output.weight, self._add_placeholder_bias(output.bias, output.weight), self.scale, self.softcap)
+        excluded = self.excluded if len(self.excluded) else None
+        head = LmHead(output.weight, output.bias, self.scale, self.softcap, self.num_tokens, excluded)
         routing = self.routers and self.routers.start_recording(micro.is_real_token, micro.routed_experts)
         states = compute_hidden_states(self.model.base_model, micro, micro.predicting_tokens)
         if routing:
             routing.is_recording = False
         return LmHeadInput(states, head)
-
-    def _make_placeholder_bias(self) -> Tensor | None:
-        """Make the bias [V] that excludes placeholder tokens, which are never sampled. None for a text model."""
-        if not self.placeholder_ids:
-            return None
-        weight = self.model.get_output_embeddings().weight
-        bias = torch.zeros(weight.shape[0], device=weight.device)
-        bias[list(self.placeholder_ids)] = EXCLUDED_LOGIT
-        return bias
-
-    def _add_placeholder_bias(self, bias: Tensor | None, weight: Tensor) -> Tensor | None:
-        """Add the bias that excludes placeholder tokens to the bias of the output head [V], if the model has any."""
-        if self.placeholder_bias is None:
-            return bias
-        excluded = self.placeholder_bias.to(weight.dtype)
-        return excluded if bias is None else bias + excluded
 
     def compute_logprobs_with_hf_attention(
         self, token_ids: Tensor, image_tensors: Mapping[str, Tensor] | None = None
@@ -136,8 +133,7 @@ class PolicyModel(FsdpRoot):
             self.routers.current = None
         logits = self.model(input_ids=token_ids, use_cache=False, **arguments).logits[0, :-1].float()
         language.set_attn_implementation(attention)
-        if self.placeholder_bias is not None:
-            logits = logits + self.placeholder_bias
+        logits[:, list(self.excluded_ids)] = EXCLUDED_LOGIT
         return logits.log_softmax(dim=-1).gather(1, token_ids[0, 1:, None])[:, 0]
 
     def next_logits(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
@@ -145,7 +141,8 @@ class PolicyModel(FsdpRoot):
         if self.routers is not None:
             self.routers.current = None
         logits, cache = sampling.next_logits(self.model, tokens, mask, positions, cache)
-        return logits if self.placeholder_bias is None else logits + self.placeholder_bias, cache
+        logits[:, list(self.excluded_ids)] = EXCLUDED_LOGIT
+        return logits, cache
 
     @contextmanager
     def generation_mode(self) -> Iterator[None]:
@@ -169,11 +166,12 @@ def load_policy(
 ) -> PolicyModel:
     """Load and shard a policy (a collective). `adapter_seed`: seed of LoRA adapters; None: the policy is frozen."""
     attention = get_attention_kernel(model)
+    excluded_ids = find_excluded_ids(model.path, model.tokenizer_path, model.trust_remote_code)
 
     def load(parameter_dtype: torch.dtype | None) -> PolicyModel:
         if adapter_seed is None:
-            return PolicyModel(load_causal_lm(model, attention, parameter_dtype)).requires_grad_(False)
-        return PolicyModel(load_trainable_lm(model, attention, parameter_dtype, adapter_seed))
+            return PolicyModel(load_causal_lm(model, attention, parameter_dtype), excluded_ids).requires_grad_(False)
+        return PolicyModel(load_trainable_lm(model, attention, parameter_dtype, adapter_seed), excluded_ids)
 
     policy = shard_model(load(dtype), lambda: load(None), mesh, dtype, offload_policy)
     policy.example_image = load_example_image(model) if find_vision_modules(policy.model) else None
@@ -203,7 +201,7 @@ def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: 
     window = getattr(text, "sliding_window", None) or 0
     lengths = (9 + window * (window <= 1024), 6)  # longer windows would need too much memory
     sequences = [(np.arange(length) * 37 + 11) % text.vocab_size for length in lengths]
-    sequences = [replace_placeholder_ids(sequence, policy.placeholder_ids) for sequence in sequences]
+    sequences = [replace_placeholder_ids(sequence, policy.excluded_ids) for sequence in sequences]
     starts, images = [1, 1], list[tuple[ImageInput, ...]]([(), ()])
     if image := policy.example_image:  # a placeholder in the response would have the log-prob -1e9
         sequences.append(np.concatenate([sequences[0], image.token_ids, sequences[1]]))
@@ -251,7 +249,7 @@ def fuse_head_if_equal(policy: PolicyModel, builder: MicroBatchBuilder) -> list[
     if builder.device.type != "cuda":
         return []
     tokens = np.arange(8) % policy.model.config.get_text_config().vocab_size
-    micro = builder.build(make_rows([replace_placeholder_ids(tokens, policy.placeholder_ids)], [1]), [0])
+    micro = builder.build(make_rows([replace_placeholder_ids(tokens, policy.excluded_ids)], [1]), [0])
     with torch.no_grad():
         hidden = policy.compute_lm_head_input(micro)
     results = []

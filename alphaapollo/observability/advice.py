@@ -50,8 +50,8 @@ LIMITS: dict[str, tuple[float, str]] = {  # metric -> largest normal value, warn
     ),
     "response_length/clip_ratio": (
         0.9,
-        "{:.0%} of the responses were truncated by the token limit. Increase data.max_response_length, or check in "
-        "rollouts/ why the model does not stop.",
+        "{:.0%} of the responses were truncated by the token limit. Increase data.max_response_length. If texts in "
+        "rollouts/ repeat a special token, add its id to eos_token_id in the model's generation_config.json.",
     ),
     "actor/steps_skipped": (0.0, SKIPPED + "Check rewards, advantages and log-ratios in rollouts/."),
     "critic/steps_skipped": (0.0, SKIPPED + "Check rewards and returns in rollouts/."),

@@ -187,7 +187,9 @@ def shorten_sample(group: TrajectoryGroup, sample: Trajectory) -> tuple[str, str
     """Return prompt and answer of a sample, each on one line, shortened and without control characters."""
     asked = get_last_message(group.prompt.content if sample.first_observation is None else sample.first_observation)
     prompt = shorten_text(" ".join(asked.split()), PROMPT_CHARS)
-    return prompt, shorten_text(" ".join(word for turn in sample.turns for word in turn.text.split()), ANSWER_CHARS)
+    return prompt, shorten_text(
+        " ".join(word for turn in sample.turns for word in (turn.raw_text or turn.text).split()), ANSWER_CHARS
+    )
 
 
 PACKAGE = __name__.partition(".")[0]

@@ -14,9 +14,11 @@ One line, e.g. (shortened):
                "weight_versions": [[11, 2]]}]}
 
 `prompt` is the first observation. If it differs from the prompt in the data, `row_prompt` is the prompt in the data,
-else null. A turn's `observation` is the environment's reply to the turn, or null. `weight_version` is the number of
-weight syncs before the last token was sampled. `weight_versions` of a row, which is one token sequence to train on, has
-pairs (weight version, number of tokens sampled with it), in order. Pictures of messages are files (pictures.py).
+else null. A turn's `text` is what graders get. The trajectory's `text`, and `raw_text` of a truncated
+turn, have special tokens if the turn is truncated. `observation` is the environment's reply to the turn, or null.
+`weight_version` is the number of weight syncs before the last token was sampled. `weight_versions` of a row, which is
+one token sequence to train on, has pairs (weight version, number of tokens sampled with it), in order. Pictures of
+messages are files (pictures.py).
 """
 
 from __future__ import annotations
@@ -115,8 +117,8 @@ def make_trajectory_record(
         "data_source": prompt.data_source,
         "prompt": replace_pictures(first_prompt, show_picture),
         "row_prompt": None if first_prompt == prompt.content else replace_pictures(prompt.content, show_picture),
-        "ground_truth": prompt.ground_truth,
-        "text": "\n\n".join(turn.text for turn in trajectory.turns),
+        "ground_truth": prompt.ground_truth_text,
+        "text": "\n\n".join(turn.raw_text or turn.text for turn in trajectory.turns),
         "reward": finite_or_none(score.reward),
         "components": score.components,
         "outcome": score.outcome,
@@ -136,6 +138,7 @@ def make_trajectory_record(
 def _make_turn_record(turn: Turn, num_shown_tokens: int | None, show_picture: Callable[[Picture], str]) -> JsonObject:
     return {
         "text": turn.text,
+        **({"raw_text": turn.raw_text} if turn.raw_text else {}),
         "observation": replace_pictures(turn.observation, show_picture),
         "num_shown_tokens": num_shown_tokens,
         "num_tokens": len(turn.completion.token_ids),

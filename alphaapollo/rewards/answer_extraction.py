@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 
 BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!\\)[{}]")
+BETWEEN_BOXES = r"(?:[\s,$}]|\\text\{|\band\b|\bor\b|\b[a-z]\s*=)*"
+SEVERAL_BOXES = re.compile(rf"\\boxed\{{[^{{}}]*\}}(?:{BETWEEN_BOXES}\\boxed\{{[^{{}}]*\}})+")
+BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 BARE_BOX = re.compile(r"\\boxed\s+([^{$\n][^$\n]*)")
 
 
@@ -43,6 +46,15 @@ def find_boxed(text: str) -> str | None:
         return text[last[0] : last[1]].strip()
     bare = BARE_BOX.findall(text)
     return bare[-1].strip() if bare else None
+
+
+def find_adjacent_boxes(text: str) -> str | None:
+    r"""Return the contents of the last boxes if they are adjacent: `2, 3` for `\boxed{2} and \boxed{3}`; else None."""
+    boxed_part = find_answer_tag(text) or text
+    rows = list(SEVERAL_BOXES.finditer(boxed_part))
+    if rows and find_boxed(boxed_part) == (boxes := BOX.findall(rows[-1][0]))[-1].strip():
+        return ", ".join(dict.fromkeys(box.strip() for box in boxes))
+    return None
 
 
 def find_text_after_hash_marks(text: str) -> str | None:

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, ValidationError
 from rich.progress import Progress
 from scipy.stats import binomtest
 
@@ -56,12 +56,6 @@ class AuditConfig(Section):
         yield from find_policy_judge_errors(self.reward)
 
 
-def _convert_ground_truth_to_text(truth: object) -> str | None:
-    if isinstance(truth, list | dict):
-        return json.dumps(truth, ensure_ascii=False)
-    return None if truth is None else str(truth)
-
-
 class LabelledAnswer(BaseModel, extra="allow"):
     """Answer of a model with its label: whether, or how far, it is right. The ground truth of a pair is the other
     answer."""
@@ -69,7 +63,7 @@ class LabelledAnswer(BaseModel, extra="allow"):
     data_source: str
     prompt: str | list[JsonObject] = ""
     response: str
-    ground_truth: Annotated[str | None, BeforeValidator(_convert_ground_truth_to_text)] = None
+    ground_truth: Any = None
     label: Annotated[Ratio, Field(validation_alias=AliasChoices("label", "is_correct"))]
 
     def make_prompt(self, index: int) -> Prompt:
@@ -171,7 +165,8 @@ def _print_disagreement(row: int, answer: LabelledAnswer, score: Score) -> None:
     marked = find_marked_answer(answer.response)
     shown = _keep_last_characters(answer.response if marked is None else marked)
     reason = f": {score.reason}" if score.reason else ""
-    line = f"row {row}, {kind}{reason}\n  truth  {_keep_last_characters(answer.ground_truth or '')}\n  answer {shown}"
+    truth = _keep_last_characters(answer.make_prompt(row).ground_truth_text or "")
+    line = f"row {row}, {kind}{reason}\n  truth  {truth}\n  answer {shown}"
     print(line.encode("utf-8", "backslashreplace").decode())  # answers may contain lone surrogates
 
 

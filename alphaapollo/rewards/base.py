@@ -6,7 +6,8 @@ whether it receives the graded text or the complete `types.Episode`. It returns
   * a dict of named numbers: the total is `reward` if present, else the sum; the other entries are components, which
     are shown in metrics and used by filters (`accuracy`), or
   * a `Score`, which can also report a wrong format or a failure with its reason.
-Any other result and any exception count as a failure with a reason, never as a reward of 0.
+Any other result and any exception count as a failure with a reason, never as a reward of 0. A component that is NaN or
+infinite is left out and counted; the reward must be finite. The function may be async.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping, Sized
 from numbers import Real
 from typing import Any, TypeVar
 
-from alphaapollo.types import Episode, Outcome, Prompt, Score
+from alphaapollo.types import Episode, Message, Outcome, Prompt, Score
 
 RewardResult = float | Mapping[str, float] | Score
 RewardFunction = Callable[[Prompt, str], RewardResult]
@@ -33,20 +34,38 @@ def convert_to_score(result: object) -> Score:
     if isinstance(result, Score) and result.outcome.failed:
         return make_failed_score(result.reason)
     if isinstance(result, Score):
-        components = {name: convert_to_float(value, f"component {name!r}") for name, value in result.components.items()}
-        return Score(convert_to_float(result.reward, "the reward"), components, result.outcome, result.reason)
+        parts, skipped = _convert_components(result.components)
+        reward = convert_to_float(result.reward, "the reward")
+        skipped = (*result.skipped_components, *skipped)
+        return Score(reward, parts, result.outcome, result.reason, skipped_components=skipped)
     if not isinstance(result, Mapping):
         return Score(convert_to_float(result, "the reward"))
     if not result:
         raise ValueError("the reward function returned an empty dict. Return a number or a dict with a number.")
+    if "reward" in result:
+        parts, skipped = _convert_components({name: value for name, value in result.items() if name != "reward"})
+        return Score(convert_to_float(result["reward"], "the reward"), parts, skipped_components=skipped)
     parts = {str(name): convert_to_float(value, f"component {name!r}") for name, value in result.items()}
-    if "reward" in parts:
-        return Score(parts.pop("reward"), parts)
     return Score(math.fsum(parts.values()), parts)
+
+
+def _convert_components(components: Mapping[str, object]) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Convert components to floats. Returns those that are finite, and the names of the others."""
+    parts = {str(name): _read_number(value, f"component {name!r}") for name, value in components.items()}
+    finite = {name: float(value) for name, value in parts.items() if abs(value) <= MAX_REWARD}
+    return finite, tuple(name for name in parts if name not in finite)
 
 
 def convert_to_float(value: object, description: str) -> float:
     """Convert a Python or NumPy number or a one-element tensor to a float. Errors start with `description`."""
+    number = _read_number(value, description)
+    if not abs(number) <= MAX_REWARD:  # also true for NaN
+        valid_range = f"-{MAX_REWARD:g} to {MAX_REWARD:g}"
+        raise ValueError(f"{description} is {number!r:.30}. Return a finite number from {valid_range}.")
+    return float(number)
+
+
+def _read_number(value: object, description: str) -> Any:
     if hasattr(value, "item"):
         with contextlib.suppress(ValueError, RuntimeError):  # with several elements, raises TypeError below
             value = value.item()
@@ -56,11 +75,7 @@ def convert_to_float(value: object, description: str) -> float:
             f"{description} is a {type(value).__name__}{length}. Return one number, or a dict of named numbers, for "
             "one completion."
         )
-    size: Any = abs(value)
-    if not size <= MAX_REWARD:  # also true for NaN
-        valid_range = f"-{MAX_REWARD:g} to {MAX_REWARD:g}"
-        raise ValueError(f"{description} is {value!r:.30}. Return a finite number from {valid_range}.")
-    return float(value)
+    return value
 
 
 def make_accuracy_score(is_correct: bool) -> Score:
@@ -85,6 +100,11 @@ def get_question(prompt: Prompt) -> str:
     return "\n\n".join(message["content"] for message in prompt.content if message["role"] == "user")
 
 
+def join_contents(content: list[Message] | str) -> str:
+    """Return the text of a prompt without a chat template."""
+    return content if isinstance(content, str) else "".join(f"{message['content']}\n" for message in content)
+
+
 def takes_trajectory(function: Callable[..., object]) -> bool:
     """Return whether a reward function takes (prompt, trajectory) instead of (prompt, completion)."""
     return list(inspect.signature(function).parameters)[1:2] == ["trajectory"]
@@ -93,6 +113,12 @@ def takes_trajectory(function: Callable[..., object]) -> bool:
 def adapt_to_episode(function: Callable[[Prompt, Any], ResultT]) -> Callable[[Prompt, Episode], ResultT]:
     """Wrap a reward function to take (prompt, episode). If it takes a completion, it gets the episode's text."""
     return function if takes_trajectory(function) else lambda prompt, episode: function(prompt, episode.text)
+
+
+def is_async(function: Callable[..., object]) -> bool:
+    """Return whether calling a function, or an object with `__call__`, gives an awaitable."""
+    call = getattr(function, "__call__", None)  # noqa: B004 the method itself is inspected
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def explain_signature_mismatch(function: Callable[..., object], *args: object, **kwargs: object) -> str:

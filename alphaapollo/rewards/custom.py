@@ -1,97 +1,113 @@
-"""Load the user's reward function (`custom_reward_function`), with this project's, verl's or TRL's signature.
+"""Load the user's reward function (`custom_reward_function`), also one that is written for another framework.
 
-verl's signature is `(data_source, solution_str, ground_truth, extra_info)`, and TRL's is `(prompts, completions, ...)`
-with lists and columns of the data. These arguments are passed by name. A function with `solution_str` or `completions`
-may omit the others, or accept all with `**kwargs`. The lists for TRL's functions have one element.
+A function has the parameters (prompt, completion), (prompt, trajectory), or those of a contract (contracts.py). It may
+be async. The name may also be that of a class of ms-swift, or several names with commas between them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
-from alphaapollo.rewards.base import RewardFunction, RewardResult, explain_signature_mismatch
-from alphaapollo.types import Prompt
-from alphaapollo.utils.user_module import load_user_object
+from alphaapollo.config.schema import CustomRewardFunction
+from alphaapollo.rewards.base import RewardFunction, explain_signature_mismatch, is_async
+from alphaapollo.rewards.contracts import (
+    OPENRLHF,
+    SWIFT,
+    TRL,
+    VERL_NAMES,
+    adapt_function,
+    add_functions,
+    find_contract,
+    list_required_columns,
+    make_remote_function,
+)
+from alphaapollo.utils.user_module import load_user_module, load_user_object
 
-VERL_NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
+PATH_KEY, NAME_KEY = "custom_reward_function.path", "custom_reward_function.name"
+SWIFT_MODULES = ("swift", "swift.rewards", "swift.plugin", "swift.plugin.orm", "swift.utils")
 
 
-def load_reward_function(path: str, name: str) -> RewardFunction:
-    """Import the user's reward function from a file. A function with verl's parameters is adapted.
+@dataclass(frozen=True)
+class LoadedFunction:
+    """The user's reward function, or the weighted sum of several."""
 
-    Raises ValueError if the file or the function is missing, the import fails (the message names the line), or the
-    function accepts neither (prompt, completion), nor (prompt, trajectory), nor verl's parameters.
-    """
-    path_key, name_key = "custom_reward_function.path", "custom_reward_function.name"
-    function = load_user_object(path, name, path_key, name_key)
-    if not callable(function) or inspect.iscoroutinefunction(function):
-        kind = "an async function" if callable(function) else f"a {type(function).__name__}"
-        raise ValueError(f"{name_key}: {name} in {path} is {kind}. Define it as `def {name}(prompt, completion)`.")
-    parameters = inspect.signature(function).parameters
-    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    if "completions" in parameters:
-        adapted, reason = adapt_trl_function(function, None if takes_all else {*parameters}), ""
-    elif "solution_str" in parameters:
-        names = [one for one in VERL_NAMES if takes_all or one in parameters]
-        reason = explain_signature_mismatch(function, **dict.fromkeys(names))
-        adapted = adapt_verl_function(function, names)
-    else:
-        adapted, reason = function, explain_signature_mismatch(function, "prompt", "completion")
+    function: RewardFunction
+    is_async: bool = False  # whether it returns awaitables
+    columns: tuple[str, ...] = ()  # columns of the data that it requires
+    takes_prompt_text: bool = False  # whether it reads the rendered prompt
+
+
+def load_reward_function(custom: CustomRewardFunction) -> LoadedFunction:
+    """Import the user's reward function. Raises ValueError if the file or the function is missing, the import fails
+    (the message names the line), or the function has the parameters of no contract."""
+    if custom.is_remote:
+        return LoadedFunction(make_remote_function(custom.path), is_async=True, takes_prompt_text=True)
+    loaded = {name: _load_function(custom, name) for name in custom.names}
+    if len(loaded) == 1 and not custom.weights:
+        return loaded[custom.names[0]]
+    functions = {name: one.function for name, one in loaded.items()}
+    return LoadedFunction(
+        add_functions(functions, custom.weights or [1.0] * len(functions)),
+        any(one.is_async for one in loaded.values()),
+        tuple(dict.fromkeys(column for one in loaded.values() for column in one.columns)),
+        any(one.takes_prompt_text for one in loaded.values()),
+    )
+
+
+def _load_function(custom: CustomRewardFunction, name: str) -> LoadedFunction:
+    """Return a function adapted to its contract. Raises ValueError like load_reward_function."""
+    path, function = custom.path, _load_object(custom.path, name)
+    contract, columns, reason = None, list[str](), ""
+    if is_class := isinstance(function, type):
+        reason = explain_signature_mismatch(function)
+        function = function if reason else function()
+    if not callable(function):
+        kind = f"a {type(function).__name__}"
+        raise ValueError(f"{NAME_KEY}: {name} in {path} is {kind}. Define it as `def {name}(prompt, completion)`.")
+    if not reason and (contract := find_contract(function)) is not None:
+        contract = SWIFT if is_class and contract is TRL else contract
+        columns = list_required_columns(function, contract, custom.reward_kwargs)
+        given = [*contract.names, *columns, *custom.reward_kwargs]
+        names = inspect.signature(function).parameters
+        reason = explain_signature_mismatch(function, **dict.fromkeys(one for one in given if one in names))
+    elif not reason:
+        reason = explain_signature_mismatch(function, "prompt", "completion")
     if reason:
         raise ValueError(
-            f"{name_key}: {path}: {name}{inspect.signature(function)} has unsupported parameters ({reason}). Use "
-            f"(prompt, completion), (prompt, trajectory), or those of verl, ({', '.join(VERL_NAMES)}), or TRL, "
-            "(completions, **kwargs). The ground truth is prompt.ground_truth; other columns are in prompt.extra_info."
+            f"{NAME_KEY}: {path}: {name}{inspect.signature(function)} has unsupported parameters ({reason}). Use "
+            f"(prompt, completion), (prompt, trajectory), or those of verl, ({', '.join(VERL_NAMES)}), TRL, "
+            "(completions, **kwargs), or OpenRLHF, (queries, prompts, labels). The ground truth is "
+            "prompt.ground_truth; other columns are in prompt.extra_info."
         )
-    return adapted
+    adapted = adapt_function(function, contract, custom.reward_kwargs) if contract else function
+    return LoadedFunction(adapted, is_async(function), tuple(columns), contract is OPENRLHF)
 
 
-def adapt_verl_function(function: Callable[..., RewardResult], parameter_names: list[str]) -> RewardFunction:
-    """Wrap a reward function with verl's parameters so that it takes (prompt, completion)."""
-
-    def reward(prompt: Prompt, completion: str) -> RewardResult:
-        values = (prompt.data_source, completion, prompt.ground_truth, prompt.extra_info)
-        arguments = dict(zip(VERL_NAMES, values, strict=True))
-        return convert_verl_result(function(**{name: arguments[name] for name in parameter_names}))
-
-    return reward
-
-
-def adapt_trl_function(
-    function: Callable[..., Sequence[RewardResult]], names: Collection[str] | None
-) -> RewardFunction:
-    """Wrap a reward function of TRL so that it takes (prompt, completion). `names`: its parameters; None: any."""
-
-    def reward(prompt: Prompt, completion: str) -> RewardResult:
-        is_chat = not isinstance(prompt.content, str)
-        columns = prompt.extra_info | {
-            "answer": prompt.ground_truth,
-            "ground_truth": prompt.ground_truth,
-            "data_source": prompt.data_source,
-            "prompts": prompt.content,
-            "completions": [{"role": "assistant", "content": completion}] if is_chat else completion,
-        }
-        (value,) = function(**{name: [value] for name, value in columns.items() if names is None or name in names})
-        return value
-
-    return reward
+def _load_object(path: str, name: str) -> Any:
+    """Return an object of the user's file, or the one that the file registers in ms-swift's `orms`."""
+    if "swift" not in sys.modules and importlib.util.find_spec("swift") is None:
+        _add_swift_modules()
+    if not hasattr(load_user_module(path, PATH_KEY), name):
+        registries = [getattr(sys.modules.get(module), "orms", {}) for module in SWIFT_MODULES]
+        if registered := next((registry[name] for registry in registries if name in registry), None):
+            return registered
+    return load_user_object(path, name, PATH_KEY, NAME_KEY)
 
 
-def convert_verl_result(result: RewardResult) -> RewardResult:
-    """Rename `score` and `acc` in the dict of a verl reward function, and remove entries that are not numbers.
+def _add_swift_modules() -> None:
+    """Add modules with the names that reward files of ms-swift import, because ms-swift is not installed."""
 
-    `{"score": 0.5, "acc": 1, "pred": "7"}` becomes `{"reward": 0.5, "accuracy": 1}`. Results other than a dict with
-    `score` are returned unchanged.
-    """
-    if not isinstance(result, Mapping) or "score" not in result:
-        return result
-    converted = {
-        str(key): value
-        for key, value in result.items()
-        if isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "size", 2) == 1)
-    }
-    converted["reward"] = converted.pop("score", result["score"])
-    if "acc" in converted:
-        converted["accuracy"] = converted.pop("acc")
-    return converted
+    class ORM:
+        def __init__(self, args: object = None, **_: object):
+            self.args = args
+
+    names = {"ORM": ORM, "AsyncORM": ORM, "orms": {}, "get_logger": logging.getLogger}
+    for name in SWIFT_MODULES:
+        module = sys.modules[name] = ModuleType(name)
+        vars(module).update(names, __path__=[])

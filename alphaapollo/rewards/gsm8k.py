@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from alphaapollo.rewards.accepted_answers import read_accepted_answers
 from alphaapollo.rewards.answer_extraction import find_marked_answer
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.types import Prompt, Score
@@ -25,14 +26,25 @@ NUMBER = re.compile(rf"((?<![\w.)\]])-)?\s?\\?[$€£]?\s?({UNSIGNED})(?:/({UNSI
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """Return a score of 1 if the final numbers of completion and ground truth are equal, else 0. A completion without a
-    number has the wrong format. Raises ValueError for a ground truth without a number."""
-    if prompt.ground_truth is None or (truth := read_final_number(prompt.ground_truth)) is None:
-        raise ValueError(f"the ground truth {prompt.ground_truth!r} has no number")
+    """Return a score of 1 if the final numbers of completion and an accepted answer are equal, else 0. A completion
+    without a number has the wrong format. Raises ValueError for a ground truth without a number."""
+    accepted = _read_accepted_numbers(prompt.ground_truth)
     answer = read_final_number(completion)
     if answer is None:
         return make_wrong_format_score("no number in the answer")
-    return make_accuracy_score(answer == truth)
+    return make_accuracy_score(answer in accepted)
+
+
+def answer_from_truth(prompt: Prompt) -> str:
+    """Return an answer that `grade` must score 1. Raises ValueError for an unreadable ground truth."""
+    return f"#### {_read_accepted_numbers(prompt.ground_truth)[0]}"
+
+
+def _read_accepted_numbers(truth: object) -> list[Fraction]:
+    numbers = [number for text in read_accepted_answers(truth) if (number := read_final_number(text)) is not None]
+    if not numbers:
+        raise ValueError(f"the ground truth {truth!r:.200} has no number")
+    return numbers
 
 
 def read_final_number(text: str) -> Fraction | None:

@@ -16,9 +16,10 @@ from typing import Any
 import reasoning_gym  # noqa: F401 its import takes long, so it is not part of the time of the first answer
 
 from alphaapollo.rewards.answer_extraction import find_answer_tag
-from alphaapollo.rewards.base import make_wrong_format_score
+from alphaapollo.rewards.base import get_question, make_wrong_format_score
 from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_puzzle_dataset
 from alphaapollo.types import Prompt, Score
+from alphaapollo.utils.json_types import JsonObject
 
 EVAL_MODULES = (
     "algorithmic.binary_matrix",
@@ -45,9 +46,7 @@ def grade(prompt: Prompt, completion: str) -> Score:
     A completion has the wrong format if it has no answer, or if reasoning-gym raises an error for its answer but not
     for the correct answer. Raises ValueError if the prompt has no reasoning-gym puzzle.
     """
-    puzzle = prompt.extra_info.get(PUZZLE_KEY)
-    if puzzle is None:
-        raise ValueError(f"row {prompt.id} has no puzzle. Set env.env_name=reasoning_gym, which creates puzzles.")
+    puzzle = _get_puzzle(prompt)
     answer = find_answer_tag(completion)
     if answer is None or len(answer) > MAX_ANSWER:
         return make_wrong_format_score("no <answer>...</answer>" if answer is None else "the answer is too long")
@@ -61,6 +60,28 @@ def grade(prompt: Prompt, completion: str) -> Score:
         dataset.score_answer(puzzle["entry"]["answer"], puzzle["entry"])  # raises if the scorer itself is broken
         return make_wrong_format_score(f"the scorer of {task} cannot read the answer ({type(error).__name__})")
     return Score(reward, {"accuracy": float(reward == 1.0)})
+
+
+def answer_from_truth(prompt: Prompt) -> str | None:
+    """Return an answer that `grade` must score 1; None if the puzzle has no stored answer. Raises ValueError without a
+    puzzle."""
+    answer = _get_puzzle(prompt)["entry"]["answer"]
+    return None if answer is None else f"<answer>{answer}</answer>"
+
+
+def _get_puzzle(prompt: Prompt) -> JsonObject:
+    """Return the puzzle of the environment, or of a row that reasoning-gym wrote (metadata.source_dataset)."""
+    puzzle: JsonObject | None = prompt.extra_info.get(PUZZLE_KEY)
+    metadata = prompt.extra_info.get("metadata") or {}
+    if puzzle is None and "source_dataset" in metadata:
+        entry = {"question": get_question(prompt), "answer": prompt.ground_truth, "metadata": metadata}
+        return {"task": metadata["source_dataset"], "level": None, "settings": {}, "entry": entry}
+    if puzzle is None:
+        raise ValueError(
+            f"row {prompt.id} has no puzzle. Set env.env_name=reasoning_gym, which creates puzzles, or keep the column "
+            "metadata of the package."
+        )
+    return puzzle
 
 
 @lru_cache(maxsize=64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -36,7 +36,10 @@ GRADERS = (
     *(BuiltInGrader(name, "", f"{name} {name}/*") for name in JUDGES),
     BuiltInGrader("search_f1", "search:grade_f1", "search_f1 search_f1/*"),
     BuiltInGrader(
-        "search", "search:grade", "search search/* nq nq/* *nq_open* *trivia*qa* *popqa* *hotpot* *musique* *squad*"
+        "search",
+        "search:grade",
+        "search search/* searchr1_* nq nq/* *nq_open* *trivia*qa* *popqa* *hotpot* *musique* *squad* *2wiki* "
+        "*bamboogle*",
     ),
     BuiltInGrader(
         "multiple_choice",
@@ -44,7 +47,10 @@ GRADERS = (
         "multiple_choice multiple_choice/* *mmlu* *gpqa* *ai2_arc* *commonsense_qa* *medqa*",
     ),
     BuiltInGrader(
-        "code", "code.grader:grade", "code code/* *humaneval* *mbpp* *livecodebench* *code_contests* */apps *taco*"
+        "code",
+        "code.grader:grade",
+        "code code/* *humaneval* *mbpp* *livecodebench* *code_contests* *codecontests* apps */apps *taco* *codeforces* "
+        "*leetcode* *kodcode* *deepcoder* primeintellect",
     ),
     BuiltInGrader(
         "math", "math.grader:grade", "*math* *aime* *amc* *hmmt* *olympiad* *minerva* *numina* *deepscaler* *dapo*"
@@ -76,6 +82,17 @@ def get_grader(data_source: str) -> BuiltInGrader:
 def load_grader(data_source: str) -> RewardFunction:
     """Import the built-in reward function of a data source. Raises ValueError if no grader matches."""
     function: RewardFunction = pkgutil.resolve_name(f"alphaapollo.rewards.{get_grader(data_source).function}")
+    return function
+
+
+def load_answer_maker(data_source: str) -> Callable[[Prompt], str | None]:
+    """Import the function that makes an answer from the ground truth, which the grader of the data source must score 1.
+
+    It returns None if the ground truth has no answer, but tests. It raises ValueError for a ground truth that the
+    grader cannot read.
+    """
+    module = get_grader(data_source).function.partition(":")[0]
+    function: Callable[[Prompt], str | None] = pkgutil.resolve_name(f"alphaapollo.rewards.{module}:answer_from_truth")
     return function
 
 

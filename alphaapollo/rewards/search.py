@@ -1,16 +1,15 @@
 """Graders of short answers to search questions: exact match and F1 after SQuAD normalization (arXiv 1606.05250).
 
-The ground truth is one accepted answer or several: a JSON list, or {"target": [...]}. The best match counts.
+The ground truth is one accepted answer or several (see accepted_answers). The best match counts.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable
 
+from alphaapollo.rewards.accepted_answers import read_accepted_answers, read_list
 from alphaapollo.rewards.answer_extraction import find_marked_answer
 from alphaapollo.types import Outcome, Prompt, Score
 
@@ -24,7 +23,7 @@ def grade(prompt: Prompt, completion: str) -> Score:
     The component `f1` is the word F1 with the best accepted answer. An empty answer has the wrong format. Raises
     ValueError if the ground truth has no accepted answer.
     """
-    truths = read_accepted_answers(prompt.ground_truth)
+    truths = [normalize_to_words(text) for text in _read_accepted_answers(prompt.ground_truth)]
     marked = find_marked_answer(completion)
     answer = completion if marked is None else marked
     if not answer.strip():
@@ -40,18 +39,17 @@ def grade_f1(prompt: Prompt, completion: str) -> Score:
     return Score(score.components["f1"], score.components, score.outcome, score.reason)
 
 
-def read_accepted_answers(truth: str | None) -> list[list[str]]:
-    """Return the normalized words of each accepted answer in a ground truth. Raises ValueError if there is none."""
-    try:
-        value = json.loads(truth or "")
-    except ValueError:
-        value = truth
-    if isinstance(value, dict):
-        value = value.get("target") or []
-    answers: Iterable[object] = value if isinstance(value, list) else [value if isinstance(value, str) else truth]
-    if not (found := [str(answer) for answer in answers if answer is not None and str(answer).strip()]):
-        raise ValueError(f"the ground truth {truth!r} lists no accepted answer")
-    return [normalize_to_words(answer) for answer in found]
+def answer_from_truth(prompt: Prompt) -> str:
+    """Return an answer that `grade` must score 1. Raises ValueError for an unreadable ground truth."""
+    return f"<answer>{_read_accepted_answers(prompt.ground_truth)[0]}</answer>"
+
+
+def _read_accepted_answers(truth: object) -> list[str]:
+    """Return the accepted answers. The text of a list of numbers has several, too. Raises ValueError for none."""
+    value = read_list(truth) if isinstance(truth, str) else truth
+    if not (accepted := read_accepted_answers(truth if value is None else value)):
+        raise ValueError(f"the ground truth {truth!r:.200} has no accepted answer")
+    return accepted
 
 
 def normalize_to_words(text: str) -> list[str]:

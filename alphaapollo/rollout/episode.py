@@ -36,6 +36,7 @@ from alphaapollo.types import (
     Trajectory,
     Turn,
 )
+from alphaapollo.utils.stop_strings import cut_at_stop
 from alphaapollo.utils.time_limit import TimeLimit
 
 MAX_ATTEMPTS = 2  # per episode: a failing environment is retried once
@@ -89,6 +90,7 @@ class EpisodeRunner:
     limits: EpisodeLimits
     grade: Callable[[Prompt, str, Sequence[Turn]], Awaitable[Score]] | None = None
     environment_caller: EnvironmentCaller = field(default_factory=EnvironmentCaller)
+    decode_raw: Callable[[Sequence[int]], str] | None = None  # decodes tokens with special tokens, for display
     placeholder_id: int | None = None  # token of pictures, of a vision-language model
 
     async def run(self, task: EpisodeTask) -> Trajectory:
@@ -157,8 +159,10 @@ class EpisodeRunner:
             with SPANS("generate", turn=number, shown=len(context.prompt_ids)):
                 request = f"{task.name}.{number}"
                 completion = await self.engine.generate(context.prompt_ids, sampling, request, context.prompt_images)
-            text = self.decode(completion.token_ids)
+            text = cut_at_stop(self.decode(completion.token_ids), sampling.stop, sampling.includes_stop)
             turn = Turn(context_ids, completion, text, context_images=context_images)
+            if completion.stop_reason is StopReason.LENGTH and self.decode_raw:
+                turn.raw_text = self.decode_raw(completion.token_ids)
             attempt.turns.append(turn)
             attempt.engine_prompts.append(context.prompt_ids)
             attempt.engine_images.append(context.prompt_images)
@@ -205,7 +209,7 @@ class EpisodeRunner:
             logprobs=turn.completion.logprobs[:count],
             stop_reason=StopReason.STOP,
         )
-        turn.text = self.decode(ids[:count])
+        turn.text, turn.raw_text = self.decode(ids[:count]), ""
 
 
 async def score_limit(reward: float | None, grade_empty_answer: Callable[[], Awaitable[Score]] | None) -> Score:

@@ -71,6 +71,8 @@ class RolloutWorkerConfig:
     transport: TransportKind = "shared_memory"  # weight transport
     shared_memory: str = ""  # the run's folder under /dev/shm, removed when a worker dies; empty: no folder
     serves_suites: bool = False  # whether evaluation suites run against the engine
+    max_steps: int = 0  # iterations of the run, for reward functions; 0: not a training run
+    needs_components: bool = False  # whether a reward component that is NaN or infinite makes the score a failure
 
 
 class RolloutWorker:
@@ -103,6 +105,7 @@ class RolloutWorker:
             transport=setup.transport,
             lora_rank=model.lora_rank,
             chat_tokenizer=tokenizer if env.env_name == "agent" or setup.serves_suites else "",
+            tokenizer_path=tokenizer,
             cleanup_folders=(setup.shared_memory,) if setup.shared_memory else (),
         )
         self.engine = engine or make_engine(spec)
@@ -115,6 +118,7 @@ class RolloutWorker:
         self._tools: ToolBox | None = None
         self._read_calls: ToolCallParser | None = None
         self._rewards = RewardClient(setup.reward, setup.custom_reward)
+        self._rewards.max_steps, self._rewards.fails_incomplete = setup.max_steps, setup.needs_components
         self._stop_token_ids: tuple[int, ...] = ()
         self._sees_images = False
         self._runner: EpisodeRunner | AgentRunner | None = None
@@ -142,13 +146,15 @@ class RolloutWorker:
             )
             template_arguments = data.apply_chat_template_kwargs
             images = await asyncio.to_thread(load_image_processor, model.path, tokenizer, model.trust_remote_code)
-            renderer = Renderer(tokenizer, template_arguments, images)
+            renderer = Renderer(tokenizer, template_arguments, images, model.path)
             if env.action_format == "chat_template":
                 assert self._tools is not None, "checked before the start"
-                renderer = tool_renderer = ToolRenderer(tokenizer, self._tools.schemas(), template_arguments, images)
+                schemas = self._tools.schemas()
+                renderer = tool_renderer = ToolRenderer(tokenizer, schemas, template_arguments, images, model.path)
                 self._read_calls = await asyncio.to_thread(make_tool_call_parser, env.tool_parser, tool_renderer)
         finally:
             gc.enable()
+        self._rewards.render = lambda content: content if isinstance(content, str) else renderer.render_chat(content)
         self._stop_token_ids = renderer.eos_token_ids
         if (judge := self._setup.reward.judge).backend == "policy":
             self._rewards.policy = make_policy_judge(self.engine, renderer, judge)
@@ -163,6 +169,7 @@ class RolloutWorker:
             self._runner = EpisodeRunner(
                 engine=self.engine,
                 decode=renderer.decode,
+                decode_raw=renderer.decode_raw,
                 make_token_context=make_token_context_factory(env, renderer, data),
                 limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn, env.limit_reward),
                 grade=grade,
@@ -197,8 +204,10 @@ class RolloutWorker:
         if the engine fails.
         """
         assert self._runner is not None, "call start() first"
-        if not request.sampling.stop_token_ids:
-            request = replace(request, sampling=replace(request.sampling, stop_token_ids=self._stop_token_ids))
+        rollout, sampling = self._setup.rollout, request.sampling
+        ids, includes = sampling.stop_token_ids or self._stop_token_ids, rollout.include_stop_str_in_output
+        sampling = replace(sampling, stop_token_ids=ids, stop=rollout.stop_strings, includes_stop=includes)
+        request = replace(request, sampling=sampling)
         with SPANS.use_track(f"rollout {self._index}"):
             group = await run_group(request, self._runner, self._make_environment)
         if self._teacher_prompts and not request.validate:

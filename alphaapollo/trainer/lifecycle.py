@@ -34,7 +34,7 @@ from alphaapollo.rollout.suites import check_suites
 from alphaapollo.trainer.loop import list_val_suites, train, validate_and_log
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.profile import StepProfiler
-from alphaapollo.trainer.progress import CurriculumState, Progress, check_steps_within_run
+from alphaapollo.trainer.progress import CurriculumState, Progress, RecentGroups, check_steps_within_run
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.inputs import TrainingInputs, read_training_inputs
@@ -59,13 +59,15 @@ class PreparedRun:
     @property
     def progress(self) -> Progress:
         """Progress of the checkpoint to resume from, or of a new run. A fixed KL coefficient is read from the
-        configuration, so it can be changed when a run resumes. With other data, the curriculum starts from scratch."""
+        configuration, so it can be changed when a run resumes. With other data, the curriculum starts from scratch, and
+        groups of the earlier data are dropped."""
         kl = self.config.algorithm.kl_ctrl
         if self.start.checkpoint is None:
             return Progress(kl_coef=kl.kl_coef)
         progress = Progress.read(self.start.checkpoint)
-        if any(change.key == "data.train_files" for change in self.start.config_changes):
-            progress.curriculum = CurriculumState()  # prompt ids are rows of the files
+        if self.start.has_other_data:  # prompt ids are rows of the files
+            progress.curriculum = CurriculumState(stage_start=progress.prompts_consumed)
+            progress.unfinished, progress.recent = [], RecentGroups()
         return replace(progress, kl_coef=kl.kl_coef) if kl.type == "fixed" else progress
 
     @property
@@ -127,7 +129,8 @@ def make_training_run(prepared: PreparedRun, session: TrainingSession, progress:
     dtypes = {plan.model.dtype, plan.rollout.dtype}
     tolerance = PROBE_TOLERANCE_FLOAT32 if dtypes == {"float32"} else PROBE_TOLERANCE_BFLOAT16
     trainer, folder = config.trainer, config.trainer.folder
-    checkpoints = CheckpointFolder(folder / "checkpoints", trainer.max_ckpt_to_keep, trainer.keep_best)
+    keep, inputs_now = (trainer.max_ckpt_to_keep, trainer.keep_best), prepared.start.inputs
+    checkpoints = CheckpointFolder(folder / "checkpoints", *keep, inputs_now)
     trainers = {"policy": workers.policy} | ({"critic": workers.critic} if workers.critic else {})
     scorer: RewardModelScorer | None = None
     if workers.reward_model and inputs.reward_model_tokenizer:
@@ -152,7 +155,7 @@ def make_training_run(prepared: PreparedRun, session: TrainingSession, progress:
         prompts=inputs.prompts,
         val_prompts=inputs.val_prompts,
         goal=inputs.goal,
-        stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle),
+        stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle, inputs_now.data_start),
         curriculum=CurriculumSampler(inputs.prompts, config.data) if config.data.is_adaptive else None,
         progress=progress,
         saving=BackgroundCheckpointWriter(

@@ -19,9 +19,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     with exit_on_config_error():
         config = load_config(ExportConfig, "export", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.launch.export_checkpoint import prepare_export, push_folder, write_export
+        from alphaapollo.launch.export_checkpoint import (
+            is_adapter,
+            merge_adapter,
+            prepare_export,
+            push_folder,
+            write_export,
+        )
 
         try:
+            if is_adapter(config.checkpoint):
+                output = merge_adapter(config)
+                pushed = f", pushed to {push_folder(output, config.push_to)}" if config.push_to else ""
+                print(f"model written to {output}{pushed}")
+                return 0
             export = prepare_export(config)
         except ValueError as error:
             return report_error(error, 2)

@@ -144,11 +144,14 @@ def _compute_agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, floa
 
 
 def _compute_judge_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Compute the number of judgements, the share of them from the cache, and their mean time until the verdict."""
+    """Compute the number of judgements, the share of them from the cache, their mean time until the verdict, and the
+    number of reward components that were left out because they are NaN or infinite."""
     total = sum((one.score.judge_usage for one in trajectories), JudgeUsage())
+    skipped = sum(len(one.score.skipped_components) for one in trajectories)
+    metrics = {"reward/skipped_components": float(skipped)} if skipped else {}
     if not total.judgements:
-        return {}
-    return {
+        return metrics
+    return metrics | {
         "judge/judgements": float(total.judgements),
         "judge/cache_hit_rate": total.cached / total.judgements,
         "judge/seconds": total.seconds / total.judgements,

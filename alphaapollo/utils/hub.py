@@ -2,7 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
+
+DATA_FILE = re.compile(r"\.(parquet|arrow|jsonl|ndjson|json|csv|tsv)(\.(gz|bz2|zst|lz4))?$", re.IGNORECASE)
+"""End of the name of a data file: its format and, except for parquet and arrow, a compression."""
+ENTRY = re.compile(r"(?P<path>.+?)(:(?P<config>[^:@#/]+))?(@(?P<revision>[^:@#]+))?(#(?P<split>[^#/]+))?")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """Parts of `PATH_OR_ID[:config][@revision][#split]`, an entry of data.train_files."""
+
+    path: str
+    config: str | None = None
+    revision: str | None = None
+    split: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> DatasetEntry:
+        before, _, split = text.rpartition("#")
+        if os.path.exists(os.path.expanduser(text)) or not (match := ENTRY.fullmatch(text)):
+            return cls(text)
+        return cls(before, split=split) if os.path.exists(os.path.expanduser(before)) else cls(**match.groupdict())
+
+    @property
+    def without_split(self) -> str:
+        """The entry without `#split`."""
+        return self.path + (f":{self.config}" if self.config else "") + (f"@{self.revision}" if self.revision else "")
+
+    @property
+    def is_hub_id(self) -> bool:
+        """Whether `path` is the id of a data set on the hub: OWNER/NAME, but not a local path or the name of a file."""
+        return bool(HUB_ID.fullmatch(self.path)) and not is_local_path(self.path) and not DATA_FILE.search(self.path)
 
 
 def is_local_path(path: str) -> bool:

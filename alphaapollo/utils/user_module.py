@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from threading import RLock
 from types import ModuleType
@@ -16,6 +19,7 @@ from alphaapollo.utils.registry import suggest_similar
 from alphaapollo.utils.seeds import derive_seed
 
 _import_lock = RLock()  # a second thread waits until the import is complete
+_neighbours: dict[str, dict[str, ModuleType]] = {}  # folder of a user file -> its modules whose names others have, too
 
 
 def load_user_module(path: str, path_key: str) -> ModuleType:
@@ -23,8 +27,9 @@ def load_user_module(path: str, path_key: str) -> ModuleType:
     module.
 
     Decorators in the file register their functions in this process only, so each process that looks up a registered
-    name must call this function. The file may import other files of its folder. Raises ValueError if the file does not
-    exist, is not a Python file, or cannot be imported. The message has the failing line.
+    name must call this function. The file may import other files of its folder, also if the folder of another user file
+    has files of the same name. Raises ValueError if the file does not exist, is not a Python file, or cannot be
+    imported. The message has the failing line.
     """
     file = Path(path).expanduser().resolve()
     if not path or not file.is_file():
@@ -76,12 +81,44 @@ def format_error(error: BaseException, path: Path | None = None) -> str:
     return f"{kind}: {error}{where}{known}"
 
 
+def _import_from_folder(folder: str, *arguments: Any, **options: Any) -> Any:
+    """Import like `__import__`, but prefer the modules of this user folder to equal names in other user folders."""
+    own = _neighbours.setdefault(folder, {})
+    with _import_lock:
+        others = {
+            name: module
+            for name, module in [*sys.modules.items()]
+            if len(_neighbours) > 1 and _find_user_folder(getattr(module, "__file__", None)) not in ("", folder)
+            if any(Path(folder, name.partition(".")[0] + suffix).exists() for suffix in (".py", ""))
+        }
+        before = sys.path[:]
+        sys.path[:] = [one for one in before if one not in _neighbours]
+        sys.path += [folder, *(one for one in before if one in _neighbours and one != folder)]
+        for name in others:
+            del sys.modules[name]
+        sys.modules.update(own)
+        try:
+            return builtins.__import__(*arguments, **options)
+        finally:
+            own.update({name: module for name, module in sys.modules.items() if name in others})
+            sys.modules.update(others)
+            sys.path[:] = before
+
+
+def _find_user_folder(path: str | None) -> str:
+    """Return the folder of a user file that contains a module's file; empty if there is none."""
+    return max((one for one in _neighbours if path and path.startswith(one + os.sep)), key=len, default="")
+
+
 def _import_file(file: Path, module_name: str, path_key: str, path: str) -> None:
     folders = str(file.parent), str(Path.cwd())
     sys.path += [folder for folder in folders if folder not in sys.path]  # at the end: they shadow no installed module
+    _neighbours.setdefault(str(file.parent), {})
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    imports = partial(_import_from_folder, str(file.parent))
+    vars(module)["__builtins__"] = {**vars(builtins), "__import__": imports}
     sys.modules[module_name] = module
     # Cached bytecode of a file that is edited twice within a second is not recognized as outdated.
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True

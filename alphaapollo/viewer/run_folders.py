@@ -17,6 +17,7 @@ from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.launch.format import upgrade_folder
 from alphaapollo.launch.run_history import read_history
+from alphaapollo.launch.run_plan import read_input_digests
 from alphaapollo.utils.folder_lock import read_lock_owner
 from alphaapollo.utils.json_types import JsonObject
 
@@ -124,6 +125,12 @@ def find_kind(folder: Path) -> str:
 def read_flat_config(folder: Path) -> dict[str, str]:
     """Read config.yaml as texts by dotted key: `{"data.seed": "0", ...}`."""
     return {key: "" if value is None else str(value) for key, value in flatten_maps(read_config(folder)).items()}
+
+
+def read_content(folder: Path) -> dict[str, str]:
+    """Return beginnings of the digests of a run's inputs: `{"data.train_files (content)": "3f2a91b0", ...}`."""
+    inputs = read_input_digests(folder).items()
+    return {f"{key} (content)": " ".join(digest[:8] for _, digest in files) for key, files in inputs}
 
 
 def find_total_steps(folder: Path) -> int | None:

@@ -53,8 +53,8 @@ class SharedPromptCheck:
         elif not uses_alphaapollo_backend(model):
             self.unsupported_reason = f"{self.name} has its own attention code"
         else:
-            placeholders = find_placeholder_ids(model.config)
-            examples = _make_example_rows(model.config.get_text_config().vocab_size, placeholders)
+            excluded = getattr(root, "excluded_ids", find_placeholder_ids(model.config))
+            examples = _make_example_rows(model.config.get_text_config().vocab_size, excluded)
             mismatch = self._measure_mismatch(examples, [0, 1])
             if not mismatch <= self.limit:
                 self.unsupported_reason = self._describe_mismatch(mismatch)

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from alphaapollo.data.chats import read_chat
 from alphaapollo.data.files import DataRow
-from alphaapollo.data.prompts import read_chat
 from alphaapollo.types import Message
 from examples.data_preprocess.columns import (
     Columns,

@@ -80,12 +80,12 @@ def build_model(name: str, head_dim: int = 8) -> torch.nn.Module:
     return model.eval()
 
 
-def save_tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path, num_tokens: int = VOCABULARY) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    words = {"<pad>": 0, "<eos>": 1} | {f"w{i}": i for i in range(2, VOCABULARY)}
+    words = {"<pad>": 0, "<eos>": 1} | {f"w{i}": i for i in range(2, num_tokens)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<pad>"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
 

@@ -30,7 +30,8 @@ class TrainingFiles(Section):
     """`data` section of every command that trains: files, order and number of rows."""
 
     train_files: Annotated[str | list[str], CHANGES_DATA, FilePath("data", required=True)] = ""
-    """Training data: one or several parquet or jsonl files (required)."""
+    """Training data: files, folders, globs, or OWNER/NAME[:config][@revision][#split] of the hub (required;
+    docs/data.md)."""
     val_files: Annotated[str | list[str], CHANGES_VALIDATION, FilePath("data")] = ""
     """Validation data, as train_files; empty = no validation."""
     shuffle: Annotated[bool, CHANGES_ROW_ORDER] = True

@@ -12,7 +12,7 @@ from alphaapollo.config.schema.trainer import RunFolder
 
 class EvalData(Section):
     path: Annotated[str | list[str], FilePath("data", required=True)] = ""
-    """Prompts and responses to score: one or several parquet or jsonl files (required)."""
+    """Prompts and responses to score: files, folders, globs, or ids of the hub (required; docs/data.md)."""
     prompt_key: str = "prompt"
     """Column of the prompt, as in main_ppo."""
     response_key: str = ""

@@ -18,7 +18,8 @@ REQUEST_IDENTITY = ResumeRule("refused", "it determines what is requested, and f
 
 class EvolvingData(GenerationData):
     path: Annotated[str | list[str], FilePath("data", required=True)] = ""
-    """Problems: one or several parquet or jsonl files (required). Metrics exclude problems without a ground truth."""
+    """Problems: files, folders, globs, or ids of the hub (required; docs/data.md). Metrics exclude problems without a
+    ground truth."""
     n_samples: PositiveInt = 1
     """Solutions that each branch (evolving.branches) proposes per round."""
     max_prompt_length: PositiveInt = 4096

@@ -28,12 +28,13 @@ from alphaapollo.config.schema.trainer import RunSettings
 _TRAINING_ONLY = ("colocate", "nnodes", "n_gpus_per_node", "free_cache_engine", "lora", "router_replay", "val_kwargs")
 UNREAD_ROLLOUT_KEYS = dict.fromkeys([f"rollout.{name}" for name in _TRAINING_ONLY], "it affects only training")
 UNREAD_MODEL_KEYS = ("attention", "enable_gradient_checkpointing", "router_aux_loss_coef", *Lora.model_fields)
+SAMPLING_KEYS = ("name", "temperature", "top_p", "top_k", "dtype", "stop", "include_stop_str_in_output")
 SAMPLE_IDENTITY = ResumeRule("refused", "it determines what is sampled")
 
 
 class GenerationData(PromptData):
     path: Annotated[str | list[str], FilePath("data", required=True)] = ""
-    """Prompts: one or several parquet or jsonl files (required)."""
+    """Prompts: files, folders, globs, or OWNER/NAME[:config][@revision][#split] of the hub (required; docs/data.md)."""
     n_samples: PositiveInt = 1
     """Samples per prompt."""
     max_samples: CountOrMinusOne = -1
@@ -87,7 +88,7 @@ class GenerationConfig(Section):
             f"reward.judge.{name}": ResumeRule("applied")
             for name in ("base_url", "api_key_env", "timeout", "max_connections", "cache_size")
         },
-        **{f"rollout.{name}": SAMPLE_IDENTITY for name in ("name", "temperature", "top_p", "top_k", "dtype")},
+        **{f"rollout.{name}": SAMPLE_IDENTITY for name in SAMPLING_KEYS},
         **dict.fromkeys(("rollout.engine_kwargs.vllm", "trainer.seed"), SAMPLE_IDENTITY),
     }
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import CHANGES_REWARDS, CODE, ActiveWhen, FilePath, Section
+from alphaapollo.config.schema.base import CHANGES_REWARDS, CODE, ActiveWhen, FilePath, Scalar, Section
 from alphaapollo.config.schema.model import FrozenFsdp
 
 WHEN_REWARD_MODEL = ActiveWhen("enable")
@@ -17,9 +17,27 @@ WHEN_SERVER = ActiveWhen("backend", "server")
 
 class CustomRewardFunction(Section):
     path: Annotated[str, CHANGES_REWARDS, CODE] = ""
-    """Python file with your reward function; empty = chosen by data_source."""
+    """Python file with your reward function, or URL of a reward server for OpenRLHF; empty = chosen by data_source."""
     name: Annotated[str, CHANGES_REWARDS, ActiveWhen("path")] = "compute_score"
-    """Name of the reward function in the file: `(prompt, completion or trajectory) -> float | dict of floats`."""
+    """Name of the reward function in the file: `(prompt, completion or trajectory) -> float | dict of floats`, or with
+    the parameters of verl, TRL, OpenRLHF or ms-swift. Several names with commas between them: the rewards are added."""
+    weights: Annotated[list[float], CHANGES_REWARDS, ActiveWhen("path")] = []
+    """Weights of several functions, in the order of their names; empty = 1 each."""
+    reward_kwargs: Annotated[dict[str, Scalar | list[Scalar]], CHANGES_REWARDS, ActiveWhen("path")] = {}
+    """Additional arguments of a function with the parameters of verl, TRL or ms-swift."""
+
+    @property
+    def names(self) -> list[str]:
+        return [name.strip() for name in self.name.split(",")]
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a reward server computes the rewards."""
+        return self.path.startswith(("http://", "https://"))
+
+    def find_problems(self) -> Iterator[str]:
+        if self.weights and len(self.weights) != len(self.names):
+            yield f"weights={self.weights} has another length than name={self.name}. Set one weight for each name."
 
 
 _MATERIAL = (

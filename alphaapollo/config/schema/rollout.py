@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
     CHANGES_ROUNDING,
@@ -21,6 +21,7 @@ from alphaapollo.config.schema.base import (
 )
 from alphaapollo.config.schema.model import LoraForm
 
+NonEmptyText = Annotated[str, Field(min_length=1)]
 MAX_LORA_RANK = 512  # that vLLM serves
 
 
@@ -51,6 +52,11 @@ class Rollout(Section):
     """Nucleus sampling."""
     top_k: CountOrMinusOne = -1
     """Top-k sampling; -1 or 0 = all tokens."""
+    stop: Annotated[str | list[NonEmptyText], ActiveWhen("name", "vllm", "hf")] = []
+    """Strings that end an answer like a stop token, for models without an end of turn, e.g. ["\\n\\nQuestion:"]. The
+    tokens up to the one that completes the string are trained on."""
+    include_stop_str_in_output: Annotated[bool, ActiveWhen("stop")] = False
+    """Graders and environments see the stop string at the end of the answer; false = only the text before it."""
     tensor_model_parallel_size: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
     """GPUs (on a CPU: processes) per engine."""
     expert_parallel_size: Annotated[PositiveInt, NEEDS_GPU, CHANGES_ROUNDING] = 1
@@ -94,6 +100,11 @@ class Rollout(Section):
     val_kwargs: Annotated[ValSampling, CHANGES_VALIDATION] = ValSampling()
     engine_kwargs: Annotated[EngineKwargs, ActiveWhen("name", "vllm"), CHANGES_ROUNDING] = EngineKwargs()
 
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Strings that end an answer."""
+        return tuple(filter(None, [self.stop] if isinstance(self.stop, str) else self.stop))
+
     def find_problems(self) -> Iterator[str]:
         parallel = self.tensor_model_parallel_size
         if parallel > 1 and self.name != "vllm":
@@ -109,6 +120,8 @@ class Rollout(Section):
             return
         if self.name != "vllm":
             yield f"router_replay=true needs name=vllm, got name={self.name}. Set router_replay=false."
+        elif self.stop_strings:
+            yield "router_replay=true with stop strings is not supported. Set stop=[]."
         elif not self.enable_prefix_caching:
             yield "router_replay=true needs vLLM's prefix cache. Set enable_prefix_caching=true."
         elif self.lora == "adapter":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import PositiveInt
 
@@ -22,11 +22,14 @@ class SftData(TuningData):
     """Column of the prompt, in files without a messages column, and in val_prompts."""
     response_key: Annotated[str, CHANGES_DATA] = "response"
     """Column of the response, in files without a messages column."""
+    train_turns: Annotated[Literal["all", "last"], CHANGES_DATA] = "all"
+    """Assistant messages of a chat that are trained on: all of them, or the last one. In both cases, only those without
+    a weight of 0."""
     val_prompts: Annotated[
         str | list[str], ActiveUnless("/trainer.test_freq", -1), CHANGES_VALIDATION, FilePath("data")
     ] = ""
-    """Prompts that the model answers at every validation, scored as data.val_files of main_ppo (docs/sft.md): one or
-    several parquet or jsonl files; empty = none. val_max_samples and truncation apply."""
+    """Prompts that the model answers at every validation, scored as data.val_files of main_ppo (docs/sft.md): entries
+    like those of train_files; empty = none. val_max_samples and truncation apply."""
     max_prompt_length: Annotated[PositiveInt, WHEN_VAL_PROMPTS, CHANGES_VALIDATION] = 512
     """Maximum tokens of a rendered prompt of val_prompts."""
     max_response_length: Annotated[PositiveInt, WHEN_VAL_PROMPTS, CHANGES_VALIDATION] = 512

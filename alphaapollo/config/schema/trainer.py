@@ -86,6 +86,8 @@ class Training(RunSettings):
         str, ActiveWhen("resume_mode", "resume_path"), FilePath("folder", required=True), ONLY_AT_START
     ] = ""
     """Checkpoint folder, for resume_mode=resume_path."""
+    resume_with_other_data: Annotated[bool, ONLY_AT_START] = False
+    """Resume although the training data has changed: its rows come in a new order, and pass rates start again."""
     export_hf: bool = True
     """At the end, write the model as a Hugging Face folder: <run>/model."""
     export_lora: Annotated[LoraForm, ActiveWhen("export_hf")] = "merged"

@@ -26,7 +26,8 @@ def make_sampling_params(sampling: Sampling, **changes: object) -> SamplingParam
         "stop_token_ids": list(sampling.stop_token_ids),
         "logprobs": 0,
         "flat_logprobs": True,  # lists of numbers instead of objects per token
-        "detokenize": False,
+        "stop": list(sampling.stop),
+        "detokenize": bool(sampling.stop),  # vLLM finds stop strings in the text
     }
     return SamplingParams(**arguments | changes)
 

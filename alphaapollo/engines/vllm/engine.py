@@ -20,6 +20,7 @@ from alphaapollo.engines.vllm.interpreted import register_triton_interpreter
 from alphaapollo.engines.vllm.process import (
     EngineContext,
     build_process_environment,
+    find_last_error,
     log_library_to_file,
     start_fork_server,
 )
@@ -86,8 +87,9 @@ class VllmEngine(Engine):
         await self._await_core(self._running_llm.update_weight_version(str(self.version)))
         if self.spec.device == "cpu" and self.spec.rollout.tensor_model_parallel_size > 1:
             await self._call_workers("alphaapollo_unlink_shared_memory")
-        if self._image_prompts is not None:
-            await self._call_workers("alphaapollo_exclude_placeholders")
+        if self.spec.tokenizer_path or self._image_prompts is not None:
+            excluded = await asyncio.to_thread(self.spec.find_excluded_ids)
+            await self._call_workers("alphaapollo_exclude_from_sampling", excluded)
 
     def _start_core(self) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -165,7 +167,8 @@ class VllmEngine(Engine):
             self._engine.output_processor.propagate_error(EngineDeadError())
 
     def _make_death_error(self) -> EngineDied:
-        return EngineDied(f"{self.spec.name}: its core process died. See its log: {self.spec.log_path}")
+        last = find_last_error(self.spec.log_path)
+        return EngineDied(f"{self.spec.name}: its core process died{last}. See its log: {self.spec.log_path}")
 
     async def _await_core(self, call: Coroutine[object, object, T]) -> T:
         """Await a call to the engine core. Raises EngineError if the call fails, EngineDied if the core dies."""

@@ -7,12 +7,13 @@ process (watchdog, log), applies the patches and registers the weight transfer; 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from alphaapollo.engines.vllm.images import clear_deepstack_features, exclude_placeholders_from_logits
+from alphaapollo.engines.vllm.images import clear_deepstack_features, exclude_from_logits
 from alphaapollo.engines.vllm.patches import PACKED_DIGEST, patch_vllm
 from alphaapollo.engines.vllm.process import set_up_engine_process
 from alphaapollo.engines.vllm.settings import SHARED_MEMORY
@@ -40,10 +41,9 @@ class WorkerExtension:
         """Return the digest of the LoRA adapter that this rank has loaded."""
         return compute_adapter_digest(self.model_runner.get_model())
 
-    def alphaapollo_exclude_placeholders(self) -> None:
-        """Keep the model from sampling placeholders of pictures. Call once, after the model is loaded."""
-        runner = self.model_runner
-        exclude_placeholders_from_logits(runner.get_model(), runner.model_config.hf_config, runner.device)
+    def alphaapollo_exclude_from_sampling(self, token_ids: Sequence[int]) -> None:
+        """Keep the model from sampling `token_ids`. Call once, after the model is loaded."""
+        exclude_from_logits(self.model_runner.get_model(), token_ids, self.model_runner.device)
 
     def alphaapollo_clear_deepstack_features(self) -> None:
         """Clear buffers of image features. Call after the memory of the weights is allocated again."""

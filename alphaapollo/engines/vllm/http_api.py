@@ -79,8 +79,10 @@ def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings
     for attach in (attach_chat, attach_completions, attach_responses, attach_anthropic, attach_models):
         attach(app)
     init_exception_handler(app)
-    client = PolicyClient(engine, stream, settings)
-    names = [BaseModelPath(name=name, model_path=engine.model_config.model) for name in settings.model_names]
+    model = engine.model_config.model
+    renderer = Renderer(engine.renderer.tokenizer, settings.template_arguments, model_path=model)
+    client = PolicyClient(engine, stream, settings, renderer)
+    names = [BaseModelPath(name=name, model_path=model) for name in settings.model_names]
     models = OpenAIServingModels(client, names)
     chat = {"chat_template": None, "chat_template_content_format": "auto", "request_logger": None}
     parsing = {
@@ -96,7 +98,7 @@ def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings
             f"env.tool_parser={settings.tool_parser} or env.agent.reasoning_parser={settings.reasoning_parser} "
             f"does not work with this model: {error}"
         ) from error
-    engine.renderer.render_messages_async = SessionRenderer(engine, settings).render
+    engine.renderer.render_messages_async = SessionRenderer(engine, settings, renderer).render
     online.preprocess_chat = client.keep_parsing_context(online.preprocess_chat)
     app.state.args = SimpleNamespace(log_error_stack=False)  # of vLLM's error handlers
     app.state.openai_serving_models = models
@@ -125,14 +127,13 @@ class SessionRenderer:
     """Renders chats, but keeps the known tokens of their beginnings. Raises ValueError if a vision-language model has
     no usable image processor."""
 
-    def __init__(self, engine: Any, settings: HttpApiSettings):
+    def __init__(self, engine: Any, settings: HttpApiSettings, turns: Renderer):
         renderer, model = engine.renderer, engine.model_config
-        self._tokenizer = renderer.tokenizer
+        self._tokenizer, self._turns = renderer.tokenizer, turns
         processor = load_image_processor(model.model, self._tokenizer, model.trust_remote_code)
         self._pictures = ChatPictureReader(processor, settings.allow_image_urls)
         self._render = renderer.render_messages  # a thread per request would take more time than the rendering
         self._render_parts = renderer.render_messages_async  # may load audio
-        self._turn_ends = Renderer(renderer.tokenizer, settings.template_arguments).eos_token_ids
 
     async def render(self, messages: list[Any], params: Any) -> tuple[list[Any], Any]:
         """Return the parsed chat and its prompt, like vLLM's BaseRenderer.render_messages_async."""
@@ -141,7 +142,7 @@ class SessionRenderer:
         request, images = CURRENT_REQUEST.get(), list[tuple[ImageInput, ...]]()
         if request is not None:
             pictures = await self._pictures.read(messages)
-            messages, images = pictures.messages, pictures.images
+            messages, images = self._turns.split_control_strings(pictures.messages), pictures.images
         if any(isinstance(message, dict) and isinstance(message.get("content"), list) for message in messages):
             conversation, prompt = await self._render_parts(messages, params)
         else:
@@ -181,25 +182,19 @@ class SessionRenderer:
         _, _, after = prompt["prompt"].partition(SENTINEL)
         if not after or SENTINEL in after:
             return []
-        token_ids = self._encode(after)
-        turn_end = next((index for index, token in enumerate(token_ids) if token in self._turn_ends), len(token_ids))
-        following = self._pictures.expand_placeholders(token_ids[turn_end:], images[end:])
-        return _join(history.token_ids, following) if following else []
+        following = self._pictures.expand_placeholders(self._turns.find_turn_end(self._encode(after)), images[end:])
+        known = history.token_ids
+        return [*known, *self._turns.skip_turn_end(following, known[-1])] if following else []
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
-
-
-def _join(known: list[int], following: list[int]) -> list[int]:
-    """Join known tokens and what follows them. The end of the turn is sampled, unless the answer was truncated."""
-    return [*known, *(following[1:] if known[-1] == following[0] else following)]
+        return self._turns.encode([text])[0]
 
 
 class PolicyClient:
     """vLLM's EngineClient, which samples from the policy and records all answers."""
 
-    def __init__(self, engine: Any, stream: StreamOutputs, settings: HttpApiSettings):
-        self._engine, self._stream, self._settings = engine, stream, settings
+    def __init__(self, engine: Any, stream: StreamOutputs, settings: HttpApiSettings, turns: Renderer):
+        self._engine, self._stream, self._settings, self._turns = engine, stream, settings, turns
 
     def __getattr__(self, name: str) -> Any:  # configuration and health of the engine
         return getattr(self._engine, name)
@@ -241,6 +236,8 @@ class PolicyClient:
         if request is None:
             if prompt["type"] != "token":
                 raise ValueError("Pictures of evaluation suites are not supported. Use a task without pictures.")
+            ends = {"eos_token_id": list(self._turns.eos_token_ids)}
+            sampling_params.update_from_generation_config(ends, self._turns.tokenizer.eos_token_id)
             async for output in self._stream(prompt_ids, sampling_params, request_id):
                 yield output
             return
@@ -285,7 +282,7 @@ class PolicyClient:
         for answer in output.outputs:
             completion = build_completion(answer, output.num_cached_tokens or 0)
             content, calls = request.parse_answer(answer.text, list(answer.token_ids))
-            text = self._engine.renderer.tokenizer.decode(list(answer.token_ids), skip_special_tokens=True)
+            text = self._turns.decode(answer.token_ids)
             answers.append(SampledAnswer(completion, text, content, calls))
         request.record_answers(answers, output)
 
@@ -306,6 +303,8 @@ def _make_policy_params(asked: SamplingParams, sampling: Sampling, is_constraine
     from vllm.sampling_params import RequestOutputKind
 
     kept = {name: getattr(asked, name) for name in KEPT}
+    kept["stop"] = [*(asked.stop or ()), *sampling.stop]
+    kept["include_stop_str_in_output"] |= sampling.includes_stop
     if is_constrained:
         kept |= {name: getattr(asked, name) for name in ("structured_outputs", *NEUTRAL)}
     return make_sampling_params(
@@ -315,7 +314,9 @@ def _make_policy_params(asked: SamplingParams, sampling: Sampling, is_constraine
         logprobs=asked.logprobs or 0,
         flat_logprobs=asked.logprobs is None,
         # vLLM decodes token by token, which is slow. PolicyClient decodes answers that are sent as a whole.
-        detokenize=bool(asked.stop) or asked.logprobs is not None or asked.output_kind != RequestOutputKind.FINAL_ONLY,
+        detokenize=bool(kept["stop"])
+        or asked.logprobs is not None
+        or asked.output_kind != RequestOutputKind.FINAL_ONLY,
     )
 
 

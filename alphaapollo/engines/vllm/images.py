@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from alphaapollo.data.images import CACHE_SIZE, EXCLUDED_LOGIT, find_placeholder_ids, find_placeholders
+from alphaapollo.data.images import CACHE_SIZE, EXCLUDED_LOGIT, find_placeholders
 from alphaapollo.types import ImageInput
 
 if TYPE_CHECKING:
@@ -65,21 +65,18 @@ def find_placeholder_ranges(token_ids: Sequence[int], images: Sequence[ImageInpu
     return ranges
 
 
-def exclude_placeholders_from_logits(model: Any, config: Any, device: torch.device) -> None:
-    """Make a loaded vLLM model return EXCLUDED_LOGIT as logit of the placeholders, so that they are never sampled.
-
-    config: the model's Hugging Face config.
-    """
-    ids = torch.tensor(find_placeholder_ids(config), device=device)
+def exclude_from_logits(model: Any, token_ids: Sequence[int], device: torch.device) -> None:
+    """Make a loaded vLLM model return EXCLUDED_LOGIT as logit of `token_ids`, so that they are never sampled."""
+    ids = torch.tensor(token_ids, dtype=torch.long, device=device)
     compute_logits = model.compute_logits
 
-    def compute_logits_without_placeholders(*arguments: object, **options: object) -> torch.Tensor | None:
+    def compute_logits_without_excluded(*arguments: object, **options: object) -> torch.Tensor | None:
         logits = compute_logits(*arguments, **options)
         if logits is not None:  # other tensor-parallel ranks
             logits.index_fill_(1, ids, EXCLUDED_LOGIT)
         return logits
 
-    model.compute_logits = compute_logits_without_placeholders
+    model.compute_logits = compute_logits_without_excluded
 
 
 def clear_deepstack_features(model: Any) -> None:

@@ -14,10 +14,12 @@ import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import re
 import sys
 import threading
 from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
 from typing import Any
 
 from alphaapollo.utils.watchdog import exit_when_process_ends
@@ -25,6 +27,7 @@ from alphaapollo.utils.watchdog import exit_when_process_ends
 PARENT = "ALPHAAPOLLO_ENGINE_PARENT"  # pid of the process that owns the engine
 CLEANUP = "ALPHAAPOLLO_ENGINE_CLEANUP"  # folders to remove when the owner dies
 LOG = "ALPHAAPOLLO_ENGINE_LOG"  # log file of the engine's processes
+ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): .+$", re.MULTILINE)  # last line of a traceback
 LOG_FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 
 PRELOAD_MODULE = "alphaapollo.engines.vllm.preload"
@@ -104,6 +107,16 @@ def redirect_output_to_file(log_path: str) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+
+
+def find_last_error(log_path: str) -> str:
+    """Return the last error of an engine in the last 64 KiB of its log, as ` (last error: ...)`; empty without one."""
+    try:
+        text = Path(log_path).read_bytes()[-65536:].decode(errors="replace")
+    except OSError:
+        return ""
+    errors = [line for line in ERROR_LINE.findall(text) if "EngineDeadError" not in line]
+    return f" (last error in its log: {errors[-1][:300]})" if errors else ""
 
 
 def log_library_to_file(library_name: str, log_path: str) -> None:

@@ -59,10 +59,11 @@ def _build_cpu_environment(spec: EngineSpec) -> dict[str, str]:
 
 def build_engine_arguments(spec: EngineSpec) -> dict[str, object]:
     """Return the arguments of vLLM's AsyncEngineArgs for a rollout engine."""
+    tokenizer = spec.chat_tokenizer or (spec.tokenizer_path if spec.rollout.stop_strings else "")
     arguments: dict[str, object] = {
         "model": spec.model_path,
-        "tokenizer": spec.chat_tokenizer or None,
-        "skip_tokenizer_init": not spec.chat_tokenizer,  # requests and completions are token ids
+        "tokenizer": tokenizer or None,
+        "skip_tokenizer_init": not tokenizer,  # requests and completions are token ids
         "generation_config": "vllm",  # ignore the sampling defaults of the model folder
         "seed": RANDOM_SEED,
         "logprobs_mode": "processed_logprobs",  # after temperature; patches.py makes it before top-p and top-k

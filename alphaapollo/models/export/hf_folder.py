@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.config.schema import LoraForm, Model
+from alphaapollo.data.generation_config import find_generation_config
 from alphaapollo.data.images import reads_pictures
-from alphaapollo.data.rendering import make_template_digest
+from alphaapollo.data.rendering import load_tokenizer, make_template_digest
 from alphaapollo.models import lora
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.sharding import full_tensor
@@ -70,15 +71,14 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
             shutil.rmtree(partial, ignore_errors=True)
             if lora_form == "adapter":
                 lora.write_adapter(partial, model, tensors, source.path)
+                path = source.tokenizer_path or source.path
+                load_tokenizer(path, source.trust_remote_code).save_pretrained(partial)
             else:
                 persistent = model.state_dict().keys()
                 tensors |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
                 config = copy.deepcopy(model.config)
                 config.architectures = [type(model).__name__]
                 _write_folder(partial, tensors, config, dtype, source)
-                if model.can_generate() and model.generation_config is not None:
-                    # Not save_pretrained, which rejects the generation configs of many published models.
-                    model.generation_config.to_json_file(partial / "generation_config.json")
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
     dist.barrier()
@@ -122,8 +122,8 @@ def _convert_write_errors_to_oserror(folder: str) -> Iterator[None]:
 def _write_folder(
     folder: Path, tensors: dict[str, Tensor], config: PretrainedConfig, dtype: torch.dtype, source: Model
 ) -> None:
-    """Write weights and configuration to a Hugging Face folder, and copy modeling code, tokenizer and processor of
-    `source`."""
+    """Write weights and configuration to a Hugging Face folder, and copy modeling code, generation_config.json,
+    tokenizer and processor of `source`."""
     from huggingface_hub import save_torch_state_dict
     from transformers import AutoProcessor, AutoTokenizer
 
@@ -142,8 +142,9 @@ def _write_folder(
     for name in config.sub_configs:  # of language model and vision tower
         getattr(config, name).dtype = dtype
     config.save_pretrained(folder)
-    for code in Path(source.path).glob("*.py"):  # modeling code that is part of the model folder
-        shutil.copy(code, folder)
+    code = Path(source.path).glob("*.py")  # modeling code that is part of the model folder
+    for file in filter(None, [*code, find_generation_config(source.path)]):
+        shutil.copyfile(file, folder / file.name)
     for weights in folder.glob("*.safetensors"):  # safetensors makes them readable only by their owner
         shutil.copymode(folder / "config.json", weights)
 

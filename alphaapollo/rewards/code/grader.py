@@ -16,7 +16,7 @@ from typing import Any
 
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.rewards.code.sandbox_program import MAX_DEPTH
-from alphaapollo.rewards.code.test_cases import FunctionTests, ProgramTests, read_tests_and_time_limit
+from alphaapollo.rewards.code.test_cases import FunctionTests, ProgramTests, join_code, read_tests_and_time_limit
 from alphaapollo.tools.sandbox import SandboxResult, SandboxStatus, get_default_sandbox, run_python
 from alphaapollo.types import Prompt, Score
 
@@ -24,7 +24,7 @@ TESTS_TIMEOUT = 5.0  # seconds per run of the tests
 MAX_ROUNDS = 2 * MAX_DEPTH + 1  # two chains of dependent calls that make equal calls need more rounds than one
 MAX_REASON = 500  # characters of a failure reason
 MAX_OUTPUT = 8 << 20  # bytes of output of a sandboxed process
-TOLERANCE = 1e-6  # relative and absolute tolerance of numbers in a program's output
+RELATIVE_TOLERANCE, TOLERANCE = 1e-5, 1e-6  # of numbers in a program's output; relative as in APPS and prime_code
 LANGUAGE = re.compile(r"[ \t]*+([\w+-]*+)")
 BLOCK_END = re.compile(r"\n[ \t]*+```")
 SANDBOX_PROGRAM = Path(__file__).with_name("sandbox_program.py")
@@ -43,11 +43,19 @@ def grade(prompt: Prompt, completion: str) -> Score:
     code = extract_code(completion)
     if not code.strip():
         return make_wrong_format_score("no code in the answer")
+    code = join_code(tests.setup_code, code)
     if isinstance(tests, ProgramTests):
         failure = find_program_test_failure(tests, code, time_limit)
     else:
         failure = find_function_test_failure(tests, code, time_limit)
     return replace(make_accuracy_score(not failure), reason=escape_control_characters(failure))
+
+
+def answer_from_truth(prompt: Prompt) -> None:
+    """Return None, because tests have no answer. Raises ValueError if the tests cannot be read, or fail to run."""
+    tests, time_limit = read_tests_and_time_limit(prompt.ground_truth)
+    if isinstance(tests, FunctionTests):
+        find_function_test_failure(tests, "", time_limit)
 
 
 def escape_control_characters(text: str) -> str:
@@ -78,13 +86,14 @@ def _find_blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def find_function_test_failure(tests: FunctionTests, code: str, time_limit: float) -> str:
-    """Return why the code fails the tests; empty if it passes. Raises ValueError if the tests are broken.
+    """Return why the code, which includes the setup code, fails the tests; empty if it passes. Raises ValueError if the
+    tests are broken.
 
     Tests and code run in separate processes. Each round runs the tests with the results of the previous round's calls,
     then runs the code on the calls that the tests made. If the tests fail in the first round, they are broken.
     """
     library = SANDBOX_PROGRAM.read_text(encoding="utf-8")
-    program = f"{library}\nrun_answer({tests.setup_code + chr(10) + code!r})"
+    program = f"{library}\nrun_answer({code!r})"
     request = {"tests": tests.test_code, "setup": tests.setup_code, "names": tests.function_names}
     request["check"] = tests.candidate_name
     known: list[list[object]] = []
@@ -133,8 +142,9 @@ def find_program_test_failure(tests: ProgramTests, code: str, time_limit: float)
 
 
 def is_same_output(expected: str, printed: str) -> bool:
-    """Return whether two outputs have the same words in each line. Decimal numbers may differ by TOLERANCE."""
-    rows = [[line.split() for line in text.strip().splitlines()] for text in (expected, printed)]
+    """Return whether two outputs have the same words in each line, ignoring blank lines. Decimal numbers may differ by
+    RELATIVE_TOLERANCE or TOLERANCE."""
+    rows = [[line.split() for line in text.splitlines() if line.strip()] for text in (expected, printed)]
     if [len(row) for row in rows[0]] != [len(row) for row in rows[1]]:
         return False
     tokens = [[token for row in side for token in row] for side in rows]
@@ -142,7 +152,7 @@ def is_same_output(expected: str, printed: str) -> bool:
 
 
 def _is_same_number(expected: str, printed: str) -> bool:
-    """Return whether two texts are equal finite numbers, up to TOLERANCE if `expected` has a decimal point."""
+    """Return whether two texts are equal finite numbers, up to rounding if `expected` has a decimal point."""
     try:
         one, other = Decimal(expected), Decimal(printed)
     except InvalidOperation:
@@ -151,4 +161,4 @@ def _is_same_number(expected: str, printed: str) -> bool:
         return False
     if "." not in expected:
         return one == other
-    return math.isfinite(float(one)) and math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return math.isfinite(float(one)) and math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=TOLERANCE)

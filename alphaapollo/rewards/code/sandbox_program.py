@@ -28,6 +28,7 @@ MAX_CALLS = 20_000  # calls per run of the tests
 MAX_DEPTH = 10  # depth of calls whose arguments depend on results
 MAX_ITEMS = 100_000  # items read from an iterator
 MAX_TEXT = 500  # characters of an error message
+TOLERANCE = 1e-6  # relative and absolute tolerance of a result that is expected to be a float
 
 
 class NonJsonResult:
@@ -191,6 +192,36 @@ def _replace_content(container: object, content: Any) -> None:
         container.update(content)
 
 
+class SolutionStub:
+    """Replacement of LeetCode's class `Solution` and of its objects in the tests."""
+
+    def __init__(self, recorder: CallRecorder):
+        self._recorder = recorder
+
+    def __call__(self) -> SolutionStub:
+        return self
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        return self._recorder.make_stub(name)
+
+
+def is_same_result(result: object, accepted: list[object]) -> bool:
+    """Return whether a result equals an accepted one. Tuples equal lists, and keys of dicts equal their texts, as in
+    JSON. A float may differ by TOLERANCE."""
+    return type(result) is UnknownCallResult or any(_is_equal(result, one) for one in accepted)
+
+
+def _is_equal(one: object, other: object) -> bool:
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_is_equal, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        one, other = ({str(key): value for key, value in items.items()} for items in (one, other))
+        return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
+    if isinstance(other, float) and isinstance(one, int | float):
+        return one == other or math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return one == other
+
+
 class _AssertRemover(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         return ast.copy_location(ast.Expr(node.test), node)
@@ -205,9 +236,11 @@ def _run_tests_once(request: dict[str, Any], recorder: CallRecorder, with_assert
     if not with_asserts:
         tree = ast.fix_missing_locations(_AssertRemover().visit(tree))
     program = compile(tree, "<tests>", "exec")
-    namespace: dict[str, Any] = {"__name__": "tests"}
+    namespace: dict[str, Any] = {"__name__": "tests", "is_same_result": is_same_result}
     exec(request["setup"], namespace)
     namespace.update({name: recorder.make_stub(name) for name in request["names"]})
+    if "Solution" in request["names"]:
+        namespace["Solution"] = SolutionStub(recorder)
     check = request["check"]
     try:
         exec(program, namespace)
@@ -246,10 +279,17 @@ def run_answer(source: str) -> None:
     namespace: dict[str, Any] = {"__name__": "answer"}
     try:
         exec(compile(source, "<answer>", "exec"), namespace)
-        if missing := sorted({name for name, _, _ in calls} - namespace.keys()):
+        solution = namespace.get("Solution", object)  # LeetCode: the functions are methods
+        names = {name for name, _, _ in calls}
+        if missing := sorted(name for name in names - namespace.keys() if not hasattr(solution, name)):
             raise NameError(f"the code does not define {', '.join(missing)}")
         reply: object = [
-            _call_function(namespace[name], decode_value(args), decode_value(kwargs)) for name, args, kwargs in calls
+            _call_function(
+                getattr(solution(), name) if hasattr(solution, name) else namespace[name],
+                decode_value(args),
+                decode_value(kwargs),
+            )
+            for name, args, kwargs in calls
         ]
     except BaseException as error:  # noqa: BLE001 an answer may raise anything
         reply = {"broken": f"{type(error).__name__}: {str(error)[:MAX_TEXT]}"}

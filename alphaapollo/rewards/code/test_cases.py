@@ -1,23 +1,61 @@
-r"""Read unit tests from a ground truth, which is JSON in one of these forms:
+r"""Read the unit tests of a code problem from a ground truth. docs/rewards.md has a table of the shapes.
 
-    {"test": "def check(candidate): ...", "entry_point": "f", "prompt": "def f(x):\n"}   (HumanEval)
-    {"asserts": ["assert f(2) == 4"], "setup": "import math"}                              (MBPP)
-    {"inputs": ["1 2\n"], "outputs": ["3\n"]}                                              (stdin and stdout)
-    {"inputs": [[1, 2]], "outputs": [3], "entry_point": "add"}                             (arguments and results)
+A ground truth is a value of a data file, or its text as JSON or in Python's notation:
 
-Each form accepts "time_limit", the seconds for one run of the code.
+    {"inputs": ["1 2\n"], "outputs": ["3\n"]}                               (APPS, TACO, prime_code: stdin and stdout)
+    {"inputs": ["1\n2"], "outputs": ["3"], "fn_name": "add"}               (the same: arguments and results as JSON)
+    [{"input": "1\n2", "output": "3", "testtype": "functional", "metadata": {"func_name": "add"}}]     (LiveCodeBench)
+    {"test": "def check(candidate): ...", "entry_point": "f", "prompt": "def f(x):\n"}                     (HumanEval)
+    {"asserts": ["assert f(2) == 4"], "setup": "import math"}                                          (MBPP, AceCode)
 """
 
 from __future__ import annotations
 
 import ast
+import base64
 import builtins
 import json
+import pickletools
+import re
+import zlib
+from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
+from alphaapollo.rewards.accepted_answers import convert_to_lists, read_list
 from alphaapollo.utils.json_types import JsonObject
 
 TIME_LIMIT = 4.0  # seconds for one run of the code
+MAX_UNPACKED = 1 << 28  # bytes of compressed tests
+KEYS = {
+    name: key
+    for key, names in {
+        "inputs": "input inputs",
+        "outputs": "output outputs expected_output",
+        "tests": "tests test_cases unit_tests input_output official_tests public_tests private_tests generated_tests"
+        " public_test_cases private_test_cases metadata",
+        "function": "entry_point fn_name func_name function_name",
+        "code": "test asserts test_list challenge_test_list test_code functional",
+        "setup": "setup test_setup_code test_imports import_prefix",
+        **{key: key for key in ("prompt", "language")},
+        "type": "type testtype",
+        "time_limit": "time_limit timeout",
+        "not_read": "id task_id problem_id question_id difficulty source explanation memory_limit test_info",
+    }.items()
+    for name in names.split()
+}
+MODULES = (
+    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"
+)
+# The peers' graders of inputs and outputs import these names before an answer, which uses `List` and `deque` as given.
+IMPORTS = "\n".join(f"from {module} import *" for module in (*MODULES.split(), "typing", "builtins"))
+IMPORTS += f"\nimport {', '.join(MODULES.split())}\nsys.setrecursionlimit(50_000)\n"
+PYTEST = """import types, unittest
+class approx(float): __eq__ = lambda self, other: abs(other - self) <= max(1e-12, 1e-6 * abs(self))
+def raises(error, match=""): return unittest.TestCase().assertRaisesRegex(error, match)
+pytest = types.SimpleNamespace(approx=approx, raises=raises)
+"""  # replaces pytest, which the sandbox does not have
+FUTURE = re.compile(r"^from __future__ import .*\n?", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -36,56 +74,180 @@ class ProgramTests:
 
     inputs: list[str]
     outputs: list[str]
+    setup_code: str = IMPORTS  # runs before the answer
 
 
-def read_tests_and_time_limit(ground_truth: str | None) -> tuple[FunctionTests | ProgramTests, float]:
+def read_tests_and_time_limit(ground_truth: object) -> tuple[FunctionTests | ProgramTests, float]:
     """Return the unit tests in a ground truth, and the time limit in seconds for one run of the tested code. Raises
-    ValueError if the ground truth is malformed."""
+    ValueError for a ground truth without tests, with an unknown key, or with tests that cannot be read."""
+    parts: dict[str, list[Any]] = defaultdict(list)
     try:
-        fields = json.loads(ground_truth or "")
-        return _parse_tests(fields), float(fields.get("time_limit") or TIME_LIMIT)
-    except (AttributeError, KeyError, TypeError, ValueError, SyntaxError, RecursionError) as error:
-        keys = "test and entry_point, or asserts, or inputs and outputs"
-        raise ValueError(f"the ground truth must be JSON with {keys} ({type(error).__name__}: {error})") from error
-
-
-def _parse_tests(fields: JsonObject) -> FunctionTests | ProgramTests:
-    prompt, setup, entry = fields.get("prompt") or "", fields.get("setup") or "", fields.get("entry_point")
-    if not isinstance(prompt, str) or not isinstance(setup, str):
-        raise TypeError("the fields 'prompt' and 'setup' must be strings of Python code")
-    if "test" in fields:
-        entry = fields["entry_point"]
-        if not isinstance(fields["test"], str) or not isinstance(entry, str) or not entry.isidentifier():
-            raise TypeError("the field 'test' must be Python code as text, and 'entry_point' must be a function's name")
-        return FunctionTests(fields["test"], prompt, (entry,), entry)
-    if "asserts" in fields:
-        text = "\n".join(fields["asserts"])
-        return FunctionTests(text, setup, find_undefined_functions(text, setup))
-    inputs, outputs = fields["inputs"], fields["outputs"]
-    if len(inputs) != len(outputs) or not inputs:
+        _collect_parts(convert_to_lists(ground_truth), parts)
+        return _make_tests(parts), _read_seconds(parts["time_limit"])
+    except (AttributeError, TypeError, ValueError, SyntaxError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"inputs and outputs must have equal lengths of at least 1, not {len(inputs)} and {len(outputs)}"
-        )
-    if entry:
-        pairs = zip(inputs, outputs, strict=True)
-        text = "\n".join(f"assert {entry}(*{args!r}) == {result!r}" for args, result in pairs)
-        return FunctionTests(text, prompt, (entry,))
-    return ProgramTests([str(text) for text in inputs], [str(text) for text in outputs])
+            f"the tests in the ground truth {ground_truth!r:.80} cannot be read ({reason}). docs/rewards.md lists "
+            "the shapes."
+        ) from error
 
 
-def find_undefined_functions(asserts: str, setup: str) -> tuple[str, ...]:
-    """Return the names of the functions that the asserts call but neither Python nor the setup code defines. Raises
-    ValueError if there is none, SyntaxError if the code is not valid Python."""
+def _collect_parts(value: object, parts: dict[str, list[Any]], is_record: bool = False) -> None:
+    """Append the values of a ground truth to `parts`, by the keys of KEYS. A record has a single input and output."""
+    if isinstance(value, str):
+        text = _unpack(value)
+        if (value := read_list(text)) is None:
+            parts["code"].append(text)
+            return
+    if isinstance(value, list):
+        for item in value:
+            _collect_parts(item, parts, is_record=True)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if (key := KEYS.get(name)) is None:
+                raise ValueError(f"the key {name!r} is unknown. Known keys: {', '.join(KEYS)}")
+            if item is not None and key == "tests":
+                _collect_parts(item, parts)
+            elif item is not None:
+                is_one = not isinstance(item, list) or (is_record and key in ("inputs", "outputs"))
+                parts[key] += [item] if is_one else item
+    elif value is not None:
+        raise TypeError(f"{value!r:.80} is a {type(value).__name__}")
+
+
+def _unpack(text: str) -> str:
+    """Return LiveCodeBench's compressed tests (base64 of zlib of a pickled string) as text; other text unchanged. The
+    pickle is scanned, not loaded, because loading it could run code."""
+    if not re.fullmatch(r"eJ[\w+/]{20,}={0,2}\s*", text, re.ASCII):
+        return text
+    unpacking = zlib.decompressobj()
+    data = unpacking.decompress(base64.b64decode(text), MAX_UNPACKED)
+    if unpacking.unconsumed_tail:
+        raise ValueError(f"the compressed tests are larger than {MAX_UNPACKED} bytes")
+    texts = [argument for _, argument, _ in pickletools.genops(data) if isinstance(argument, str)]
+    if len(texts) != 1:
+        raise ValueError("the compressed tests are not a pickled string. Store them as JSON.")
+    return texts[0]
+
+
+def _make_tests(parts: dict[str, list[Any]]) -> FunctionTests | ProgramTests:
+    inputs, outputs, code = parts["inputs"], parts["outputs"], "\n".join(parts["code"])
+    if others := [name for name in parts["language"] if "python" not in name.lower()]:
+        raise ValueError(f"the language is {others[0]!r}, but only Python can be tested")
+    names = {name.removeprefix("Solution").removeprefix("()").removeprefix(".") for name in parts["function"] if name}
+    if len(names) > 1 or not all(map(str.isidentifier, names)):
+        raise ValueError(f"the tests need the name of one function, not {', '.join(sorted(names))}")
+    setup = "\n".join(parts["setup"] + [text for text in parts["prompt"] if _is_code(text)])
+    if bool(code.strip()) == bool(inputs or outputs):
+        raise ValueError(f"it has {'code and inputs' if inputs else 'no tests'}")
+    if code.strip():
+        return _make_code_tests(code, setup, next(iter(names), ""))
+    if len(inputs) != len(outputs):
+        raise ValueError(f"inputs and outputs must have equal lengths, not {len(inputs)} and {len(outputs)}")
+    if not names:
+        if any("func" in kind or "call" in kind for kind in parts["type"]):
+            raise ValueError("tests that call a function need its name. Add the key fn_name")
+        return ProgramTests([*map(_join_lines, inputs)], [*map(_join_lines, outputs)], IMPORTS + setup)
+    calls = [_read_call(given, result) for given, result in zip(inputs, outputs, strict=True)]
+    wrapped = [result for _, result in calls if isinstance(result, list) and len(result) == 1]  # APPS: [result]
+    accepted = [[result] for _, result in calls]
+    if len(wrapped) == len(calls):
+        accepted = [[result, result[0]] for result in wrapped]
+    name = names.pop()
+    tests = zip(calls, accepted, strict=True)
+    text = "\n".join(f"assert is_same_result({name}({call}), {results!r})" for (call, _), results in tests)
+    own_name = f"globals().pop({name!r}, None)\n"  # a function of the answer, not one of IMPORTS such as operator.add
+    return FunctionTests(text, IMPORTS + own_name + setup, (name,))
+
+
+def _make_code_tests(code: str, setup: str, name: str) -> FunctionTests:
+    """Return tests from code: `check(candidate)`, asserts, or functions and classes of pytest or unittest (KodCode)."""
+    tree = ast.parse(code)
+    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    if name and "check" in defined:
+        return FunctionTests(code, setup, (name,), name)
+    imported = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "solution"]
+    tree.body = [node for node in tree.body if node not in imported]
+    calls = [
+        f"{test}()" for test, node in defined.items() if test.startswith("test") and isinstance(node, ast.FunctionDef)
+    ]
+    for case, node in defined.items():
+        if isinstance(node, ast.ClassDef) and case.startswith("Test"):
+            methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef)]
+            calls += [f"{case}().{method}()" for method in methods if method.startswith("test")]
+    code = "\n".join([ast.unparse(tree) if imported else code, *calls])
+    code = re.sub(r"^import pytest$", lambda _: PYTEST, code, flags=re.MULTILINE)
+    return FunctionTests(code, setup, find_undefined_functions(code, setup))
+
+
+def _is_code(text: str) -> bool:
+    """Return whether a prompt is Python code, not a question."""
+    try:
+        return any(not isinstance(node, ast.Expr) for node in ast.parse(text).body)
+    except SyntaxError:
+        return False
+
+
+def _read_call(given: object, result: object) -> tuple[str, object]:
+    """Return the arguments of a call as code, and its result. In text, each line is an argument as JSON."""
+    if isinstance(given, str):
+        given = [_read_value(line) for line in given.split("\n") if line.strip()]
+        result = _read_value(result) if isinstance(result, str) else result
+    if isinstance(given, dict):
+        return f"**{given!r}", result
+    arguments = given if isinstance(given, list) else [given]
+    if arguments and isinstance(arguments[0], dict) and all(map(str.isdecimal, arguments[0])):  # as APPS does
+        arguments = [{int(key): value for key, value in arguments[0].items()}, *arguments[1:]]
+    return f"*{arguments!r}", result
+
+
+def _read_value(text: str) -> object:
+    """Read a value in JSON or Python's notation. Raises ValueError or SyntaxError."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return ast.literal_eval(text.strip())
+
+
+def _join_lines(value: object) -> str:
+    """Return stdin or stdout as text. A list has lines, and a list in it has the words of a line."""
+    lines = value if isinstance(value, list) else [value]
+    return "\n".join(" ".join(map(str, line)) if isinstance(line, list) else str(line) for line in lines)
+
+
+def _read_seconds(limits: list[float | str | JsonObject]) -> float:
+    """Return the last time limit in seconds. Reads 2, `2.0 seconds` (TACO) and {"seconds": 2} (CodeContests)."""
+    if not limits:
+        return TIME_LIMIT
+    value = limits[-1]
+    if isinstance(value, dict):
+        return float(value.get("seconds", 0)) + float(value.get("nanos", 0)) / 1e9
+    return float(value.split()[0] if isinstance(value, str) else value) or TIME_LIMIT
+
+
+def find_undefined_functions(code: str, setup: str) -> tuple[str, ...]:
+    """Return the names that the code calls or passes to a call, and that neither Python nor the setup code defines.
+    Raises ValueError if there is none, SyntaxError if the code is not valid Python."""
     known = set(dir(builtins))
-    for node in ast.walk(ast.parse(f"{setup}\n{asserts}")):
+    for node in ast.walk(ast.parse(f"{setup}\n{code}")):
         if isinstance(node, ast.Import | ast.ImportFrom):
             known |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             known.add(node.name)
+        elif isinstance(node, ast.arg):
+            known.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            known.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             known.add(node.id)
-    calls = [node.func for node in ast.walk(ast.parse(asserts)) if isinstance(node, ast.Call)]
-    names = dict.fromkeys(call.id for call in calls if isinstance(call, ast.Name) and call.id not in known)
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    values = [value for call in calls for value in (call.func, *call.args)]
+    names = dict.fromkeys(value.id for value in values if isinstance(value, ast.Name) and value.id not in known)
     if not names:
         raise ValueError("the asserts call no function of the answer, only functions of Python and of the setup code")
     return tuple(names)
+
+
+def join_code(setup: str, code: str) -> str:
+    """Return the setup code followed by the answer's code, whose `from __future__` lines must come first."""
+    return "".join(FUTURE.findall(code)) + f"{setup}\n{FUTURE.sub('', code)}"

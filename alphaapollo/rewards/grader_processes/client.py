@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.rewards.base import make_failed_score, make_wrong_format_score
+from alphaapollo.rewards.base import join_contents, make_failed_score, make_wrong_format_score
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.grader_processes.process import (
     START_TIMEOUT,
@@ -28,17 +28,18 @@ from alphaapollo.rewards.grader_processes.process import (
     GraderTimeoutError,
     ProcessDiedError,
 )
-from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_request
+from alphaapollo.rewards.grader_processes.protocol import LoadReport, decode_reply, encode_request
 from alphaapollo.rewards.judges.client import CompleteMessage, JudgeClient, JudgeServer, wait_for_all
 from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.rewards.registry import assign_judges
-from alphaapollo.types import JudgeUsage, Prompt, Score, Turn
+from alphaapollo.types import JudgeUsage, Message, Prompt, Score, Turn
 from alphaapollo.utils.time_limit import exclude_from_time_limit
 
 MAX_ATTEMPTS = 2  # attempts per completion
 ORDINARY_ANSWER = "<answer>0</answer>"  # if a grader fails on this, too, the ground truth or the machine is at fault
 SLOW_SECONDS = 0.5  # seconds after which a completion counts as slow
 MAX_SLOW = 8  # slow completions that do not count towards reward.num_workers
+MAX_OVERLAPPING = 64  # completions that an async reward function grades at the same time
 
 
 class RewardClient:
@@ -51,11 +52,20 @@ class RewardClient:
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
         self._reward, self._custom = reward, custom
         self.policy: CompleteMessage | None = None  # the model of reward.judge.backend=policy, set by a rollout worker
-        self._takes_turns = False  # whether a function takes a trajectory; known once a process has started
+        self.render: Callable[[list[Message] | str], str] = (
+            join_contents  # how prompts are shown to OpenRLHF's functions
+        )
+        self.max_steps = 0  # iterations of the run, for functions of TRL
+        self.fails_incomplete = (
+            False  # whether a score without one of its components is a failure, because it is needed
+        )
+        self.loaded = LoadReport()  # the functions; known once a process has started
         self._slots = asyncio.Semaphore(reward.num_workers)
         self._slow_slots = asyncio.Semaphore(MAX_SLOW)
+        self._overlapping_slots = asyncio.Semaphore(MAX_OVERLAPPING)
         self._processes: set[GraderProcess] = set()
         self._idle: list[GraderProcess] = []
+        self._starting = asyncio.Lock()  # of the process of an async reward function
         self._tasks: set[asyncio.Task[tuple[Score, bool]]] = set()
         self._judge: JudgeClient | None = None  # created for the first completion that needs it
         self._server: JudgeServer | None = None
@@ -85,7 +95,13 @@ class RewardClient:
         if TASK in judged and not (self._reward.components or self._reward.required):
             return judged[TASK]
         score = await self._grade_completion(prompt, text, turns, judged)
+        if score.skipped_components and self.fails_incomplete:
+            return make_failed_score(f"{', '.join(score.skipped_components)}: NaN or infinite. Return a finite number.")
         return replace(score, judge_usage=sum((one.judge_usage for one in judged.values()), JudgeUsage()))
+
+    async def score_ground_truth(self, prompt: Prompt) -> Score:
+        """Score an answer that the built-in grader makes from the ground truth. Not 1: no answer can be right."""
+        return await self._try_grading(prompt, None, (), {})
 
     async def _ask_judges(self, prompt: Prompt, text: str) -> dict[str, Score]:
         """Return the scores of judges: {name of a component, or `task`: score}. Raises ValueError if one fails."""
@@ -121,9 +137,13 @@ class RewardClient:
             return score
         return await self._try_grading(prompt, text, turns, judged | {TASK: make_wrong_format_score(score.reason)})
 
-    async def _try_grading(self, prompt: Prompt, text: str, turns: Sequence[Turn], judged: dict[str, Score]) -> Score:
+    async def _try_grading(
+        self, prompt: Prompt, text: str | None, turns: Sequence[Turn], judged: dict[str, Score]
+    ) -> Score:
         try:
-            request = encode_request(prompt, text, turns if self._takes_turns else (), judged)
+            shown = self.render(prompt.content) if self.loaded.takes_prompt_text else ""
+            turns = turns if self.loaded.takes_turns else ()
+            request = encode_request(prompt, text, turns, judged, shown, self.max_steps)
         except (TypeError, ValueError) as error:
             return make_failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")
         for _ in range(MAX_ATTEMPTS):
@@ -154,7 +174,7 @@ class RewardClient:
         if self._is_closed:
             process.kill()
         try:
-            self._takes_turns = await process.wait_until_ready()
+            self.loaded = await process.wait_until_ready()
         except GraderError as error:
             path = self._custom.path or self._reward.custom_module
             raise type(error)(f"{path}: " * bool(path) + f"the grader process does not start: {error}") from error
@@ -166,6 +186,8 @@ class RewardClient:
     async def _grade_completion_once(self, request: bytes) -> tuple[Score, bool]:
         """Send a request to an idle or a new grader process. Returns the score and whether it is final: a second
         attempt is useless after a score or a timeout."""
+        if self.loaded.is_async:
+            return await self._grade_overlapping(request)
         await self._slots.acquire()
         slots = self._slots
         try:
@@ -182,12 +204,23 @@ class RewardClient:
             is_final = not score.outcome.failed
             self._idle.append(process)
         except (ValueError, OSError) as error:  # GraderError, or an import that no longer works
-            score = make_failed_score(f"the reward function gave no reward: {error}")
-            is_final = isinstance(error, GraderTimeoutError)
+            score, is_final = _describe_missing_reward(error)
         finally:
             slots.release()
         await self._end_surplus_processes()
         return score, is_final
+
+    async def _grade_overlapping(self, request: bytes) -> tuple[Score, bool]:
+        """Send a request to the process of an async reward function, like `_grade_completion_once`."""
+        async with self._overlapping_slots:
+            try:
+                async with self._starting:
+                    self._idle = [process for process in self._idle if process.is_running and not self._is_closed]
+                    self._idle = self._idle or [await self._start_process()]
+                score = decode_reply(await self._idle[0].send_overlapping_request(request, self._reward.timeout))
+            except (ValueError, OSError) as error:
+                return _describe_missing_reward(error)
+            return score, not score.outcome.failed
 
     async def _end_surplus_processes(self) -> None:
         """End idle grader processes above reward.num_workers, unless completions are waiting for a slot."""
@@ -196,6 +229,12 @@ class RewardClient:
             process = self._idle.pop()
             self._processes.discard(process)
             await process.end_and_describe_exit()
+
+
+def _describe_missing_reward(error: Exception) -> tuple[Score, bool]:
+    """Return the score of a completion for which a process gave no reply, and whether it is final."""
+    score = make_failed_score(f"the reward function gave no reward: {error}")
+    return score, isinstance(error, GraderTimeoutError)
 
 
 def check_reward_function(reward: Reward, custom: CustomRewardFunction) -> None:

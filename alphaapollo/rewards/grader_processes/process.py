@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 import os
+import pickle
 import signal
 import sys
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
-from alphaapollo.rewards.grader_processes.protocol import IMPORTING, make_subprocess_environ
+from alphaapollo.rewards.grader_processes.protocol import IMPORTING, LoadReport, make_subprocess_environ
 from alphaapollo.tools.sandbox.types import format_signal
 
 START_TIMEOUT = 120.0  # seconds to start a process, or to import a grader's libraries
@@ -37,6 +38,9 @@ class GraderProcess:
     def __init__(self, handle: asyncio.subprocess.Process):
         self._handle = handle
         self.is_importing = False
+        self._reader: asyncio.Task[None] | None = None  # of the replies to overlapping requests
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}  # by the number of the request
+        self._count = 0
 
     @classmethod
     async def create(cls, reward: Reward, custom: CustomRewardFunction) -> GraderProcess:
@@ -53,13 +57,13 @@ class GraderProcess:
         )
         return cls(handle)
 
-    async def wait_until_ready(self) -> bool:
-        """Wait until the reward functions are loaded. Returns whether one of them takes a trajectory. Raises ValueError
-        if one cannot be loaded, GraderError if the process dies or does not answer within START_TIMEOUT."""
-        ready = json.loads(await self._read_line(START_TIMEOUT))
-        if error := ready["error"]:
-            raise ValueError(error)
-        return bool(ready["takes_turns"])
+    async def wait_until_ready(self) -> LoadReport:
+        """Wait until the reward functions are loaded. Raises ValueError if one cannot be loaded, GraderError if the
+        process dies or does not answer within START_TIMEOUT."""
+        report = LoadReport(**json.loads(await self._read_line(START_TIMEOUT)))
+        if report.error:
+            raise ValueError(report.error)
+        return report
 
     async def send_request(self, request: bytes, timeout: float) -> bytes:
         """Send a request and return the reply line. `timeout`: seconds, not counting the import of libraries."""
@@ -72,6 +76,36 @@ class GraderProcess:
             self.is_importing = False
             reply = await self._read_line(timeout)
         return reply
+
+    async def send_overlapping_request(self, request: bytes, timeout: float) -> bytes:
+        """Send a request to an async function, and return its reply. Other requests may be in flight."""
+        assert self._handle.stdin is not None
+        self._reader = self._reader or asyncio.create_task(self._read_numbered_replies())
+        number = self._count = self._count + 1
+        reply = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._handle.stdin.write(pickle.dumps(number) + request)
+        try:
+            async with asyncio.timeout(timeout + EXIT_GRACE):  # the process itself stops the function after `timeout`
+                line: bytes = await reply
+        except TimeoutError:
+            await self.end_and_describe_exit()
+        else:
+            if line.strip():
+                return line
+        finally:
+            del self._waiting[number]
+        raise GraderTimeoutError(f"the grader process gave no answer within {timeout:g} s")
+
+    async def _read_numbered_replies(self) -> None:
+        assert self._handle.stdout is not None
+        while (line := await self._handle.stdout.readline()).endswith(b"\n"):
+            number, _, reply = line.partition(b" ")
+            if (waiting := self._waiting.get(int(number))) and not waiting.done():
+                waiting.set_result(reply)
+        error = ProcessDiedError(f"the grader process died ({await self.end_and_describe_exit(EXIT_GRACE)})")
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(error)
 
     async def _read_line(self, timeout: float) -> bytes:
         assert self._handle.stdout is not None

@@ -1,9 +1,11 @@
 """Encode and decode the messages on the pipes of a grader process.
 
-A request is a pickled tuple (prompt, completion, turns as JSON, scores of judges). A reply is a line of JSON, because a
-process that grades untrusted text must not send pickles. The first line from a process is {error, takes_turns}. Then it
-writes one line per request. If grading first needs to import a module, the process writes IMPORTING before the import,
-an empty line after it, and then the reply.
+A request is a pickled Request. A reply is a line of JSON, because a process that grades untrusted text must not send
+pickles. The first line from a process is a LoadReport. Then it writes one line per request. If grading first needs to
+import a module, the process writes IMPORTING before the import, an empty line after it, and then the reply.
+
+If the reward function is async, requests overlap: each follows a pickled number, with which its reply begins. An empty
+reply after the number is a timeout.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -29,28 +32,61 @@ def make_subprocess_environ() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+@dataclass(frozen=True)
+class LoadReport:
+    """Functions that a grader process has loaded."""
+
+    error: str = ""  # why they cannot be loaded
+    takes_turns: bool = False  # whether one of them takes a trajectory
+    is_async: bool = False  # whether requests may overlap
+    columns: Sequence[str] = ()  # columns of the data that the user's function requires
+    takes_prompt_text: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """Request to grade a completion."""
+
+    prompt: Prompt
+    completion: str | None  # None: the answer that the built-in grader makes from the ground truth
+    turns: str  # turns as JSON; empty: the completion is the only turn
+    judged: dict[str, Score]  # scores of judges
+    prompt_text: str
+    step: int
+    max_steps: int
+
+    @property
+    def episode(self) -> Episode:
+        text = self.completion or ""
+        turns = [EpisodeTurn(*record) for record in json.loads(self.turns)] if self.turns else [EpisodeTurn(text)]
+        return Episode(text, turns, self.prompt_text, self.step, self.max_steps)
+
+
 def encode_request(
-    prompt: Prompt, completion: str, turns: Sequence[Turn] = (), judged: Mapping[str, Score] = NOT_JUDGED
+    prompt: Prompt,
+    completion: str | None,
+    turns: Sequence[Turn] = (),
+    judged: Mapping[str, Score] = NOT_JUDGED,
+    prompt_text: str = "",
+    max_steps: int = 0,
 ) -> bytes:
     """Encode the request to grade a completion. Turns are sent as JSON, because `Turn.info` may contain objects of
     classes that the grader process cannot import. Raises TypeError or ValueError if JSON cannot represent the turns."""
-    records = [[turn.text, turn.observation, turn.reward, turn.valid, turn.info] for turn in turns]
+    records = [
+        [turn.text, turn.observation, turn.reward, turn.valid, turn.info, list(turn.completion.token_ids)]
+        for turn in turns
+    ]
     text = json.dumps(records, default=to_json_value) if turns else ""
-    return pickle.dumps((prompt, completion, text, dict(judged)), protocol=pickle.HIGHEST_PROTOCOL)
-
-
-def decode_request(request: tuple[Prompt, str, str, dict[str, Score]]) -> tuple[Prompt, Episode, dict[str, Score]]:
-    """Return prompt, episode and scores of judges from an unpickled request. The turns are JSON or "". Without turns,
-    the completion is the only turn of the episode."""
-    prompt, completion, text, judged = request
-    turns = [EpisodeTurn(*record) for record in json.loads(text)] if text else [EpisodeTurn(completion)]
-    return prompt, Episode(completion, turns), judged
+    step = turns[-1].completion.weight_version if turns else 0
+    request = Request(prompt, completion, text, dict(judged), prompt_text, step, max_steps)
+    return pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def encode_reply(score: Score) -> bytes:
-    return json.dumps([score.reward, score.components, score.outcome, score.reason]).encode() + b"\n"
+    parts = [score.reward, score.components, score.outcome, score.reason, score.skipped_components]
+    return json.dumps(parts).encode() + b"\n"
 
 
 def decode_reply(line: bytes) -> Score:
-    reward, components, outcome, reason = json.loads(line)
-    return Score(reward, components, Outcome(outcome), reason)
+    reward, components, outcome, reason, skipped = json.loads(line)
+    return Score(reward, components, Outcome(outcome), reason, skipped_components=tuple(skipped))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pickle
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from inspect import isawaitable
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
@@ -23,9 +25,9 @@ from alphaapollo.rewards.base import (
 )
 from alphaapollo.rewards.components import TASK, add_component_rewards, check_component_names, load_components
 from alphaapollo.rewards.custom import load_reward_function
-from alphaapollo.rewards.grader_processes.protocol import IMPORTING, decode_request, encode_reply
-from alphaapollo.rewards.registry import load_grader
-from alphaapollo.types import Episode, Prompt, Score
+from alphaapollo.rewards.grader_processes.protocol import IMPORTING, LoadReport, Request, encode_reply
+from alphaapollo.rewards.registry import load_answer_maker, load_grader
+from alphaapollo.types import Episode, EpisodeTurn, Prompt, Score
 from alphaapollo.utils.process_tree import exit_with_parent
 from alphaapollo.utils.user_module import format_error, load_user_module
 
@@ -43,46 +45,90 @@ class GraderWorker:
         self._components: dict[str, EpisodeFunction] = {}
 
     def serve_requests(self) -> None:
-        takes_turns, load_error = False, ""
         try:
-            takes_turns = self._load_reward_functions()
+            report = self._load_reward_functions()
         except ValueError as error:
-            load_error = str(error)
-        self._write_line(json.dumps({"error": load_error, "takes_turns": takes_turns}).encode() + b"\n")
-        while not load_error and self._requests.peek(1):
-            self._write_line(encode_reply(self._grade_episode(*decode_request(pickle.load(self._requests)))))
+            report = LoadReport(str(error))
+        self._write_line(json.dumps(asdict(report)).encode() + b"\n")
+        if report.is_async:
+            asyncio.run(self._serve_overlapping_requests())
+        while not report.error and self._requests.peek(1):
+            self._write_line(encode_reply(self._grade(pickle.load(self._requests))))
 
-    def _load_reward_functions(self) -> bool:
-        """Load the user's reward function and the reward components. Returns whether any of them takes a trajectory."""
-        reward, functions = self._reward, []
+    async def _serve_overlapping_requests(self) -> None:
+        """Serve requests to an async reward function at the same time."""
+        tasks: set[asyncio.Task[None]] = set()
+        while await asyncio.to_thread(self._requests.peek, 1):
+            task = asyncio.create_task(self._answer(pickle.load(self._requests), pickle.load(self._requests)))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    async def _answer(self, number: int, request: Request) -> None:
+        try:
+            async with asyncio.timeout(self._reward.timeout):
+                reply = encode_reply(await self._grade_async(request))
+        except TimeoutError:
+            reply = b"\n"
+        self._write_line(f"{number} ".encode() + reply)
+
+    def _load_reward_functions(self) -> LoadReport:
+        """Load the user's reward function and the reward components."""
+        reward, loaded = self._reward, None
         if reward.custom_module:
             load_user_module(reward.custom_module, "reward.custom_module")
         if self._custom.path:
-            functions.append(load_reward_function(self._custom.path, self._custom.name))
-            self._custom_function = adapt_to_episode(functions[0])
+            loaded = load_reward_function(self._custom)
+            self._custom_function = adapt_to_episode(loaded.function)
         check_component_names(reward.components, reward.required)
         components = load_components(reward.components)
         self._components = {name: adapt_to_episode(component) for name, component in components.items()}
-        return any(map(takes_trajectory, [*functions, *components.values()]))
+        functions = [*([loaded.function] if loaded else []), *components.values()]
+        takes_turns = any(map(takes_trajectory, functions))
+        if loaded is None:
+            return LoadReport(takes_turns=takes_turns)
+        return LoadReport("", takes_turns, loaded.is_async, loaded.columns, loaded.takes_prompt_text)
 
-    def _grade_episode(self, prompt: Prompt, episode: Episode, judged: dict[str, Score]) -> Score:
-        weights, required = self._reward.components, self._reward.required
+    def _grade(self, request: Request) -> Score:
         try:
-            task = judged.pop(TASK, None) or convert_to_score(self._get_function(prompt.data_source)(prompt, episode))
-            if not (weights or required):
-                return task
-            values = {name: score.reward for name, score in judged.items()} | {
-                name: convert_to_float(component(prompt, episode), f"component {name!r}")
-                for name, component in self._components.items()
-            }
-            for score in judged.values():  # the criteria of a rubric, but not its accuracy
-                parts = {name: part for name, part in score.components.items() if name != "accuracy"}
-                task = replace(task, components=task.components | parts)
-            return add_component_rewards(task, values, weights, required)
+            result = request.judged.get(TASK) or self._compute_task_reward(request)
+            return self._add_components(request, convert_to_score(result))
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
-            path = self._custom.path or self._reward.custom_module
-            reason = format_error(error, Path(path).expanduser().resolve() if path else None)
-            return make_failed_score(f"the reward function failed: {reason}")
+            return self._describe_failure(error)
+
+    async def _grade_async(self, request: Request) -> Score:
+        try:
+            result = request.judged.get(TASK) or self._compute_task_reward(request)
+            return self._add_components(request, convert_to_score(await result if isawaitable(result) else result))
+        except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
+            return self._describe_failure(error)
+
+    def _describe_failure(self, error: Exception) -> Score:
+        path = self._custom.path or self._reward.custom_module
+        reason = format_error(error, Path(path).expanduser().resolve() if path else None)
+        return make_failed_score(f"the reward function failed: {reason}")
+
+    def _compute_task_reward(self, request: Request) -> object:
+        function, episode = self._get_function(request.prompt.data_source), request.episode
+        if request.completion is None:
+            answer = load_answer_maker(request.prompt.data_source)(request.prompt)
+            if answer is None:
+                return 1.0
+            episode = Episode(answer, [EpisodeTurn(answer)])
+        return function(request.prompt, episode)
+
+    def _add_components(self, request: Request, task: Score) -> Score:
+        weights, required = self._reward.components, self._reward.required
+        if not (weights or required) or request.completion is None:
+            return task
+        judged = {name: score for name, score in request.judged.items() if name != TASK}
+        values = {name: score.reward for name, score in judged.items()} | {
+            name: convert_to_float(component(request.prompt, request.episode), f"component {name!r}")
+            for name, component in self._components.items()
+        }
+        for score in judged.values():  # the criteria of a rubric, but not its accuracy
+            parts = {name: part for name, part in score.components.items() if name != "accuracy"}
+            task = replace(task, components=task.components | parts)
+        return add_component_rewards(task, values, weights, required)
 
     def _get_function(self, data_source: str) -> EpisodeFunction:
         if self._custom_function:

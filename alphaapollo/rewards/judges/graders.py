@@ -51,9 +51,9 @@ async def compare_with_reference(client: JudgeClient, reward: Reward, prompt: Pr
 
     The component `pairwise/consistent` is 1 if both orders agree. If not, the judge prefers a position.
     """
-    if prompt.ground_truth is None:
+    if prompt.ground_truth_text is None:
         raise ValueError(f"row {prompt.id} has no ground truth with which the judge could compare the completion")
-    answers = [_quote_answer(text) for text in (completion, prompt.ground_truth)]
+    answers = [_quote_answer(text) for text in (completion, prompt.ground_truth_text)]
     question, template = get_question(prompt), reward.judge.pairwise_prompt
     contents = [
         fill_template(template, question=question, answer_a=one, answer_b=other)
@@ -107,7 +107,7 @@ def compute_rubric_score(verdicts: Mapping[str, float], criteria: Mapping[str, C
 
 def _fill_for_answer(template: str, prompt: Prompt, completion: str, **fields: str) -> str:
     """Fill a template with question, ground truth, answer (the completion without its thoughts) and `fields`."""
-    truth = "none is given" if prompt.ground_truth is None else prompt.ground_truth
+    truth = "none is given" if prompt.ground_truth is None else str(prompt.ground_truth_text)
     answer = _quote_answer(completion)
     return fill_template(template, question=get_question(prompt), ground_truth=truth, answer=answer, **fields)
 

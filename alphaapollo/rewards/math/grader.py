@@ -18,7 +18,8 @@ from typing import Any
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from alphaapollo.rewards.answer_extraction import find_answer_tag, find_boxed, find_marked_answer
+from alphaapollo.rewards.accepted_answers import read_accepted_answers
+from alphaapollo.rewards.answer_extraction import find_adjacent_boxes, find_marked_answer
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.rewards.math.latex import SIGNS, extract_words, normalize_latex, remove_spacing
 from alphaapollo.rewards.math.plain_answers import (
@@ -48,9 +49,6 @@ ALTERNATIVES = re.compile(
     rf"(?:^|[a-zA-Z]{{2}}\s|=){NO_WORD}(?:\s[a-zA-Z]+)?,?\s+or\s+(?:[a-zA-Z]\s*=\s*)?{NO_WORD}(?:\s[a-zA-Z]+){{0,3}}\.?\s*$",
     re.MULTILINE,
 )  # `is 5 or 6.`, `5 cm or 6 cm`
-BETWEEN_BOXES = r"(?:[\s,$}]|\\text\{|\band\b|\bor\b|\b[a-z]\s*=)*"
-SEVERAL_BOXES = re.compile(rf"\\boxed\{{[^{{}}]*\}}(?:{BETWEEN_BOXES}\\boxed\{{[^{{}}]*\}})+")
-BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:percent|per cent)\s*\}|percent)")
 MODULUS = re.compile(
     r"^\s*[a-zA-Z]\s*\\equiv|\\pmod\s*(?:\{\w+\}|\w)|\(?\s*(?:\\text\s*\{\s*\(?\s*mod\s*\}|\\b?mod)\s*\w+\s*\)?"
@@ -75,14 +73,31 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its ti
 
 
 def grade(prompt: Prompt, completion: str) -> Score:
-    """Return a score of 1 if answer and ground truth are mathematically equal, else 0.
+    """Return a score of 1 if the answer is mathematically equal to an accepted answer, else 0.
 
     A completion without a readable expression has the wrong format. Raises ValueError for an empty ground truth. Raises
     sympy's exception if a comparison failed and no other comparison found the answer equal.
     """
-    truth = prompt.ground_truth
-    if truth is None or not (expected := normalize_latex(find_final_answer(truth) or truth)):
-        raise ValueError(f"the ground truth {truth!r} is not a mathematical expression")
+    scores = [_compare_with_truth(truth, completion) for truth in _read_accepted_answers(prompt.ground_truth)]
+    return max(scores, key=lambda score: score.reward)
+
+
+def answer_from_truth(prompt: Prompt) -> str:
+    """Return an answer that `grade` must score 1. Raises ValueError for an unreadable ground truth."""
+    truth = _read_accepted_answers(prompt.ground_truth)[0]
+    return f"\\boxed{{{find_final_answer(truth) or truth}}}"
+
+
+def _read_accepted_answers(truth: object) -> list[str]:
+    accepted = [text for text in read_accepted_answers(truth) if normalize_latex(find_final_answer(text) or text)]
+    if not accepted:
+        raise ValueError(f"the ground truth {truth!r:.200} is not a mathematical expression")
+    return accepted
+
+
+def _compare_with_truth(truth: str, completion: str) -> Score:
+    """Grade a completion against one accepted answer (see `grade`)."""
+    expected = normalize_latex(find_final_answer(truth) or truth)
     answer = find_final_answer(completion, allow_words=bool(WORD.search(extract_words(expected))))
     if answer is None:
         answer = _find_last_expression(completion[-TAIL_LENGTH:])
@@ -111,11 +126,7 @@ def find_final_answer(text: str, allow_words: bool = False) -> str | None:
     An unmarked answer must be an expression or a letter. With `allow_words`, it may also be one or two words. Adjacent
     boxes, `\boxed{2} and \boxed{3}`, are one answer. Returns None if there is no answer.
     """
-    boxed_part = find_answer_tag(text) or text
-    rows = list(SEVERAL_BOXES.finditer(boxed_part))
-    if rows and find_boxed(boxed_part) == (boxes := BOX.findall(rows[-1][0]))[-1].strip():
-        return ", ".join(dict.fromkeys(box.strip() for box in boxes))
-    marked = find_marked_answer(text)
+    marked = find_adjacent_boxes(text) or find_marked_answer(text)
     if marked is not None:
         return marked
     for stated in reversed(STATED.findall(BOLD.sub(r"\1", text[-TAIL_LENGTH:]))):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alphaapollo.config.schema import Agent
+from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
 from alphaapollo.rollout.agents.program_host import ERRORS, RESULT, REWARD, TASK
 from alphaapollo.utils.json_types import JsonObject
@@ -109,7 +110,7 @@ class ProgramRunner:
         session_id = str(self._count)
         folder = self._folder / session_id
         folder.mkdir()
-        (folder / TASK).write_text(json.dumps(task, ensure_ascii=False), encoding="utf-8")
+        (folder / TASK).write_text(json.dumps(task, ensure_ascii=False, default=to_json_value), encoding="utf-8")
         variables = dict(environment)
         if self._agent.command:
             variables |= {"ALPHAAPOLLO_TASK": str(folder / TASK), "ALPHAAPOLLO_RESULT": str(folder / REWARD)}

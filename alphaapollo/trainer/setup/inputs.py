@@ -25,6 +25,7 @@ from alphaapollo.launch.input_checks import (
     make_renderer,
     read_prompts,
 )
+from alphaapollo.launch.try_data import describe_sources
 from alphaapollo.launch.try_environment import grade_trial_answers, try_environment
 from alphaapollo.models.folder_check import check_reads_pictures_like_policy, check_weight_files, list_template_notices
 from alphaapollo.models.load import check_causal_lm
@@ -57,6 +58,8 @@ class TrainingInputs:
     reward_model_tokenizer: RewardModelTokenizer | None
     has_reward_function: bool  # whether a reward function or the environment computes a reward, besides a reward model
     notices: list[str]
+    sources: dict[str, str]  # data source -> what is known about its training prompts
+    stops: str  # tokens that end a turn
 
 
 def read_training_inputs(config: Config) -> TrainingInputs:
@@ -87,8 +90,9 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     if config.algorithm.length_budget.mode:
         check_prompts_have_length_budgets(prompts)
     everything = [*prompts, *val_prompts]
-    has_reward_function, more = _try_reward_function(config, everything)
+    has_reward_function, more, truths = _try_reward_function(config, everything)
     notices += more
+    reads_columns = bool(config.custom_reward_function.path or config.env.custom_module)
     notices += try_environment(
         config.env,
         [*prompts[:1], *val_prompts[:1]],
@@ -109,6 +113,8 @@ def read_training_inputs(config: Config) -> TrainingInputs:
         reward_model_tokenizer=make_reward_model_tokenizer(config, renderer, everything) if uses_reward_model else None,
         has_reward_function=has_reward_function,
         notices=notices,
+        sources=describe_sources(prompts, renderer, truths, reads_columns),
+        stops=renderer.describe_stops(),
     )
 
 
@@ -161,20 +167,22 @@ def _list_data_size_notices(config: Config, goal: TrainingGoal, num_prompts: int
         )
 
 
-def _try_reward_function(config: Config, prompts: Sequence[Prompt]) -> tuple[bool, list[str]]:
-    """Try the reward function on some rows. Returns whether there is a reward function, and notices."""
+def _try_reward_function(config: Config, prompts: Sequence[Prompt]) -> tuple[bool, list[str], dict[str, str]]:
+    """Try the reward function on some rows. Returns whether there is a reward function, notices, and how many rows of
+    each data source score with their own ground truth."""
     graded = get_environment_spec(config.env.env_name).is_graded(config.env)
     has_function = uses_reward_function(config, graded, prompts)
-    notices, tried = check_rewards(prompts, config.reward, config.custom_reward_function, graded and has_function)
+    needs_grading = graded and has_function
+    notices, tried, truths = check_rewards(prompts, config.reward, config.custom_reward_function, needs_grading)
     if not has_function and not config.reward_model.enable:
         notices = [
             *notices,
             "nothing gives a reward, so reward/* and val/* are 0. For rewards, add to each row a data_source "
             "with a built-in grader and its ground truth, or set custom_reward_function.path.",
         ]
-    if graded and has_function:
+    if needs_grading:
         asyncio.run(check_reward_components_exist(config, prompts[0], tried))
-    return has_function, notices
+    return has_function, notices, truths
 
 
 async def check_reward_components_exist(config: Config, prompt: Prompt, scores: Sequence[Score]) -> None:
@@ -188,7 +196,7 @@ async def check_reward_components_exist(config: Config, prompt: Prompt, scores: 
     if not named or config.env.custom_module or config.reward.judge.backend == "policy":
         return
     if not scores:
-        scores = [*(await grade_trial_answers(prompt, config.reward, config.custom_reward_function)).values()]
+        scores = [*(await grade_trial_answers(prompt, config.reward, config.custom_reward_function))[0].values()]
     scores = [score for score in scores if not score.outcome.failed]
     returned = {name for score in scores for name in score.components}
     if not returned and not any(score.reward for score in scores):

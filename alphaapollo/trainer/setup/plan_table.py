@@ -40,6 +40,8 @@ def _describe_algorithm_and_data(plan: Plan, inputs: TrainingInputs, config: Con
         "KL to the reference": " + ".join(kl) or "none",
         "model": f"{config.actor_rollout_ref.model.path}, {dtypes}{plan.model.lora_summary}",
         "data": f"{len(inputs.prompts)} training prompts, {len(inputs.val_prompts)} for validation",
+        **{f"data: {name}": described for name, described in inputs.sources.items()},
+        "stops": inputs.stops,
         "environment": _describe_environment(config.env),
         "reward": _describe_reward(config) if inputs.has_reward_function else "none",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import ActorRolloutRef, Config, CustomRewardFunction
 from alphaapollo.controller.worker_groups import WorkerSpecs
@@ -39,6 +40,7 @@ def make_worker_specs(
     custom_reward = config.custom_reward_function
     if not has_reward_function:
         custom_reward = CustomRewardFunction(path=zero_reward.__file__, name=zero_reward.zero_reward.__name__)
+    groups = config.algorithm.filter_groups
     engines = RolloutWorkerConfig(
         model=role.model,
         rollout=role.rollout,
@@ -52,6 +54,9 @@ def make_worker_specs(
         transport=transport.kind,
         shared_memory=transport.shared_folder,
         serves_suites=bool(config.trainer.val_suites),
+        max_steps=total_iterations,
+        needs_components="components" in get_estimator(config.algorithm.adv_estimator).needs
+        or (groups.enable and groups.metric not in ("accuracy", "reward")),
     )
     return WorkerSpecs(
         placement=placement,

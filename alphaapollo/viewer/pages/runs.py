@@ -17,7 +17,7 @@ from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.index import parse_file_name
 from alphaapollo.viewer.pages.query import PAGE_ROWS, SCORES, Query, summarize_run
-from alphaapollo.viewer.run_folders import read_flat_config, read_json_object
+from alphaapollo.viewer.run_folders import read_content, read_flat_config, read_json_object
 from alphaapollo.viewer.samples import compare_texts
 
 MAIN_CURVES = (
@@ -117,7 +117,7 @@ def compare_runs(query: Query) -> dict[str, object]:
     runs = [summarize_run(query, found[0]) for found in rows if found]
     if not runs:
         raise HTTPException(404, "Choose runs on the first page, then press Compare.")
-    configs = [read_flat_config(run.folder) for run in runs]
+    configs = [read_flat_config(run.folder) | read_content(run.folder) for run in runs]
     keys = sorted({key for config in configs for key in config})
     table = [(key, [config.get(key) for config in configs]) for key in keys]
     names = sorted({name for run in runs for name in list_metric_names(query, run.id)})

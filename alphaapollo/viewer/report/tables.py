@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
@@ -17,9 +16,10 @@ from scipy.stats import ttest_ind
 from alphaapollo.config.changes import identify_command
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.evaluation.metrics import Estimate, Summary, summarize
+from alphaapollo.launch.input_digests import digest_file
 from alphaapollo.launch.model_card import list_non_default_keys
 from alphaapollo.launch.run_history import read_history
-from alphaapollo.launch.run_plan import read_run_plan
+from alphaapollo.launch.run_plan import read_input_digests, read_run_plan
 from alphaapollo.observability.run_view import format_duration, format_time_summary
 from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
@@ -28,10 +28,9 @@ from alphaapollo.viewer.index import KIND_NAMES
 from alphaapollo.viewer.pages.runs import MAIN_CURVES
 from alphaapollo.viewer.report.data import RunContent, Sample, choose_evenly, compare_results
 from alphaapollo.viewer.report.formats import Chart, Markdown, make_code, to_markdown
-from alphaapollo.viewer.run_folders import read_config, read_flat_config, read_json_object
+from alphaapollo.viewer.run_folders import read_config, read_content, read_flat_config, read_json_object
 
 NUM_SAMPLES = 10
-MAX_HASHED_BYTES = 2**34  # of a file
 INPUTS = ("train_files", "val_files", "val_prompts", "data.path", "model.path", "custom_reward_function.path")
 SUMMED = {"rollout/tokens": "sampled tokens", "actor/tokens": "trained tokens", "cost/tokens": "tokens of model calls"}
 SUMMED |= {"cost/calls": "model calls", "cost/money": "money"}
@@ -98,7 +97,7 @@ def list_group_differences(groups: Groups) -> Iterator[Row]:
 
 def list_config_differences(groups: Groups) -> Iterator[Row]:
     """Yield (key, values in each group) of the keys that differ between runs, without secrets."""
-    configs = [[read_flat_config(run.folder) for run in runs] for runs in groups.values()]
+    configs = [[read_flat_config(run.folder) | read_content(run.folder) for run in runs] for runs in groups.values()]
     keys = {key for own in configs for config in own for key in config}
     for runs in groups.values():
         keys -= {key for run in runs for key, _ in find_secret_keys_and_reasons(read_config(run.folder))}
@@ -180,21 +179,24 @@ def list_costs(run: RunContent) -> Iterator[Row]:
 
 def list_digests(run: RunContent) -> Iterator[Row]:
     """Yield (what, file, digest) of the configuration, the inputs, the exported model and the newest checkpoint."""
-    history = read_history(run.folder)
+    history, inputs = read_history(run.folder), read_input_digests(run.folder)
+    recorded = {Path(path): digest for pairs in inputs.values() for path, digest in pairs}
     files = [("configuration", path) for path in sorted(run.folder.glob("config*.yaml"))]
+    files += [(key, Path(path)) for key, pairs in inputs.items() for path, _ in pairs]
     for key, value in flatten_maps(read_config(run.folder)).items():
-        if key.endswith(INPUTS) and value:
+        if key.endswith(INPUTS) and value and key not in inputs:
             paths = [Path(str(path)) for path in (value if isinstance(value, list) else [value])]
             files += [(key, file) for path in paths for file in sorted(path.glob("*.safetensors")) or [path]]
     files += [("exported model", path) for path in sorted(run.folder.glob("model/*.safetensors"))]
     files += [("checkpoint", path) for path in sorted(run.folder.glob("checkpoints/step_*/manifest.json"))[-1:]]
     for what, path in files:
         try:
-            with path.open("rb") as file:
-                is_small = path.stat().st_size <= MAX_HASHED_BYTES
-                digest = hashlib.file_digest(file, "sha256").hexdigest() if is_small else "not recorded (large file)"
-            if what.endswith(INPUTS) and history and path.stat().st_mtime > history[0].started:
+            digest = digest_file(path)
+            was_written_later = bool(history) and path.stat().st_mtime > history[0].started
+            if recorded.get(path, digest) != digest or (
+                path not in recorded and what.endswith(INPUTS) and was_written_later
+            ):
                 digest += " (changed after the start)"
         except OSError as error:
-            digest = f"not recorded ({error.strerror})"
+            digest = recorded.get(path) or f"not recorded ({error.strerror})"
         yield what, path, make_code(digest)

@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, get_estimator
 from alphaapollo.cli.python_objects import PythonObjects, is_user_module
-from alphaapollo.config.schema import Algorithm
+from alphaapollo.config.schema import Algorithm, CustomRewardFunction
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.evolving.roles import ROLES, ModelReply, Verifier, VerifierReport
 from alphaapollo.rewards.custom import load_reward_function
@@ -64,7 +64,8 @@ def keys(words: list[str]) -> dict[str, str]:
 def test_reward_function_loads_like_a_user_file(tmp_path: Path) -> None:
     given = keys(PythonObjects(reward=likes_seven).pickle_and_make_overrides(tmp_path / "objects"))
     path, name = given["custom_reward_function.path"], given["custom_reward_function.name"]
-    assert load_reward_function(path, name)(Prompt(0, "x", "q"), "77") == {"reward": 2.5, "accuracy": 1.0}
+    function = load_reward_function(CustomRewardFunction(path=path, name=name)).function
+    assert function(Prompt(0, "x", "q"), "77") == {"reward": 2.5, "accuracy": 1.0}
 
 
 def test_reward_loads_without_its_module(tmp_path: Path) -> None:
@@ -72,9 +73,10 @@ def test_reward_loads_without_its_module(tmp_path: Path) -> None:
     given = keys(PythonObjects(reward=likes_seven).pickle_and_make_overrides(tmp_path))
     code = f"""
 import sys
+from alphaapollo.config.schema import CustomRewardFunction
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.types import Prompt
-grade = load_reward_function({given["custom_reward_function.path"]!r}, "compute_score")
+grade = load_reward_function(CustomRewardFunction(path={given["custom_reward_function.path"]!r})).function
 assert grade(Prompt(0, "x", "q"), "7")["reward"] == 1.5
 assert not [name for name in sys.modules if "test_given" in name]
 assert "torch" not in sys.modules

@@ -40,7 +40,8 @@ def keys_with(schema: type[Section], verdict: Verdict) -> set[str]:
 def test_the_identity_of_a_run(schema: type[Section]) -> None:
     assert keys_with(schema, "refused") == REFUSED[schema]
     assert keys_with(schema, "kept") == ({"trainer.val_before_train"} if schema is Config else set())
-    starts = {"trainer.resume_mode", "trainer.resume_from_path", "trainer.dry_run"}
+    names = ("resume_mode", "resume_from_path", "resume_with_other_data", "dry_run")
+    starts = {f"trainer.{name}" for name in names}
     assert keys_with(schema, "ignored") == starts
 
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import format_override
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
@@ -37,3 +39,56 @@ def test_other_values() -> None:
     assert format_override("a", True) == "a=true"
     assert format_override("a", 1e-6) == "a=1e-06"
     assert format_override("a.b", {"c": [1, "d"]}) == "a.b={c:[1,'d']}"
+
+
+TYPED = [
+    "1e3",
+    "1_000",
+    "007",
+    "0x10",
+    "1.50",
+    "1.0",
+    "+1",
+    "-0",
+    "true",
+    "TRUE",
+    "on",
+    "nan",
+    "2026-01-01",
+    "12:30",
+    "x",
+]
+
+PATHS = ["org/name:config@v1.0#train", "~/a.parquet", "a/b#c", "1#x", "**/a?.csv", "./007/1e3", "s3_1.jsonl.gz#a-b"]
+
+
+@pytest.mark.parametrize("text", TYPED)
+def test_a_text_key_has_the_text_that_was_typed(text: str, tmp_path: Path) -> None:
+    words = [f"{key}={text}" for key in ("trainer.experiment_name", "trainer.project_name", "data.val_files")]
+    words += [f"data.train_files=[a,{text}]", f"reward.required=[{text}]"]
+    config = load_config(Config, "ppo", words)
+    assert (config.trainer.experiment_name, config.trainer.project_name) == (text, text)
+    assert (config.data.train_files, config.data.val_files, config.reward.required) == (["a", text], text, [text])
+    (tmp_path / "own.yaml").write_text(
+        f"trainer: {{experiment_name: {text}}}\ndata: {{val_files: [a, {text}], shuffle: on}}\n"
+    )
+    config = load_config(Config, "ppo", [f"--config={tmp_path}/own.yaml", f"trainer.project_name='{text}'"])
+    assert (config.trainer.experiment_name, config.trainer.project_name) == (text, text)
+    assert config.data.val_files == ["a", text] and config.data.shuffle is True
+
+
+def test_other_keys_keep_their_types() -> None:
+    config = load_config(Config, "ppo", ["trainer.seed=1_000", "trainer.keep_best=null", "data.shuffle=TRUE"])
+    assert (config.trainer.seed, config.trainer.keep_best, config.data.shuffle) == (1000, None, True)
+    assert load_config(Config, "ppo", ["env.settings.a=1e3"]).env.settings == {"a": 1000.0}  # text or number
+
+
+def test_null_is_no_text() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.experiment_name"):
+        load_config(Config, "ppo", ["trainer.experiment_name=null"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_entries_of_data_keys_need_no_quotes(path: str) -> None:
+    data = load_config(Config, "ppo", [f"data.train_files={path}", f"data.val_files=[{path}, b#c]"]).data
+    assert (data.train_files, data.val_files) == (path, [path, "b#c"])

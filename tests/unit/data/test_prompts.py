@@ -1,4 +1,6 @@
-import math
+import json
+from datetime import date
+from decimal import Decimal
 
 import pandas
 import pytest
@@ -37,14 +39,6 @@ def test_ids_continue_over_files(tmp_path):
     assert [prompt.id for prompt in load_prompts(files, "prompt")] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("truth", "text"), [("4", "4"), (4, "4"), (0.5, "0.5"), (["a", "b"], '["a", "b"]'), (0, "0"), (None, None)]
-)
-def test_ground_truth_is_text(tmp_path, truth, text):
-    path = write(tmp_path / "data.jsonl", [{"prompt": "p", "reward_model": {"ground_truth": truth}}])
-    assert load_prompts(path, "prompt")[0].ground_truth == text
-
-
 def test_ground_truth_is_looked_for_in_extra_info_and_env_kwargs(tmp_path):
     rows = [{"prompt": "p", "extra_info": {"ground_truth": "1"}}, {"prompt": "p", "env_kwargs": {"ground_truth": "2"}}]
     assert [p.ground_truth for p in load_prompts(write(tmp_path / "d.jsonl", rows), "prompt")] == ["1", "2"]
@@ -79,7 +73,7 @@ def test_a_missing_column_lists_those_there_are(tmp_path):
 def test_questions_with_answers_are_read_directly(tmp_path, row):
     notices: list[str] = []
     (prompt,) = load_prompts(write(tmp_path / "data.jsonl", [row]), "prompt", notices)
-    assert (prompt.content, prompt.ground_truth) == ([{"role": "user", "content": "2+2?"}], "4")
+    assert (prompt.content, prompt.ground_truth_text) == ([{"role": "user", "content": "2+2?"}], "4")
     assert [notice.split(" is read as ")[1] for notice in notices] == (
         [] if "prompt" in row else [f"questions, each asked in a chat ({next(iter(row))})."]
     )
@@ -130,13 +124,10 @@ def test_many_bad_rows_are_counted_and_the_first_shown(tmp_path):
         ("extra_info", "text", "'extra_info' is 'text'; .*struct"),
         ("reward_model", ["4"], "'reward_model' is .*; .*struct"),
         ("data_source", 3, "data_source is 3; .*text"),
-        ("reward_model", {"ground_truth": math.nan}, "ground_truth=nan is NaN, "),
-        ("reward_model", {"ground_truth": b"14"}, "ground_truth=b'14' is bytes, "),
     ],
 )
 def test_other_bad_columns_are_named(tmp_path, column, value, what):
-    kind = "parquet" if "bytes" in what else "jsonl"
-    path = write(tmp_path / f"data.{kind}", [{"prompt": "p", column: value}])
+    path = write(tmp_path / "data.jsonl", [{"prompt": "p", column: value}])
     with pytest.raises(ValueError, match=f"row 0: {what}"):
         load_prompts(path, "prompt")
 
@@ -146,7 +137,7 @@ def test_other_bad_columns_are_named(tmp_path, column, value, what):
     [
         ("none.jsonl", None, "no such file"),
         ("empty.jsonl", b"", "has no rows"),
-        ("data.txt", b"x", r"'\.txt'.* \.parquet"),
+        ("data.txt", b"x", r"'\.txt'.*parquet"),
         ("cut.parquet", b"PAR1 cut", "not a readable parquet file"),
         ("cut.jsonl", b'{"prompt": "a"}\n{"prompt": ', "line 2: not valid JSON"),
         ("list.jsonl", b'["a"]', r"line 1: not an object .* \(a list\)"),
@@ -166,8 +157,8 @@ def test_unreadable_files(tmp_path, name, content, what):
 
 def test_a_folder_and_a_parquet_file_without_rows(tmp_path):
     pandas.DataFrame({"prompt": []}).to_parquet(tmp_path / "empty.parquet")
-    for path, what in ((tmp_path, "is a folder"), (tmp_path / "empty.parquet", "has no rows")):
-        with pytest.raises(ValueError, match=what):
+    for path in (tmp_path, tmp_path / "empty.parquet"):
+        with pytest.raises(ValueError, match="has no rows"):
             load_prompts(str(path), "prompt")
 
 
@@ -179,3 +170,96 @@ def test_invalid_utf8_in_a_parquet_file_is_reported_with_the_file(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"prompt": texts}), tmp_path / "data.parquet")
     with pytest.raises(ValueError, match=r"data\.parquet: .*parquet file .*0xff"):
         load_prompts(str(tmp_path / "data.parquet"), "prompt")
+
+
+TRUTHS = [
+    "4",
+    4,
+    0.5,
+    False,
+    ["Paris", "paris"],
+    {"target": ["a"], "n": 1},
+    [{"expected": 1}, {"expected": 2}],
+    [[1, 2], [3]],
+    date(2024, 2, 1),
+    Decimal("1.50"),
+    [Decimal("1.50"), Decimal("2.25")],
+    {"on": date(2024, 2, 1)},
+    b"14",
+    [b"14"],
+]
+
+
+@pytest.mark.parametrize("truth", TRUTHS, ids=repr)
+@pytest.mark.parametrize("place", ["reward_model", "extra_info", "ground_truth", "answer", "solution"])
+def test_a_ground_truth_has_the_value_of_the_file(tmp_path, truth, place):
+    value = {"ground_truth": truth} if place in ("reward_model", "extra_info") else truth
+    path = write(tmp_path / "data.parquet", [{"prompt": "p", place: value}])
+    (prompt,) = load_prompts(path, "prompt")
+    assert prompt.ground_truth == truth and type(prompt.ground_truth) is type(truth)
+    assert isinstance(prompt.ground_truth_text, str)
+
+
+@pytest.mark.parametrize(
+    ("truth", "text"),
+    [("4", "4"), (4, "4"), (False, "False"), (["a", "é"], '["a", "é"]'), ([b"a", Decimal("1.5")], '["a", "1.5"]')],
+)
+def test_a_ground_truth_as_text(truth, text):
+    assert Prompt(0, "", "?", truth).ground_truth_text == text and Prompt(0, "", "?").ground_truth_text is None
+
+
+def test_keys_that_parquet_adds_are_absent_at_every_level(tmp_path):
+    tests = {"inputs": ["1"], "spec": {"a": 1}, "cases": [{"x": 1}, {"y": 2}], "list": [None, 1]}
+    rows = [
+        {
+            "prompt": "p",
+            "reward_model": {"ground_truth": tests},
+            "extra_info": {"deep": {"tests": tests}},
+            "own": tests,
+        },
+        {"prompt": "q", "reward_model": {"ground_truth": {"fn_name": "f", "spec": {"b": 2}}}, "extra_info": {"z": 1}},
+    ]
+    first, second = load_prompts(write(tmp_path / "data.parquet", rows), "prompt")
+    assert first.ground_truth == tests and first.extra_info == {"deep": {"tests": tests}, "own": tests}
+    assert second.ground_truth == {"fn_name": "f", "spec": {"b": 2}} and second.extra_info == {"z": 1}
+    assert load_prompts(write(tmp_path / "d.jsonl", [{"prompt": "p", "answer": {"a": None}}]), "prompt")[
+        0
+    ].ground_truth == {"a": None}  # written by the user
+
+
+CHATS_AS_TEXT = [
+    json.dumps(CHAT),
+    repr(CHAT),
+    "[{'content': '2+2=?', 'role': 'user'}]",
+    " " + json.dumps(CHAT, indent=1) + "\n",
+]
+
+
+@pytest.mark.parametrize("text", CHATS_AS_TEXT)
+def test_a_chat_that_is_written_as_text(tmp_path, text):
+    notices: list[str] = []
+    (prompt,) = load_prompts(write(tmp_path / "data.parquet", [{"prompt": text}]), "prompt", notices)
+    assert prompt.content == CHAT and len(notices) == 1
+
+
+def test_dicts_of_a_numpy_array_as_text(tmp_path):
+    text = "[{'role': 'system', 'content': 'short'}\n {'role': 'user', 'content': '2+2=?'}]"
+    (prompt,) = load_prompts(write(tmp_path / "data.jsonl", [{"prompt": text}]), "prompt")
+    assert [message["role"] for message in prompt.content] == ["system", "user"]
+
+
+@pytest.mark.parametrize("text", ["[1, 2, 3] is sorted?", '["content"]', "[{'a': 1}]", '{"role": "user"}', "[]x"])
+def test_a_text_that_is_no_chat(tmp_path, text):
+    assert load_prompts(write(tmp_path / "data.jsonl", [{"prompt": text}]), "prompt")[0].content == text
+
+
+def test_structs_that_are_written_as_text(tmp_path):
+    row = {"prompt": "p", "reward_model": "{'ground_truth': 4, 'style': 'rule'}", "extra_info": '{"index": 1}'}
+    (prompt,) = load_prompts(write(tmp_path / "data.jsonl", [row]), "prompt")
+    assert (prompt.ground_truth, prompt.extra_info) == (4, {"index": 1})
+
+
+def test_the_column_answer_of_gsm8k_stays_as_it_is(tmp_path):
+    answer = "2 and 2 is\n#### 4"
+    (prompt,) = load_prompts(write(tmp_path / "data.jsonl", [{"question": "2+2?", "answer": answer}]), "prompt")
+    assert prompt.ground_truth == "4" and prompt.extra_info["answer"] == answer

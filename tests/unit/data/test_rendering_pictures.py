@@ -80,15 +80,15 @@ def test_tool_results_may_have_pictures(vision_folder):
     assert ids.count(images.placeholder_id) == 3 + 3 + 6
 
 
-def test_texts_must_not_contain_the_placeholder(make_renderer):
+def test_placeholders_in_messages_are_text_and_refused_in_prompts_without_messages(make_renderer):
     renderer = make_renderer()
-    chat = [{"role": "user", "content": "what is <|image_pad|>?"}]
-    encode = (renderer.encode_prompt, renderer.encode_observation, lambda c: renderer.encode_prompt(c[0]["content"]))
-    for call in encode:
-        with pytest.raises(ValueError, match=r"<\|image_pad\|> \(1\) and pictures \(0\)"):
-            call(chat)
+    text = "what is <|image_pad|>?"
+    for call in (renderer.encode_prompt, renderer.encode_observation):
+        assert renderer.images.placeholder_id not in call([{"role": "user", "content": text}])
+    with pytest.raises(ValueError, match=r"<\|image_pad\|> \(1\) and pictures \(0\)"):
+        renderer.encode_prompt(text)
     with pytest.raises(ValueError, match=r"row 7: .*\(1\) and pictures \(0\)"):
-        renderer.count_prompt_tokens([chat], [7])
+        renderer.count_prompt_tokens([text], [7])
 
 
 def test_a_template_must_show_pictures(make_renderer):

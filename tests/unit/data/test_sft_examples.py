@@ -55,8 +55,8 @@ def test_common_formats_are_read_directly(tmp_path, renderer, row, name, is_chat
     own = {"messages": [USER, FOUR]} if is_chat else {"prompt": "2+2=", "response": "4"}
     read = load_examples(write(tmp_path, [row | {"source": "x"}]), renderer, SftData())
     assert read.examples == load(tmp_path, renderer, [own])
-    (notice,) = read.notices
-    assert f" is read as {name}" in notice and next(iter(row)) in notice
+    notice = read.notices[0]
+    assert f" is read as {name}" in notice and next(iter(row)) in notice and notice.endswith("source.")
 
 
 def test_alpaca_inputs_follow_the_instruction(tmp_path, renderer):
@@ -109,17 +109,25 @@ def test_number_of_rows_per_file_is_reported(tmp_path, renderer):
     read = load_examples(files, renderer, SftData(max_length=5, truncation="drop"))
     assert read.file_sizes == [3, 5] and [len(own) for own in read.split_by_file()] == [3, 5]
     assert {len(row.token_ids) for row in read.examples} == {3}
-    (notice,) = read.notices
+    notice = read.notices[0]
     assert "2 of 10 examples" in notice and "data.max_length" in notice and "dropped" in notice
     assert sum(load_examples(files, renderer, SftData(), max_samples=4).file_sizes) == 4
 
 
-def test_template_that_drops_earlier_turns_is_refused_if_it_matters(tmp_path, forgetful_renderer):
-    thought = {"role": "assistant", "content": "<think>hm</think>4"}
-    (row,) = load(tmp_path, forgetful_renderer, [{"messages": [USER, thought]}])
-    assert trained(forgetful_renderer, row) == ["<think>hm</think>4<|im_end|>"]
-    with pytest.raises(ValueError, match=r"row 0: .*message 3.*one row per"):
-        load(tmp_path, forgetful_renderer, [{"messages": [USER, thought, USER, thought]}])
+def test_each_turn_is_an_example_if_the_template_drops_earlier_thoughts(tmp_path, forgetful_renderer):
+    """As at inference: the model sees earlier answers without thoughts, and writes its own."""
+    thought, chat = {"role": "assistant", "content": "<think>hm</think>4"}, []
+    chat = [USER, thought, USER, thought]
+    read = load_examples(write(tmp_path, [{"messages": chat}]), forgetful_renderer, SftData())
+    first, second = read.examples
+    assert trained(forgetful_renderer, first) == trained(forgetful_renderer, second) == ["<think>hm</think>4<|im_end|>"]
+    assert first.token_ids[: first.response_start] == forgetful_renderer.encode_prompt(chat[:1])
+    assert second.token_ids[: second.response_start] == forgetful_renderer.encode_prompt(chat[:3])
+    assert "1 rows are 2 examples" in read.notices[0] and "data.train_turns" in read.notices[0]
+    assert load(tmp_path, forgetful_renderer, [{"messages": chat}], train_turns="last") == [second]
+    plain = [USER, FOUR, USER, FOUR]
+    (row,) = load(tmp_path, forgetful_renderer, [{"messages": plain}])
+    assert trained(forgetful_renderer, row) == ["4<|im_end|>", "4<|im_end|>"], "nothing is dropped, one example"
 
 
 @pytest.mark.parametrize(

@@ -62,3 +62,13 @@ def test_mixture_depends_only_on_seed_and_position():
     whole = mixed(3).prompt_indices(0, 90)
     assert [mixed(3).prompt_indices(place, 1)[0] for place in range(90)] == whole
     assert mixed(3).prompt_indices(31, 20) == whole[31:51] and mixed(4).prompt_indices(0, 90) != whole
+
+
+def test_the_order_of_changed_data_begins_where_the_data_changed():
+    for shuffle in (False, True):
+        whole = PromptStream(7, seed=5, shuffle=shuffle).prompt_indices(0, 20)
+        assert PromptStream(7, seed=5, shuffle=shuffle, start=13).prompt_indices(13, 20) == whole
+        files = ([2, 4], [2.0, 0.5], 5, shuffle)
+        assert WeightedFileStream(*files, start=13).prompt_indices(13, 9) == WeightedFileStream(*files).prompt_indices(
+            0, 9
+        )

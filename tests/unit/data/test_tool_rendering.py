@@ -107,7 +107,7 @@ def test_thoughts_that_only_later_questions_remove_stay_between_calls():
         ("message.content ~ '\\n</tool_response>'", "'!'", "does not show .* calls"),
         ("call.function.arguments | tojson", "''", "does not show .* calls"),
         ("{%- endfor %}\n    {{- '<|im_end|>\\n' }}", "{%- endfor %}", "the end of the turn"),
-        ("call.function.arguments | tojson", "'{' + call.function.arguments", "rejects a chat"),
+        ("call.function.arguments | tojson", "call.function.missing.more", "rejects a chat"),
     ],
 )
 def test_a_template_that_cannot_do_it_is_refused(old, new, says):
@@ -115,6 +115,18 @@ def test_a_template_that_cannot_do_it_is_refused(old, new, says):
     assert template != HERMES
     with pytest.raises(ValueError, match=says):
         ToolRenderer(tokenizer_of(template), [ADD]).check_template_shows_tools(in_append_context=True)
+
+
+def test_arguments_are_text_and_contents_none_if_the_template_needs_it():
+    """As the templates of DeepSeek V3 and R1 do."""
+    call = "{% if message.tool_calls and message.content is none %}{{ message.tool_calls[0].function.arguments + '!' }}"
+    template = "{% for message in messages %}" + call + "{% else %}{{ message.content }}{% endif %}{% endfor %}"
+    function = {"name": "add", "arguments": {"a": "ü"}}
+    calls = [{"id": "call00000", "type": "function", "function": function}]
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    assert ToolRenderer(tokenizer_of(template), [ADD]).render_chat([message]) == ""
+    shows_name = template.replace("function.arguments +", "function.name + message.tool_calls[0].function.arguments +")
+    assert ToolRenderer(tokenizer_of(shows_name), [ADD]).render_chat([message]) == 'add{"a": "ü"}!'
 
 
 def test_a_tokenizer_without_a_template_is_refused():

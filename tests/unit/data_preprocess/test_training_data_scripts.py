@@ -2,7 +2,7 @@
 
 import pytest
 
-from alphaapollo.data.prompts import read_chat
+from alphaapollo.data.chats import read_chat
 from tests.builders import write_rows
 from tests.unit.data_preprocess.scripts import DATA, DIRTY, GOOD, REASONS, check_counts, made, refused
 

@@ -92,8 +92,39 @@ def test_what_main_generation_wrote_is_scored_again(tmp_path: Path) -> None:
     samples = [make_trajectory(make_turn(1, text=text), score=0.0, sample=i, prompt_id=4) for i, text in texts]
     path = tmp_path / "results.jsonl"
     path.write_text("".join(format_trajectory_lines(0, [make_group(*samples, prompt=prompt)])))
-    assert run(tmp_path, str(path), "data.response_key=text") == 0
-    assert figures(tmp_path)["avg@4"] == 0.5
+    for column in ("data.response_key=text", "data.response_key=''"):
+        assert run(tmp_path, str(path), column) == 0
+        assert figures(tmp_path)["avg@4"] == 0.5
+    path.write_text(
+        "".join(format_trajectory_lines(0, [make_group(*samples, make_trajectory(sample=4), prompt=prompt)]))
+    )
+    save_config(GenerationConfig(), tmp_path / "config.yaml")
+    for entry in (f"{tmp_path}/*.jsonl", str(tmp_path)):
+        assert run(tmp_path, entry) == 0
+    assert summary(tmp_path)["all"]["outcomes"]["environment_failed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("responses", "failed"),
+    [(["#### 12", None], 1), ([], 1), (None, 1), ([None, None, "12"], 2), (float("nan"), 1), ([""], 0)],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_missing_response_is_a_failed_sample(tmp_path: Path, responses, failed: int, suffix: str, capsys) -> None:
+    if suffix == "parquet" and not isinstance(responses, list | None):
+        responses = None
+    given = [{**question("7+5=?", "12"), "responses": responses}, {**question("1+1=?", "2"), "responses": ["2"]}]
+    assert run(tmp_path, write(tmp_path / f"rows.{suffix}", given)) == 0
+    everything = summary(tmp_path)["all"]
+    assert everything["failed"] == everything["outcomes"].get("environment_failed", 0) == failed
+    records = scores(tmp_path)
+    assert [one["reward"] for one in records if one["response"] is None] == [None] * failed
+    assert ("responses are missing" in capsys.readouterr().out) == bool(failed)
+
+
+def test_a_file_without_any_response_is_refused(tmp_path: Path, capsys) -> None:
+    path = write(tmp_path / "rows.jsonl", [{**question("7+5=?", "12"), "responses": None}])
+    assert run(tmp_path, path) == 2
+    assert "responses are missing" in capsys.readouterr().err
 
 
 def test_problems_are_told_apart_by_prompt_source_and_truth(tmp_path: Path) -> None:
@@ -151,9 +182,8 @@ def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.Captu
         ({"data_source": "my/own"}, [], "data_source 'my/own'"),
         ({"data_source": "judge"}, [], "reward.judge.model is empty"),
         ({"reward_model": None}, [], "1 of 2 prompts have no ground truth"),
-        ({"responses": []}, [], "row 0: 'responses' is []"),
-        ({"responses": ["a", None]}, [], "row 0: 'responses' is ['a', None]"),
-        ({"responses": None}, [], "row 0: 'responses' is None"),
+        ({"responses": ["a", 1]}, [], "row 0: 'responses' is ['a', 1]"),
+        ({"responses": {"a": "b"}}, [], "row 0: 'responses' is {'a': 'b'}"),
         ({}, ["custom_reward_function.path=/no/reward.py"], "custom_reward_function.path: no such"),
         ({}, ["reward.components={fromat: 1.0}"], "unknown reward component 'fromat'"),
         ({}, ["data.n_samples=2"], "data.n_samples (got 2): unknown key"),

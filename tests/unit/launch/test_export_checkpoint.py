@@ -22,6 +22,8 @@ from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import run_ranks, save_model
 
+GENERATION_CONFIG = '{"eos_token_id": [1, 3], "temperature": 0.6, "top_k": 20, "of_the_model": {"any": 1}}'
+
 
 def train(rank: int, num_ranks: int, address: str, model: str, run: str) -> None:
     """Change the weights slightly instead of training, so that they differ from those of the folder."""
@@ -39,6 +41,7 @@ def train(rank: int, num_ranks: int, address: str, model: str, run: str) -> None
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported") / "run"
     model = str(save_model("qwen3", tmp_path_factory.mktemp("qwen3")))
+    Path(model, "generation_config.json").write_text(GENERATION_CONFIG)
     run_ranks(train, 2, model, str(folder))
     write_progress(folder / "checkpoints/step_000002", {"step": 2})
     write_manifest(folder / "checkpoints/step_000002")
@@ -55,6 +58,7 @@ def test_the_export_equals_the_runs_own_export(run: Path, capsys: pytest.Capture
         {file.name: file.read_bytes() for file in folder.iterdir()} for folder in (output, run / "model")
     )
     card = written.pop("README.md").decode()
+    assert written["generation_config.json"].decode() == GENERATION_CONFIG
     assert written == expected
     modes = {file.stat().st_mode for folder in (output, run / "model") for file in folder.iterdir()}
     assert len(modes) == 1  # others may read the weights, if they may read the other files

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.build import build_config
+from alphaapollo.config.check import list_model_paths
+from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import save_config
-from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
+from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, SftConfig
 from alphaapollo.launch.checkpoint_folder import write_progress
-from alphaapollo.launch.run_model import RunModel, find_newest_model, make_generation_config_values
+from alphaapollo.launch.run_model import RunModel, find_newest_model, make_generation_config_values, resolve_model_paths
 
 
 def model(folder: Path, when: float | None = None, name: str = "config.json") -> Path:
@@ -74,18 +77,61 @@ def test_a_models_folder_knows_its_run(tmp_path: Path) -> None:
     assert find_newest_model(elsewhere).run_folder == elsewhere
 
 
+def test_run_without_a_model_suggests_a_command(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no model and no complete checkpoint yet. A run writes"):
+        find_newest_model(tmp_path)
+
+
+def test_an_adapter_is_merged_once_for_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_config(SftConfig(), tmp_path / "run/config.yaml")
+    adapter = model(tmp_path / "run/model", name="adapter_config.json")
+    first = find_newest_model(tmp_path / "run")
+    assert (first.run_folder, first.adapter) == (tmp_path / "run", adapter)
+    model(first.model_folder)
+    assert find_newest_model(adapter) == RunModel(tmp_path / "run", first.model_folder)
+    (adapter / "adapter_model.safetensors").write_bytes(b"other weights")
+    assert find_newest_model(adapter).model_folder != first.model_folder
+    alone = model(tmp_path / "alone", name="adapter_config.json")
+    assert find_newest_model(alone).run_folder == find_newest_model(alone).model_folder
+
+
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("schema", "values", "keys"),
     [
-        ("", "has no model and no complete checkpoint yet. A run writes"),
-        ("adapter_config.json", "has only LoRA adapters"),
+        (SftConfig, {"model": {"path": "PATH"}}, ["model.path"]),
+        (GenerationConfig, {"model": {"path": "PATH"}}, ["model.path"]),
+        (
+            Config,
+            {"actor_rollout_ref": {"model": {"path": "PATH"}}, "critic": {"model": {"path": "PATH"}}},
+            ["actor_rollout_ref.model.path", "critic.model.path"],
+        ),
+        (
+            Config,
+            {"teacher": {"models": {"one": {"path": "PATH"}}, "by_source": {"*": "one"}}},
+            ["teacher.models.one.path"],
+        ),
+        (EvolvingConfig, {"models": {"policy": {"path": "PATH"}}}, ["models.policy.path"]),
     ],
 )
-def test_run_without_a_model_suggests_a_command(tmp_path: Path, name: str, says: str) -> None:
-    if name:
-        model(tmp_path / "model", name=name)
-    with pytest.raises(ValueError, match=says):
-        find_newest_model(tmp_path)
+@pytest.mark.parametrize("kind", ["run", "run/checkpoints/step_000002", "run/exported/step_000002", "other", "org/hub"])
+def test_every_command_takes_what_the_product_writes(tmp_path: Path, monkeypatch, schema, values, keys, kind) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint(tmp_path / "run", 2, when=100)
+    exported = model(tmp_path / "run/exported/step_000002")
+    (tmp_path / "other").mkdir()
+    save_config(SftConfig(), tmp_path / "config.yaml")  # the working folder is a run, but an empty path is none
+    config = schema(**json.loads(json.dumps(values).replace("PATH", kind)))
+    resolved = resolve_model_paths(config)
+    expected = str(exported) if kind.startswith("run") and "exported" not in kind else kind
+    found = {key: path for key, path in list_model_paths(resolved) if path}
+    assert found == dict.fromkeys(keys, expected)
+
+
+def test_a_run_without_a_model_is_an_error_with_its_key(tmp_path: Path) -> None:
+    save_config(SftConfig(), tmp_path / "config.yaml")
+    with pytest.raises(ConfigError, match=r"^model\.path="):
+        resolve_model_paths(SftConfig(model={"path": str(tmp_path)}))
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

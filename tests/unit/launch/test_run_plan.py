@@ -15,7 +15,8 @@ GIB = 2**30
 def make_plan() -> RunPlan:
     usage = {"generate": MemoryUsage(engine_weights=GIB, kv_cache=3 * GIB // 2), "publish": MemoryUsage(weights=GIB)}
     memory = PlannedMemory.from_plan(MemoryPlan(usage, 80 * GIB, "a GPU of 80 GiB"))
-    return RunPlan({"iterations": "8"}, memory, ["key=x has no effect."])
+    inputs = {"data.train_files": [("a.parquet", "3f2a")]}
+    return RunPlan({"iterations": "8"}, memory, ["key=x has no effect."], inputs)
 
 
 def test_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -26,6 +27,7 @@ def test_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
         "settings": {"iterations": "8"},
         "memory": {"device": "a GPU of 80 GiB", "gib": gib},
         "notices": ["key=x has no effect."],
+        "inputs": {"data.train_files": [["a.parquet", "3f2a"]]},
     }
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -119,7 +120,7 @@ ROW = Prompt(3, "text", "?", ground_truth="7")
 def test_a_broken_reward_function_is_refused(tmp_path, body, says):
     custom = reward_of(tmp_path, body)
     with pytest.raises(ValueError, match=rf"mine\.py: .*5 of 5 .*row 3, .*'<answer>7</answer>': .*{says}"):
-        asyncio.run(try_reward_function(ROW, Reward(), custom))
+        asyncio.run(try_reward_function([ROW], Reward(), custom))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_a_broken_reward_function_is_refused(tmp_path, body, says):
     ],
 )
 def test_a_reward_function_that_fails_on_some_answers_is_a_notice(tmp_path, body, says):
-    notices, scores = asyncio.run(try_reward_function(ROW, Reward(), reward_of(tmp_path, body)))
+    notices, scores = asyncio.run(try_reward_function([ROW], Reward(), reward_of(tmp_path, body)))
     assert len(scores) == 5 and len(notices) == (says is not None)
     assert not notices or re.search(says, notices[0])
 
@@ -141,7 +142,7 @@ def test_a_reward_function_that_fails_on_some_answers_is_a_notice(tmp_path, body
 def test_a_reward_function_that_fails_on_most_answers_is_refused(tmp_path):
     custom = reward_of(tmp_path, "return float(completion == '<answer>7</answer>' or completion.index('<answer>'))")
     with pytest.raises(ValueError, match=r"4 of 5 .*substring .*mine\.py, line 2:"):
-        asyncio.run(try_reward_function(ROW, Reward(), custom))
+        asyncio.run(try_reward_function([ROW], Reward(), custom))
 
 
 def test_a_component_is_tried(tmp_path):
@@ -151,7 +152,7 @@ def test_a_component_is_tried(tmp_path):
     reward = Reward(custom_module=str(path), components={"polite": 0.5})
     row = Prompt(3, "openai/gsm8k", "?", ground_truth="7")
     with pytest.raises(ValueError, match=r"component\.py: .* 5 of 5 .*'words'"):
-        asyncio.run(try_reward_function(row, reward, CustomRewardFunction()))
+        asyncio.run(try_reward_function([row], reward, CustomRewardFunction()))
 
 
 def test_a_policy_that_judges_itself_is_not_tried(tmp_path):
@@ -159,7 +160,7 @@ def test_a_policy_that_judges_itself_is_not_tried(tmp_path):
     path.write_text("def compute_score(prompt, completion):\n    return 1.0\n")
     weights = {"rubric": 0.5, "format": 0.1}
     reward = Reward(components=weights, required=["rubric"], judge=Judge(backend="policy"))
-    notices, scores = asyncio.run(try_reward_function(ROW, reward, CustomRewardFunction(path=str(path))))
+    notices, scores = asyncio.run(try_reward_function([ROW], reward, CustomRewardFunction(path=str(path))))
     assert not notices and all(score.components.keys() == {"accuracy", "task", "format"} for score in scores)
 
 
@@ -170,3 +171,17 @@ def test_an_unknown_placeholder_is_reported():
     (notice,) = notices("1-{foo}")
     assert notice.startswith("env.prompt: {foo} ")
     assert notices(r'Of {numbers}: \boxed{n}, \frac{a}{b} or {"guess": 3}') == []
+
+
+@pytest.mark.parametrize(("columns", "fits"), [({"task": "math"}, True), ({"tasks": "math"}, False)])
+def test_a_column_that_a_function_requires_is_in_some_row(tmp_path, columns, fits):
+    body = "[float(task[0] == 'math' or task == [None]) for _ in completions]"
+    path = tmp_path / "reward.py"
+    path.write_text(f"def compute_score(completions, task, **kwargs):\n    return {body}")
+    rows = [replace(ROW, extra_info={}), replace(ROW, extra_info=columns)]
+    trial = try_reward_function(rows, Reward(), CustomRewardFunction(path=str(path)))
+    if fits:
+        assert asyncio.run(trial)[0] == []
+    else:
+        with pytest.raises(ValueError, match=r"reward\.py: compute_score needs 'task'"):
+            asyncio.run(trial)

@@ -1,8 +1,8 @@
 import pytest
 
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.launch.try_template import try_template
-from alphaapollo.types import Message
+from alphaapollo.launch.try_template import try_chats, try_template
+from alphaapollo.types import Message, Prompt
 from tests.unit.tiny import save_tokenizer
 
 CHAT = [Message(role="system", content="Be short."), Message(role="user", content="2+2=?")]
@@ -30,9 +30,10 @@ def test_valid_model_passes(tokenizer):
     [
         (
             "{% for m in messages %}<{{ m.role }}>{% endfor %}",
-            r"drops the content of the last message .*'user'.*<system>",
+            "does not show .*'system'",
         ),
-        ("{{ messages[0].content }}", "drops the content"),
+        ("{{ messages[0].content }}", "does not show .*'user'"),
+        ("{{ messages[-1].content }}", "does not show .*'system'"),
         ("{% for", "rejects a chat"),
         ("{{ missing.name }}", "rejects a chat"),
         ("{{ raise_exception('no system') }}", "rejects a chat .*no system"),
@@ -52,3 +53,13 @@ def test_server_that_does_not_end_is_killed(tokenizer):
     long = "{% for a in range(99999) %}{% for b in range(50) %}{% endfor %}{% endfor %}" + SOUND
     with pytest.raises(ValueError, match=r"did not render a chat within 0\.001 s"):
         attempt(tokenizer, long, time_limit=0.001)
+
+
+def test_every_kind_of_chat_is_tried(tokenizer):
+    tokenizer.chat_template = "{% for m in messages if m.role in ('user', 'system') %}{{ m.content }}{% endfor %}"
+    developer = [Message(role="developer", content="Be short."), *CHAT[1:]]
+    prompts = [
+        Prompt(index, "", chat, location=f"d.jsonl, row {index}") for index, chat in enumerate((CHAT, developer))
+    ]
+    with pytest.raises(ValueError, match=r"d\.jsonl, row 1: .*'developer'"):
+        try_chats(Renderer(tokenizer), prompts)

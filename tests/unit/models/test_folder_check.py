@@ -47,7 +47,36 @@ def refusal(folder: Path) -> str:
 
 def test_a_valid_folder(folder: Path) -> None:
     check_weight_files(Model(path=str(folder)), "model.path")
-    check_weight_files(Model(path="some/model"), "model.path")  # of the hub: not here yet
+    check_weight_files(Model(path=""), "critic.model.path")  # the policy's
+
+
+@pytest.mark.parametrize(
+    ("changes", "method"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
+        ({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}, "fp8"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        ({"quantization_config": {"load_in_8bit": True}}, "quantization_config"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+    ],
+)
+def test_quantized_weights_are_for_engines_only(folder: Path, changes: dict[str, Any], method: str) -> None:
+    configure(folder, **changes)
+    assert f"({method})" in refusal(folder)
+    with pytest.raises(ValueError, match="quantized"):
+        check_weight_files(Model(path=str(folder)), "model.path", "hf")
+    check_weight_files(Model(path=str(folder)), "model.path", "vllm")
+
+
+def test_quantized_weights_are_known_by_their_names(folder: Path) -> None:
+    tensors = load_file(folder / SINGLE)
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name.replace("weight", "qweight")] = tensors.pop(name)
+    save_file(tensors, folder / SINGLE, {"format": "pt"})
+    assert "up_proj.qweight" in refusal(folder)
     (folder / SINGLE).unlink()
     check_weight_files(Model(path=str(folder)), "model.path")  # of another format, perhaps
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,6 +44,26 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor, leaves: tuple[torch
     torch.testing.assert_close(found, expected)
     losses = [(torch.linspace(-1, 1, len(one), dtype=torch.float64) * one).sum() for one in (found, expected)]
     torch.testing.assert_close(*(torch.autograd.grad(loss, leaves, retain_graph=True) for loss in losses))
+
+
+@pytest.mark.parametrize("chunk_logits", [2 * VOCABULARY, 100 * VOCABULARY])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_rows_that_are_padding_have_no_probability_and_no_gradient(chunk_logits: int, softcap: float | None):
+    hidden, weight, bias, targets, ref_states, ref_weight = inputs()
+    targets = targets % 8
+    results = []
+    for size in (8, None):  # num_tokens=8, or a head of 8 rows
+        heads = [
+            LmHead(w[:size], b if b is None else b[:size], 1.3, softcap)
+            for w, b in ((weight, bias), (ref_weight, None))
+        ]
+        if size is None:
+            heads = [replace(head, num_tokens=8) for head in heads]
+        target = DivergenceTarget(LmHeadInput(ref_states, heads[1]), REVERSE)
+        stats = compute_token_stats(LmHeadInput(hidden, heads[0]), targets, 0.7, True, target, chunk_logits)
+        results.append(torch.cat([stats.logprobs, stats.entropy, stats.divergence]))
+    assert_same(results[1], results[0], (hidden, weight, bias))
+    assert not torch.autograd.grad(results[1].sum(), weight)[0][8:].any()
 
 
 @pytest.mark.parametrize("chunk_logits", [1, 2 * VOCABULARY, 100 * VOCABULARY])

@@ -13,7 +13,7 @@ import torch
 
 from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
-from alphaapollo.data.images import reads_pictures
+from alphaapollo.data.images import EXCLUDED_LOGIT, reads_pictures
 from alphaapollo.data.shared_prompts import find_shared_prefixes
 from alphaapollo.models import micro_batch
 from alphaapollo.models.load import load_causal_lm
@@ -139,7 +139,8 @@ def test_placeholders_have_no_probability(vision_folder, family: str):
     rows, policy = make_rows_with_pictures(folder), load(folder)
     with torch.no_grad():
         hidden = policy.compute_lm_head_input(build(rows))
-        logp = (hidden.states @ hidden.head.weight.T + hidden.head.bias).log_softmax(-1)
+        plain = hidden.states @ hidden.head.weight.T
+        logp = plain.index_fill(1, hidden.head.excluded, EXCLUDED_LOGIT).log_softmax(-1)
         stats = policy(build(rows), 1.0, needs_entropy=True)
         tokens = torch.tensor([[5, 6, 7]])
         with policy.generation_mode():

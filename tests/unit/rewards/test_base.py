@@ -46,6 +46,7 @@ def test_score_may_report_a_failure():
         (-1e30, r"-1e\+30.* from -1e\+09 to 1e\+09"),
         (10**400, "the reward is 1000"),
         ({"accuracy": math.nan}, "component 'accuracy' is nan"),
+        ({"reward": math.nan, "accuracy": 1}, "the reward is nan"),
         (Score(math.nan), "the reward is nan"),
         (SimpleNamespace(item=lambda: "x"), "the reward is a str"),
     ],

@@ -51,7 +51,6 @@ def test_a_missing_name_lists_the_functions_there_are(tmp_path):
         ("import os\nos.kill(os.getpid(), 9)", r"my_reward\.py: .*does not start: .*\(SIGKILL\)"),
         ("def f(prompt, completion, ground_truth): return 1.0", "unsupported parameters .*ground_truth"),
         ("f = 5", r"f in .* is a int\. Define it as `def f"),
-        ("async def f(prompt, completion): return 1.0", "is an async function"),
     ],
 )
 def test_load_errors_name_the_line(tmp_path, source, what):

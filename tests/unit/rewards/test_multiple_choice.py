@@ -1,10 +1,10 @@
 import pytest
 
-from alphaapollo.rewards.multiple_choice import find_chosen_letter
+from alphaapollo.rewards.multiple_choice import find_chosen_letters
 
 
 @pytest.mark.parametrize(
-    ("letter", "texts"),
+    ("letters", "texts"),
     [
         ("B", ["B", "(b)", "B.", "B) Paris", "b", "**b**", "b) Paris"]),
         ("B", ["<answer>B</answer>", "<answer>B: Paris</answer>", "<answer>The answer is (B)</answer>"]),
@@ -16,9 +16,15 @@ from alphaapollo.rewards.multiple_choice import find_chosen_letter
         ("A", ["The correct option is (a) since"]),
         ("D", ["Answer: D"]),
         ("J", ["Thinking of A and D.\nJ"]),
-        (None, ["Option C is incorrect.", "b is for boy", "The answer is a dog", "A dog barks", "Both"]),
-        (None, ["", "<answer></answer>"]),
+        ("AC", ["A, C", "AC", "C, A", "(A) and (C)", '["A", "C"]', "a, c", "A; C", "A and C are correct", "[A, C]"]),
+        ("AC", ["The answers are A and C.", "<answer>AC</answer>", r"\boxed{A}, \boxed{C}", r"$\boxed{\text{A, C}}$"]),
+        ("AC", ["The correct options are: A, C", "<answer>A. Paris, C. Rome</answer>", "Hm.\nA, C because of that"]),
+        ("ABCD", ["A, B, C, and D", "ABCD"]),
+        ("B", ["B, because A is wrong", "B, A is wrong", "<answer>B. Paris, the capital</answer>"]),
+        ("", ["A or B", "AA", "BAD dog", "A dog and a cat"]),
+        ("", ["Option C is incorrect.", "b is for boy", "The answer is a dog", "A dog barks", "Both"]),
+        ("", ["", "<answer></answer>"]),
     ],
 )
-def test_the_chosen_letter(letter, texts):
-    assert [find_chosen_letter(text) for text in texts] == [letter] * len(texts)
+def test_the_chosen_letter(letters, texts):
+    assert [find_chosen_letters(text) for text in texts] == [letters] * len(texts)

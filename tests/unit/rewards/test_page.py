@@ -55,7 +55,7 @@ def test_the_functions_of_a_completion_and_of_a_trajectory_work(tmp_path, number
     path = tmp_path / "reward.py"
     path.write_text(examples("python")[number])
     check_reward_function(Reward(), CustomRewardFunction(path=str(path)))
-    function = load_reward_function(str(path), "compute_score")
+    function = load_reward_function(CustomRewardFunction(path=str(path))).function
     assert convert_to_score(function(Prompt(0, "", "?", "4"), answer)) == score
 
 

@@ -14,7 +14,11 @@ from alphaapollo.types import Outcome, Prompt
         ("search", ["rajpurkar/squad_v2"]),
         ("search_f1", ["search_f1/mine"]),
         ("multiple_choice", ["cais/mmlu"]),
-        ("code", ["openai/openai_humaneval", "codeparrot/apps"]),
+        (
+            "code",
+            ["openai/openai_humaneval", "codeparrot/apps", "apps", "codecontests", "codeforces", "taco", "kodcode"],
+        ),
+        ("search", ["searchR1_nq", "searchR1_2wikimultihopqa", "searchR1_bamboogle"]),
         ("judge", ["judge/essays"]),
         ("rubric", ["rubric"]),
         ("pairwise", ["pairwise/math"]),

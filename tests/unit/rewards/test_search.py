@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.rewards.search import grade, grade_f1, normalize_to_words, read_accepted_answers
+from alphaapollo.rewards.search import grade, grade_f1, normalize_to_words
 from alphaapollo.types import Prompt
 
 
@@ -11,21 +11,6 @@ def prompt(truth):
 def test_squad_normalization():
     assert normalize_to_words("The  Eiffel-Tower, an “icon”!") == ["eiffeltower", "“icon”"]
     assert normalize_to_words("A theory of the a.") == ["theory", "of"]
-
-
-@pytest.mark.parametrize(
-    ("truth", "answers"),
-    [
-        ("Paris", [["paris"]]),
-        ('["Paris", "City of Light"]', [["paris"], ["city", "of", "light"]]),
-        ('{"target": ["Paris"]}', [["paris"]]),
-        ('{"target": "Paris"}', [["paris"]]),
-        ("1945", [["1945"]]),
-        ('["", "x"]', [["x"]]),
-    ],
-)
-def test_accepted_answers(truth, answers):
-    assert read_accepted_answers(truth) == answers
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.environments.base import Observation, StepResult
+from alphaapollo.observability.rollout_log import make_trajectory_record
 from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
 from alphaapollo.types import EpisodeEnd, Message, Outcome, Prompt, Sampling, Score, StopReason, Trajectory, Turn
@@ -83,6 +84,7 @@ def make_runner(engine, limits: EpisodeLimits, grade=None) -> EpisodeRunner:
         lambda _: AppendContext(renderer.encode_prompt, renderer.encode_observation, lambda content: ()),
         limits,
         grade,
+        decode_raw=lambda ids: "".join(f"<{token}>" for token in ids),
     )
 
 
@@ -352,3 +354,13 @@ def test_turn_has_its_own_limit():
     assert [sampling.max_tokens for _, sampling in asked] == [2, 2]
     assert trajectory.turns[0].completion.stop_reason is StopReason.LENGTH
     assert trajectory.end is EpisodeEnd.DONE and not trajectory.truncated
+
+
+def test_a_truncated_turn_shows_special_tokens():
+    engine, _ = answers([4, 4, 4, 4, 4, 4], [5, STOP])
+    truncated = play(engine, Environment(show("7"), done(1.0)), per_turn=2)
+    shown = [(turn.text, turn.raw_text) for turn in truncated.turns]
+    assert shown == [("4 4", "<4><4>"), ("5", "")]
+    record = make_trajectory_record(1, PROMPT, truncated)
+    assert record["text"] == "<4><4>\n\n5"
+    assert [turn.get("raw_text") for turn in record["turns"]] == ["<4><4>", None]

@@ -9,7 +9,7 @@ import torch
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
-from alphaapollo.config.schema import Actor, Algorithm, Env
+from alphaapollo.config.schema import Actor, Algorithm, CustomRewardFunction, Env
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.tools.base import Session, ToolStatus, make_tools
@@ -30,10 +30,10 @@ def test_page_is_up_to_date() -> None:
 
 
 def test_rewards() -> None:
-    grade = load_reward_function(str(EXAMPLES / "reward.py"), "compute_score")
+    grade = load_reward_function(CustomRewardFunction(path=str(EXAMPLES / "reward.py"))).function
     assert grade(PROMPT, "7 + 7\n14") == Score(1.05, {"accuracy": 1.0, "brevity": 0.05})
     assert grade(PROMPT, " ").outcome is Outcome.WRONG_FORMAT  # type: ignore[union-attr]
-    of_episode = load_reward_function(str(EXAMPLES / "trajectory.py"), "compute_score")
+    of_episode = load_reward_function(CustomRewardFunction(path=str(EXAMPLES / "trajectory.py"))).function
     episode = Episode("so 14", [EpisodeTurn("?", valid=False), EpisodeTurn("so 14")])
     assert of_episode(PROMPT, episode) == {"accuracy": 1.0, "readable": 0.1}  # type: ignore[arg-type]
 

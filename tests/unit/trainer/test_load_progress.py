@@ -26,10 +26,13 @@ def test_only_an_adaptive_kl_controller_resumes_its_coefficient(tmp_path: Path) 
 
 def test_pass_rates_are_those_of_the_same_data_files(tmp_path: Path) -> None:
     state = CurriculumState(array("d", [0.5, 0.25]), {7: 1}, stage=1)
-    Progress(step=3, unfinished=[7], curriculum=state).write(tmp_path)
+    Progress(step=3, prompts_consumed=9, unfinished=[7], curriculum=state).write(tmp_path)
     resumed = StartPoint(tmp_path, tmp_path, 3)
     other_batch = ConfigChange("data.train_batch_size", 4, 8, "applied")
     other_data = ConfigChange("data.train_files", "a.parquet", "b.parquet", "applied")
-    for change, expected in ((other_batch, state), (other_data, CurriculumState())):
+    moved = replace(other_data, verdict="ignored")  # with the same content
+    restarted = CurriculumState(stage_start=9)
+    cases = ((other_batch, state, [7]), (other_data, restarted, []), (moved, state, [7]))
+    for change, expected, unfinished in cases:
         prepared = PreparedRun(Config(), None, None, replace(resumed, config_changes=(change,)))  # type: ignore[arg-type]
-        assert prepared.progress.curriculum == expected
+        assert (prepared.progress.curriculum, prepared.progress.unfinished) == (expected, unfinished)

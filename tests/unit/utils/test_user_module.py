@@ -106,3 +106,30 @@ def test_missing_name_lists_functions_and_classes_of_the_file(tmp_path: Path):
         load_user_object("gone.py", "grade", "f.path", "f.name")
     with pytest.raises(ValueError, match=rf"^{KEY}=.*notes\.txt.*Python"):
         load_user_module(write(tmp_path, "", "notes.txt"), KEY)
+
+
+MAIN = """
+import utils
+def at_import(): return utils.NAME, utils.helper.NAME
+def when_called():
+    import utils as again
+    from package.part import NAME
+    again.calls.append(1)
+    return NAME, again is utils, len(utils.calls)
+"""
+
+
+def test_files_of_equal_names_beside_several_user_files(tmp_path):
+    folders = [tmp_path / name for name in ("first", "second", "second/inner")]
+    modules = []
+    for folder in folders:
+        (folder / "package").mkdir(parents=True)
+        (folder / "package" / "part.py").write_text(f"NAME = {str(folder)!r}")
+        (folder / "helper.py").write_text(f"NAME = {str(folder)!r}")
+        (folder / "utils.py").write_text(f"import helper\nNAME = {str(folder)!r}\ncalls = []")
+        (folder / "main.py").write_text(MAIN)
+        modules.append(load_user_module(str(folder / "main.py"), "key"))
+    for number in (1, 2):
+        for folder, module in zip(folders, modules, strict=True):
+            assert module.at_import() == (str(folder), str(folder))
+            assert module.when_called() == (str(folder), True, number)

@@ -16,6 +16,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from alphaapollo.launch.run_history import record_in_history
+from alphaapollo.launch.run_plan import RunPlan, write_run_plan
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.training_log import TrainedRow
 from alphaapollo.types import Outcome, Score
@@ -140,6 +141,15 @@ def test_health_and_comparison(client: TestClient) -> None:
     assert "mixed 0.500" in read(client, "/runs/1/health")
     page = read(client, "/compare?run=1&run=2")
     assert "1 keys differ" in page and "trainer.seed" in page and '<td class="wide differs">1</td>' in page
+
+
+def test_comparison_shows_files_of_other_content(client: TestClient, tmp_path: Path) -> None:
+    for name, digest in (("first", "1a"), ("second", "2b")):
+        inputs = {"data.train_files": [("train.jsonl", digest)], "data.val_files": [("val.jsonl", "3c")]}
+        write_run_plan(tmp_path / "outputs" / name, RunPlan({}, inputs=inputs))
+    page = read(client, "/compare?run=1&run=2")
+    assert "2 keys differ" in page and "data.train_files (content)" in page
+    assert '<td class="wide">1a</td><td class="wide differs">2b</td>' in page
 
 
 def test_curves(client: TestClient) -> None:

@@ -17,7 +17,9 @@ from markdown_it import MarkdownIt
 from pypdf import PdfReader
 
 from alphaapollo.cli.main import main
+from alphaapollo.launch.input_digests import digest_file
 from alphaapollo.launch.run_history import record_in_history
+from alphaapollo.launch.run_plan import RunPlan, write_run_plan
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.rollout_log import format_trajectory_lines
 from alphaapollo.utils.folder_lock import lock_folder
@@ -338,3 +340,16 @@ def test_errors_of_the_command(
     assert "pip install -e '.[pdf]'" in fail(folder, "-o", tmp_path / "report.pdf")
     assert main(["report", str(folder), "-o", str(output)]) == 0
     assert capsys.readouterr().out == f"written: {output}\n" and output.read_text().startswith("<!doctype html>")
+
+
+def test_inputs_are_compared_by_their_content(tmp_path: Path) -> None:
+    first, second, data = tmp_path / "first", tmp_path / "second", tmp_path / "train.jsonl"
+    for folder in (first, second):
+        data.write_text(f"rows of {folder.name}")
+        write_run(folder)
+        inputs = {"data.train_files": [(str(data), digest_file(data))], "model.path": [("org/model", "0abc")]}
+        write_run_plan(folder, RunPlan({}, inputs=inputs))
+    texts = report(first), report(second), report(first, second)
+    assert "changed after the start" in texts[0] and "changed after the start" not in texts[1]
+    assert digest_file(data) in texts[1] and "0abc" in texts[1]
+    assert "data.train_files (content)" in texts[2] and "model.path (content)" not in texts[2]

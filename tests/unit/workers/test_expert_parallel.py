@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.architectures.models import ARCHITECTURES
+from tests.architectures.models import ARCHITECTURES, VOCABULARY
 from tests.unit.tiny import run_ranks, save_tokenizer
 from tests.unit.workers.layouts import ACTOR, Layout, check_layouts_train_the_same, train
 from tests.unit.workers.training import Case, assert_close, make_worker
@@ -37,7 +37,7 @@ def test_expert_parallelism_trains_the_same_on_four_ranks(model_folder, tmp_path
 @pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
 def test_expert_parallelism_with_biases_and_shared_experts(family: str, tmp_path: Path):
     model = next(model for model in ARCHITECTURES if model.family == family)
-    save_tokenizer(model.save(tmp_path / "model"))
+    save_tokenizer(model.save(tmp_path / "model"), VOCABULARY)
     layouts = {"plain": Layout({}), "two": Layout({"ep_size": 2})}
     check_layouts_train_the_same(make_case(tmp_path / "model"), 2, layouts, tmp_path)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.tiny import run_ranks
+from tests.unit.tiny import run_ranks, save_tokenizer
 from tests.unit.workers import training
 from tests.unit.workers.training import Case
 
@@ -27,6 +27,7 @@ def save_with_three_key_heads(model_folder, folder: Path) -> str:
     for parameter in model.parameters():
         parameter.data.normal_(std=0.2)
     model.save_pretrained(folder)
+    save_tokenizer(folder)
     return str(folder)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from alphaapollo.data.batch import RankBatch
 from tests.unit.plain import jsd, kl_full
-from tests.unit.tiny import run_ranks
+from tests.unit.tiny import run_ranks, save_tokenizer
 from tests.unit.workers import training
 from tests.unit.workers.training import Case
 
@@ -23,6 +23,7 @@ def wider(folder: Path, out: Path) -> str:
     model = training.load_plain(folder)
     model.resize_token_embeddings(model.config.vocab_size + 8)
     model.save_pretrained(out)
+    save_tokenizer(out)
     return str(out)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from alphaapollo.engines.vllm.images import (
     clear_deepstack_features,
-    exclude_placeholders_from_logits,
+    exclude_from_logits,
     find_placeholder_ranges,
 )
 from alphaapollo.types import ImageInput
@@ -37,7 +37,7 @@ def test_missing_placeholders() -> None:
 
 def test_placeholders_are_excluded_from_logits() -> None:
     model = SimpleNamespace(compute_logits=lambda hidden: hidden)
-    exclude_placeholders_from_logits(model, SimpleNamespace(image_token_id=2, video_token_id=None), torch.device("cpu"))
+    exclude_from_logits(model, (2,), torch.device("cpu"))
     probabilities = model.compute_logits(torch.tensor([[0.0, 0.0, 50.0]])).softmax(-1)
     assert probabilities.tolist() == [[0.5, 0.5, 0.0]]
     assert model.compute_logits(None) is None  # a tensor-parallel rank without logits

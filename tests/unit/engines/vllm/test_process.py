@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from alphaapollo.engines.vllm.process import build_process_environment, log_library_to_file
+from alphaapollo.engines.vllm.process import build_process_environment, find_last_error, log_library_to_file
 
 
 def test_library_log_goes_to_its_file_only(tmp_path, capsys):
@@ -15,6 +15,25 @@ def test_library_log_goes_to_its_file_only(tmp_path, capsys):
     logging.getLogger("some_library.part").debug("too much")
     assert path.read_text().endswith("INFO some_library.part: loading 3 layers\n")
     assert "too much" not in path.read_text() and capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("log", "last"),
+    [
+        (
+            "Traceback\n  raise\nValueError: head size 8\nvllm.v1.EngineDeadError: see above\n",
+            "head size 8",
+        ),
+        ("RuntimeError: one\ntorch.cuda.OutOfMemoryError: two\n", "two"),
+        ("2026 INFO x: no Error: here\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_last_error_of_a_log_is_found(tmp_path, log, last):
+    (tmp_path / "engine.log").write_text(log)
+    found = find_last_error(str(tmp_path / "engine.log"))
+    assert last in found and bool(found) == bool(last)
+    assert find_last_error(str(tmp_path / "missing.log")) == ""
 
 
 @pytest.mark.timeout(30)

@@ -198,7 +198,7 @@ def test_an_answer_that_hangs_its_grader_scores_zero_at_the_first_attempt():
         once = client._grade_completion_once
 
         async def grade_once(request):
-            requests.append(pickle.loads(request)[1])
+            requests.append(pickle.loads(request).completion)
             return await once(request)
 
         client._grade_completion_once = grade_once

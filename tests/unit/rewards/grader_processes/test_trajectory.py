@@ -11,7 +11,7 @@ from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import Observation, StepResult
 from alphaapollo.rewards.base import adapt_to_episode, takes_trajectory
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rewards.grader_processes.protocol import decode_request, encode_request
+from alphaapollo.rewards.grader_processes.protocol import encode_request
 from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
@@ -120,9 +120,10 @@ def test_turns_that_are_not_json_fail_only_if_a_trajectory_is_taken(tmp_path):
 def test_request_round_trip():
     fields = {"observation": TOOL, "reward": 0.25, "valid": False, "info": {"n": np.int64(3)}}
     turns = [make_turn(1, text="4", **fields), make_turn(1, text="\ud800")]
-    wanted = [EpisodeTurn("4", TOOL, 0.25, False, {"n": 3}), EpisodeTurn("\ud800")]
-    assert decode_request(pickle.loads(encode_request(PROMPT, "6", turns))) == (PROMPT, Episode("6", wanted), {})
-    assert decode_request(pickle.loads(encode_request(PROMPT, "6"))) == (PROMPT, Episode("6", [EpisodeTurn("6")]), {})
+    wanted = [EpisodeTurn("4", TOOL, 0.25, False, {"n": 3}, [0]), EpisodeTurn("\ud800", token_ids=[0])]
+    request = pickle.loads(encode_request(PROMPT, "6", turns))
+    assert (request.prompt, request.episode, request.judged) == (PROMPT, Episode("6", wanted), {})
+    assert pickle.loads(encode_request(PROMPT, "6")).episode == Episode("6", [EpisodeTurn("6")])
 
 
 def test_name_of_the_second_parameter_decides():

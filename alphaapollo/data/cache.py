@@ -1,0 +1,88 @@
+"""Cache of what is read from many rows at the start of a run: prompts, their lengths, tokenized examples.
+
+An entry is computed again if anything that determines it has changed, or if its file is damaged. The folder is
+$ALPHAAPOLLO_CACHE, or alphaapollo/rows in $XDG_CACHE_HOME or ~/.cache. Several processes may use it at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.observability.disk import replace_file
+
+T = TypeVar("T")
+MIN_SECONDS = 1.0  # results that are computed in less time are not kept
+MAX_BYTES = 20 * 2**30  # of all entries; those that were used least recently are removed
+READ_CODE = ("data/*.py", "utils/*.py", "types.py")
+LIBRARIES = ("transformers", "tokenizers", "jinja2", "pyarrow")
+
+
+def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]) -> T:
+    """Return the result of `compute`, which the renderer and `inputs`, values that JSON can represent, determine.
+
+    Token ids in a `Row` become arrays, and the renderer's counters are increased as `compute` does. Nothing is cached
+    for models that read pictures, or with a tokenizer whose code is not part of transformers.
+    """
+    tokenizer, template = renderer.tokenizer, str(renderer.tokenizer.chat_template)
+    if renderer.images or not tokenizer.is_fast or not type(tokenizer).__module__.startswith("transformers."):
+        return compute()
+    rendering = (type(renderer).__name__, str(renderer.template_arguments), renderer.eos_token_ids, template)
+    tokens = (str(tokenizer.init_kwargs), tokenizer.backend_tokenizer.to_str())
+    files = sorted(file for pattern in READ_CODE for file in Path(__file__).parents[1].glob(pattern))
+    code = [file.read_text() for file in files] + [*map(version, LIBRARIES)]
+    today = str(date.today()) if "strftime_now" in template else ""
+    try:
+        key = hashlib.sha256(msgspec.json.encode((rendering, tokens, code, today, inputs))).hexdigest()
+    except (TypeError, ValueError):  # `compute` may refuse the value
+        return compute()
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    file = Path(os.environ.get("ALPHAAPOLLO_CACHE") or Path(cache, "alphaapollo/rows")).expanduser() / f"{key}.pickle"
+    counters = [one for one in vars(renderer).values() if isinstance(one, Counter)]  # of what notices report
+    before = [one.copy() for one in counters]
+    if (content := _read_entry(file)) is None:
+        started = time.perf_counter()
+        result = compute()
+        content = pickle.dumps((result, [now - old for now, old in zip(counters, before, strict=True)]))
+        del result  # it may need much more memory than `content`
+        if time.perf_counter() - started >= MIN_SECONDS:
+            with suppress(OSError):  # the folder is read-only, or the disk is full
+                _write_entry(file, content)
+    kept: tuple[T, list[Counter[str]]] = pickle.loads(content)
+    for counter, old, found in zip(counters, before, kept[1], strict=True):
+        counter.clear()
+        counter.update(old + found)
+    return kept[0]
+
+
+def _read_entry(file: Path) -> bytes | None:
+    """Return the content of an entry; None if there is none, it is damaged, or another user wrote it."""
+    with suppress(OSError):
+        digest, content = (written := file.read_bytes())[:32], written[32:]
+        if file.stat().st_uid == os.geteuid() and hashlib.sha256(content).digest() == digest:
+            os.utime(file)
+            return content
+    return None
+
+
+def _write_entry(file: Path, content: bytes) -> None:
+    """Write the digest of an entry and its content, then remove entries beyond MAX_BYTES."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, [hashlib.sha256(content).digest(), content])
+    total = 0
+    for entry in sorted(file.parent.glob("*.pickle"), key=lambda one: -one.stat().st_mtime):
+        total += entry.stat().st_size
+        if total > MAX_BYTES:
+            entry.unlink()

@@ -1,0 +1,219 @@
+"""Read chats from data rows: names of roles, tool calls, thoughts and weights of messages as people have them.
+
+{"from": "gpt", "value": "4"}                              ->  {"role": "assistant", "content": "4"}
+{"from": "function_call", "value": '{"name": "f", ...}'}   ->  {"role": "assistant", "tool_calls": [...]}
+{"role": "assistant", "content": "4", "weight": 0}         ->  {"role": "assistant", "content": "4", "train": False}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from alphaapollo.data.image_messages import LOCAL_PICTURES, PictureReader, convert_parts
+from alphaapollo.types import JsonObject, Message, ToolCall
+from alphaapollo.utils.literals import read_literal
+
+ROLES = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "bot", "chatbot", "ai", "model", "function_call", "tool_call"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "ipython", "tool_response", "tool_result"), "tool"),
+}
+"""{name of a role in lower case: role}. Other names are given to the chat template as they are."""
+CALL_ROLES = ("function_call", "tool_call")  # the content of such a message is one call, or a list of calls
+CONTEXT_COLUMNS = ("images", "system", "history", "tools", "chat_template_kwargs")  # read beside a chat
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+WEIGHT_KEYS = ("weight", "train", "training", "loss", "loss_scale")  # OpenAI, axolotl, ShareGPT and ms-swift
+SPAN_KEYS = ("train_detail", "training_detail")  # axolotl's weights of parts of a message
+
+
+def read_chat(value: list[object], column: str, reader: PictureReader = LOCAL_PICTURES) -> list[Message]:
+    """Convert a list of {role, content} or {from, value} from a data file to messages. Drops keys with the value None.
+
+    Calls and tool results without an id get one. `RowPictures.place` adds the pictures of the row. Raises ValueError if
+    a message is malformed or all contents are empty. The error text starts with `column`.
+    """
+    messages: list[Message] = []
+    waiting: dict[str, ToolCall] = {}  # calls without a result, by id
+    for one in value:
+        try:
+            message, is_call = _read_message(one, reader)
+        except ValueError as error:
+            raise ValueError(f"{column} has an invalid message: {error}") from error
+        if is_call and messages and messages[-1]["role"] == "assistant":  # ShareGPT: parallel calls follow each other
+            earlier = messages.pop()
+            message = {**earlier, "tool_calls": [*earlier.get("tool_calls", []), *message["tool_calls"]]}
+        if message["role"] == "assistant":
+            for number, call in enumerate(message.get("tool_calls", [])):
+                call["id"] = call["id"] or f"call{number:05}"  # nine letters and digits, as some templates require
+            waiting = {call["id"]: call for call in message.get("tool_calls", [])}
+        elif message["role"] == "tool" and waiting:
+            given = message.get("tool_call_id", "")
+            call = waiting.pop(given if given in waiting else next(iter(waiting)))
+            message = {
+                **Message(role="", content="", tool_call_id=call["id"], name=call["function"]["name"]),
+                **message,
+            }
+        messages.append(message)
+    if not any(message["content"].strip() or message.get("tool_calls") for message in messages):
+        raise ValueError(f"{column} is empty. Fill it or remove the row.")
+    return messages
+
+
+def read_chat_text(text: object) -> list[object] | None:
+    """Return the list of messages that a text shows as JSON or in Python's notation; None for another text or value."""
+    value = read_literal(text) if isinstance(text, str) and ("content" in text or "value" in text) else None
+    keys = ({"role", "content"}, {"from", "value"})
+    is_chat = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
+    return value if is_chat and any(key <= value[0].keys() for key in keys) else None
+
+
+def read_context(row: Mapping[str, Any]) -> list[Message]:
+    """Return the messages of the columns `system` and `history` ([[question, answer], ...]), which precede a chat.
+
+    Raises ValueError if a column is malformed.
+    """
+    system, history = row.get("system"), _parse(row.get("history")) or []
+    if not isinstance(system, str | None):
+        raise ValueError(f"'system' is {shorten_repr(system)}; it must be text.")
+    if not isinstance(history, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in history):
+        raise ValueError(f"'history' is {shorten_repr(history)}; it must be a list of [question, answer] pairs.")
+    roles = ("user", "assistant")
+    turns = [{"role": role, "content": text} for pair in history for role, text in zip(roles, pair, strict=True)]
+    first = [Message(role="system", content=system)] if system and system.strip() else []
+    return [*first, *(read_chat(turns, "'history'") if turns else [])]
+
+
+def join_context(context: list[Message], chat: list[Message]) -> list[Message]:
+    """Put the messages of `read_context` before a chat. Raises ValueError if both have a different system message."""
+    systems = [one["content"] for one in (*context[:1], *chat[:1]) if one["role"] == "system"]
+    if len({*systems}) > 1:
+        raise ValueError(f"the column 'system' and the chat have different system messages, {systems}. Remove one.")
+    return [*context, *chat[len(systems[1:]) :]]
+
+
+def read_template_arguments(row: Mapping[str, Any]) -> JsonObject:
+    """Return the variables for the chat template in the columns `chat_template_kwargs` and `tools`, each also as text.
+
+    Raises ValueError if a column is malformed.
+    """
+    arguments = _parse(row.get("chat_template_kwargs")) or {}
+    if not isinstance(arguments, dict):
+        raise ValueError(f"'chat_template_kwargs' is {shorten_repr(arguments)}; it must be a dict.")
+    tools = _parse(row.get("tools")) or []
+    schemas = []
+    for tool in map(_parse, tools if isinstance(tools, list) else [tools]):
+        if not isinstance(tool, dict) or not isinstance(tool.get("function", tool).get("name"), str):
+            raise ValueError(f"'tools' has {shorten_repr(tool)}; it must be {{type, function: {{name, parameters}}}}.")
+        schemas.append(drop_none(tool if "function" in tool else {"type": "function", "function": tool}))
+    return {**drop_none(arguments), **({"tools": schemas} if schemas else {})}
+
+
+def read_thoughts(row: Mapping[str, Any]) -> str:
+    """Return the text of the first of the keys THOUGHT_KEYS with one; empty without. Raises ValueError for no text."""
+    for key in THOUGHT_KEYS:
+        if (thoughts := row.get(key)) is not None:
+            if not isinstance(thoughts, str):
+                raise ValueError(f"{key!r} is {shorten_repr(thoughts)}; it must be text.")
+            if thoughts.strip():
+                return thoughts
+    return ""
+
+
+def add_thoughts(message: Message, thoughts: str) -> Message:
+    """Return an assistant message with thoughts, under the names that chat templates read."""
+    return {**message, "reasoning_content": thoughts, "thinking": thoughts} if thoughts else message
+
+
+def read_inline_thoughts(content: str) -> str:
+    """Return the thoughts that a content has before `</think>`."""
+    before, end, _ = content.partition("</think>")
+    return before.split("<think>")[-1].strip("\n") if end else ""
+
+
+def drop_thoughts(message: Message) -> Message:
+    """Return a message without the thoughts of the assistant."""
+    if message["role"] != "assistant":
+        return message
+    kept = {key: part for key, part in message.items() if key not in THOUGHT_KEYS}
+    return cast(Message, {**kept, "content": message["content"].rpartition("</think>")[2].lstrip("\n")})
+
+
+def drop_none(value: Any) -> Any:
+    """Return a value without the keys whose value is None, which parquet adds, at every level."""
+    if isinstance(value, dict):
+        return {name: drop_none(part) for name, part in value.items() if part is not None}
+    return [drop_none(part) for part in value] if isinstance(value, list) else value
+
+
+def shorten_repr(value: object) -> str:
+    """Return the repr of a value, cut to 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _read_message(value: object, reader: PictureReader) -> tuple[Message, bool]:
+    """Convert a message. Also returns whether its role is that of a call (CALL_ROLES)."""
+    raw = {key: part for key, part in value.items() if part is not None} if isinstance(value, dict) else {}
+    name, content = raw.pop("role", raw.pop("from", None)), raw.pop("content", raw.pop("value", None))
+    if not isinstance(name, str):
+        raise ValueError(f"{shorten_repr(value)}; it must be a {{role, content}} dict.")
+    role, is_call = ROLES.get(name.strip().lower(), name), name.strip().lower() in CALL_ROLES
+    is_trained = _read_weight(raw)
+    calls = _read_calls(content if is_call else raw.pop("tool_calls", raw.pop("function_call", None)))
+    if is_call or (content is None and calls):
+        content = ""
+    elif isinstance(content, dict) and role == "tool":
+        content = json.dumps(drop_none(content), ensure_ascii=False)
+    elif not isinstance(content, str | list):
+        raise ValueError(f"{shorten_repr(value)}; its content must be text or parts.")
+    thoughts = read_thoughts(raw)
+    if isinstance(content, list):
+        kinds = ("thinking", "reasoning")  # the text of such a part is under this key or `text`
+        inner = [part for part in content if isinstance(part, dict) and part.get("type") in kinds]
+        thoughts = thoughts or "".join(str(part.get(part["type"]) or part.get("text") or "") for part in inner)
+        content = [part for part in content if part not in inner]
+    rest = {key: part for key, part in raw.items() if key not in THOUGHT_KEYS}
+    message = convert_parts({"role": role, "content": content, **rest}, reader)
+    if role == "assistant":
+        message = add_thoughts({**message, "tool_calls": calls} if calls else message, thoughts)
+        message = message if is_trained else {**message, "train": False}
+    return message, is_call
+
+
+def _read_weight(raw: JsonObject) -> bool:
+    """Remove the weights from a message and return whether it is trained on. Raises ValueError for other values than 0
+    and 1, and for weights of parts of a message."""
+    weights = {key: raw.pop(key) for key in WEIGHT_KEYS if key in raw}
+    if wrong := [f"{key}={shorten_repr(weight)}" for key, weight in weights.items() if weight not in (0, 1)]:
+        raise ValueError(f"{', '.join(wrong)} is not supported. Use 1 (true) or 0 (false).")
+    if spans := [key for key in SPAN_KEYS if raw.pop(key, None)]:
+        raise ValueError(f"{', '.join(spans)} is not supported. Set `train: false` to exclude the complete message.")
+    return all(weights.values())
+
+
+def _read_calls(value: object) -> list[ToolCall]:
+    """Convert calls, or the text of calls, to OpenAI's format. Ids that are missing are empty."""
+    value = (_parse(value) if isinstance(value, str) else drop_none(value)) or []
+    calls = []
+    for one in value if isinstance(value, list) else [value]:
+        call = _parse(one)
+        function = call.get("function", call) if isinstance(call, dict) else {}
+        arguments = _parse(function.get("arguments", function.get("parameters"))) or {}
+        if not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
+            raise ValueError(
+                f"the tool call {shorten_repr(one)}; it must be {{name, arguments}} with a dict or its JSON."
+            )
+        named = {"name": function["name"], "arguments": arguments}
+        calls.append(cast(ToolCall, {"id": str(call.get("id", "")), "type": "function", "function": named}))
+    return calls
+
+
+def _parse(value: object) -> Any:
+    """Return the value that a text writes in JSON or Python notation; other values unchanged."""
+    if not isinstance(value, str):
+        return value
+    parsed = read_literal(value)
+    return parsed if parsed is not None else value.strip()

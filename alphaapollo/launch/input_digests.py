@@ -1,0 +1,119 @@
+"""Digests of the content of a run's inputs: data files, the user's Python files, and files of models and tokenizers.
+
+A checkpoint has them in inputs.json, so that a resumed run notices what has changed under the same path. plan.json has
+those of the newest start, for the report and the viewer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from modulefinder import ModuleFinder
+from pathlib import Path
+
+from alphaapollo.config.changes import ConfigChange, find_resume_rule
+from alphaapollo.config.keys import get_field_markers, get_value, list_keys
+from alphaapollo.config.schema.base import CHANGES_DATA, FilePath, Section
+from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, resolve_entry
+from alphaapollo.utils.hub import is_local_path
+
+Digests = dict[str, list[tuple[str, str]]]
+"""Configuration key -> (path, digest) of each file, in order."""
+TRAIN_FILES = "data.train_files"
+WEIGHTS = (".safetensors", ".bin")
+MODEL_FILES = (*WEIGHTS, ".json", ".jinja", ".model", ".txt", ".py")
+MAX_HASHED_BYTES, NUM_BLOCKS, BLOCK_BYTES = 2**26, 256, 2**14  # of weights
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """Inputs of a run at its newest start, in inputs.json of a checkpoint."""
+
+    digests: Digests = field(default_factory=dict)
+    data_start: int = 0  # position of the run at which the order of the present training data begins
+
+
+def compute_input_digests(config: Section) -> Digests:
+    """Compute the digests of the files that configuration keys name. Files that cannot be read are left out; the checks
+    of their keys report them."""
+    digests: Digests = {}
+    for key in list_keys(type(config)).values():
+        kinds = {marker.kind for _, marker in get_field_markers(key, FilePath)}
+        value = get_value(config, key.name) if kinds and not key.name.startswith("trainer.") else ""
+        for path in value if isinstance(value, list) else [str(value)] * bool(value):
+            files = digests.setdefault(key.name, [])
+            with suppress(OSError, ValueError):
+                if "data" in kinds:
+                    entry = resolve_entry(path, TRAIN if key.name == TRAIN_FILES else HELD_OUT)
+                    files += [(str(file), digest_file(file)) for file in entry.files]
+                elif "code" in kinds:
+                    files += [(str(file), digest_file(file)) for file in _list_code_files(Path(path).expanduser())]
+                elif not is_local_path(path):
+                    files.append((path, _find_commit(path)))
+                else:
+                    names = sorted(one for one in Path(path).expanduser().iterdir() if one.suffix in MODEL_FILES)
+                    files += [(str(file), digest_file(file)) for file in names]
+    return {key: files for key, files in digests.items() if files}
+
+
+def find_content_changes(
+    config: Section, changes: Sequence[ConfigChange], earlier: Digests, now: Digests
+) -> list[ConfigChange]:
+    """Add files whose content has changed to the changes of keys, which become `ignored` if only a path has changed.
+
+    Other training data is refused; other changes of content are applied.
+    """
+    both = earlier.keys() & now.keys()
+    same = {key for key in both if [one for _, one in earlier[key]] == [one for _, one in now[key]]}
+    found = [replace(change, verdict="ignored") if change.key in same else change for change in changes]
+    keys = list_keys(type(config))
+    for name in sorted((both & keys.keys()) - same - {change.key for change in changes}):
+        rule = find_resume_rule(config, keys[name])
+        old, new = _describe_difference(earlier[name], now[name]), _describe_difference(now[name], earlier[name])
+        found.append(ConfigChange(name, old, new, "refused" if rule == CHANGES_DATA else "applied", rule.reason))
+    return found
+
+
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 of a file; of weights with more than 64 MiB, that of their size and of 256 blocks of them. A
+    file that has not changed is not read again."""
+    stat = path.stat()
+    return _digest_file(path, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(4096)
+def _digest_file(path: Path, size: int, _mtime: int) -> str:
+    with path.open("rb") as file:
+        if size <= MAX_HASHED_BYTES or path.suffix not in WEIGHTS:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        sha = hashlib.sha256(str(size).encode())
+        for number in range(NUM_BLOCKS):  # the first one has the header of a safetensors file
+            file.seek(number * (size - BLOCK_BYTES) // (NUM_BLOCKS - 1))
+            sha.update(file.read(BLOCK_BYTES))
+        return sha.hexdigest()
+
+
+def _find_commit(hub_id: str) -> str:
+    """Return the commit of a model on the hub. Raises OSError if its config.json is neither cached nor available."""
+    from transformers.utils import cached_file
+
+    return Path(str(cached_file(hub_id, "config.json"))).parent.name
+
+
+def _list_code_files(path: Path) -> list[Path]:
+    """Return a Python file and the files of its folder that it imports, directly or indirectly."""
+    finder = ModuleFinder([str(path.parent)], excludes=["alphaapollo"])
+    with suppress(SyntaxError, ValueError, ImportError, RecursionError):
+        finder.run_script(str(path))
+    imported = {Path(module.__file__) for module in finder.modules.values() if module.__file__}
+    return [path, *sorted(imported - {path})]
+
+
+def _describe_difference(files: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]) -> str:
+    """Return the files of the first list whose digests the second list lacks."""
+    known = {digest for _, digest in others}
+    missing = [f"{path} ({digest[:8]})" for path, digest in files if digest not in known]
+    return ", ".join(missing) or f"{len(files)} files"

@@ -1,0 +1,49 @@
+"""Types of chat messages, which alphaapollo/types.py exports."""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+from alphaapollo.utils.json_types import JsonObject
+
+Picture = bytes | str
+"""Encoded picture (PNG, JPEG, ...), or the path of a picture file."""
+
+IMAGE_MARK = "<image>"
+"""Position of a picture in the content of a message with `images`."""
+
+
+class FunctionCall(TypedDict):
+    """Name and arguments of a tool call."""
+
+    name: str
+    arguments: JsonObject
+
+
+class ToolCall(TypedDict):
+    """Tool call of an assistant message, as in OpenAI's API but with arguments as a dict."""
+
+    id: str
+    type: str
+    function: FunctionCall
+
+
+class Message(TypedDict):
+    """Chat message, e.g. `{"role": "user", "content": "2+2=?"}`.
+
+    The content of a message with images has an IMAGE_MARK for each of them, in order.
+    """
+
+    role: str
+    content: str
+    name: NotRequired[str]  # role tool: name of the tool
+    tool_call_id: NotRequired[str]  # role tool: id of the call
+    tool_calls: NotRequired[list[ToolCall]]  # role assistant: calls after the content
+    reasoning_content: NotRequired[str]  # role assistant: thoughts before the content
+    thinking: NotRequired[str]  # the same thoughts under the name that gpt-oss reads
+    train: NotRequired[bool]  # role assistant: False if fine-tuning does not train on the message
+    images: NotRequired[list[Any]]  # of type Picture, which msgspec cannot decode
+
+
+ChatMessage = Message | JsonObject
+"""Message, or one with more keys for the chat template, e.g. `tool_calls`."""

@@ -1,0 +1,13 @@
+"""Texts that end a completion (rollout.stop)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def cut_at_stop(text: str, stop: Sequence[str], includes_stop: bool = False) -> str:
+    """Return the text before the stop string that is complete first, with this string if `includes_stop`; or the whole
+    text, if it has no stop string."""
+    found = [(text.index(one) + len(one), text.index(one)) for one in stop if one in text]
+    end, start = min(found, default=(len(text), len(text)))
+    return text[: end if includes_stop else start]

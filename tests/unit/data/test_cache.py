@@ -1,0 +1,167 @@
+"""Cache of what is read from many rows: when an entry is used, and when it is not."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.data import cache, length_limit, sft_examples
+from alphaapollo.data.cache import load_or_compute
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.sft_examples import make_text_pieces, tokenize_examples
+from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.types import Prompt, Row
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ALPHAAPOLLO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "MIN_SECONDS", 0.0)
+    return tmp_path / "cache"
+
+
+def count_calls(renderer: Renderer, *inputs: object) -> int:
+    """Return how often the result is computed when it is asked for twice."""
+    calls: list[int] = []
+
+    def compute() -> Row:
+        calls.append(1)
+        return Row([1, 2], [0, 1], [0.0, 0.0], [1])
+
+    rows = [load_or_compute(renderer, each, compute) for each in (inputs or ("rows", "rows"))]
+    assert all([*row.token_ids] == [1, 2] for row in rows) and type(rows[0].token_ids) is type(rows[1].token_ids)
+    return len(calls)
+
+
+def test_a_result_is_computed_once(folder: Path, make_tokenizer: Callable[..., Any]) -> None:
+    assert count_calls(Renderer(make_tokenizer())) == 1
+    assert count_calls(Renderer(make_tokenizer())) == 0, "another process finds it"
+    assert count_calls(Renderer(make_tokenizer()), {"a": [1]}, {"a": [2]}) == 2
+
+
+SCHEMA = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
+OTHERS: dict[str, Callable[[Callable[..., Any]], Renderer]] = {
+    "template": lambda make: Renderer(make("{{ messages }}")),
+    "end": lambda make: Renderer(make(eos_token="<|endoftext|>")),
+    "arguments": lambda make: Renderer(make(), {"enable_thinking": False}),
+    "tools": lambda make: ToolRenderer(make(), [SCHEMA]),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_renderer_computes_again(other: str, folder: Path, make_tokenizer: Callable[..., Any]) -> None:
+    assert count_calls(Renderer(make_tokenizer())) == 1
+    assert count_calls(OTHERS[other](make_tokenizer)) == 1
+
+
+def test_other_vocabulary_or_code_computes_again(
+    folder: Path, make_tokenizer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert count_calls(Renderer(make_tokenizer())) == 1
+    larger = make_tokenizer()
+    larger.add_tokens(["<new>"])
+    assert count_calls(Renderer(larger)) == 1
+    monkeypatch.setattr(cache, "version", lambda name: "0")
+    assert count_calls(Renderer(make_tokenizer())) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"damaged", b"0" * 100])
+def test_a_damaged_entry_is_written_again(damage: bytes, folder: Path, make_tokenizer: Callable[..., Any]) -> None:
+    renderer = Renderer(make_tokenizer())
+    assert count_calls(renderer) == 1
+    (entry,) = folder.iterdir()
+    right = entry.read_bytes()
+    for content in (damage, right[: len(right) // 2], right[:-1] + b"!"):
+        entry.write_bytes(content)
+        assert count_calls(renderer) == 1
+        assert entry.read_bytes() == right and count_calls(renderer) == 0
+
+
+def test_a_folder_that_cannot_be_used_is_no_error(folder: Path, make_tokenizer: Callable[..., Any]) -> None:
+    folder.write_text("a file")
+    assert count_calls(Renderer(make_tokenizer())) == 2
+
+
+def test_an_entry_of_another_user_is_not_read(
+    folder: Path, make_tokenizer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert count_calls(Renderer(make_tokenizer())) == 1
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert count_calls(Renderer(make_tokenizer())) == 2
+
+
+def test_entries_that_were_not_used_for_longest_are_removed(
+    folder: Path, make_tokenizer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renderer = Renderer(make_tokenizer())
+    count_calls(renderer, "a", "a")
+    (first,) = folder.iterdir()
+    os.utime(first, (1, 1))
+    count_calls(renderer, "b", "b")
+    (second,) = {*folder.iterdir()} - {first}
+    os.utime(second, (2, 2))
+    count_calls(renderer, "a", "a")  # uses the first again
+    size = first.stat().st_size
+    monkeypatch.setattr(cache, "MAX_BYTES", 2 * size)
+    count_calls(renderer, "c", "c")
+    assert first.exists() and not second.exists() and len([*folder.iterdir()]) == 2
+
+
+def test_fast_results_are_not_kept(folder: Path, make_tokenizer: Callable[..., Any], monkeypatch: Any) -> None:
+    monkeypatch.setattr(cache, "MIN_SECONDS", 1000.0)
+    assert count_calls(Renderer(make_tokenizer())) == 2 and not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"ALPHAAPOLLO_CACHE": "{}/own", "XDG_CACHE_HOME": "{}/xdg"}, "own"),
+        ({"XDG_CACHE_HOME": "{}/xdg"}, "xdg/alphaapollo/rows"),
+        ({"HOME": "{}/home"}, "home/.cache/alphaapollo/rows"),
+    ],
+)
+def test_place_of_the_folder(
+    variables: dict[str, str],
+    expected: str,
+    tmp_path: Path,
+    make_tokenizer: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache, "MIN_SECONDS", 0.0)
+    for name in ("ALPHAAPOLLO_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(tmp_path))
+    count_calls(Renderer(make_tokenizer()))
+    (entry,) = (tmp_path / expected).iterdir()
+    written = entry.read_bytes()
+    assert hashlib.sha256(written[32:]).digest() == written[:32]
+
+
+def test_counters_of_the_renderer_count_what_was_counted(folder: Path, make_tokenizer: Callable[..., Any]) -> None:
+    for _ in range(2):
+        renderer = Renderer(make_tokenizer())
+        renderer.control_strings = Counter({"<|im_end|>": 1})
+        load_or_compute(renderer, "rows", lambda: renderer.control_strings.update(["<|im_end|>", "<|im_start|>"]))  # noqa: B023
+        assert renderer.control_strings == {"<|im_end|>": 2, "<|im_start|>": 1}
+
+
+def test_rows_are_tokenized_in_batches(make_tokenizer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = Renderer(make_tokenizer())
+    pieces = [make_text_pieces(f"{number}?", "4" * number) for number in range(1, 6)]
+    prompts = [Prompt(number, "", "?" * number) for number in range(1, 6)]
+    together = tokenize_examples(pieces, renderer)
+    calls = list[int]()
+    encode = renderer.encode
+    monkeypatch.setattr(renderer, "encode", lambda texts, **keys: calls.append(len(texts)) or encode(texts, **keys))
+    for module in (sft_examples, length_limit):
+        monkeypatch.setattr(module, "BATCH", 2)
+    assert tokenize_examples(pieces, renderer) == together
+    assert length_limit.apply_length_limit(prompts, renderer, 3, "drop") == (prompts[:3], 2)
+    assert max(calls) == 2

@@ -1,0 +1,252 @@
+"""Entries of data.train_files: files of each format, globs, folders, data sets of save_to_disk and of the hub."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pytest
+
+from alphaapollo.config.check import find_path_errors
+from alphaapollo.config.schema import SftConfig
+from alphaapollo.data.files import convert_rows, read_rows
+from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, name_splits, resolve_entry, resolve_files
+from alphaapollo.data.sources import make_source_names
+from tests.builders import write_rows
+
+ROWS = [{"text": "a", "more": {"x": 1}}, {"text": "b", "more": {"y": [None]}}]
+COMMIT = "e53f048856ff4f594e959d75785d2c2d37b678ee"
+
+
+def lines(*rows) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """Working folder in which paths are relative, with a folder `chats` of two splits."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    for split in ("train", "test"):
+        write_rows(tmp_path / "chats" / f"{split}.jsonl", [{"text": f"{split} 0"}, {"text": f"{split} 1"}])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        ("a.jsonl", lines(*ROWS), ROWS),
+        ("a.ndjson", lines(*ROWS), ROWS),
+        ("a.json", json.dumps(ROWS).encode(), ROWS),
+        ("a.json", lines(*ROWS), ROWS),  # JSON lines
+        ("a.JSONL", lines(*ROWS), ROWS),
+        ("a.jsonl.gz", gzip.compress(lines(*ROWS)), ROWS),
+        ("a.jsonl.zst", pa.compress(lines(*ROWS), "zstd", asbytes=True), ROWS),
+        ("a.json.gz", gzip.compress(json.dumps(ROWS).encode()), ROWS),
+        ("a.csv", b'\xef\xbb\xbftext,n\r\n"a, b\nc",007\r\n', [{"text": "a, b\nc", "n": "007"}]),
+        ("a.csv", b"text,n\n1.50,\n", [{"text": "1.50", "n": None}]),
+        ("a.csv", b"text\nNA\nNone\n\n", [{"text": "NA"}, {"text": "None"}]),
+        ("a.tsv", b"text\tn\na,b\t1e3\n", [{"text": "a,b", "n": "1e3"}]),
+        ("a.csv.gz", gzip.compress(b"text\n" + b"x" * 200_000), [{"text": "x" * 200_000}]),
+    ],
+)  # fmt: skip
+def test_values_are_those_that_the_file_has(folder, name, content, rows):
+    Path(name).write_bytes(content)
+    assert read_rows(name) == rows
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_arrow_files_are_read(folder, is_stream):
+    table = pa.Table.from_pylist([{"a": 1, "b": {"bytes": b"x", "path": None}}])
+    with (pa.ipc.new_stream if is_stream else pa.ipc.new_file)("a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    assert read_rows("a.arrow") == table.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", b"a,b\n1,2\n1,2,3\n", "row 1"),
+        ("a.csv", b"a,b\n1\n", "row 0"),
+        ("a.csv", b"a,a\n1,2\n", "same name"),
+        ("a.csv", b'a\n"b\n', "Quote the cell"),
+        ("a.csv", b"a\n", "no rows"),
+        ("a.txt", b"a", "'.txt'"),
+        ("a.jsonl.gz", b"not compressed", "not readable"),
+        ("a.json", b'{"a": 1,\n"b": 2}', "a dict"),
+        ("a.arrow", b"no", "readable arrow file"),
+    ],
+)
+def test_what_cannot_be_read_is_an_error_that_names_the_file(folder, name, content, said):
+    Path(name).write_bytes(content)
+    with pytest.raises(ValueError, match=said) as caught:
+        read_rows(name)
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "splits", "names", "resolved"),
+    [
+        ("chats", TRAIN, ["train.jsonl"], "chats#train"),
+        ("chats", HELD_OUT, ["test.jsonl"], "chats#test"),
+        ("chats#test", TRAIN, ["test.jsonl"], "chats#test"),
+        ("./chats", TRAIN, ["train.jsonl"], "./chats#train"),
+        ("chats/*.jsonl", TRAIN, ["test.jsonl", "train.jsonl"], "chats/*.jsonl"),
+        ("**/tr*.jsonl", TRAIN, ["train.jsonl"], "**/tr*.jsonl"),
+        ("chats/test.jsonl", TRAIN, ["test.jsonl"], "chats/test.jsonl"),
+    ],
+)
+def test_folders_and_globs_are_read(folder, entry, splits, names, resolved):
+    found = resolve_entry(entry, splits)
+    assert (found.entry, [file.name for file in found.files]) == (resolved, names)
+    assert read_rows(found.entry) == [row for name in names for row in read_rows(f"chats/{name}")]
+    assert found.folder == folder / "chats"
+
+
+def test_the_only_split_needs_no_name(folder):
+    shutil.copytree("chats", "one@v1")
+    Path("one@v1/test.jsonl").unlink()
+    (entry,) = name_splits("one@v1", HELD_OUT, [])
+    assert read_rows(entry) == read_rows("chats/train.jsonl")
+
+
+def test_a_card_selects_files_and_configs(folder):
+    shutil.copytree("chats", "card")
+    Path("card/README.md").write_text(
+        "---\nconfigs:\n- config_name: b\n  data_files: [{split: eval, path: test.jsonl}]\n"
+        "- config_name: a\n  data_files: [{split: train, path: train.jsonl}]\n---\n"
+    )
+    assert resolve_entry("card:b").files == (folder / "card" / "test.jsonl",)
+    assert resolve_entry("card:a", HELD_OUT).entry == "card:a#train"
+    with pytest.raises(ValueError, match="'c'"):
+        resolve_entry("card:c")
+
+
+def test_files_of_a_folder_that_are_not_read_are_told(folder):
+    write_rows(Path("chats/other.parquet"), [{"text": "a"}])
+    notices = []
+    assert name_splits(["chats"], TRAIN, notices) == ["chats#train"]
+    assert "other.parquet" in notices[0]
+
+
+def test_a_folder_of_another_format_is_read_by_the_library(folder):
+    Path("texts").mkdir()
+    Path("texts/a.txt").write_text("one\ntwo\n")
+    assert read_rows("texts") == [{"text": "one"}, {"text": "two"}]
+
+
+@pytest.mark.parametrize("in_dict", [True, False])
+def test_folders_of_save_to_disk_are_read(folder, in_dict):
+    rows = [{"a": index, "b": [{"c": None}, {"c": b"d"}]} for index in range(4)]
+    saved = datasets.Dataset.from_list(rows).select([3, 1])
+    (datasets.DatasetDict({"train": saved, "test": saved.select([0])}) if in_dict else saved).save_to_disk("saved")
+    assert read_rows("saved") == [rows[3], rows[1]]
+    if in_dict:
+        assert read_rows(resolve_entry("saved", HELD_OUT).entry) == [rows[3]]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("chats#val", "chats#train, chats#test"),
+        ("chats:other", "'other'"),
+        ("missing", "no such file"),
+        ("chats/*.parquet", "no such file"),
+        ("data/train.parquet", "no such file"),  # not a hub id
+        ("./no/such", "no such file"),
+        ("chats/train.jsonl#train", "no such file"),
+        ("empty", "data files"),
+        ("nobody/nothing", "hub cannot be reached"),
+        ("nobody/nothing:main@v1#test", "hub cannot be reached"),
+    ],
+)
+def test_an_entry_that_names_no_files_is_an_error(folder, entry, said):
+    Path("empty").mkdir()
+    with pytest.raises(ValueError, match=said) as caught:
+        resolve_entry(entry)
+    assert entry.partition("#")[0] in str(caught.value)
+
+
+@pytest.fixture
+def hub(folder, monkeypatch) -> Path:
+    """Cache of the library datasets with openai/gsm8k:main, and cache of the hub with some/chats."""
+    loaded = datasets.load_dataset(str(folder / "chats"))
+    cached = folder / "cache" / "openai___gsm8k" / "main" / "0.0.0" / COMMIT
+    shutil.copytree(Path(loaded["train"].cache_files[0]["filename"]).parent, cached)
+    for file in cached.glob("chats-*.arrow"):
+        file.rename(cached / file.name.replace("chats", "gsm8k"))
+    info = json.loads((cached / "dataset_info.json").read_text())
+    (cached / "dataset_info.json").write_text(json.dumps(info | {"config_name": "main"}))
+    repository = folder / "hub" / "datasets--some--chats"
+    shutil.copytree(folder / "chats", repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "hub"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("entry", "splits", "split"),
+    [
+        ("openai/gsm8k:main", TRAIN, "train"),
+        ("openai/gsm8k", TRAIN, "train"),
+        ("openai/gsm8k", HELD_OUT, "test"),
+        ("openai/gsm8k:main#test", TRAIN, "test"),
+        (f"openai/gsm8k:main@{COMMIT[:7]}#test", TRAIN, "test"),
+        ("some/chats", TRAIN, "train"),
+        ("some/chats", HELD_OUT, "test"),
+        (f"some/chats@{COMMIT}#train", HELD_OUT, "train"),
+    ],
+)
+def test_data_sets_in_the_cache_are_read_offline(hub, entry, splits, split):
+    (found,) = resolve_files([entry], splits)
+    name = entry.partition("#")[0]
+    assert (found.entry, found.hub_id, found.commit) == (f"{name}#{split}", name[: len(found.hub_id)], COMMIT)
+    assert all(file.is_file() for file in found.files)
+    rows = [row | {"data_source": found.hub_id} for row in read_rows(f"chats/{split}.jsonl")]
+    assert read_rows(found.entry) == rows
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("openai/gsm8k:socratic", "'main'"),
+        ("openai/gsm8k:main@abcdef", COMMIT),
+        ("some/chats#validation", "some/chats#train, some/chats#test"),
+        ("some/chats@v2", "hub cannot be reached"),
+    ],
+)
+def test_what_the_cache_lacks_is_an_error(hub, entry, said):
+    with pytest.raises(ValueError, match=said):
+        resolve_entry(entry)
+
+
+def test_an_existing_path_is_never_a_hub_id(hub):
+    shutil.copytree("chats", "openai/gsm8k:main")
+    assert resolve_entry("openai/gsm8k:main").hub_id == ""
+
+
+def test_an_invalid_row_of_a_folder_names_its_file(folder):
+    def convert(row):
+        if row["text"] == "test 1":
+            raise ValueError("bad")
+
+    with pytest.raises(ValueError, match=r"test\.jsonl, row 1: bad"):
+        convert_rows("chats/*.jsonl", read_rows("chats/*.jsonl"), convert)
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_found"),
+    [("chats", True), ("chats#test", True), ("chats/*.jsonl", True), ("openai/gsm8k:main#test", True),
+     ("data/train.parquet", False), ("chats/*.csv", False), ("chats/gsm8k", False), ("./openai/gsm8k", False)],
+)  # fmt: skip
+def test_paths_are_checked_before_anything_is_read(folder, entry, is_found):
+    config = SftConfig().model_copy(update={"data": SftConfig().data.model_copy(update={"train_files": entry})})
+    assert any(error.startswith("data.train_files") for error in find_path_errors(config)) != is_found
+
+
+def test_names_of_sources(folder):
+    assert make_source_names(["a/x.jsonl.gz", "b/x.parquet"]) == ["a/x", "b/x"]
+    assert make_source_names(["org/name-1.5#train", "chats"]) == ["name-1.5#train", "chats"]

@@ -1,0 +1,68 @@
+"""Stop tokens of generation_config.json, and turn ends that are texts."""
+
+import json
+
+import pytest
+
+from alphaapollo.data.generation_config import find_generation_config, read_end_token_ids
+from alphaapollo.data.rendering import Renderer
+from tests.unit.data.conftest import CHATML
+
+REPLY = [{"role": "user", "content": "?"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "ids"),
+    [
+        ({"eos_token_id": [1, 2], "temperature": 0.5}, [1, 2]),
+        ({"eos_token_id": 2}, [2]),
+        ({"eos_token_id": None}, []),
+        ({"top_k": 4}, []),
+    ],
+)
+def test_ends_of_a_generation_config(tmp_path, content, ids):
+    (tmp_path / "generation_config.json").write_text(json.dumps(content))
+    assert read_end_token_ids(str(tmp_path)) == ids
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"eos_token_id": "</s>"}', '{"eos_token_id": [true]}'])
+def test_a_damaged_generation_config_is_refused(tmp_path, content):
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"generation_config\.json"):
+        read_end_token_ids(str(tmp_path))
+
+
+def test_a_model_without_the_file_has_no_ends(tmp_path):
+    for path in ("", str(tmp_path), str(tmp_path / "missing"), "nobody/has-this-model"):
+        assert find_generation_config(path) is None
+        assert read_end_token_ids(path) == []
+
+
+def test_files_of_tokenizer_and_model_are_read(tmp_path, make_tokenizer):
+    tokenizer = make_tokenizer(chat_template=None)
+    for name, ids in (("tokenizer", 0), ("model", [2, 100_000])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    tokenizer.name_or_path = str(tmp_path / "tokenizer")
+    assert Renderer(tokenizer).eos_token_ids == (1, 0)
+    assert Renderer(tokenizer, model_path=str(tmp_path / "model")).eos_token_ids == (1, 0, 2)  # without unknown ids
+
+
+@pytest.mark.parametrize("end", ["###\n", "<|done|>", "\n\n"])
+def test_an_end_that_is_text_does_not_stop(make_tokenizer, end):
+    renderer = Renderer(make_tokenizer(CHATML.replace("<|im_end|>\n", end), eos_token="<|endoftext|>"))
+    assert renderer.eos_token_ids == (2,)
+    assert renderer.missing_end_ids == []
+    assert (repr(end.strip()) in renderer.describe_stops()) == bool(end.strip())
+    following = renderer.encode_observation(REPLY, 40)
+    assert renderer.encode_observation(REPLY, 2) == following
+    assert renderer.tokenizer.decode(following).startswith(end)
+
+
+def test_text_before_the_end_is_trained_and_not_repeated(make_tokenizer):
+    renderer = Renderer(make_tokenizer(CHATML.replace("<|im_end|>", " <|im_end|>")))
+    assert renderer.eos_token_ids == (1,)
+    assert renderer.count_trained(renderer.turn_end_ids) == 2
+    assert renderer.encode_observation(REPLY, 40)[1] == 1
+    assert renderer.encode_observation(REPLY, 1) == renderer.encode_observation(REPLY, 40)[2:]
+    assert renderer.append_turn_end([40, 1]) == [40, 1, renderer.turn_end_ids[-1]]

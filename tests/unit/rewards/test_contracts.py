@@ -1,0 +1,453 @@
+"""Reward functions as the documentation of verl, TRL, OpenRLHF and ms-swift shows them (docs/reward_functions.md)."""
+
+import asyncio
+import http.server
+import json
+import math
+import threading
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+from alphaapollo.config.schema import CustomRewardFunction, Reward
+from alphaapollo.rewards.base import adapt_to_episode, convert_to_score
+from alphaapollo.rewards.contracts import convert_verl_result
+from alphaapollo.rewards.custom import load_reward_function
+from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score
+from tests.builders import make_completion, make_turn
+
+pytestmark = pytest.mark.timeout(60)
+
+CHAT = [{"role": "user", "content": "?"}]
+PROMPT = Prompt(0, "openai/gsm8k", CHAT, ground_truth="4", extra_info={"index": 7, "task": "math"})
+
+
+def load(tmp_path, source, name="compute_score", **fields):
+    path = tmp_path / "reward.py"
+    path.write_text(source)
+    return load_reward_function(CustomRewardFunction(path=str(path), name=name, **fields))
+
+
+def call(loaded, prompt=PROMPT, text="4", **fields):
+    episode = Episode(text, [EpisodeTurn(text, token_ids=[5, 6])], "user: ?\n", step=3, max_steps=10)
+    result = adapt_to_episode(loaded.function)(prompt, replace(episode, **fields))
+
+    async def wait():
+        return await result
+
+    return convert_to_score(asyncio.run(wait()) if loaded.is_async else result)
+
+
+VERL = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    assert (data_source, extra_info["index"]) == ("openai/gsm8k", 7)
+    return 1.0 if solution_str == ground_truth else 0.0
+"""
+VERL_DICT = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"score": 0.5, "acc": solution_str == ground_truth, "pred": solution_str, "length": len(solution_str)}
+"""
+VERL_ASYNC = """
+import asyncio
+async def compute_score(data_source, solution_str, ground_truth, extra_info):
+    await asyncio.sleep(0)
+    return {"score": 1.0, "acc": True}
+"""
+VERL_KWARGS = """
+def compute_score(data_source, solution_str, ground_truth, extra_info, scale, names=()):
+    return scale * (solution_str == ground_truth) + len(names)
+"""
+VERL_BATCH = """
+def compute_score(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):
+    return [{"score": float(s == g), "acc": 1.0} for s, g in zip(solution_strs, ground_truths)]
+"""
+TRL_FORMAT = """
+import re
+def compute_score(completions, **kwargs):
+    contents = [completion[0]["content"] for completion in completions]
+    return [1.0 if re.match(r"^4$", content) else 0.0 for content in contents]
+"""
+TRL_COLUMNS = """
+def compute_score(prompts, completions, completion_ids, trainer_state, task, ground_truth, solution, **kwargs):
+    assert prompts[0][-1]["content"] == "?" and kwargs["index"] == [7] and kwargs["data_source"] == ["openai/gsm8k"]
+    assert completion_ids == [[5, 6]] and (trainer_state.global_step, trainer_state.max_steps) == (3, 10)
+    return [1.0 if t == "math" and g == s == "4" else None for t, g, s in zip(task, ground_truth, solution)]
+"""
+TRL_IDS = """
+def compute_score(completion_ids, **kwargs):
+    return [float(len(ids)) for ids in completion_ids]
+"""
+TRL_ASYNC = """
+import asyncio
+async def compute_score(prompts, completions, **kwargs):
+    await asyncio.sleep(0.0)
+    return [1.0 if completion else 0.0 for completion in completions]
+"""
+TRL_LOG = """
+def compute_score(completions, ground_truth, log_extra=None, log_metric=None, **kwargs):
+    log_extra("golden", list(ground_truth))
+    log_extra("size", [2])
+    log_metric("accuracy", 1.0)
+    return [1.0]
+"""
+OPENRLHF = """
+import torch
+def compute_score(queries, prompts, labels, **kwargs):
+    answers = [query[len(prompt):] for query, prompt in zip(queries, prompts)]
+    assert prompts == ["user: ?\\n"]
+    reward = torch.tensor([float(answer == label) for answer, label in zip(answers, labels)])
+    return {"rewards": reward, "scores": reward, "extra_logs": {"dummy": reward, "mean": reward.mean(), "name": ["x"]}}
+"""
+OPENRLHF_TENSOR = """
+import torch
+def compute_score(queries, prompts, labels):
+    return torch.tensor([2.0])
+"""
+SWIFT = """
+from typing import List
+from swift.plugin import ORM, orms
+from swift.utils import get_logger
+logger = get_logger()
+class Accuracy(ORM):
+    def __call__(self, completions, solution, **kwargs) -> List[float]:
+        assert kwargs["messages"][0][-1] == {"role": "assistant", "content": "4"}
+        return [float(content == sol) for content, sol in zip(completions, solution)]
+orms["compute_score"] = Accuracy
+"""
+SWIFT_STATE = """
+from swift.rewards import ORM, orms
+class compute_score(ORM):
+    def __init__(self, args=None, scale=1.0):
+        super().__init__(args)
+        self.scale = scale
+    def __call__(self, completions, trainer_state, **kwargs):
+        return [self.scale * trainer_state.global_step / trainer_state.max_steps for _ in completions]
+"""
+SWIFT_ASYNC = """
+from swift.rewards import AsyncORM, orms
+class Remote(AsyncORM):
+    async def __call__(self, completions, **kwargs):
+        return [1.0 for _ in completions]
+orms["compute_score"] = Remote
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "score", "fields"),
+    [
+        (VERL, Score(1.0), {}),
+        (VERL_DICT, Score(0.5, {"accuracy": 1.0, "length": 1.0}), {}),
+        (VERL_ASYNC, Score(1.0, {"accuracy": 1.0}), {}),
+        (VERL_KWARGS, Score(4.0), {"reward_kwargs": {"scale": 3.0, "names": ["a"]}}),
+        (VERL_BATCH, Score(1.0, {"accuracy": 1.0}), {}),
+        (TRL_FORMAT, Score(1.0), {}),
+        (TRL_COLUMNS, Score(1.0), {}),
+        (TRL_IDS, Score(2.0), {}),
+        (TRL_ASYNC, Score(1.0), {}),
+        (TRL_LOG, Score(1.0, {"size": 2.0, "accuracy": 1.0}, reason="golden: 4"), {}),
+        (OPENRLHF, Score(1.0, {"accuracy": 1.0, "dummy": 1.0, "mean": 1.0}), {}),
+        (OPENRLHF_TENSOR, Score(2.0), {}),
+        (SWIFT, Score(1.0), {}),
+        (SWIFT_STATE, Score(0.3), {}),
+        (SWIFT_ASYNC, Score(1.0), {}),
+    ],
+)
+def test_functions_run_unchanged(tmp_path, source, score, fields):
+    assert call(load(tmp_path, source, **fields)) == score
+
+
+@pytest.mark.parametrize(
+    ("parameters", "value"),
+    [
+        ("data_source, solution_str", "float((data_source, solution_str) == ('openai/gsm8k', '4'))"),
+        ("ground_truth, solution_str, method='strict'", "float(solution_str == ground_truth)"),
+        ("solution_str, **kwargs", "float(kwargs['extra_info']['index'] == 7 and len(kwargs) == 3)"),
+        ("*, solution_str", "float(solution_str == '4')"),
+        ("completions, **kwargs", "[float(c[0]['content'] == a) for c, a in zip(completions, kwargs['answer'])]"),
+        ("prompts, completions, index", "[float(p[0]['content'] == '?' and i == 7) for p, i in zip(prompts, index)]"),
+        ("completions, reward_model", "[float(reward_model[0]['ground_truth'] == '4')]"),
+        ("completions, other", "[float(other == [None])]"),
+    ],
+)
+def test_parameters_in_any_order_and_subset(tmp_path, parameters, value):
+    assert call(load(tmp_path, f"def compute_score({parameters}):\n    return {value}")) == Score(1.0)
+
+
+VALUES = [["Paris", "paris"], {"target": ["a"]}, False, 12, 0.5, Decimal("1.5"), date(2024, 2, 1), b"14", [[1, 2]]]
+
+
+@pytest.mark.parametrize("truth", VALUES, ids=repr)
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def compute_score(solution_str, ground_truth):\n    return float(ground_truth == {!r})",
+        "def compute_score(completions, ground_truth, **kwargs):\n    return [float(ground_truth == [{!r}])]",
+        "def compute_score(completions, solution, **kwargs):\n    return [float(solution == [{!r}])]",
+        "def compute_score(queries, prompts, labels):\n    return [float(labels == [{!r}])]",
+        "def compute_score(prompt, completion):\n    return float(prompt.ground_truth == {!r})",
+    ],
+)
+def test_functions_get_the_value_of_the_file(tmp_path, source, truth):
+    head = "from datetime import date\nimport datetime\nfrom decimal import Decimal\n"
+    assert call(load(tmp_path, head + source.format(truth)), replace(PROMPT, ground_truth=truth)) == Score(1.0)
+
+
+def test_columns_of_the_file_come_before_the_ground_truth(tmp_path):
+    loaded = load(
+        tmp_path, "def compute_score(completions, answer, **kwargs):\n    return [float(answer == ['#### 4'])]"
+    )
+    assert call(loaded, replace(PROMPT, extra_info={"answer": "#### 4"})) == Score(1.0)
+
+
+def test_texts_for_a_text_prompt(tmp_path):
+    loaded = load(tmp_path, "def compute_score(completions, **kwargs):\n    return [float(completions == ['4'])]")
+    assert call(loaded, replace(PROMPT, content="?")) == Score(1.0)
+
+
+TWO = """
+def math_reward(completions, task, **kwargs):
+    return [1.0 if t == "math" else None for t in task]
+async def code_reward(completions, task, **kwargs):
+    return [-1.0 if t == "code" else None for t in task]
+def length(completions, **kwargs):
+    return [len(completions[0][0]["content"])]
+def compute_score(data_source, solution_str):
+    return {"score": 0.5, "acc": 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "task", "score"),
+    [
+        ("math_reward, length", [], "math", Score(2.0, {"math_reward": 1.0, "length": 1.0})),
+        ("math_reward,length", [1.0, 0.5], "math", Score(1.5, {"math_reward": 1.0, "length": 1.0})),
+        ("math_reward,code_reward", [], "code", Score(-1.0, {"code_reward": -1.0})),
+        ("compute_score,length", [2, 1], "x", Score(2.0, {"compute_score": 0.5, "accuracy": 1.0, "length": 1.0})),
+    ],
+)
+def test_several_functions_are_added(tmp_path, name, weights, task, score):
+    assert call(load(tmp_path, TWO, name, weights=weights), replace(PROMPT, extra_info={"task": task})) == score
+
+
+def test_no_function_applies(tmp_path):
+    with pytest.raises(TypeError, match="math_reward, code_reward return None"):
+        call(load(tmp_path, TWO, "math_reward,code_reward"), replace(PROMPT, extra_info={"task": "x"}))
+
+
+def test_one_weight_for_each_name():
+    with pytest.raises(ValueError, match=r"weights=\[1\.0\].*name=f, g"):
+        CustomRewardFunction(path="x.py", name="f, g", weights=[1.0])
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("def compute_score(solution_str, tokenizer): return 1.0", "'tokenizer'"),
+        ("def compute_score(solution_str, /): return 1.0", "'solution_str' .*positional only"),
+        ("def compute_score(queries, tokens): return 1.0", "'tokens'"),
+        ("def compute_score(prompt, completion, ground_truth): return 1.0", "'ground_truth'"),
+        (
+            "class compute_score:\n    def __init__(self, size): pass\n    def __call__(self, completions): pass",
+            "'size'",
+        ),
+    ],
+)
+def test_unavailable_arguments_are_rejected(tmp_path, source, what):
+    with pytest.raises(ValueError, match=rf"\.name: .*reward\.py: compute_score.*{what}"):
+        load(tmp_path, source)
+
+
+@pytest.mark.parametrize(("source", "columns"), [(TRL_COLUMNS, ("task",)), (SWIFT, ()), (VERL, ())])
+def test_required_columns(tmp_path, source, columns):
+    assert load(tmp_path, source).columns == columns
+
+
+@pytest.mark.parametrize(
+    ("contract", "value", "error"),
+    [
+        ("completions", "1.0", TypeError),
+        ("completions", "[1.0, 0.0]", ValueError),
+        ("completions", "[]", ValueError),
+        ("completions", "[None]", TypeError),
+        ("completions", "[float('nan')]", ValueError),
+        ("completions", "'1'", TypeError),
+        ("completions", "{'a': 1}", TypeError),
+        ("queries, prompts, labels", "{'scores': [1.0]}", KeyError),
+        ("solution_str", "{'score': None}", TypeError),
+        ("solution_str", "{'score': float('nan'), 'acc': 1}", ValueError),
+        ("solution_str", "None", TypeError),
+    ],
+)
+def test_results_that_are_no_reward_are_failures(tmp_path, contract, value, error):
+    with pytest.raises(error):
+        call(load(tmp_path, f"def compute_score({contract}):\n    return {value}"))
+
+
+@pytest.mark.parametrize(
+    ("result", "score", "skipped"),
+    [
+        ({"reward": 1, "a": math.nan, "b": 2}, Score(1.0, {"b": 2.0}), ("a",)),
+        ({"reward": 1, "a": math.inf}, Score(1.0), ("a",)),
+        (Score(1.0, {"a": math.nan}), Score(1.0), ("a",)),
+        (convert_verl_result({"score": 1, "acc": np.float32("nan")}), Score(1.0), ("accuracy",)),
+    ],
+)
+def test_a_metric_that_is_not_finite_is_left_out_and_counted(result, score, skipped):
+    found = convert_to_score(result)
+    assert replace(found, skipped_components=()) == score and found.skipped_components == skipped
+
+
+def test_verl_result_is_converted():
+    result = {"score": -0.5, "acc": True, "pred": "7", "reason": None, "length": np.float32(2), "reward": 9}
+    assert convert_to_score(convert_verl_result(result)) == Score(-0.5, {"accuracy": 1.0, "length": 2.0})
+    assert convert_verl_result({"a": 1.0}) == {"a": 1.0} and convert_verl_result(0.5) == 0.5
+    with pytest.raises(TypeError, match="is a str"):
+        convert_to_score(convert_verl_result({"score": "high"}))
+
+
+def grade(tmp_path, source, texts, timeout=30.0, turns=(), **fields):
+    """Grade texts at the same time in a grader process."""
+    path = tmp_path / "reward.py"
+    path.write_text(source)
+
+    async def main():
+        client = RewardClient(Reward(timeout=timeout), CustomRewardFunction(path=str(path), **fields))
+        await client.start()
+        try:
+            return await asyncio.gather(*(client.score(PROMPT, text, turns) for text in texts))
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+MEETING = '''
+import asyncio
+waiting, enough = [], asyncio.Event()
+async def compute_score(data_source, solution_str, ground_truth, extra_info):
+    """Return once 20 calls run at the same time."""
+    waiting.append(solution_str)
+    if len(waiting) == 20:
+        enough.set()
+    await enough.wait()
+    return float(solution_str)
+'''
+
+
+def test_calls_of_an_async_function_overlap(tmp_path):
+    scores = grade(tmp_path, MEETING, map(str, range(20)))
+    assert [score.reward for score in scores] == [*range(20)]
+
+
+def test_functions_that_are_async_are_awaited_together(tmp_path):
+    source = """
+import asyncio
+met = asyncio.Event()
+async def first(completions, **kwargs):
+    await met.wait()
+    return [1.0]
+async def second(completions, **kwargs):
+    met.set()
+    return [2.0]
+"""
+    assert grade(tmp_path, source, ["x"], name="first,second")[0].reward == 3.0
+
+
+FAULTS = """
+import asyncio, os, time
+async def compute_score(prompt, completion):
+    if completion == "hang":
+        await asyncio.Event().wait()
+    if completion == "block":
+        time.sleep(1000)
+    if completion == "die":
+        os._exit(3)
+    if completion == "raise":
+        raise KeyError("k")
+    return float(completion)
+"""
+
+
+@pytest.mark.parametrize(("fault", "what"), [("hang", "within 0.5 s"), ("raise", "KeyError: 'k'")])
+def test_faults_of_an_async_function_concern_one_completion(tmp_path, fault, what):
+    failed, right = grade(tmp_path, FAULTS, [fault, "1"], timeout=0.5)
+    assert failed.outcome is Outcome.GRADER_FAILED and what in failed.reason and right == Score(1.0)
+
+
+@pytest.mark.parametrize(("fault", "what"), [("block", "within 0.5 s"), ("die", "exit code 3")])
+def test_a_process_that_is_blocked_or_dies_is_replaced(tmp_path, fault, what):
+    path = tmp_path / "reward.py"
+    path.write_text(FAULTS)
+
+    async def main():
+        client = RewardClient(Reward(timeout=0.5), CustomRewardFunction(path=str(path)))
+        await client.start()
+        try:
+            return [await client.score(PROMPT, text) for text in (fault, "1")]
+        finally:
+            await client.close()
+
+    failed, right = asyncio.run(main())
+    assert failed.outcome is Outcome.GRADER_FAILED and what in failed.reason and right == Score(1.0)
+
+
+def test_tokens_and_steps_arrive_in_the_grader_process(tmp_path):
+    source = """
+def compute_score(completion_ids, trainer_state, **kwargs):
+    return [100 * trainer_state.global_step + sum(completion_ids[0])]
+"""
+    turn = make_turn(make_completion([3, 4], version=2))
+    assert grade(tmp_path, source, ["x"], turns=[turn])[0].reward == 207.0
+
+
+def test_a_reward_server(tmp_path):
+    asked = []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            body = json.dumps({"rewards": [0.5], "scores": [1.0], "extra_logs": {"a": [2.0]}}).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    custom = CustomRewardFunction(path=f"http://127.0.0.1:{server.server_port}/get_reward")
+
+    async def main():
+        client = RewardClient(Reward(timeout=30), custom)
+        await client.start()
+        try:
+            return await client.score(PROMPT, "4")
+        finally:
+            await client.close()
+
+    assert asyncio.run(main()) == Score(0.5, {"accuracy": 1.0, "a": 2.0})
+    assert asked == [{"query": ["?\n4"], "prompts": ["?\n"], "labels": ["4"]}]
+    server.shutdown()
+
+
+def test_a_metric_that_the_algorithm_needs_must_be_finite(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text("def compute_score(prompt, completion):\n    return {'reward': 1.0, 'format': float('nan')}")
+
+    async def main(needed):
+        client = RewardClient(Reward(), CustomRewardFunction(path=str(path)))
+        client.fails_incomplete = needed
+        await client.start()
+        try:
+            return await client.score(PROMPT, "4")
+        finally:
+            await client.close()
+
+    assert asyncio.run(main(False)).skipped_components == ("format",)
+    failed = asyncio.run(main(True))
+    assert failed.outcome is Outcome.GRADER_FAILED and "format" in failed.reason

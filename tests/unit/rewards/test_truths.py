@@ -1,0 +1,170 @@
+"""Each kind of ground truth scores for the right answer only, or is refused with an error that shows it."""
+
+import datetime
+import json
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from alphaapollo.rewards import exact_match, gsm8k, multiple_choice, search
+from alphaapollo.rewards.accepted_answers import read_accepted_answers
+from alphaapollo.rewards.math import grader as math_grader
+from alphaapollo.types import Prompt
+
+GRADERS = {
+    "exact": exact_match,
+    "gsm8k": gsm8k,
+    "math": math_grader,
+    "mmlu": multiple_choice,
+    "search": search,
+}
+CITIES = {"choices": ["London", "Paris", "Rome", "Bonn"]}
+ARC = {"choices": {"label": ["1", "2", "3"], "text": ["ice", "fire", "sand"]}}
+LETTERS = {"options": {"A": "ice", "C": "sand", "B": "fire"}}
+NUMBERS = {"choices": ["2", "0", "1", "3"]}
+
+
+def score(name, truth, text, columns=None):
+    return GRADERS[name].grade(Prompt(0, name, "?", truth, columns or {}), text).reward
+
+
+@pytest.mark.parametrize(
+    ("name", "truth", "right", "wrong"),
+    [
+        ("exact", "the cat", ["the cat"], ["a cat"]),
+        ("exact", ["the cat", "a cat"], ["the cat", "a cat"], ["the cat a cat", "cat"]),
+        ("exact", '["the cat", "a cat"]', ["the cat", "a cat", '["the cat", "a cat"]'], ["cat"]),
+        ("exact", "['the cat' 'a cat']", ["the cat", "a cat"], ["cat"]),
+        ("exact", np.array(["the cat", "a cat"], dtype=object), ["a cat"], ["cat"]),
+        ("exact", {"target": ["x"], "style": None}, ["x"], ["y"]),
+        ("exact", "[1, 2]", ["[1, 2]"], ["1", "2"]),
+        ("exact", "[]", ["[]"], ["1"]),
+        ("exact", '{"a": 1}', ['{"a": 1}'], ["1"]),
+        ("exact", [1, 2.0, None, ""], ["1", "2"], ["None", "3"]),
+        ("exact", 12, ["12"], ["13"]),
+        ("exact", 12.0, ["12", "12.0"], ["120"]),
+        ("exact", float(np.float32(0.1)), ["0.1"], ["0.2"]),
+        ("exact", np.int64(7), ["7"], ["8"]),
+        ("exact", True, ["True", "true", "yes", "Yes"], ["False", "no", "1"]),
+        ("exact", np.False_, ["False", "no"], ["True"]),
+        ("exact", "True", ["True"], ["true", "yes"]),
+        ("exact", datetime.date(2024, 5, 1), ["2024-05-01"], ["2024-05-02"]),
+        ("gsm8k", 18, ["#### 18", "18.0"], ["19"]),
+        ("gsm8k", 18.0, ["#### 18"], ["180"]),
+        ("gsm8k", [18, "20"], ["18", "20"], ["1820", "19"]),
+        ("gsm8k", '["18", "20"]', ["18", "20"], ["19"]),
+        ("gsm8k", ["eighteen", "18"], ["18"], ["1"]),
+        ("gsm8k", Decimal("0.50"), ["1/2", "0.5"], ["5"]),
+        ("gsm8k", Fraction(1, 3), ["1/3"], ["3"]),
+        ("gsm8k", "#### 1,200", ["1200"], ["200"]),
+        ("gsm8k", {"answer": "x = 3\n#### 3"}, ["3"], ["4"]),
+        ("gsm8k", np.float32(2.5), ["2.5"], ["2"]),
+        ("math", ["12", "34"], [r"\boxed{12}", r"\boxed{34}"], [r"\boxed{1234}", r"\boxed{12, 34}"]),
+        ("math", '["12", "34"]', [r"\boxed{12}", r"\boxed{34}"], [r"\boxed{46}"]),
+        ("math", [r"\frac{1}{2}", "x"], [r"\boxed{0.5}", r"\boxed{x}"], [r"\boxed{y}"]),
+        ("math", "[1, 2]", [r"\boxed{[1,2]}"], [r"\boxed{1}", r"\boxed{2}"]),
+        ("math", 0.5, [r"\boxed{\frac{1}{2}}"], [r"\boxed{5}"]),
+        ("math", 204, [r"\boxed{204}"], [r"\boxed{205}"]),
+        ("math", np.array([204]), [r"\boxed{204}"], [r"\boxed{205}"]),
+        ("math", True, [r"\boxed{\text{Yes}}", r"\boxed{True}"], [r"\boxed{\text{No}}"]),
+        ("math", False, [r"\boxed{\text{No}}"], [r"\boxed{\text{Yes}}"]),
+        ("math", {"ground_truth": "7", "style": "rule"}, [r"\boxed{7}"], [r"\boxed{8}"]),
+        ("search", {"target": ["Paris", "City of Light"]}, ["Paris", "the city of light"], ["London"]),
+        ("search", {"target": np.array(["Paris"], dtype=object)}, ["Paris"], ["ari", "London"]),
+        ("search", ["Paris", None], ["paris"], ["None"]),
+        ("search", "[1945, 1946]", ["1945", "1946"], ["1944"]),
+        ("search", 1945.0, ["1945"], ["19450"]),
+        ("search", ("Paris", "Lutetia"), ["Lutetia"], ["London"]),
+        ("search", {"text": ["Paris", "paris"], "answer_start": [3, 9]}, ["Paris"], ["3", "9"]),
+        ("search", {"value": "Paris", "aliases": ["Lutetia"], "type": "WikipediaEntity"}, ["Lutetia"], ["London"]),
+        ("search", True, ["yes", "True"], ["no"]),
+        ("mmlu", "B", ["B", "Answer: (b)"], ["A", "A, B", "AB"]),
+        ("mmlu", "(B) Paris", ["B"], ["A"]),
+        ("mmlu", "A, C", ["A, C", "C and A", "AC", "<answer>A. x, C. y</answer>"], ["A", "C", "A, B, C"]),
+        ("mmlu", "AC", ["A, C"], ["A", "B"]),
+        ("mmlu", ["A", "C"], ["A, C"], ["A", "C"]),
+        ("mmlu", '["A", "C"]', ["A, C"], ["A"]),
+        ("mmlu", ["B"], ["B"], ["A"]),
+        ("mmlu", {"target": "B"}, ["B"], ["A"]),
+    ],
+)
+def test_right_and_wrong_answers(name, truth, right, wrong):
+    assert [score(name, truth, text) for text in right] == [1.0] * len(right)
+    assert [score(name, truth, text) for text in wrong] == [0.0] * len(wrong)
+    assert score(name, truth, GRADERS[name].answer_from_truth(Prompt(0, name, "?", truth))) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("truth", "columns", "letters"),
+    [
+        (2, CITIES, "C"),
+        (2.0, CITIES, "C"),
+        (np.int64(0), CITIES, "A"),
+        ([0, 3], CITIES, "A, D"),
+        ("Paris", CITIES, "B"),
+        ("D", CITIES, "D"),
+        ("2", ARC, "B"),
+        ("fire", ARC, "B"),
+        ("fire", LETTERS, "B"),
+        ("sand", {"options": json.dumps(LETTERS["options"])}, "C"),
+        (2, NUMBERS, "C"),
+        ("2", NUMBERS, "A"),
+        ("A", {"choices": 4}, "A"),
+    ],
+)
+def test_choices(truth, columns, letters):
+    prompt = Prompt(0, "mmlu", "?", truth, columns)
+    assert multiple_choice.answer_from_truth(prompt) == f"<answer>{letters}</answer>"
+
+
+@pytest.mark.parametrize(
+    ("names", "truth", "shown"),
+    [
+        ("exact gsm8k math mmlu search", None, "None"),
+        ("exact gsm8k math mmlu search", " ", "' '"),
+        ("exact gsm8k math mmlu search", [], r"\[\]"),
+        ("exact gsm8k math mmlu search", [None, ""], r"\[None, ''\]"),
+        ("exact gsm8k math mmlu search", {"solution": "x"}, "'solution'.*target"),
+        ("exact gsm8k math mmlu search", [["a"], ["b"]], r"\['a'\]"),
+        ("exact gsm8k math search", float("nan"), "nan"),
+        ("exact gsm8k math search", [float("inf")], "inf"),
+        ("exact gsm8k math search", b"Paris", "bytes"),
+        ("gsm8k", True, "True"),
+        ("gsm8k", "many", "many"),
+        ("mmlu", 2, "2 is not a letter.*choices"),
+        ("mmlu", True, "True"),
+        ("mmlu", "Paris", "Paris"),
+        ("mmlu", ["B", "Paris"], "Paris"),
+    ],
+)
+def test_other_truths_are_refused(names, truth, shown):
+    for name in names.split():
+        with pytest.raises(ValueError, match=shown):
+            GRADERS[name].answer_from_truth(Prompt(0, name, "?", truth))
+        with pytest.raises(ValueError, match=shown):
+            score(name, truth, "x")
+
+
+@pytest.mark.parametrize(("truth", "columns"), [(4, CITIES), (-1, CITIES), ("5", NUMBERS), ("Oslo", CITIES)])
+def test_unknown_choices_are_refused(truth, columns):
+    with pytest.raises(ValueError, match=f"{truth}.*4 choices"):
+        multiple_choice.answer_from_truth(Prompt(0, "mmlu", "?", truth, columns))
+
+
+@pytest.mark.parametrize(
+    ("truth", "answers"),
+    [
+        ("Paris", ["Paris"]),
+        ('{"target": "Paris"}', ["Paris"]),
+        ("{'target': array}", ["{'target': array}"]),
+        (r"\{1, 2\}", [r"\{1, 2\}"]),
+        ("[", ["["]),
+        (["a", 1.5, 10**30, 0.1], ["a", "1.5", str(10**30), "0.1"]),
+        (1e22, [str(10**22)]),
+        (0.123456789, ["0.123456789"]),
+    ],
+)
+def test_accepted_answers(truth, answers):
+    assert read_accepted_answers(truth) == answers
