@@ -159,12 +159,6 @@ class Renderer:
         ends = {*self.eos_token_ids, *self._closing_ids}
         return [*dropwhile(lambda token: token not in ends, token_ids)]
 
-    def count_trained(self, token_ids: Sequence[int]) -> int:
-        """Return how many tokens of an answer, and of what the template has after it, are trained on: those up to the
-        first stop token, or all without one."""
-        stops = self.eos_token_ids
-        return next((index + 1 for index, token in enumerate(token_ids) if token in stops), len(token_ids))
-
     def append_turn_end(self, token_ids: list[int]) -> list[int]:
         """If the last token is the end-of-turn token, append what the chat template has after it, e.g. a newline."""
         end = self.turn_end_ids
@@ -279,6 +273,7 @@ class Renderer:
         frame = set[int]()
         with suppress(ValueError):  # a template for other chats
             shown = self._apply_template([question, answer, question], True) if self.tokenizer.chat_template else ""
+            shown = re.sub("</?think>", "", shown)  # the assistant writes thoughts, also if the template opens them
             frame = {*self.encode([shown])[0]} & self._marker_ids | {*self.eos_token_ids}
         added, template = self.tokenizer.added_tokens_decoder, str(self.tokenizer.chat_template)
         markers = {one for one in self._marker_ids & {*added} if added[one].special or added[one].content in template}
