@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from alphaapollo.data.chats import drop_thoughts, read_inline_thoughts, read_thoughts
@@ -59,8 +60,7 @@ def split_chat(
     for turn in turns:
         prompt, answer = render_turn(chat, turn, renderer)
         if in_one_example and seen and not prompt.startswith(seen):
-            start = next(index for index, pair in enumerate(zip(prompt, seen, strict=False)) if pair[0] != pair[1])
-            prompt = seen + _find_text_after(examples[-1][-1].text, prompt, start, turn)
+            prompt = seen + _find_text_after(seen, examples[-1][-1].text, prompt, turn)
         if not seen or not prompt.startswith(seen):
             examples.append([])
             seen, num_seen = "", 0
@@ -97,7 +97,8 @@ def render_turn(chat: Sequence[Message], turn: int, renderer: Renderer) -> tuple
 
 
 def _find_answer(history: Sequence[Message], message: Message, prompt: str, renderer: Renderer) -> str | None:
-    """Return the text that the model must write after a prompt; None if the rendered chat does not continue it."""
+    """Return the text that the model must write after a prompt; None if the rendered chat does not continue it, or the
+    prompt ends thoughts that the message has."""
     chat = [*history, message]
     shown = renderer.render_chat(chat, add_generation_prompt=False)
     start = OPEN_THOUGHT.sub("", prompt)
@@ -108,6 +109,8 @@ def _find_answer(history: Sequence[Message], message: Message, prompt: str, rend
     else:
         return None
     thoughts = read_thoughts(message) or read_inline_thoughts(message["content"])
+    if thoughts and prompt.rstrip().endswith("</think>"):
+        return None
     before, end, _ = answer.partition("</think>")
     if start == prompt and thoughts.strip() not in answer:
         answer = f"<think>\n{thoughts}\n</think>\n\n{EMPTY_THOUGHT.sub('', answer)}"
@@ -125,10 +128,12 @@ def _find_answer(history: Sequence[Message], message: Message, prompt: str, rend
     return answer + "".join(renderer.tokenizer.convert_ids_to_tokens(renderer.missing_end_ids))
 
 
-def _find_text_after(answer: str, prompt: str, start: int, turn: int) -> str:
-    """Return the text of a prompt after an earlier answer, whose thoughts the template may have dropped. The answer is
-    in the prompt after `start` characters."""
-    _, found, following = prompt[start:].partition(answer.rpartition("</think>")[2].lstrip("\n"))
+def _find_text_after(seen: str, answer: str, prompt: str, turn: int) -> str:
+    """Return the text of a prompt after an earlier answer, with which `seen` ends. The template may have dropped the
+    thoughts of this answer from the prompt."""
+    start = OPEN_THOUGHT.sub("", seen.removesuffix(answer))
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, start, strict=False)))
+    _, found, following = prompt[common:].partition(answer.rpartition("</think>")[2].lstrip("\n"))
     if not found:
         raise ValueError(
             f"the chat template changes the turns before message {turn}, so they are no example together. Move these "

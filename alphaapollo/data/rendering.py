@@ -274,6 +274,7 @@ class Renderer:
         with suppress(ValueError):  # a template for other chats
             shown = self._apply_template([question, answer, question], True) if self.tokenizer.chat_template else ""
             shown = re.sub("</?think>", "", shown)  # the assistant writes thoughts, also if the template opens them
+            shown = re.sub("</?think>", "", shown)  # the assistant writes thoughts, also if the template opens them
             frame = {*self.encode([shown])[0]} & self._marker_ids | {*self.eos_token_ids}
         added, template = self.tokenizer.added_tokens_decoder, str(self.tokenizer.chat_template)
         markers = {one for one in self._marker_ids & {*added} if added[one].special or added[one].content in template}
