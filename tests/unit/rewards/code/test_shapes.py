@@ -75,6 +75,8 @@ SHAPES = {
     "klear": ({"type": "stdin_stdout", "input": ["1 2", "3 4"], "output": ["3", "7"], "fn_name": None}, SUM, CONSTANT),
     "records": (PROGRAM_CASES, SUM, CONSTANT),
     "records as texts": ([json.dumps(case) for case in PROGRAM_CASES], SUM, CONSTANT),
+    "records of lists": ([STDIN, {"inputs": ["5 6"], "outputs": ["11"]}], SUM, CONSTANT),
+    "records of lines": ([{"input": ["1", "2"], "output": ["3"]}, {"input": ["3 4"], "output": 7}], SUM, CONSTANT),
     "records of numpy": (np.array(PROGRAM_CASES, dtype=object), SUM, CONSTANT),
     "codeforces": ({"official_tests": PROGRAM_CASES, "time_limit": 2.0, "memory_limit": 256.0}, SUM, CONSTANT),
     "deepcoder": ([{**case, "type": "stdin_stdout", "fn_name": None} for case in PROGRAM_CASES], SUM, CONSTANT),
@@ -193,6 +195,9 @@ def test_results_of_functions(expected, same, different):
         ("a poem", "SyntaxError"),
         (3, "is a int"),
         (base64.b64encode(zlib.compress(pickle.dumps({"a": "b", "c": "d"}))).decode(), "pickled string"),
+        ({"test": CHECK, "entry_point": "f", "prompt": "def f(x):\n"}, "IndentationError"),
+        ({**STDIN, "time_limit": ""}, "ValueError"),
+        ("eJ" + "A" * 30, "error: Error"),
         ({"test": "import nothing_like_it\ndef check(f): f()", "entry_point": "f"}, "ModuleNotFoundError"),
     ],
 )
