@@ -431,7 +431,7 @@ def test_a_reward_server(tmp_path):
             await client.close()
 
     assert asyncio.run(main()) == Score(0.5, {"accuracy": 1.0, "a": 2.0})
-    assert asked == [{"query": ["?\n4"], "prompts": ["?\n"], "labels": ["4"]}]
+    assert asked == [{"query": ["?4"], "prompts": ["?"], "labels": ["4"]}]
     server.shutdown()
 
 
