@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from alphaapollo.data.chats import drop_thoughts, read_inline_thoughts, read_thoughts
+from alphaapollo.data.chats import THOUGHT_KEYS, add_thoughts, drop_thoughts, read_inline_thoughts, read_thoughts
 from alphaapollo.data.images import PictureTokens
 from alphaapollo.types import JsonObject, Message
 
@@ -50,6 +50,9 @@ def split_chat(
     if no text of the rendered chat is the answer to the prompt.
     """
     check_chat_is_shown(chat, renderer)
+    template = str(renderer.tokenizer.chat_template)
+    if "</think>" not in template and any(f".{key}" in template for key in THOUGHT_KEYS):  # gpt-oss: no inline thoughts
+        chat = [add_thoughts(drop_thoughts(one), read_thoughts(one) or read_inline_thoughts(one)) for one in chat]
     answers = [index for index, message in enumerate(chat) if message["role"] == "assistant"]
     turns = [index for index in answers if chat[index].get("train", True)][-1 if last_turn_only else 0 :]
     if not turns:
@@ -108,7 +111,7 @@ def _find_answer(history: Sequence[Message], message: Message, prompt: str, rend
         answer = shown[len(start) :].removeprefix("<think>")
     else:
         return None
-    thoughts = read_thoughts(message) or read_inline_thoughts(message["content"])
+    thoughts = read_thoughts(message) or read_inline_thoughts(message)
     if thoughts and prompt.rstrip().endswith("</think>"):
         return None
     before, end, _ = answer.partition("</think>")

@@ -127,9 +127,9 @@ def add_thoughts(message: Message, thoughts: str) -> Message:
     return {**message, "reasoning_content": thoughts, "thinking": thoughts} if thoughts else message
 
 
-def read_inline_thoughts(content: str) -> str:
-    """Return the thoughts that a content has before `</think>`."""
-    before, end, _ = content.partition("</think>")
+def read_inline_thoughts(message: Message) -> str:
+    """Return the thoughts that an assistant's content has before `</think>`."""
+    before, end, _ = message["content"].partition("</think>" if message["role"] == "assistant" else "\0")
     return before.split("<think>")[-1].strip("\n") if end else ""
 
 

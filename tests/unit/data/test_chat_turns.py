@@ -1,5 +1,7 @@
 """Turns of chats over sixteen families: the prompt of inference, and what the model must write after it."""
 
+from contextlib import contextmanager
+
 import pytest
 
 from alphaapollo.data.chat_turns import check_chat_is_shown, split_chat
@@ -85,21 +87,30 @@ def test_answers_begin_after_what_the_template_prefills(name, prefill, plain, th
     assert texts(split(family, USER, FOUR)[2][0]) == [before.text, plain.format(eos=family.eos)]
 
 
-def test_a_template_that_only_answers_inside_a_tool_cycle_change_earlier_thoughts_of():
-    """As gpt-oss: the thoughts of a call are dropped as soon as the final answer follows."""
+@contextmanager
+def changed_template(family, template):
+    """Renderer of a family with another template."""
+    tokenizer = make_family_tokenizer(family)
+    old, tokenizer.chat_template = tokenizer.chat_template, template
+    try:
+        yield Renderer(tokenizer)
+    finally:
+        tokenizer.chat_template = old
+
+
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "field"])
+def test_thoughts_that_a_later_answer_removes_are_trained_on(inline):
+    """As with gpt-oss: the thoughts of a call are dropped as soon as the final answer follows."""
     template = (
         "{% for one in messages %}{% set final = messages[-1].role == 'assistant' and not messages[-1].tool_calls %}"
         "[{{ one.role }}]{% if one.thinking and (loop.last or not final) %}({{ one.thinking }}){% endif %}"
         "{{ one.content }}{% for call in one.tool_calls or [] %}{{ call.function.name }}{% endfor %}<|im_end|>"
         "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    tokenizer = make_family_tokenizer(named("Qwen2.5"))
-    chat = read_chat([USER, CALL | {"reasoning": "hm"}, RESULT, FOUR | {"reasoning": "so"}], "'messages'")
-    old, tokenizer.chat_template = tokenizer.chat_template, template
-    try:
-        (pieces,) = split_chat(chat, Renderer(tokenizer))
-    finally:
-        tokenizer.chat_template = old
+    answer = FOUR | ({"content": "<think>\nso\n</think>\n\n4"} if inline else {"reasoning": "so"})
+    chat = read_chat([USER, CALL | {"reasoning": "hm"}, RESULT, answer], "'messages'")
+    with changed_template(named("Qwen2.5"), template) as renderer:
+        (pieces,) = split_chat(chat, renderer)
     last = "(so)4<|im_end|>"
     assert texts(pieces) == [
         "[user]2+2=?<|im_end|>[assistant]",
@@ -149,15 +160,18 @@ def test_messages_that_the_template_does_not_show_are_refused(name, messages, sa
 
 def test_thoughts_contradict_a_prompt_that_closes_them():
     closed = named("Qwen3").template.replace("assistant\\n'", "assistant\\n<think>\\n\\n</think>\\n\\n'")
-    tokenizer = make_family_tokenizer(named("Qwen3"))
-    old, tokenizer.chat_template = tokenizer.chat_template, closed
-    try:
+    with changed_template(named("Qwen3"), closed) as renderer:
         with pytest.raises(ValueError, match="enable_thinking=false"):
-            split_chat(read_chat([USER, THOUGHT], "'messages'"), Renderer(tokenizer))
-        ((_, answer),) = split_chat(read_chat([USER, FOUR], "'messages'"), Renderer(tokenizer))
-    finally:
-        tokenizer.chat_template = old
+            split_chat(read_chat([USER, THOUGHT], "'messages'"), renderer)
+        ((_, answer),) = split_chat(read_chat([USER, FOUR], "'messages'"), renderer)
     assert answer.text == "4<|im_end|>"
+
+
+def test_messages_of_an_environment_that_are_not_shown_fail():
+    observation = [{"role": "tool", "content": "3"}]
+    with pytest.raises(ValueError, match="'tool'"):
+        Renderer(make_family_tokenizer(named("Phi-3.5"))).encode_observation(observation)
+    assert Renderer(make_family_tokenizer(named("Qwen2.5"))).encode_observation(observation)
 
 
 def test_a_kind_of_chat_is_checked_once():
