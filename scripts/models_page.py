@@ -82,6 +82,14 @@ this text. An exported model has an unchanged copy of `generation_config.json`.
 * GLM has no end of a turn: `<|user|>` and `<|observation|>` start the next message and stop sampling. Fine-tuning adds
   the one that follows.
 
+Stop tokens, prompts and observations of Qwen3, Qwen3.5, Nemotron 3, DeepSeek, Llama 3.1 and GLM-4.5 are token for token
+those of the library [renderers](https://github.com/PrimeIntellect-ai/renderers), except:
+
+* `</s>` of Nemotron 3 and `<|endoftext|>` of gpt-oss stop here too, because the models' `generation_config.json` lists
+  them.
+* A truncated answer of GLM or of a thinking model is followed by what its template writes. renderers first adds
+  `</think>` or `<|endoftext|>`, which the model has not sampled.
+
 ### Control tokens in texts
 
 Texts of people, data, tools and environments never become control tokens: in the content of a message, `<|im_end|>` is
