@@ -6,6 +6,7 @@ $ALPHAAPOLLO_CACHE, or alphaapollo/rows in $XDG_CACHE_HOME or ~/.cache. Several 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import pickle
@@ -60,7 +61,11 @@ def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]
         if time.perf_counter() - started >= MIN_SECONDS:
             with suppress(OSError):  # the folder is read-only, or the disk is full
                 _write_entry(file, content)
-    kept: tuple[T, list[Counter[str]]] = pickle.loads(content)
+    gc.disable()  # it would search all new objects several times
+    try:
+        kept: tuple[T, list[Counter[str]]] = pickle.loads(content)
+    finally:
+        gc.enable()
     for counter, old, found in zip(counters, before, kept[1], strict=True):
         counter.clear()
         counter.update(old + found)
