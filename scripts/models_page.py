@@ -83,7 +83,7 @@ this text. An exported model has an unchanged copy of `generation_config.json`.
   the one that follows.
 
 Stop tokens, prompts and observations of Qwen3, Qwen3.5, Nemotron 3, DeepSeek, Llama 3.1 and GLM-4.5 are token for token
-those of the library [renderers](https://github.com/PrimeIntellect-ai/renderers), except:
+those of the library `renderers` 0.1.12, except:
 
 * `</s>` of Nemotron 3 and `<|endoftext|>` of gpt-oss stop here too, because the models' `generation_config.json` lists
   them.
