@@ -25,7 +25,7 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.observability.disk import replace_file
 
 T = TypeVar("T")
-MIN_SECONDS = 1.0  # results that are computed in less time are not kept
+MIN_SECONDS = 5.0  # CPU time; results that need less are not kept
 MAX_BYTES = 20 * 2**30  # of all entries; those that were used least recently are removed
 READ_CODE = ("data/*.py", "utils/*.py", "types.py")
 LIBRARIES = ("transformers", "tokenizers", "jinja2", "pyarrow")
@@ -54,11 +54,11 @@ def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]
     counters = [one for one in vars(renderer).values() if isinstance(one, Counter)]  # of what notices report
     before = [one.copy() for one in counters]
     if (content := _read_entry(file)) is None:
-        started = time.perf_counter()
+        started = time.process_time()
         result = compute()
         content = pickle.dumps((result, [now - old for now, old in zip(counters, before, strict=True)]))
         del result  # it may need much more memory than `content`
-        if time.perf_counter() - started >= MIN_SECONDS:
+        if time.process_time() - started >= MIN_SECONDS:
             with suppress(OSError):  # the folder is read-only, or the disk is full
                 _write_entry(file, content)
     gc.disable()  # it would search all new objects several times
