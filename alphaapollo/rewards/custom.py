@@ -1,7 +1,7 @@
 """Load the user's reward function (`custom_reward_function`), also one that is written for another framework.
 
 A function has the parameters (prompt, completion), (prompt, trajectory), or those of a contract (contracts.py). It may
-be async. The name may also be that of a class of ms-swift, or several names with commas between them.
+be async. The name may also be that of a class of ms-swift, or a list of names.
 """
 
 from __future__ import annotations
