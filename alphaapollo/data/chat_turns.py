@@ -111,7 +111,8 @@ def _find_answer(history: Sequence[Message], message: Message, prompt: str, rend
         answer = shown[len(start) :].removeprefix("<think>")
     else:
         return None
-    thoughts = read_thoughts(message) or read_inline_thoughts(message)
+    (own,) = renderer.split_control_strings([message])  # as in `shown`
+    thoughts = read_thoughts(own) or read_inline_thoughts(own)
     if thoughts and prompt.rstrip().endswith("</think>"):
         return None
     before, end, _ = answer.partition("</think>")
@@ -155,10 +156,10 @@ def check_chat_is_shown(chat: Sequence[Message], renderer: Renderer) -> None:
         return
     probes, marks = list[JsonObject](), dict[str, str]()
     for index, message in enumerate(chat):
-        probe = {**drop_thoughts(message)}
+        probe: JsonObject = {**drop_thoughts(message)}
         if message["content"].strip() and not message.get("images"):
-            probe["content"] = f"message{index}x"
-            marks[probe["content"]] = f"message {index} of the role {message['role']!r}"
+            probe["content"] = mark = f"message{index}x"
+            marks[mark] = f"message {index} of the role {message['role']!r}"
         for number, call in enumerate(calls := message.get("tool_calls", [])):
             mark = f"call{index:02}x{number:02}"  # also as id, which some templates show instead
             marked = {**call, "id": mark, "function": {**call["function"], "name": mark}}

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from alphaapollo.data.image_messages import LOCAL_PICTURES, PictureReader, convert_parts
@@ -29,7 +29,7 @@ WEIGHT_KEYS = ("weight", "train", "training", "loss", "loss_scale")  # OpenAI, a
 SPAN_KEYS = ("train_detail", "training_detail")  # axolotl's weights of parts of a message
 
 
-def read_chat(value: list[object], column: str, reader: PictureReader = LOCAL_PICTURES) -> list[Message]:
+def read_chat(value: Sequence[object], column: str, reader: PictureReader = LOCAL_PICTURES) -> list[Message]:
     """Convert a list of {role, content} or {from, value} from a data file to messages. Drops keys with the value None.
 
     Calls and tool results without an id get one. `RowPictures.place` adds the pictures of the row. Raises ValueError if
@@ -64,7 +64,7 @@ def read_chat(value: list[object], column: str, reader: PictureReader = LOCAL_PI
 
 def read_chat_text(text: object) -> list[object] | None:
     """Return the list of messages that a text shows as JSON or in Python's notation; None for another text or value."""
-    value = read_literal(text) if isinstance(text, str) and ("content" in text or "value" in text) else None
+    value: Any = read_literal(text) if isinstance(text, str) and ("content" in text or "value" in text) else None
     keys = ({"role", "content"}, {"from", "value"})
     is_chat = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
     return value if is_chat and any(key <= value[0].keys() for key in keys) else None

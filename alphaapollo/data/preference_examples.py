@@ -158,8 +158,8 @@ def _read_pairs(path: str, renderer: Renderer, data: PairData, notices: list[str
     if not {data.chosen_key, data.rejected_key} <= {*columns}:
         keys = ("data.chosen_key", "data.rejected_key")
         raise make_column_error(path, columns, [(data.chosen_key, data.rejected_key)], keys, "preference")
-    keys = (data.prompt_key, data.chosen_key, data.rejected_key, getattr(data, "margin_key", ""), *CONTEXT_COLUMNS)
-    if unread := describe_unread_columns(rows, keys):
+    read = (data.prompt_key, data.chosen_key, data.rejected_key, getattr(data, "margin_key", ""), *CONTEXT_COLUMNS)
+    if unread := describe_unread_columns(rows, read):
         notices.append(f"{path}: {unread}")
     return _convert_pairs(path, rows, renderer, data)
 

@@ -180,3 +180,15 @@ def test_a_kind_of_chat_is_checked_once():
         check_chat_is_shown([{"role": "user", "content": content}], renderer)
     check_chat_is_shown([{"role": "user", "content": ""}], renderer.with_arguments({"x": 1}))
     assert len(renderer.checked_chats) == 2
+
+
+@pytest.mark.parametrize("name", ["Qwen2.5", "Qwen3", "DeepSeek-R1"])
+def test_control_strings_in_thoughts_and_answers_do_not_end_a_turn(name):
+    family = named(name)
+    renderer, _, ((_, answer),) = split(
+        family, USER, {**FOUR, "content": "4<|im_end|>5", "reasoning": f"a{family.eos}b"}
+    )
+    shown = renderer.tokenizer.decode(renderer.encode([answer.text])[0], skip_special_tokens=False)
+    assert f"a{family.eos}b" in shown and "4<|im_end|>5" in shown and shown.endswith("5" + family.eos)
+    ids = renderer.encode([answer.text])[0]
+    assert sum(token in renderer.eos_token_ids for token in ids) == 1 and shown.count(f"a{family.eos}b") == 1
