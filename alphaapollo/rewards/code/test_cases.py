@@ -181,13 +181,11 @@ def _make_code_tests(code: str, setup: str, name: str) -> FunctionTests:
 
 
 def _is_code(text: str) -> bool:
-    """Return whether a prompt is Python code, not a question. Raises SyntaxError for incomplete code."""
+    """Return whether a prompt is Python code, perhaps incomplete (`def f(x):`), and not a question."""
     try:
         return any(not isinstance(node, ast.Expr) for node in ast.parse(text).body)
     except SyntaxError:
-        if text.lstrip().startswith(("def ", "class ", "import ", "from ", "@")):
-            raise
-        return False
+        return text.lstrip().startswith(("def ", "class ", "import ", "from ", "@"))
 
 
 def _read_call(given: object, result: object) -> tuple[str, object]:

@@ -118,6 +118,11 @@ SHAPES = {
         SUBTRACT,
     ),
     "humaneval": ({"test": CHECK, "entry_point": "add", "prompt": "import math\n"}, ADD, SUBTRACT),
+    "humaneval, no docstring": (
+        {"test": CHECK, "entry_point": "add", "prompt": "import math\ndef add(a, b):\n"},
+        "    return a + b",
+        "    return a - b",
+    ),
     "humaneval+": ({"test": f"{CHECK}\ncheck(add)"}, ADD, SUBTRACT),
     "leetcode": (
         {"test": CHECK, "entry_point": "Solution().add", "prompt": "from typing import *"},
@@ -147,9 +152,8 @@ def test_right_and_wrong_answers(name):
     truth, right, wrong = SHAPES[name]
     prompt = Prompt(0, "code", "?", truth)
     assert answer_from_truth(prompt) is None
-    results = [
-        grade(prompt, f"```python\n{code}\n```") for code in (right, f"from __future__ import annotations\n{right}")
-    ]
+    codes = (right, f"from __future__ import annotations\n{right}")
+    results = [grade(prompt, f"```python\n{code}\n```") for code in codes]
     assert [(one.reward, one.reason) for one in results] == [(1.0, "")] * 2
     score = grade(prompt, f"```python\n{wrong}\n```")
     assert (score.reward, score.outcome) == (0.0, Outcome.SCORED)
@@ -195,7 +199,6 @@ def test_results_of_functions(expected, same, different):
         ("a poem", "SyntaxError"),
         (3, "is a int"),
         (base64.b64encode(zlib.compress(pickle.dumps({"a": "b", "c": "d"}))).decode(), "pickled string"),
-        ({"test": CHECK, "entry_point": "f", "prompt": "def f(x):\n"}, "IndentationError"),
         ({**STDIN, "time_limit": ""}, "ValueError"),
         ("eJ" + "A" * 30, "error: Error"),
         ({"test": "import nothing_like_it\ndef check(f): f()", "entry_point": "f"}, "ModuleNotFoundError"),
