@@ -23,7 +23,7 @@ ROLES = {
 }
 """{name of a role in lower case: role}. Other names are given to the chat template as they are."""
 CALL_ROLES = ("function_call", "tool_call")  # the content of such a message is one call, or a list of calls
-CONTEXT_COLUMNS = ("images", "system", "history", "tools", "chat_template_kwargs")  # read beside a chat
+CONTEXT_COLUMNS = ("images", "system", "history", "tools", "chat_template_kwargs", "enable_thinking")  # beside a chat
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 WEIGHT_KEYS = ("weight", "train", "training", "loss", "loss_scale")  # OpenAI, axolotl, ShareGPT and ms-swift
 SPAN_KEYS = ("train_detail", "training_detail")  # axolotl's weights of parts of a message
@@ -95,20 +95,22 @@ def join_context(context: list[Message], chat: list[Message]) -> list[Message]:
 
 
 def read_template_arguments(row: Mapping[str, Any]) -> JsonObject:
-    """Return the variables for the chat template in the columns `chat_template_kwargs` and `tools`, each also as text.
+    """Return the variables for the chat template in the columns `chat_template_kwargs` and `tools`, each also as text,
+    and in verl's column `enable_thinking`.
 
     Raises ValueError if a column is malformed.
     """
     arguments = _parse(row.get("chat_template_kwargs")) or {}
     if not isinstance(arguments, dict):
         raise ValueError(f"'chat_template_kwargs' is {shorten_repr(arguments)}; it must be a dict.")
+    arguments = drop_none({"enable_thinking": row.get("enable_thinking"), **arguments})
     tools = _parse(row.get("tools")) or []
     schemas = []
     for tool in map(_parse, tools if isinstance(tools, list) else [tools]):
         if not isinstance(tool, dict) or not isinstance(tool.get("function", tool).get("name"), str):
             raise ValueError(f"'tools' has {shorten_repr(tool)}; it must be {{type, function: {{name, parameters}}}}.")
         schemas.append(drop_none(tool if "function" in tool else {"type": "function", "function": tool}))
-    return {**drop_none(arguments), **({"tools": schemas} if schemas else {})}
+    return {**arguments, **({"tools": schemas} if schemas else {})}
 
 
 def read_thoughts(row: Mapping[str, Any]) -> str:

@@ -142,6 +142,7 @@ def test_columns_for_the_template():
         assert read_template_arguments({"tools": tools}) == {"tools": [schema]}
     for kwargs in ({"enable_thinking": False, "effort": None}, '{"enable_thinking": false}'):
         assert read_template_arguments({"chat_template_kwargs": kwargs}) == {"enable_thinking": False}
+    assert read_template_arguments({"enable_thinking": False}) == {"enable_thinking": False}
     for empty in (None, [], "", "[]"):
         assert read_template_arguments({"tools": empty, "chat_template_kwargs": None}) == {}
     for row in ({"tools": "add"}, {"tools": [{"type": "function"}]}, {"chat_template_kwargs": "thinking"}):

@@ -35,6 +35,9 @@ def extract_answer(renderer, row):
         {"prompt": [USER], "chosen": "4", "rejected": "it is 5"},
         {"chosen": [USER, FOUR], "rejected": [USER, FIVE]},
         {"prompt": "2+2=?", "chosen": [USER, FOUR], "rejected": [USER, FIVE]},
+        {"conversations": [{"from": "human", "value": "2+2=?"}], "chosen": FOUR, "rejected": FIVE},
+        {"question": [USER], "chosen": {"from": "gpt", "value": "4"}, "rejected": {"from": "gpt", "value": "it is 5"}},
+        {"prompt": '[{"role": "user", "content": "2+2=?"}]', "chosen": "4", "rejected": "it is 5"},
     ],
 )
 def test_all_ways_to_write_a_pair_give_the_same_tokens(tmp_path, renderer, row):
