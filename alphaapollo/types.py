@@ -67,16 +67,18 @@ class Prompt:
     location: str = field(default="", compare=False)  # e.g. "train.parquet, row 17", for messages
 
     @property
-    def ground_truth_text(self) -> str | None:
-        """The ground truth for judges and files: text as it is, lists and dicts as JSON, other values converted."""
+    def ground_truth_in_files(self) -> Any:
+        """The ground truth for JSON files, whose readers get the same value: dates, decimals and bytes become text."""
         truth = self.ground_truth
-        if isinstance(truth, list | dict):
-            return json.dumps(truth, ensure_ascii=False, default=_convert_to_text)
-        return truth if truth is None or isinstance(truth, str) else _convert_to_text(truth)
+        text = json.dumps(truth, default=lambda x: x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x))
+        return str(truth) if truth != truth else json.loads(text)
 
-
-def _convert_to_text(value: object) -> str:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+    @property
+    def ground_truth_text(self) -> str | None:
+        """The ground truth for judges and digests: text as it is, lists and dicts as JSON, other values converted."""
+        truth = self.ground_truth_in_files
+        shown = json.dumps(truth, ensure_ascii=False) if isinstance(truth, list | dict) else str(truth)
+        return None if truth is None else shown
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-THINK, CALL = ("<think>", "</think>"), ("<tool_call>", "</tool_call>")
+THINK, CALL = ("<think>", "</think>"), ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -102,7 +102,7 @@ LLAMA_31_TOKENS = (*LLAMA_TOKENS, "<|eom_id|>", "<|python_tag|>")
 DEEPSEEK_CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 DEEPSEEK_ADDED = (
     *("<｜User｜>", "<｜Assistant｜>", *DEEPSEEK_CALLS, "<｜tool▁calls▁end｜>"),
-    *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
+    *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>", "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"),
 )
 DEEPSEEK_BOS, DEEPSEEK_EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 
@@ -151,7 +151,7 @@ FAMILIES = (
     ),
     Family(
         "Qwen3.5",
-        CHATML_TOKENS,
+        (*CHATML_TOKENS, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
         "<|im_end|>",
         _chatml(
             THOUGHTS + "{%- if loop.index0 > last.question %}"
@@ -174,16 +174,19 @@ FAMILIES = (
         _chatml(
             THOUGHTS
             + "{%- if loop.index0 > last.question and thought %}{{- '<think>\\n' ~ thought ~ '\\n</think>\\n' }}"
-            "{%- else %}{{- '<think></think>' }}{%- endif %}{{- text }}" + XML_CALLS,
-            TOOLS_SYSTEM + LAST_QUESTION,
+            "{{- text }}{%- else %}{{- '<think></think>' ~ message.content.split('</think>')[-1] }}{%- endif %}"
+            + XML_CALLS,
+            "{%- if not tools and messages[0].role != 'system' %}{{- '<|im_start|>system\\n<|im_end|>\\n' }}{%- endif %}"
+            + TOOLS_SYSTEM
+            + LAST_QUESTION,
             "<think>\\n",
-        ),
+        ).replace("</tool_response>'", "</tool_response>\\n'"),
         ("<|im_end|>", "</s>"),
         CHATML_AFTER + "<think>\n",
         (*CALL, *THINK),
         ("</s>", "<|im_end|>"),
         calls="</think>" + XML_CALL,
-        result=CHATML_RESULT + "<think>\n",
+        result=CHATML_RESULT.replace("</tool_response>", "</tool_response>\n") + "<think>\n",
         rewrites_history=True,
     ),
     Family(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.key_errors import describe_validation_error
-from alphaapollo.config.keys import list_keys, rename_verl_group_size_key
+from alphaapollo.config.keys import rename_verl_group_size_key
 from alphaapollo.config.schema import Config
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
@@ -20,19 +19,8 @@ def build_config(schema: type[SchemaT], values: dict[str, object]) -> SchemaT:
     """Create a configuration object from nested values. Raises ConfigError with all errors. May change `values`."""
     if schema is Config:
         rename_verl_group_size_key(values)
-    for key in list_keys(schema).values():
-        if key.type.startswith("text"):
-            _convert_number_to_text(values, key.name.split("."))
     try:
         return schema.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         lines = [line for detail in error.errors() for line in describe_validation_error(schema, detail, values)]
         raise ConfigError(list(dict.fromkeys(lines))) from None
-
-
-def _convert_number_to_text(values: object, key_parts: Sequence[str]) -> None:
-    """Replace the value of a text key by text if Hydra read it as a number, as in `trainer.experiment_name=7`."""
-    for part in key_parts[:-1]:
-        values = values.get(part) if isinstance(values, dict) else None
-    if isinstance(values, dict) and type(values.get(key_parts[-1])) in (int, float):
-        values[key_parts[-1]] = str(values[key_parts[-1]])

@@ -78,8 +78,8 @@ def find_path_errors(config: Section) -> Iterator[str]:
                 files = value if isinstance(value, list) else [str(value)]
                 yield from (f"{key.name}: {error}" for file in files if (error := _find_path_error(path.kind, file)))
     keys = list_keys(type(config))
-    for name, path in list_model_paths(config):
-        if name not in keys and (error := _find_path_error("model", path)):
+    for name, model_path in list_model_paths(config):
+        if name not in keys and (error := _find_path_error("model", model_path)):
             yield f"{name}: {error}"
     if isinstance(config, EvolvingConfig) and not config.models:
         yield "models is required, but it is empty. Set models.policy.path=MODEL, or base_url and name."

@@ -24,6 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf._utils import get_yaml_loader  # reads 1e-6 as a number, unlike PyYAML's loader
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
@@ -99,12 +100,11 @@ def load_config_and_user_settings(
             raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
     overrides = _parse_overrides(options.overrides, schema)
     _check_override_keys(overrides, schema, config_folders)
+    if user_values is None and options.config_dir and (file := config_folders[0] / f"{name}.yaml").is_file():
+        user_values = read_user_yaml(str(file), schema)
     file_keys = flatten_maps(user_values or {})
     old_names = move_renamed_keys(user_values or {})
     values = _compose_values(schema, name if user_values is None else USER_FILE, config_folders, overrides, user_values)
-    if user_values is None and options.config_dir and (file := config_folders[0] / f"{name}.yaml").is_file():
-        user_values = yaml.safe_load(file.read_text(encoding="utf-8"))
-        file_keys = flatten_maps(user_values or {})
     check_not_set_twice([*(override.key_or_group for override in overrides), *file_keys])
     for old_name in [*old_names, *move_renamed_keys(values)]:
         _warn_of_old_name(old_name)
@@ -130,23 +130,23 @@ def _warn_of_old_name(name: str) -> None:
 
 
 def read_user_yaml(file: str, schema: type[BaseModel]) -> JsonObject:
-    """Read the YAML file of --config. Values of text keys are text as it is written, e.g. 007 or 2026-01-01.
+    """Read the user's YAML file. Values of text keys are text as it is written, e.g. 007 or 2026-01-01.
 
     Raises ConfigError if the file cannot be read or does not contain keys and values."""
     try:
-        loader = yaml.SafeLoader(Path(file).expanduser().read_text(encoding="utf-8"))
+        loader = get_yaml_loader()(Path(file).expanduser().read_text(encoding="utf-8"))
         node = loader.get_single_node()
         _mark_texts(node, "", schema)
         values = loader.construct_document(node) if node else None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"--config {file}: the file cannot be read ({' '.join(str(error).split())}). Fix it, or set another file."
+            f"{file}: the file cannot be read ({' '.join(str(error).split())}). Fix it, or set another file."
         ) from None
     if not isinstance(values, dict | None):
         got = format_value(values)[:60]
-        raise ConfigError(f"--config {file}: expected KEY: VALUE lines, got {got}. Write e.g. trainer: {{seed: 1}}.")
+        raise ConfigError(f"{file}: expected KEY: VALUE lines, got {got}. Write e.g. trainer: {{seed: 1}}.")
     if not isinstance((values or {}).get("defaults", []), list):
-        raise ConfigError(f"--config {file}: defaults must be a list. Write e.g. defaults: [algorithm: dapo, _self_].")
+        raise ConfigError(f"{file}: defaults must be a list. Write e.g. defaults: [algorithm: dapo, _self_].")
     return {str(key): value for key, value in (values or {}).items()}
 
 
@@ -361,5 +361,5 @@ def _format_hydra_override(override: Override, selected_groups: set[str], config
 
 def _format_hydra_error(error: Exception, config_name: str) -> str:
     text = str(error).split("Config search path:")[0]
-    where = "the file of --config" if config_name == USER_FILE else f"{config_name}.yaml"
+    where = "your YAML file" if config_name == USER_FILE else f"{config_name}.yaml"
     return f"{where}: " + " ".join(re.sub(rf"In '(_composed|{USER_FILE})': ", "", text).split()).rstrip(".") + "."

@@ -6,6 +6,7 @@ $ALPHAAPOLLO_CACHE, or alphaapollo/rows in $XDG_CACHE_HOME or ~/.cache. Several 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import pickle
@@ -24,7 +25,7 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.observability.disk import replace_file
 
 T = TypeVar("T")
-MIN_SECONDS = 1.0  # results that are computed in less time are not kept
+MIN_SECONDS = 5.0  # CPU time; results that need less are not kept
 MAX_BYTES = 20 * 2**30  # of all entries; those that were used least recently are removed
 READ_CODE = ("data/*.py", "utils/*.py", "types.py")
 LIBRARIES = ("transformers", "tokenizers", "jinja2", "pyarrow")
@@ -53,14 +54,18 @@ def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]
     counters = [one for one in vars(renderer).values() if isinstance(one, Counter)]  # of what notices report
     before = [one.copy() for one in counters]
     if (content := _read_entry(file)) is None:
-        started = time.perf_counter()
+        started = time.process_time()
         result = compute()
         content = pickle.dumps((result, [now - old for now, old in zip(counters, before, strict=True)]))
         del result  # it may need much more memory than `content`
-        if time.perf_counter() - started >= MIN_SECONDS:
+        if time.process_time() - started >= MIN_SECONDS:
             with suppress(OSError):  # the folder is read-only, or the disk is full
                 _write_entry(file, content)
-    kept: tuple[T, list[Counter[str]]] = pickle.loads(content)
+    gc.disable()  # it would search all new objects several times
+    try:
+        kept: tuple[T, list[Counter[str]]] = pickle.loads(content)
+    finally:
+        gc.enable()
     for counter, old, found in zip(counters, before, kept[1], strict=True):
         counter.clear()
         counter.update(old + found)

@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from alphaapollo.data.chats import drop_thoughts, read_inline_thoughts, read_thoughts
+from alphaapollo.data.chats import THOUGHT_KEYS, add_thoughts, drop_thoughts, read_inline_thoughts, read_thoughts
 from alphaapollo.data.images import PictureTokens
 from alphaapollo.types import JsonObject, Message
 
@@ -49,6 +50,9 @@ def split_chat(
     if no text of the rendered chat is the answer to the prompt.
     """
     check_chat_is_shown(chat, renderer)
+    template = str(renderer.tokenizer.chat_template)
+    if "</think>" not in template and any(f".{key}" in template for key in THOUGHT_KEYS):  # gpt-oss: no inline thoughts
+        chat = [add_thoughts(drop_thoughts(one), read_thoughts(one) or read_inline_thoughts(one)) for one in chat]
     answers = [index for index, message in enumerate(chat) if message["role"] == "assistant"]
     turns = [index for index in answers if chat[index].get("train", True)][-1 if last_turn_only else 0 :]
     if not turns:
@@ -59,8 +63,7 @@ def split_chat(
     for turn in turns:
         prompt, answer = render_turn(chat, turn, renderer)
         if in_one_example and seen and not prompt.startswith(seen):
-            start = next(index for index, pair in enumerate(zip(prompt, seen, strict=False)) if pair[0] != pair[1])
-            prompt = seen + _find_text_after(examples[-1][-1].text, prompt, start, turn)
+            prompt = seen + _find_text_after(seen, examples[-1][-1].text, prompt, turn)
         if not seen or not prompt.startswith(seen):
             examples.append([])
             seen, num_seen = "", 0
@@ -97,7 +100,8 @@ def render_turn(chat: Sequence[Message], turn: int, renderer: Renderer) -> tuple
 
 
 def _find_answer(history: Sequence[Message], message: Message, prompt: str, renderer: Renderer) -> str | None:
-    """Return the text that the model must write after a prompt; None if the rendered chat does not continue it."""
+    """Return the text that the model must write after a prompt; None if the rendered chat does not continue it, or the
+    prompt ends thoughts that the message has."""
     chat = [*history, message]
     shown = renderer.render_chat(chat, add_generation_prompt=False)
     start = OPEN_THOUGHT.sub("", prompt)
@@ -107,7 +111,10 @@ def _find_answer(history: Sequence[Message], message: Message, prompt: str, rend
         answer = shown[len(start) :].removeprefix("<think>")
     else:
         return None
-    thoughts = read_thoughts(message) or read_inline_thoughts(message["content"])
+    (own,) = renderer.split_control_strings([message])  # as in `shown`
+    thoughts = read_thoughts(own) or read_inline_thoughts(own)
+    if thoughts and prompt.rstrip().endswith("</think>"):
+        return None
     before, end, _ = answer.partition("</think>")
     if start == prompt and thoughts.strip() not in answer:
         answer = f"<think>\n{thoughts}\n</think>\n\n{EMPTY_THOUGHT.sub('', answer)}"
@@ -125,10 +132,12 @@ def _find_answer(history: Sequence[Message], message: Message, prompt: str, rend
     return answer + "".join(renderer.tokenizer.convert_ids_to_tokens(renderer.missing_end_ids))
 
 
-def _find_text_after(answer: str, prompt: str, start: int, turn: int) -> str:
-    """Return the text of a prompt after an earlier answer, whose thoughts the template may have dropped. The answer is
-    in the prompt after `start` characters."""
-    _, found, following = prompt[start:].partition(answer.rpartition("</think>")[2].lstrip("\n"))
+def _find_text_after(seen: str, answer: str, prompt: str, turn: int) -> str:
+    """Return the text of a prompt after an earlier answer, with which `seen` ends. The template may have dropped the
+    thoughts of this answer from the prompt."""
+    start = OPEN_THOUGHT.sub("", seen.removesuffix(answer))
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, start, strict=False)))
+    _, found, following = prompt[common:].partition(answer.rpartition("</think>")[2].lstrip("\n"))
     if not found:
         raise ValueError(
             f"the chat template changes the turns before message {turn}, so they are no example together. Move these "
@@ -147,10 +156,10 @@ def check_chat_is_shown(chat: Sequence[Message], renderer: Renderer) -> None:
         return
     probes, marks = list[JsonObject](), dict[str, str]()
     for index, message in enumerate(chat):
-        probe = {**drop_thoughts(message)}
+        probe: JsonObject = {**drop_thoughts(message)}
         if message["content"].strip() and not message.get("images"):
-            probe["content"] = f"message{index}x"
-            marks[probe["content"]] = f"message {index} of the role {message['role']!r}"
+            probe["content"] = mark = f"message{index}x"
+            marks[mark] = f"message {index} of the role {message['role']!r}"
         for number, call in enumerate(calls := message.get("tool_calls", [])):
             mark = f"call{index:02}x{number:02}"  # also as id, which some templates show instead
             marked = {**call, "id": mark, "function": {**call["function"], "name": mark}}

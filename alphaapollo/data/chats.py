@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from alphaapollo.data.image_messages import LOCAL_PICTURES, PictureReader, convert_parts
@@ -23,13 +23,13 @@ ROLES = {
 }
 """{name of a role in lower case: role}. Other names are given to the chat template as they are."""
 CALL_ROLES = ("function_call", "tool_call")  # the content of such a message is one call, or a list of calls
-CONTEXT_COLUMNS = ("images", "system", "history", "tools", "chat_template_kwargs")  # read beside a chat
+CONTEXT_COLUMNS = ("images", "system", "history", "tools", "chat_template_kwargs", "enable_thinking")  # beside a chat
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 WEIGHT_KEYS = ("weight", "train", "training", "loss", "loss_scale")  # OpenAI, axolotl, ShareGPT and ms-swift
 SPAN_KEYS = ("train_detail", "training_detail")  # axolotl's weights of parts of a message
 
 
-def read_chat(value: list[object], column: str, reader: PictureReader = LOCAL_PICTURES) -> list[Message]:
+def read_chat(value: Sequence[object], column: str, reader: PictureReader = LOCAL_PICTURES) -> list[Message]:
     """Convert a list of {role, content} or {from, value} from a data file to messages. Drops keys with the value None.
 
     Calls and tool results without an id get one. `RowPictures.place` adds the pictures of the row. Raises ValueError if
@@ -64,7 +64,7 @@ def read_chat(value: list[object], column: str, reader: PictureReader = LOCAL_PI
 
 def read_chat_text(text: object) -> list[object] | None:
     """Return the list of messages that a text shows as JSON or in Python's notation; None for another text or value."""
-    value = read_literal(text) if isinstance(text, str) and ("content" in text or "value" in text) else None
+    value: Any = read_literal(text) if isinstance(text, str) and ("content" in text or "value" in text) else None
     keys = ({"role", "content"}, {"from", "value"})
     is_chat = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
     return value if is_chat and any(key <= value[0].keys() for key in keys) else None
@@ -95,20 +95,22 @@ def join_context(context: list[Message], chat: list[Message]) -> list[Message]:
 
 
 def read_template_arguments(row: Mapping[str, Any]) -> JsonObject:
-    """Return the variables for the chat template in the columns `chat_template_kwargs` and `tools`, each also as text.
+    """Return the variables for the chat template in the columns `chat_template_kwargs` and `tools`, each also as text,
+    and in verl's column `enable_thinking`.
 
     Raises ValueError if a column is malformed.
     """
     arguments = _parse(row.get("chat_template_kwargs")) or {}
     if not isinstance(arguments, dict):
         raise ValueError(f"'chat_template_kwargs' is {shorten_repr(arguments)}; it must be a dict.")
+    arguments = drop_none({"enable_thinking": row.get("enable_thinking"), **arguments})
     tools = _parse(row.get("tools")) or []
     schemas = []
     for tool in map(_parse, tools if isinstance(tools, list) else [tools]):
         if not isinstance(tool, dict) or not isinstance(tool.get("function", tool).get("name"), str):
             raise ValueError(f"'tools' has {shorten_repr(tool)}; it must be {{type, function: {{name, parameters}}}}.")
         schemas.append(drop_none(tool if "function" in tool else {"type": "function", "function": tool}))
-    return {**drop_none(arguments), **({"tools": schemas} if schemas else {})}
+    return {**arguments, **({"tools": schemas} if schemas else {})}
 
 
 def read_thoughts(row: Mapping[str, Any]) -> str:
@@ -127,9 +129,9 @@ def add_thoughts(message: Message, thoughts: str) -> Message:
     return {**message, "reasoning_content": thoughts, "thinking": thoughts} if thoughts else message
 
 
-def read_inline_thoughts(content: str) -> str:
-    """Return the thoughts that a content has before `</think>`."""
-    before, end, _ = content.partition("</think>")
+def read_inline_thoughts(message: Message) -> str:
+    """Return the thoughts that an assistant's content has before `</think>`."""
+    before, end, _ = message["content"].partition("</think>" if message["role"] == "assistant" else "\0")
     return before.split("<think>")[-1].strip("\n") if end else ""
 
 

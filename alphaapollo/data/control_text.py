@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 SPLIT = "\ufdd0"  # not a character of any script
 
 
-def make_control_pattern(tokens: Iterable[str], has_tags: bool) -> re.Pattern[str]:
-    """Return a pattern of control strings: `tokens`, without `has_tags` except pairs of tags, e.g. <think> and
-    </think>, which people write on purpose. <s> and </s> are no tags."""
-    names = {*tokens} - {"<s>"} if not has_tags else set()
-    tags = {tag for name in names if (end := f"</{name[1:]}") in names for tag in (name, end)}
+def make_control_pattern(tokens: Iterable[str], known: Collection[str] = ()) -> re.Pattern[str]:
+    """Return a pattern of control strings: `tokens` except tags, e.g. <think>, which people write on purpose. A tag and
+    its end, e.g. </think>, are both in `known`. <s> and </s> are no tags."""
+    tags = {tag for one in known if one != "<s>" and (end := f"</{one[1:]}") in known for tag in (one, end)}
     controls = sorted({*tokens} - tags, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, controls)) or "(?!)")
 

@@ -158,8 +158,14 @@ def _read_pairs(path: str, renderer: Renderer, data: PairData, notices: list[str
     if not {data.chosen_key, data.rejected_key} <= {*columns}:
         keys = ("data.chosen_key", "data.rejected_key")
         raise make_column_error(path, columns, [(data.chosen_key, data.rejected_key)], keys, "preference")
-    keys = (data.prompt_key, data.chosen_key, data.rejected_key, getattr(data, "margin_key", ""), *CONTEXT_COLUMNS)
-    if unread := describe_unread_columns(rows, keys):
+    read = (
+        *_list_prompt_columns(data),
+        data.chosen_key,
+        data.rejected_key,
+        getattr(data, "margin_key", ""),
+        *CONTEXT_COLUMNS,
+    )
+    if unread := describe_unread_columns(rows, read):
         notices.append(f"{path}: {unread}")
     return _convert_pairs(path, rows, renderer, data)
 
@@ -169,7 +175,7 @@ def _read_labelled_answers(
 ) -> list[PreferenceTexts]:
     labelled, pairs = (data.response_key, data.label_key), (data.chosen_key, data.rejected_key)
     names = {"response": data.response_key, "label": data.label_key, "prompt": data.prompt_key}
-    optional = (data.prompt_key, *CONTEXT_COLUMNS)
+    optional = (*_list_prompt_columns(data), *CONTEXT_COLUMNS)
     rows, converted = read_rows_in_known_format(path, [labelled, pairs], LABELLED_FORMATS, names, optional)
     notices += converted
     if {*labelled} <= {*list_column_names(rows)}:
@@ -179,8 +185,14 @@ def _read_labelled_answers(
 
 
 def _convert_pairs(path: str, rows: Sequence[DataRow], renderer: Renderer, data: PairData) -> list[PreferenceTexts]:
-    has_prompts, reader = data.prompt_key in list_column_names(rows), _make_picture_reader(path, data)
+    reader = _make_picture_reader(path, data)
+    has_prompts = bool({*_list_prompt_columns(data)} & {*list_column_names(rows)})
     return convert_rows(path, rows, lambda row: _parse_pair(row, has_prompts, renderer, data, reader))
+
+
+def _list_prompt_columns(data: PairData) -> tuple[str, ...]:
+    """Return the columns that may have the prompt of a pair: the configured one, LLaMA-Factory's and Orca's."""
+    return (data.prompt_key, "conversations", "question")
 
 
 def _make_picture_reader(path: str, data: PairData) -> PictureReader:
@@ -197,7 +209,8 @@ def _parse_pair(
         )
     if chosen == rejected:
         raise ValueError(f"{data.chosen_key!r} and {data.rejected_key!r} are equal. Remove the row or fix one of them.")
-    prompt, context = row.get(data.prompt_key), RowContext.from_row(row, renderer, reader)
+    prompts = (row[column] for column in _list_prompt_columns(data) if row.get(column) is not None)
+    prompt, context = next(prompts, None), RowContext.from_row(row, renderer, reader)
     if isinstance(chosen, list) and isinstance(rejected, list) and chosen[0]["role"] != "assistant":
         prompt, chosen, rejected = _split_common_prompt(chosen, rejected, data)
     elif isinstance(chosen, str) and isinstance(rejected, str) and not has_prompts:

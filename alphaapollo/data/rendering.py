@@ -57,6 +57,8 @@ class Renderer:
             are read.
     """
 
+    skips_special_tokens = True  # in texts of answers
+
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
@@ -159,12 +161,6 @@ class Renderer:
         ends = {*self.eos_token_ids, *self._closing_ids}
         return [*dropwhile(lambda token: token not in ends, token_ids)]
 
-    def count_trained(self, token_ids: Sequence[int]) -> int:
-        """Return how many tokens of an answer, and of what the template has after it, are trained on: those up to the
-        first stop token, or all without one."""
-        stops = self.eos_token_ids
-        return next((index + 1 for index, token in enumerate(token_ids) if token in stops), len(token_ids))
-
     def append_turn_end(self, token_ids: list[int]) -> list[int]:
         """If the last token is the end-of-turn token, append what the chat template has after it, e.g. a newline."""
         end = self.turn_end_ids
@@ -174,12 +170,8 @@ class Renderer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens to text without special tokens and without a stop token at the end, for display, graders and
         environments (never re-encoded)."""
-        return self.decode_raw(self.remove_stop(token_ids), skip_special_tokens=True)
-
-    def remove_stop(self, token_ids: Sequence[int]) -> list[int]:
-        """Return sampled tokens without a stop token at the end."""
-        ids = list(token_ids)
-        return ids[:-1] if ids and ids[-1] in self.eos_token_ids else ids
+        ended = bool(token_ids) and token_ids[-1] in self.eos_token_ids
+        return self.decode_raw(token_ids[: len(token_ids) - ended], self.skips_special_tokens)
 
     def decode_raw(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Decode tokens with special tokens, e.g. those of an answer that did not end."""
@@ -213,7 +205,10 @@ class Renderer:
 
         try:
             rendered = self.tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=add_generation_prompt, **self.template_arguments | tools
+                chat,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **{**self.template_arguments, **tools},
             )
             rendered.encode()  # raises UnicodeEncodeError for an unpaired surrogate, which has no tokens
         except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
@@ -282,8 +277,8 @@ class Renderer:
             frame = {*self.encode([shown])[0]} & self._marker_ids | {*self.eos_token_ids}
         added, template = self.tokenizer.added_tokens_decoder, str(self.tokenizer.chat_template)
         markers = {one for one in self._marker_ids & {*added} if added[one].special or added[one].content in template}
-        names = [self.tokenizer.convert_ids_to_tokens([*ids]) for ids in (markers | frame, frame)]
-        kinds = {"user": (names[0], False), "tool": (names[0], True), "assistant": (names[1], False)}
+        names = [{*self.tokenizer.convert_ids_to_tokens([*ids])} for ids in (markers | frame, frame, self._marker_ids)]
+        kinds = {"user": (names[0], names[2]), "tool": (names[0],), "assistant": (names[1], names[2])}
         return {role: make_control_pattern(*kind) for role, kind in kinds.items()}
 
     @cached_property
@@ -310,9 +305,8 @@ class Renderer:
         if not self.tokenizer.chat_template or self.turn_end_ids:
             return []
         question = self._encode_following_messages([Message(role="user", content="?")], add_generation_prompt=True)
-        return [token for token in (*self._find_marker(question), *self.eos_token_ids) if token in self.eos_token_ids][
-            :1
-        ]
+        found = [*self._find_marker(question), *self.eos_token_ids]
+        return [token for token in found if token in self.eos_token_ids][:1]
 
     def describe_stops(self) -> str:
         """Return the tokens that end a turn, and the template's end if it is a text of several tokens."""

@@ -88,8 +88,8 @@ def _resolve_folder(folder: Path, entry: DatasetEntry, splits: Sequence[str]) ->
         return replace(_choose_dataset(loaded, replace(entry, split=split), splits), files=files)
     known = {file for some in found.values() for file in some}
     unread = [file.name for file in sorted(folder.rglob("*")) if DATA_FILE.search(file.name) and file not in known]
-    notice = f"{name}: {len(unread)} files that belong to no split are not read, e.g. {unread[0]}." if unread else ""
-    return ResolvedFiles(f"{name}#{split}", files, notices=(notice,) if notice and not entry.config else ())
+    notice = f"{name}: files that belong to no split are not read: {', '.join(unread[:3])}."
+    return ResolvedFiles(f"{name}#{split}", files, notices=(notice,) if unread and not entry.config else ())
 
 
 @cache  # several readers ask for the same entry

@@ -135,8 +135,8 @@ def _split_row_into_pieces(
 def read_answer(row: DataRow, column: str, reader: PictureReader) -> str | list[Message]:
     """Return the text or the messages in a column. Raises ValueError if there is none or if they are malformed."""
     value = read_chat_text(row.get(column)) or row.get(column)
-    if isinstance(value, list) and value:
-        return read_chat(value, repr(column), reader)
+    if value and isinstance(value, list | dict):
+        return read_chat(value if isinstance(value, list) else [value], repr(column), reader)
     return read_text_column(row, column)
 
 

@@ -37,6 +37,8 @@ class ToolRenderer(Renderer):
         schemas: at least one tool schema, as `{"type": "function", "function": {name, description, parameters}}`.
     """
 
+    skips_special_tokens = False  # tool calls may contain them
+
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
@@ -47,10 +49,6 @@ class ToolRenderer(Renderer):
     ):
         self.schemas = list(schemas)
         super().__init__(tokenizer, {**template_arguments, "tools": self.schemas}, images, model_path)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Decode tokens without a final stop token. Keeps other special tokens, which tool calls may contain."""
-        return self.decode_raw(self.remove_stop(token_ids))
 
     def check_template_shows_tools(self, in_append_context: bool) -> None:
         """Raise ValueError if the chat template does not render the tools and their results.

@@ -69,7 +69,8 @@ def _parse_result_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -
     except (ValueError, KeyError, TypeError):  # the process or machine died while writing
         return None
     number, prompt = result.problem_id, prompts.get(result.problem_id)
-    if prompt is None or (replace_pictures(prompt.content), prompt.ground_truth_text) != (content, truth):
+    same = prompt is not None and truth in (prompt.ground_truth_in_files, prompt.ground_truth_text)
+    if prompt is None or not same or replace_pictures(prompt.content) != content:
         raise ValueError(
             f"prompt {number} in {path} differs from row {number} of data.path, so these results belong to "
             "other data. Set another trainer.experiment_name, or trainer.resume_mode=disable to start from scratch."

@@ -160,7 +160,7 @@ def _make_score_record(
         "sample": result.sample_index,
         "data_source": result.data_source,
         "prompt": replace_pictures(problem.prompt.content, partial(save_picture, folder)),
-        "ground_truth": problem.prompt.ground_truth_text,
+        "ground_truth": problem.prompt.ground_truth_in_files,
         "response": problem.responses[result.sample_index],
         "answer": result.answer,
         "reward": finite_or_none(score.reward),

@@ -204,7 +204,7 @@ def make_problem_result(pool: Pool, prompt: Prompt) -> JsonObject:
         "problem": prompt.id,
         "data_source": prompt.data_source,
         "prompt": prompt.content,
-        "ground_truth": prompt.ground_truth_text,
+        "ground_truth": prompt.ground_truth_in_files,
         "chosen": chosen.key if chosen else None,
         "how": choice.method if choice else None,
         "answer": chosen.answer if chosen else None,

@@ -70,7 +70,7 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings, console: Cons
         threads=trainer.cpu_threads or max(1, machine.num_cores // trainer.n_gpus_per_node),
         sequence_parallel=size,
     )
-    notices += list_template_notices(config.model, tokenizer, data.apply_chat_template_kwargs)
+    notices += list_template_notices(config.model, renderer, data.apply_chat_template_kwargs)
     notices += filter(None, [input_checks.explain_missing_cluster(config)])
     model, max_tokens, memory, memory_notices = _plan_memory(task, config, train, placement, machine)
     stream = make_example_stream(config, train.file_sizes, start.inputs.data_start)

@@ -30,6 +30,7 @@ from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, name_splits, resolve_files
+from alphaapollo.data.text_prompts import prepare_texts
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS
 from alphaapollo.environments import check_environment
@@ -307,6 +308,8 @@ def read_prompts(
         if renderer.images and not with_pictures:
             notices += list_unused_mark_notices(str(prompt.content) for prompt in chosen)
         try_chats(renderer, chosen)
+        chosen, about_texts = prepare_texts(chosen, renderer)
+        notices += about_texts
         prompts, num_long = apply_length_limit(chosen, renderer, data.max_prompt_length, data.truncation)
     except ValueError as error:
         raise ValueError(f"{files_key}: {error}") from error

@@ -98,9 +98,9 @@ def _digest_file(path: Path, size: int, _mtime: int) -> str:
 
 def _find_commit(hub_id: str) -> str:
     """Return the commit of a model on the hub. Raises OSError if its config.json is neither cached nor available."""
-    from transformers.utils import cached_file
+    from huggingface_hub import hf_hub_download
 
-    return Path(str(cached_file(hub_id, "config.json"))).parent.name
+    return Path(hf_hub_download(hub_id, "config.json")).parent.name
 
 
 def _list_code_files(path: Path) -> list[Path]:
@@ -108,8 +108,8 @@ def _list_code_files(path: Path) -> list[Path]:
     finder = ModuleFinder([str(path.parent)], excludes=["alphaapollo"])
     with suppress(SyntaxError, ValueError, ImportError, RecursionError):
         finder.run_script(str(path))
-    imported = {Path(module.__file__) for module in finder.modules.values() if module.__file__}
-    return [path, *sorted(imported - {path})]
+    found = (getattr(module, "__file__", None) for module in finder.modules.values())  # None: a folder of modules
+    return [path, *sorted({Path(file) for file in found if file} - {path})]
 
 
 def _describe_difference(files: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]) -> str:

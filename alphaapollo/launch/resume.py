@@ -156,7 +156,7 @@ def find_start_point(config: TrainingConfig, digests: Digests | None = None) -> 
     every = config.trainer.log_freq if isinstance(config, TuningConfig) else 1
     lost = _describe_lost_metrics(metrics, logged, step, every) if is_own_checkpoint else ""
     start = StartPoint(folder, checkpoint, step, tuple(changes), damaged, max(logged, default=0), lost)
-    position = progress.get("prompts_consumed", progress.get("examples_consumed", 0))
+    position = int(progress.get("prompts_consumed") or progress.get("examples_consumed") or 0)
     data_start = position if start.has_other_data else earlier.data_start
     return replace(start, inputs=replace(inputs, data_start=data_start))
 

@@ -80,11 +80,11 @@ async def try_reward_function(
     for column in columns:
         if not any(column in one.extra_info for one in prompts):
             raise ValueError(
-                f"{custom.path}: {custom.name} needs {column!r}, but the data has no such column, only "
+                f"{custom.path}: {', '.join(custom.names)} needs {column!r}, but the data has no such column, only "
                 f"{', '.join(prompt.extra_info) or 'those of every row'}. Rename the column or the parameter."
             )
     failed = {answer: score.reason for answer, score in scores.items() if score.outcome.failed}
-    function = f"{custom.path}: {custom.name}" if custom.path else f"{reward.custom_module}: a component"
+    function = f"{custom.path}: {', '.join(custom.names)}" if custom.path else f"{reward.custom_module}: a component"
     notices = [
         f"{function} fails on {len(failed)} of {len(scores)} trial answers to row {prompt.id}, e.g. {answer!r}: "
         f"{reason}. Return a number or a dict of numbers for every answer."

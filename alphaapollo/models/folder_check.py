@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import find_placeholder_ids
-from alphaapollo.data.rendering import make_template_argument_warnings, make_template_digest
+from alphaapollo.data.rendering import Renderer, make_template_argument_warnings, make_template_digest
 from alphaapollo.models.load import has_custom_code, load_config, load_without_weights
 from alphaapollo.models.vision import load_example_image
 
@@ -107,11 +107,11 @@ def check_vocabulary_size(model: Model, tokenizer: PreTrainedTokenizerBase, path
         )
 
 
-def list_template_notices(
-    model: Model, tokenizer: PreTrainedTokenizerBase, template_arguments: Mapping[str, object]
-) -> list[str]:
-    """Return notices about template arguments without effect, and about another template than that of the training."""
-    notices = make_template_argument_warnings(template_arguments, tokenizer)
+def list_template_notices(model: Model, renderer: Renderer, template_arguments: Mapping[str, object]) -> list[str]:
+    """Return notices about template arguments without effect, another template than that of the training, and control
+    strings in the prompts rendered so far."""
+    tokenizer = renderer.tokenizer
+    notices = make_template_argument_warnings(template_arguments, tokenizer) + renderer.list_control_notices()
     trained = getattr(load_config(model), "chat_template_digest", None)
     if tokenizer.chat_template and trained not in (None, make_template_digest(tokenizer)):
         notices.append(

@@ -117,7 +117,7 @@ def make_trajectory_record(
         "data_source": prompt.data_source,
         "prompt": replace_pictures(first_prompt, show_picture),
         "row_prompt": None if first_prompt == prompt.content else replace_pictures(prompt.content, show_picture),
-        "ground_truth": prompt.ground_truth_text,
+        "ground_truth": prompt.ground_truth_in_files,
         "text": "\n\n".join(turn.raw_text or turn.text for turn in trajectory.turns),
         "reward": finite_or_none(score.reward),
         "components": score.components,

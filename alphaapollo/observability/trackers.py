@@ -144,7 +144,8 @@ def make_sample_table(step: int, groups: Sequence[TrajectoryGroup]) -> DataFrame
         if isinstance(sample["prompt"], list):
             sample["prompt"] = "\n\n".join(message["content"] for message in sample["prompt"])
         for name in ("prompt", "text", "ground_truth"):
-            sample[name] = (sample[name] or "").encode("utf-8", "replace").decode()  # without lone surrogates
+            text = "" if sample[name] is None else str(sample[name])
+            sample[name] = text.encode("utf-8", "replace").decode()  # without lone surrogates
     return pd.DataFrame(samples, columns=SAMPLE_COLUMNS)
 
 

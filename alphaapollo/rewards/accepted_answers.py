@@ -17,9 +17,12 @@ ANSWER_KEYS = ("target", "answer", "answers", "ground_truth", "golden_answers", 
 NO_COMMA = re.compile(r"(?<=[^\s\[,]['\"])\s+(?=['\"])")  # the text of a NumPy array has no commas: ['a' 'b']
 
 
-def read_accepted_answers(truth: object) -> list[str]:
+def read_accepted_answers(truth: object, reads_numbers: bool = False) -> list[str]:
     """Return the accepted answers of a ground truth (see `list_answers`) as texts, without None and blank texts: 12 for
-    12.0, and `True`, `true`, `Yes` and `yes` for True. Raises ValueError for NaN, bytes and other types."""
+    12.0, and `True`, `true`, `Yes` and `yes` for True. With `reads_numbers`, the text `[1, 2]` is two answers. Raises
+    ValueError for NaN, bytes and other types."""
+    if reads_numbers and isinstance(truth, str) and (value := read_list(truth)) is not None:
+        truth = value
     return [text for value in list_answers(truth) for text in _list_texts(value)]
 
 

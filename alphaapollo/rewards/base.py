@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sized
 from numbers import Real
 from typing import Any, TypeVar
 
-from alphaapollo.types import Episode, Message, Outcome, Prompt, Score
+from alphaapollo.types import Episode, Outcome, Prompt, Score
 
 RewardResult = float | Mapping[str, float] | Score
 RewardFunction = Callable[[Prompt, str], RewardResult]
@@ -98,11 +98,6 @@ def get_question(prompt: Prompt) -> str:
     if isinstance(prompt.content, str):
         return prompt.content
     return "\n\n".join(message["content"] for message in prompt.content if message["role"] == "user")
-
-
-def join_contents(content: list[Message] | str) -> str:
-    """Return the text of a prompt without a chat template."""
-    return content if isinstance(content, str) else "".join(f"{message['content']}\n" for message in content)
 
 
 def takes_trajectory(function: Callable[..., object]) -> bool:

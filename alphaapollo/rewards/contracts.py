@@ -170,7 +170,7 @@ def _convert_verl_batch_result(results: Any) -> RewardResult:
     return convert_verl_result(_take_only(results))
 
 
-def _convert_openrlhf_result(result: Any) -> RewardResult:
+def _convert_openrlhf_result(result: Any) -> Any:
     """Read {rewards, scores, extra_logs}, where scores, from 0 to 1, are for filters; or rewards alone."""
     if not isinstance(result, Mapping):
         return _take_only(result)

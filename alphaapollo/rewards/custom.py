@@ -1,7 +1,7 @@
 """Load the user's reward function (`custom_reward_function`), also one that is written for another framework.
 
 A function has the parameters (prompt, completion), (prompt, trajectory), or those of a contract (contracts.py). It may
-be async. The name may also be that of a class of ms-swift, or several names with commas between them.
+be async. The name may also be that of a class of ms-swift, or a list of names.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import importlib.util
 import inspect
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from alphaapollo.config.schema import CustomRewardFunction
-from alphaapollo.rewards.base import RewardFunction, explain_signature_mismatch, is_async
+from alphaapollo.rewards.base import explain_signature_mismatch, is_async
 from alphaapollo.rewards.contracts import (
     OPENRLHF,
     SWIFT,
@@ -37,7 +38,7 @@ SWIFT_MODULES = ("swift", "swift.rewards", "swift.plugin", "swift.plugin.orm", "
 class LoadedFunction:
     """The user's reward function, or the weighted sum of several."""
 
-    function: RewardFunction
+    function: Callable[..., Any]  # takes a prompt, and a completion or a trajectory
     is_async: bool = False  # whether it returns awaitables
     columns: tuple[str, ...] = ()  # columns of the data that it requires
     takes_prompt_text: bool = False  # whether it reads the rendered prompt

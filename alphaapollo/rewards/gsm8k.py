@@ -41,8 +41,8 @@ def answer_from_truth(prompt: Prompt) -> str:
 
 
 def _read_accepted_numbers(truth: object) -> list[Fraction]:
-    numbers = [number for text in read_accepted_answers(truth) if (number := read_final_number(text)) is not None]
-    if not numbers:
+    texts = read_accepted_answers(truth, reads_numbers=True)
+    if not (numbers := [number for text in texts if (number := read_final_number(text)) is not None]):
         raise ValueError(f"the ground truth {truth!r:.200} has no number")
     return numbers
 

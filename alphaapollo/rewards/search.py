@@ -9,7 +9,7 @@ import re
 import string
 from collections import Counter
 
-from alphaapollo.rewards.accepted_answers import read_accepted_answers, read_list
+from alphaapollo.rewards.accepted_answers import read_accepted_answers
 from alphaapollo.rewards.answer_extraction import find_marked_answer
 from alphaapollo.types import Outcome, Prompt, Score
 
@@ -45,9 +45,7 @@ def answer_from_truth(prompt: Prompt) -> str:
 
 
 def _read_accepted_answers(truth: object) -> list[str]:
-    """Return the accepted answers. The text of a list of numbers has several, too. Raises ValueError for none."""
-    value = read_list(truth) if isinstance(truth, str) else truth
-    if not (accepted := read_accepted_answers(truth if value is None else value)):
+    if not (accepted := read_accepted_answers(truth, reads_numbers=True)):
         raise ValueError(f"the ground truth {truth!r:.200} has no accepted answer")
     return accepted
 

@@ -154,7 +154,8 @@ class RolloutWorker:
                 self._read_calls = await asyncio.to_thread(make_tool_call_parser, env.tool_parser, tool_renderer)
         finally:
             gc.enable()
-        self._rewards.render = lambda content: content if isinstance(content, str) else renderer.render_chat(content)
+        show = renderer.render_chat
+        self._rewards.render = lambda one: one.content if isinstance(one.content, str) else show(one.content)
         self._stop_token_ids = renderer.eos_token_ids
         if (judge := self._setup.reward.judge).backend == "policy":
             self._rewards.policy = make_policy_judge(self.engine, renderer, judge)

@@ -83,26 +83,26 @@ def format_error(error: BaseException, path: Path | None = None) -> str:
 
 def _import_from_folder(folder: str, *arguments: Any, **options: Any) -> Any:
     """Import like `__import__`, but prefer the modules of this user folder to equal names in other user folders."""
-    own = _neighbours.setdefault(folder, {})
+    if len(_neighbours) == 1:
+        return builtins.__import__(*arguments, **options)
+    own = _neighbours[folder]
     with _import_lock:
         others = {
             name: module
             for name, module in [*sys.modules.items()]
-            if len(_neighbours) > 1 and _find_user_folder(getattr(module, "__file__", None)) not in ("", folder)
+            if _find_user_folder(getattr(module, "__file__", None)) not in ("", folder)
             if any(Path(folder, name.partition(".")[0] + suffix).exists() for suffix in (".py", ""))
         }
-        before = sys.path[:]
-        sys.path[:] = [one for one in before if one not in _neighbours]
-        sys.path += [folder, *(one for one in before if one in _neighbours and one != folder)]
         for name in others:
             del sys.modules[name]
         sys.modules.update(own)
+        sys.path.insert(next(index for index, path in enumerate(sys.path) if path in _neighbours), folder)
         try:
             return builtins.__import__(*arguments, **options)
         finally:
+            sys.path.remove(folder)
             own.update({name: module for name, module in sys.modules.items() if name in others})
             sys.modules.update(others)
-            sys.path[:] = before
 
 
 def _find_user_folder(path: str | None) -> str:

@@ -50,7 +50,6 @@ from examples.data_preprocess.prepare_right_answers import prepare as prepare_ri
 from examples.data_preprocess.protocol import TOOL_INSTRUCTION, plain_turns, tool_turns
 
 CHAT_KEYS = ("messages", "conversations", "conversation")
-ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 PROTOCOLS = {"plain": (INSTRUCTION, plain_turns), "tools": (TOOL_INSTRUCTION, tool_turns)}
 
 Chat = tuple[list[Message], str | None]  # and its ground truth, where it is a problem's
@@ -101,16 +100,13 @@ def read_messages(value: Any, key: str) -> list[Message]:
     """Read a chat. Raises Dropped if the row has none or the assistant has no text."""
     if not isinstance(value, list) or not value:
         raise Dropped(f"the chat is not a list of messages (column {key})")
-    renamed = [
-        {"role": ROLES.get(one["from"], one["from"]), "content": one.get("value")}
-        if isinstance(one, dict) and isinstance(one.get("from"), str)
-        else one
-        for one in value
-    ]
     try:
-        messages = [Message(role=one["role"], content=one["content"]) for one in read_chat(renamed, key)]
+        chat = read_chat(value, key)
     except ValueError as error:
         raise Dropped(f"a message is not {{role, content}} with text (column {key})") from error
+    if any({"tool_calls", "reasoning_content", "train"} & one.keys() for one in chat):
+        raise Dropped(f"the chat has tool calls, thoughts or weights; train on the file itself (column {key})")
+    messages = [Message(role=one["role"], content=one["content"]) for one in chat]
     if not all(is_unicode(one["content"]) for one in messages):
         raise Dropped(f"a message is not valid Unicode (column {key})")
     said = [one["content"] for one in messages if one["role"] == "assistant"]

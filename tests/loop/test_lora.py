@@ -54,3 +54,8 @@ def test_engine_with_served_adapters(ppo: Runner) -> None:
     assert (written["r"], written["lora_alpha"]) == (4, 16) and not (model / "model.safetensors").exists()
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(ppo.task.model), str(model))
     assert any(".lora_B." in name and tensor.abs().max() > 0 for name, tensor in loaded.state_dict().items())
+
+    start = f"actor_rollout_ref.model.path={served.folder}"  # a run folder: its newest checkpoint, merged
+    continued = ppo.run(*LORA, start, "trainer.total_training_steps=1", name="continued")
+    assert (served.folder / "exported/step_000002/config.json").is_file()
+    assert all(line["sync/probe_gap"] < 5e-5 for line in continued.metrics)

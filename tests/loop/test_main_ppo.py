@@ -376,3 +376,20 @@ def test_stages_open_at_their_gates_and_stay_open_after_resume(ppo: Runner, tmp_
     for step, number in enumerate([1, *opened[:-1]], 1):
         drawn = {record["data_source"] for record in done.rollouts(step)}
         assert drawn <= set(sources[: int(number)]), (step, drawn)
+
+
+def test_changed_data_is_refused_or_trained_in_a_new_order(ppo: Runner, tmp_path: Path) -> None:
+    frame, file = pd.read_parquet(ppo.task.data / "train.parquet")[:8], tmp_path / "train.parquet"
+    frame.to_parquet(file)
+    settings = (LOCAL, f"data.train_files={file}", "trainer.save_freq=1", "trainer.val_before_train=false")
+    ppo.run(*settings, "trainer.total_training_steps=1")
+    frame[::-1].to_parquet(file)
+    with pytest.raises(ValueError, match="resume_with_other_data=true"):
+        ppo.prepare(*settings, "trainer.total_training_steps=3")
+    done = ppo.run(*settings, "trainer.total_training_steps=3", "trainer.resume_with_other_data=true")
+    assert "other data" in done.output
+    trained = [{record["prompt_id"] for record in done.rollouts(step)} for step in (2, 3)]
+    assert [len(one) for one in trained] == [4, 4] and trained[0] | trained[1] == {*range(8)}
+    again = ppo.run(*settings, "trainer.total_training_steps=5")
+    trained = [{record["prompt_id"] for record in again.rollouts(step)} for step in (4, 5)]
+    assert "other data" not in again.output and trained[0] | trained[1] == {*range(8)}

@@ -18,9 +18,9 @@ WHEN_SERVER = ActiveWhen("backend", "server")
 class CustomRewardFunction(Section):
     path: Annotated[str, CHANGES_REWARDS, CODE] = ""
     """Python file with your reward function, or URL of a reward server for OpenRLHF; empty = chosen by data_source."""
-    name: Annotated[str, CHANGES_REWARDS, ActiveWhen("path")] = "compute_score"
+    name: Annotated[str | list[str], CHANGES_REWARDS, ActiveWhen("path")] = "compute_score"
     """Name of the reward function in the file: `(prompt, completion or trajectory) -> float | dict of floats`, or with
-    the parameters of verl, TRL, OpenRLHF or ms-swift. Several names with commas between them: the rewards are added."""
+    the parameters of verl, TRL, OpenRLHF or ms-swift. With a list of names, the rewards are added."""
     weights: Annotated[list[float], CHANGES_REWARDS, ActiveWhen("path")] = []
     """Weights of several functions, in the order of their names; empty = 1 each."""
     reward_kwargs: Annotated[dict[str, Scalar | list[Scalar]], CHANGES_REWARDS, ActiveWhen("path")] = {}
@@ -28,7 +28,7 @@ class CustomRewardFunction(Section):
 
     @property
     def names(self) -> list[str]:
-        return [name.strip() for name in self.name.split(",")]
+        return [self.name] if isinstance(self.name, str) else self.name
 
     @property
     def is_remote(self) -> bool:

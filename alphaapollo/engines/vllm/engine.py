@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from alphaapollo.engines.vllm.images import ImagePromptBuilder
 
 T = TypeVar("T")
+LOG_SECONDS = 10.0  # for a core with an error to write its log and exit
 
 
 class VllmEngine(Engine):
@@ -104,6 +105,8 @@ class VllmEngine(Engine):
             config = AsyncEngineArgs(**build_engine_arguments(self.spec)).create_engine_config()
         except (ValueError, OSError) as error:
             raise ValueError(f"vLLM cannot serve {self.spec.model_path}: {error}") from error
+        if self.spec.device == "cpu":
+            self._check_head_size(config.model_config)
         if is_vision_model := config.model_config.is_multimodal_model:
             config.model_config.skip_tokenizer_init = False  # vLLM's multimodal processors need a tokenizer
         try:
@@ -118,6 +121,17 @@ class VllmEngine(Engine):
 
             assert self._engine.renderer.mm_processor is not None
             self._image_prompts = ImagePromptBuilder(self._engine.renderer.mm_processor)
+
+    def _check_head_size(self, model_config: Any) -> None:
+        """Raise ValueError if vLLM's attention on a CPU does not support the model's head size."""
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+        size, known = model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+        if not model_config.use_mla and size not in known:
+            raise ValueError(
+                f"vLLM cannot serve {self.spec.model_path} on a CPU: its heads have the size {size}, but only "
+                f"{', '.join(map(str, known))} are supported. Use a GPU, another model, or rollout.name=hf."
+            )
 
     async def close(self) -> None:
         for process in self._list_core_processes():
@@ -242,6 +256,8 @@ class VllmEngine(Engine):
                         self._check_routed_experts(answer, len(token_ids) + lengths[answer.index] - 1)
                 yield output
         except EngineDeadError as error:
+            if self._core_death is not None:  # the log is complete when the process has ended
+                await asyncio.wait((self._core_death,), timeout=LOG_SECONDS)
             raise self._make_death_error() from error
 
     def _build_prompt(self, token_ids: list[int], images: Sequence[ImageInput]) -> TokensInput | MultiModalInput:

@@ -5,7 +5,7 @@ A ground truth is a value of a data file, or its text as JSON or in Python's not
     {"inputs": ["1 2\n"], "outputs": ["3\n"]}                               (APPS, TACO, prime_code: stdin and stdout)
     {"inputs": ["1\n2"], "outputs": ["3"], "fn_name": "add"}               (the same: arguments and results as JSON)
     [{"input": "1\n2", "output": "3", "testtype": "functional", "metadata": {"func_name": "add"}}]     (LiveCodeBench)
-    {"test": "def check(candidate): ...", "entry_point": "f", "prompt": "def f(x):\n"}                     (HumanEval)
+    {"test": "def check(candidate): ...", "entry_point": "f", "prompt": "def f(x): ..."}                    (HumanEval)
     {"asserts": ["assert f(2) == 4"], "setup": "import math"}                                          (MBPP, AceCode)
 """
 
@@ -84,7 +84,7 @@ def read_tests_and_time_limit(ground_truth: object) -> tuple[FunctionTests | Pro
     try:
         _collect_parts(convert_to_lists(ground_truth), parts)
         return _make_tests(parts), _read_seconds(parts["time_limit"])
-    except (AttributeError, TypeError, ValueError, SyntaxError, RecursionError) as error:
+    except (AttributeError, TypeError, ValueError, SyntaxError, RecursionError, zlib.error) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
             f"the tests in the ground truth {ground_truth!r:.80} cannot be read ({reason}). docs/rewards.md lists "
@@ -93,7 +93,7 @@ def read_tests_and_time_limit(ground_truth: object) -> tuple[FunctionTests | Pro
 
 
 def _collect_parts(value: object, parts: dict[str, list[Any]], is_record: bool = False) -> None:
-    """Append the values of a ground truth to `parts`, by the keys of KEYS. A record has a single input and output."""
+    """Append the values of a ground truth to `parts`, by the keys of KEYS. A record has one `input` and `output`."""
     if isinstance(value, str):
         text = _unpack(value)
         if (value := read_list(text)) is None:
@@ -109,7 +109,7 @@ def _collect_parts(value: object, parts: dict[str, list[Any]], is_record: bool =
             if item is not None and key == "tests":
                 _collect_parts(item, parts)
             elif item is not None:
-                is_one = not isinstance(item, list) or (is_record and key in ("inputs", "outputs"))
+                is_one = not isinstance(item, list) or (is_record and key in ("inputs", "outputs") and key != name)
                 parts[key] += [item] if is_one else item
     elif value is not None:
         raise TypeError(f"{value!r:.80} is a {type(value).__name__}")
@@ -181,11 +181,11 @@ def _make_code_tests(code: str, setup: str, name: str) -> FunctionTests:
 
 
 def _is_code(text: str) -> bool:
-    """Return whether a prompt is Python code, not a question."""
+    """Return whether a prompt is Python code, perhaps incomplete (`def f(x):`), and not a question."""
     try:
         return any(not isinstance(node, ast.Expr) for node in ast.parse(text).body)
     except SyntaxError:
-        return False
+        return text.lstrip().startswith(("def ", "class ", "import ", "from ", "@"))
 
 
 def _read_call(given: object, result: object) -> tuple[str, object]:
@@ -217,12 +217,10 @@ def _join_lines(value: object) -> str:
 
 def _read_seconds(limits: list[float | str | JsonObject]) -> float:
     """Return the last time limit in seconds. Reads 2, `2.0 seconds` (TACO) and {"seconds": 2} (CodeContests)."""
-    if not limits:
-        return TIME_LIMIT
-    value = limits[-1]
+    value = limits[-1] if limits else TIME_LIMIT
     if isinstance(value, dict):
-        return float(value.get("seconds", 0)) + float(value.get("nanos", 0)) / 1e9
-    return float(value.split()[0] if isinstance(value, str) else value) or TIME_LIMIT
+        value = float(value.get("seconds") or 0) + float(value.get("nanos") or 0) / 1e9
+    return float(value.removesuffix("seconds") if isinstance(value, str) else value) or TIME_LIMIT
 
 
 def find_undefined_functions(code: str, setup: str) -> tuple[str, ...]:

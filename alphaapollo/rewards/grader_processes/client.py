@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.rewards.base import join_contents, make_failed_score, make_wrong_format_score
+from alphaapollo.rewards.base import get_question, make_failed_score, make_wrong_format_score
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.grader_processes.process import (
     START_TIMEOUT,
@@ -32,7 +32,7 @@ from alphaapollo.rewards.grader_processes.protocol import LoadReport, decode_rep
 from alphaapollo.rewards.judges.client import CompleteMessage, JudgeClient, JudgeServer, wait_for_all
 from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.rewards.registry import assign_judges
-from alphaapollo.types import JudgeUsage, Message, Prompt, Score, Turn
+from alphaapollo.types import JudgeUsage, Prompt, Score, Turn
 from alphaapollo.utils.time_limit import exclude_from_time_limit
 
 MAX_ATTEMPTS = 2  # attempts per completion
@@ -52,9 +52,7 @@ class RewardClient:
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
         self._reward, self._custom = reward, custom
         self.policy: CompleteMessage | None = None  # the model of reward.judge.backend=policy, set by a rollout worker
-        self.render: Callable[[list[Message] | str], str] = (
-            join_contents  # how prompts are shown to OpenRLHF's functions
-        )
+        self.render: Callable[[Prompt], str] = get_question  # text of a prompt for OpenRLHF's functions
         self.max_steps = 0  # iterations of the run, for functions of TRL
         self.fails_incomplete = (
             False  # whether a score without one of its components is a failure, because it is needed
@@ -141,7 +139,7 @@ class RewardClient:
         self, prompt: Prompt, text: str | None, turns: Sequence[Turn], judged: dict[str, Score]
     ) -> Score:
         try:
-            shown = self.render(prompt.content) if self.loaded.takes_prompt_text else ""
+            shown = self.render(prompt) if self.loaded.takes_prompt_text else ""
             turns = turns if self.loaded.takes_turns else ()
             request = encode_request(prompt, text, turns, judged, shown, self.max_steps)
         except (TypeError, ValueError) as error:

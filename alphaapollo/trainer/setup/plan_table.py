@@ -105,7 +105,7 @@ def _describe_environment(env: Env) -> str:
 def _describe_reward(config: Config) -> str:
     environment, custom = get_environment_spec(config.env.env_name), config.custom_reward_function
     if custom.path:
-        task = f"{custom.name} in {custom.path}"
+        task = f"{', '.join(custom.names)} in {custom.path}"
     elif environment.is_graded(config.env):
         task = "the functions of the rows' data sources"
     else:

@@ -196,10 +196,10 @@ def test_one_error_names_the_key_and_the_value(override: str, facts: list[str]):
     assert len(text.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["broken", "absent"])
-def test_a_yaml_that_cannot_be_read_is_one_line(own: Path, name: str):
+@pytest.mark.parametrize(("name", "fact"), [("broken", "broken.yaml: "), ("absent", "'nothing_here'")])
+def test_a_yaml_that_cannot_be_read_is_one_line(own: Path, name: str, fact: str):
     text = problem("--config-dir", str(own), "--config-name", name)
-    assert text.startswith(f"{name}.yaml: ")
+    assert fact in text
     assert len(text.splitlines()) == 1
 
 
@@ -222,7 +222,7 @@ def test_file_of_any_name_overrides_the_defaults(tmp_path: Path):
         ("data: [a\n", ["own.yaml", "while parsing"]),
         ("- a\n", ["KEY: VALUE", "[a]"]),
         ("7\n", ["KEY: VALUE", "7"]),
-        ("defaults: [{algorithm: dapoo}]\n", ["--config:", "'algorithm/dapoo'"]),
+        ("defaults: [{algorithm: dapoo}]\n", ["YAML file:", "'algorithm/dapoo'"]),
         ("defaults: 3\n", ["defaults", "list"]),
         ("trainer: {sed: 3}\n", ["trainer.sed (got 3):", "'trainer.seed'"]),
         ("trainer: {experiment_name: '${nothing}'}\n", ["'nothing'"]),

@@ -72,12 +72,16 @@ def test_a_text_key_has_the_text_that_was_typed(text: str, tmp_path: Path) -> No
     (tmp_path / "own.yaml").write_text(
         f"trainer: {{experiment_name: {text}}}\ndata: {{val_files: [a, {text}], shuffle: on}}\n"
     )
-    config = load_config(Config, "ppo", [f"--config={tmp_path}/own.yaml", f"trainer.project_name='{text}'"])
-    assert (config.trainer.experiment_name, config.trainer.project_name) == (text, text)
-    assert config.data.val_files == ["a", text] and config.data.shuffle is True
+    for source in (f"--config={tmp_path}/own.yaml", f"--config-dir={tmp_path} --config-name=own"):
+        config = load_config(Config, "ppo", [*source.split(), f"trainer.project_name='{text}'"])
+        assert (config.trainer.experiment_name, config.trainer.project_name) == (text, text)
+        assert config.data.val_files == ["a", text] and config.data.shuffle is True
 
 
-def test_other_keys_keep_their_types() -> None:
+def test_other_keys_keep_their_types(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("actor_rollout_ref: {actor: {optim: {lr: 1e-6}}}\ntrainer: {seed: 1_000}\n")
+    config = load_config(Config, "ppo", [f"--config={tmp_path}/own.yaml"])
+    assert (config.actor_rollout_ref.actor.optim.lr, config.trainer.seed) == (1e-6, 1000)
     config = load_config(Config, "ppo", ["trainer.seed=1_000", "trainer.keep_best=null", "data.shuffle=TRUE"])
     assert (config.trainer.seed, config.trainer.keep_best, config.data.shuffle) == (1000, None, True)
     assert load_config(Config, "ppo", ["env.settings.a=1e3"]).env.settings == {"a": 1000.0}  # text or number

@@ -5,6 +5,10 @@ import json
 import pytest
 
 from alphaapollo.data.chats import join_context, read_chat, read_chat_text, read_context, read_template_arguments
+from alphaapollo.data.prompts import load_prompts
+from alphaapollo.data.rendering import Renderer
+from tests.builders import write_rows
+from tests.families import FAMILIES, make_family_tokenizer
 
 USER, FOUR = {"role": "user", "content": "2+2=?"}, {"role": "assistant", "content": "4"}
 
@@ -142,6 +146,7 @@ def test_columns_for_the_template():
         assert read_template_arguments({"tools": tools}) == {"tools": [schema]}
     for kwargs in ({"enable_thinking": False, "effort": None}, '{"enable_thinking": false}'):
         assert read_template_arguments({"chat_template_kwargs": kwargs}) == {"enable_thinking": False}
+    assert read_template_arguments({"enable_thinking": False}) == {"enable_thinking": False}
     for empty in (None, [], "", "[]"):
         assert read_template_arguments({"tools": empty, "chat_template_kwargs": None}) == {}
     for row in ({"tools": "add"}, {"tools": [{"type": "function"}]}, {"chat_template_kwargs": "thinking"}):
@@ -154,3 +159,18 @@ def test_chats_that_were_written_as_text():
     assert read_chat_text(json.dumps(chat)) == read_chat_text(str(chat)) == chat
     for value in ("2+2=?", "[1, 2]", '[{"content": "x"}]', chat, None):
         assert read_chat_text(value) is None
+
+
+def test_prompts_for_rl_may_have_calls_and_other_names_of_roles(tmp_path):
+    call = {"role": "assistant", "content": None, "tool_calls": [make_call(arguments='{"a": 1}')]}
+    prompt = [{"role": "Human", "content": "2+2=?"}, call, {"role": "function", "content": "3"}]
+    (read_prompt,) = load_prompts(write_rows(tmp_path / "rows.jsonl", [{"prompt": prompt}]), "prompt")
+    assert read_prompt.content == read(*prompt)
+    renderer = Renderer(make_family_tokenizer(FAMILIES[0]))
+    shown = renderer.tokenizer.decode(renderer.encode_prompt(read_prompt.content), skip_special_tokens=False)
+    assert shown == (
+        "<|im_start|>user\n2+2=?<|im_end|>\n<|im_start|>assistant\n"
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n'
+        "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )

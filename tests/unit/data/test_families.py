@@ -1,10 +1,13 @@
 """Turns of sixteen model families: stops, tokens trained after an answer, appended observations, tools, thoughts."""
 
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
+from alphaapollo.data.chat_turns import split_chat
 from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.sft_examples import tokenize_examples
 from alphaapollo.data.tool_rendering import ToolRenderer
 from tests.families import FAMILIES, Family, save_family
 from tests.unit.tool_templates import schema
@@ -37,15 +40,25 @@ def test_stops(folders, family: Family):
     assert all(token in renderer.describe_stops() for token in family.stops)
 
 
+def trained_texts(renderer, chat) -> list[str]:
+    """Texts that SFT trains: one per assistant message."""
+    texts = []
+    for row in tokenize_examples(split_chat(chat, renderer), renderer):
+        pairs = groupby(zip(row.action_mask, row.token_ids, strict=True), key=lambda pair: pair[0])
+        texts += [text_of(renderer, [token for _, token in pairs]) for is_trained, pairs in pairs if is_trained]
+    return texts
+
+
 @each(FAMILIES)
 def test_one_end_is_trained_after_an_answer(folders, family: Family):
     renderer = Renderer(load_tokenizer(str(folders[family.name])))
-    chat = renderer.render_chat([QUESTION, {"role": "assistant", "content": "Bern"}], add_generation_prompt=False)
-    ids = [*renderer.encode([chat[chat.rindex("Bern") :]])[0], *renderer.missing_end_ids]
-    trained = ids[: renderer.count_trained(ids)]
-    assert text_of(renderer, trained) == "Bern" + family.trained_end
-    assert sum(token in renderer.eos_token_ids for token in trained) == 1
-    assert renderer.decode(trained) == "Bern"
+    chat = [QUESTION, {"role": "assistant", "content": "Bern"}, QUESTION, {"role": "assistant", "content": "Rome"}]
+    texts = trained_texts(renderer, chat)
+    for answer, text in zip(("Bern", "Rome"), texts, strict=True):
+        assert text.endswith(answer + family.trained_end)
+        ids = renderer.encode([text])[0]
+        assert [token in renderer.eos_token_ids for token in ids] == [False] * (len(ids) - 1) + [True]
+        assert renderer.decode(ids[-5:]) == answer
 
 
 @each(FAMILIES)

@@ -224,6 +224,26 @@ def test_what_the_cache_lacks_is_an_error(hub, entry, said):
         resolve_entry(entry)
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            datasets.exceptions.DatasetNotFoundError("Dataset 'org/gated' is a gated dataset on the Hub."),
+            "hf auth login",
+        ),
+        (ValueError("Config name is missing.\nPlease pick one among the available configs: ['main']"), r"\['main'\]"),
+        (RuntimeError("Dataset scripts are no longer supported"), "no longer supported"),
+    ],
+)
+def test_what_the_library_reports_is_one_error(folder, monkeypatch, error, said):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(ValueError, match=rf"^org/gated: .*{said}"):
+        resolve_entry("org/gated#test")
+
+
 def test_an_existing_path_is_never_a_hub_id(hub):
     shutil.copytree("chats", "openai/gsm8k:main")
     assert resolve_entry("openai/gsm8k:main").hub_id == ""

@@ -35,6 +35,9 @@ def extract_answer(renderer, row):
         {"prompt": [USER], "chosen": "4", "rejected": "it is 5"},
         {"chosen": [USER, FOUR], "rejected": [USER, FIVE]},
         {"prompt": "2+2=?", "chosen": [USER, FOUR], "rejected": [USER, FIVE]},
+        {"conversations": [{"from": "human", "value": "2+2=?"}], "chosen": FOUR, "rejected": FIVE},
+        {"question": [USER], "chosen": {"from": "gpt", "value": "4"}, "rejected": {"from": "gpt", "value": "it is 5"}},
+        {"prompt": '[{"role": "user", "content": "2+2=?"}]', "chosen": "4", "rejected": "it is 5"},
     ],
 )
 def test_all_ways_to_write_a_pair_give_the_same_tokens(tmp_path, renderer, row):
@@ -169,3 +172,52 @@ def test_unrelated_answers_are_of_other_prompts_drawn_by_the_seed(tmp_path, rend
     assert drawn[0] == drawn[1] != drawn[2]
     start = own[0].response_start
     assert {len(row.token_ids) for row in make_unrelated_answers(own, 0, start + 1)} == {start + 1}
+
+
+THINKING = (
+    "{% for one in messages %}<|im_start|>{{ one.role }}\n{% if one.reasoning_content and loop.last %}<think>"
+    "{{ one.reasoning_content }}</think>{% endif %}{{ one.content }}{% for call in one.tool_calls or [] %}"
+    "{{ call.function.name }}()<tools>{{ tools | length }}</tools>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CALL = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [{"name": "f", "arguments": {}}]}
+
+
+def test_answers_of_thinking_models_with_calls(tmp_path, make_tokenizer):
+    """The prompt is as at inference, without earlier thoughts. The turns of an answer keep theirs in one example."""
+    from alphaapollo.data.rendering import Renderer
+
+    renderer = Renderer(make_tokenizer(THINKING))
+    earlier, four = {**FOUR, "reasoning": "before"}, {**FOUR, "reasoning": "so"}
+    row = {
+        "system": "be kind",
+        "prompt": [USER, earlier, USER],
+        "chosen": [CALL, {"role": "tool", "content": "3"}, four],
+        "rejected": [FIVE | {"thinking": "no"}],
+        "tools": [{"name": "f"}],
+        "note": "x",
+    }
+    read = pairs(tmp_path, renderer, [row])
+    chosen, rejected = read.examples[0].rows
+    assert (
+        extract_answer(renderer, chosen) == "<think>hm</think>f()<tools>1</tools><|im_end|><think>so</think>4<|im_end|>"
+    )
+    assert extract_answer(renderer, rejected) == "<think>no</think>it is 5<|im_end|>"
+    prompt = renderer.tokenizer.decode(chosen.token_ids[: chosen.response_start], skip_special_tokens=False)
+    assert prompt == renderer.render_chat([SYSTEM, USER, FOUR, USER])
+    assert chosen.token_ids[: chosen.response_start] == rejected.token_ids[: rejected.response_start]
+    assert [notice.partition(":")[2] for notice in read.notices] == [" Columns that are not read: note."]
+    (good, _) = labelled(
+        tmp_path,
+        renderer,
+        [row | {"response": row["chosen"], "label": True}, {"prompt": [SYSTEM, USER], "response": "4", "label": False}],
+    ).examples
+    assert good.rows[0].token_ids == chosen.token_ids
+
+
+def test_a_text_prompt_with_a_system_message_is_a_chat(tmp_path, renderer):
+    row = {"system": "be kind", "prompt": "2+2=?", "chosen": "4", "rejected": "5"}
+    own = {"prompt": [SYSTEM, USER], "chosen": "4", "rejected": "5"}
+    assert pairs(tmp_path, renderer, [row]).examples == pairs(tmp_path, renderer, [own]).examples
+    texts = pairs(tmp_path, renderer, [{"prompt": "2+2=", "chosen": "4", "rejected": "5"}])
+    assert "2 prompts are plain texts" in texts.notices[0]

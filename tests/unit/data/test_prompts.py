@@ -208,6 +208,12 @@ def test_a_ground_truth_as_text(truth, text):
     assert Prompt(0, "", "?", truth).ground_truth_text == text and Prompt(0, "", "?").ground_truth_text is None
 
 
+@pytest.mark.parametrize("truth", [*TRUTHS[:8], None], ids=repr)
+def test_a_ground_truth_that_a_run_writes_is_read_again(tmp_path, truth):
+    row = {"prompt": "p", "ground_truth": Prompt(0, "", "p", truth).ground_truth_in_files}
+    assert load_prompts(write(tmp_path / "results.jsonl", [row]), "prompt")[0].ground_truth == truth
+
+
 def test_keys_that_parquet_adds_are_absent_at_every_level(tmp_path):
     tests = {"inputs": ["1"], "spec": {"a": 1}, "cases": [{"x": 1}, {"y": 2}], "list": [None, 1]}
     rows = [

@@ -183,3 +183,109 @@ def test_truncated_example_without_trained_tokens_is_dropped(tmp_path, renderer)
     row, _ = load(tmp_path, renderer, LONG, max_length=8, truncation="right")
     assert renderer.tokenizer.decode(row.token_ids) == "abcdefxy"
     assert row.turn_ends == []
+
+
+def text_of(renderer, row):
+    return renderer.tokenizer.decode(row.token_ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        (
+            {"conversations": [{"from": "human", "value": "2+2=?"}, {"from": "gpt", "value": "4"}]},
+            ["system", "history"],
+        ),
+        ({"instruction": "2+2=?", "output": "4"}, ["system", "history"]),
+        ({"query": "2+2=?", "response": "4"}, ["system", "history"]),
+        ({"messages": [USER, FOUR]}, ["system", "history"]),
+        ({"prompt": [USER], "response": "4"}, ["system", "history"]),
+        ({"prompt": "2+2=?", "completion": "4"}, ["system", "history"]),
+        ({"messages": '[{"role": "user", "content": "2+2=?"}, {"role": "assistant", "content": "4"}]'}, []),
+        ({"prompt": "[{'role': 'user', 'content': '2+2=?'}]", "response": "4"}, []),
+    ],
+)
+def test_columns_beside_a_chat_are_read(tmp_path, renderer, row, columns):
+    more = {"system": "Be kind.", "history": [["1+1=?", "2"]]}
+    (found,) = load(tmp_path, renderer, [row | {name: more[name] for name in columns}])
+    earlier = [{"role": "user", "content": "1+1=?"}, {"role": "assistant", "content": "2"}]
+    context = [{"role": "system", "content": "Be kind."}, *earlier] if columns else []
+    assert text_of(renderer, found) == renderer.render_chat([*context, USER, FOUR], add_generation_prompt=False)[:-1]
+    is_chat_column = (
+        "prompt" not in row
+    )  # history belongs to the prompt, or to the chat, whose turns are all trained on
+    assert trained(renderer, found) == ["2<|im_end|>"] * (bool(columns) and is_chat_column) + ["4<|im_end|>"]
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_tools_and_variables_of_a_row_reach_the_template(tmp_path, make_tokenizer):
+    own = (
+        "{% for tool in tools or [] %}{{ tool.function.name }}{{ mark }}{% endfor %}{% for one in messages %}"
+        "[{{ one.role }}]{{ one.content }}{% for call in one.tool_calls or [] %}{{ call.function.arguments | tojson }}"
+        "{% endfor %}<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    renderer = Renderer(make_tokenizer(own), {"mark": "?"})
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}],
+    }
+    with pytest.raises(ValueError, match="tool calls of message 1"):  # the template writes no names
+        load(tmp_path, renderer, [{"messages": [USER, call]}])
+    renderer = Renderer(make_tokenizer(own.replace("call.function.arguments", "call.function")), {"mark": "?"})
+    rows = [
+        {"messages": [USER, call, {"role": "tool", "content": "3"}, FOUR], "tools": '[{"name": "add"}]'},
+        {"messages": [USER, FOUR], "tools": [TOOL, TOOL], "chat_template_kwargs": {"mark": "!"}},
+        {"messages": [USER, FOUR], "tools": None},
+    ]
+    with_call, twice, without = load(tmp_path, renderer, rows)
+    assert text_of(renderer, with_call) == (
+        'add?[user]2+2=?<|im_end|>[assistant]{"name": "add", "arguments": {"a": 1}}<|im_end|>[tool]3<|im_end|>'
+        "[assistant]4<|im_end|>"
+    )
+    assert trained(renderer, with_call) == ['{"name": "add", "arguments": {"a": 1}}<|im_end|>', "4<|im_end|>"]
+    assert text_of(renderer, twice).startswith("add!add![user]") and text_of(renderer, without).startswith("[user]")
+
+
+@pytest.mark.parametrize("column", ["reasoning", "reasoning_content", "thinking"])
+def test_thoughts_in_a_column_are_those_of_the_answer(tmp_path, renderer, column):
+    rows = [
+        {"messages": [USER, FOUR]},
+        {"instruction": "2+2=?", "output": "4"},
+        {"prompt": [USER], "response": "4"},
+        {"prompt": "2+2=", "response": "4"},
+    ]
+    for row in rows:
+        read = load_examples(write(tmp_path, [row | {column: "hm"}]), renderer, SftData())
+        (found,) = read.examples
+        assert trained(renderer, found) == ["<think>\nhm\n</think>\n\n4<|im_end|>"]
+        assert not any(column in notice for notice in read.notices)
+
+
+def test_weights_choose_the_turns(tmp_path, renderer):
+    chat = [USER, FOUR | {"weight": 0}, USER, FOUR | {"weight": 1}, USER, FOUR]
+    (row,) = load(tmp_path, renderer, [{"messages": chat}])
+    assert trained(renderer, row) == ["4<|im_end|>", "4<|im_end|>"]
+    (last,) = load(tmp_path, renderer, [{"messages": chat}], train_turns="last")
+    assert trained(renderer, last) == ["4<|im_end|>"] and last.token_ids == row.token_ids
+    (answer,) = load(tmp_path, renderer, [{"prompt": [USER], "response": [FOUR | {"train": False}, USER, FOUR]}])
+    assert trained(renderer, answer) == ["4<|im_end|>"]
+
+
+def test_columns_that_are_not_read_are_listed_once(tmp_path, renderer):
+    rows = [
+        {"messages": [USER, FOUR], "id": 1, "source": "x", "data_source": "y", "tools": None},
+        {"messages": [USER, FOUR]},
+    ]
+    (notice,) = load_examples(write(tmp_path, rows), renderer, SftData()).notices
+    assert notice.endswith("not read: id, source.")
+    assert load_examples(write(tmp_path, [{"messages": [USER, FOUR], "id": None}]), renderer, SftData()).notices == []
+
+
+def test_max_samples_count_rows(tmp_path, forgetful_renderer):
+    thought = {"role": "assistant", "content": "<think>hm</think>4"}
+    path = write(tmp_path, [{"messages": [USER, thought, USER, thought]}] * 3)
+    read = load_examples(path, forgetful_renderer, SftData(), max_samples=2)
+    assert len(read.examples) == 4 and read.file_sizes == [4] and "2 rows are 4 examples" in read.notices[0]

@@ -34,8 +34,8 @@ def test_another_template_than_in_training_is_reported(tmp_path):
 
     model, trained, other = Model(path=str(tmp_path)), tokenizer_of(HERMES), tokenizer_of(HERMES + THINKING)
     Qwen3Config(chat_template_digest=make_template_digest(trained)).save_pretrained(tmp_path)
-    assert list_template_notices(model, trained, {}) == []
-    (notice,) = list_template_notices(model, other, {})
+    assert list_template_notices(model, Renderer(trained), {}) == []
+    (notice,) = list_template_notices(model, Renderer(other), {})
     assert str(tmp_path) in notice and "another chat template" in notice
     Qwen3Config().save_pretrained(tmp_path)
-    assert list_template_notices(model, other, {}) == []
+    assert list_template_notices(model, Renderer(other), {}) == []

@@ -43,6 +43,15 @@ def test_sft_takes_chats_as_they_are(tmp_path):
     check_counts(said, 2, {"no text": 2, "not a list": 1, "{role, content}": 2, "not valid Unicode": 1})
 
 
+def test_sft_drops_chats_with_more_than_roles_and_contents(tmp_path):
+    ask, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {"a": 1}}]}
+    more = [answer | {"weight": 0}, answer | {"reasoning": "polite"}, calls]
+    (row,), said = made("prepare_sft", tmp_path, [{"messages": [ask, one]} for one in (answer | {"weight": 1}, *more)])
+    assert row["messages"] == [ask, answer]
+    check_counts(said, 1, {"tool calls, thoughts or weights": 3})
+
+
 MODELS = {
     "question": "A robe takes 2 bolts of blue fiber and half that much white. How many in all?",
     "ground_truth": "It takes 2/2=<<2/2=1>>1 bolt of white fiber\nSo it is 2+1=<<2+1=3>>3 bolts of fabric in all\nA: 3",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, RmConfig, SftConfig
@@ -255,3 +256,29 @@ def test_models_of_an_evolution_have_digests(folder: Path) -> None:
     models = {"first": {"path": str(folder / "model")}, "second": {"path": str(folder / "missing")}}
     config = EvolvingConfig(data={"path": str(folder / "val.jsonl")}, models=models)
     assert "data.path" in compute_input_digests(config)
+
+
+def test_models_of_the_hub_are_compared_by_their_commit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = "1a"
+    monkeypatch.setattr(
+        huggingface_hub, "hf_hub_download", lambda hub_id, name: f"/cache/models--o--m/snapshots/{commit}/{name}"
+    )
+    values = configure(Config, folder).model_dump()
+    values["actor_rollout_ref"]["model"]["path"] = "o/m"
+    config = Config(**values)
+    train(config, 2, position=8)
+    assert list_changes(find_start_point(config)) == []
+    commit = "2b"
+    (change,) = find_start_point(config).config_changes
+    assert (change.key, change.verdict) == ("actor_rollout_ref.model.path", "applied")
+    assert "1a" in str(change) and "2b" in str(change)
+
+
+def test_a_model_that_the_hub_does_not_have_has_no_digest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(hub_id: str, name: str) -> str:
+        raise huggingface_hub.errors.LocalEntryNotFoundError("not in the cache")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    values = configure(Config, folder).model_dump()
+    values["actor_rollout_ref"]["model"]["path"] = "o/m"
+    assert "actor_rollout_ref.model.path" not in compute_input_digests(Config(**values))

@@ -223,10 +223,10 @@ def compute_score(data_source, solution_str):
 @pytest.mark.parametrize(
     ("name", "weights", "task", "score"),
     [
-        ("math_reward, length", [], "math", Score(2.0, {"math_reward": 1.0, "length": 1.0})),
-        ("math_reward,length", [1.0, 0.5], "math", Score(1.5, {"math_reward": 1.0, "length": 1.0})),
-        ("math_reward,code_reward", [], "code", Score(-1.0, {"code_reward": -1.0})),
-        ("compute_score,length", [2, 1], "x", Score(2.0, {"compute_score": 0.5, "accuracy": 1.0, "length": 1.0})),
+        (["math_reward", "length"], [], "math", Score(2.0, {"math_reward": 1.0, "length": 1.0})),
+        (["math_reward", "length"], [1.0, 0.5], "math", Score(1.5, {"math_reward": 1.0, "length": 1.0})),
+        (["math_reward", "code_reward"], [], "code", Score(-1.0, {"code_reward": -1.0})),
+        (["compute_score", "length"], [2, 1], "x", Score(2.0, {"compute_score": 0.5, "accuracy": 1.0, "length": 1.0})),
     ],
 )
 def test_several_functions_are_added(tmp_path, name, weights, task, score):
@@ -235,12 +235,12 @@ def test_several_functions_are_added(tmp_path, name, weights, task, score):
 
 def test_no_function_applies(tmp_path):
     with pytest.raises(TypeError, match="math_reward, code_reward return None"):
-        call(load(tmp_path, TWO, "math_reward,code_reward"), replace(PROMPT, extra_info={"task": "x"}))
+        call(load(tmp_path, TWO, ["math_reward", "code_reward"]), replace(PROMPT, extra_info={"task": "x"}))
 
 
 def test_one_weight_for_each_name():
-    with pytest.raises(ValueError, match=r"weights=\[1\.0\].*name=f, g"):
-        CustomRewardFunction(path="x.py", name="f, g", weights=[1.0])
+    with pytest.raises(ValueError, match=r"weights=\[1\.0\].*name=.*"):
+        CustomRewardFunction(path="x.py", name=["f", "g"], weights=[1.0])
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ async def second(completions, **kwargs):
     met.set()
     return [2.0]
 """
-    assert grade(tmp_path, source, ["x"], name="first,second")[0].reward == 3.0
+    assert grade(tmp_path, source, ["x"], name=["first", "second"])[0].reward == 3.0
 
 
 FAULTS = """
@@ -431,7 +431,7 @@ def test_a_reward_server(tmp_path):
             await client.close()
 
     assert asyncio.run(main()) == Score(0.5, {"accuracy": 1.0, "a": 2.0})
-    assert asked == [{"query": ["?\n4"], "prompts": ["?\n"], "labels": ["4"]}]
+    assert asked == [{"query": ["?4"], "prompts": ["?"], "labels": ["4"]}]
     server.shutdown()
 
 

@@ -75,6 +75,8 @@ SHAPES = {
     "klear": ({"type": "stdin_stdout", "input": ["1 2", "3 4"], "output": ["3", "7"], "fn_name": None}, SUM, CONSTANT),
     "records": (PROGRAM_CASES, SUM, CONSTANT),
     "records as texts": ([json.dumps(case) for case in PROGRAM_CASES], SUM, CONSTANT),
+    "records of lists": ([STDIN, {"inputs": ["5 6"], "outputs": ["11"]}], SUM, CONSTANT),
+    "records of lines": ([{"input": ["1", "2"], "output": ["3"]}, {"input": ["3 4"], "output": 7}], SUM, CONSTANT),
     "records of numpy": (np.array(PROGRAM_CASES, dtype=object), SUM, CONSTANT),
     "codeforces": ({"official_tests": PROGRAM_CASES, "time_limit": 2.0, "memory_limit": 256.0}, SUM, CONSTANT),
     "deepcoder": ([{**case, "type": "stdin_stdout", "fn_name": None} for case in PROGRAM_CASES], SUM, CONSTANT),
@@ -116,6 +118,11 @@ SHAPES = {
         SUBTRACT,
     ),
     "humaneval": ({"test": CHECK, "entry_point": "add", "prompt": "import math\n"}, ADD, SUBTRACT),
+    "humaneval, no docstring": (
+        {"test": CHECK, "entry_point": "add", "prompt": "import math\ndef add(a, b):\n"},
+        "    return a + b",
+        "    return a - b",
+    ),
     "humaneval+": ({"test": f"{CHECK}\ncheck(add)"}, ADD, SUBTRACT),
     "leetcode": (
         {"test": CHECK, "entry_point": "Solution().add", "prompt": "from typing import *"},
@@ -145,9 +152,8 @@ def test_right_and_wrong_answers(name):
     truth, right, wrong = SHAPES[name]
     prompt = Prompt(0, "code", "?", truth)
     assert answer_from_truth(prompt) is None
-    results = [
-        grade(prompt, f"```python\n{code}\n```") for code in (right, f"from __future__ import annotations\n{right}")
-    ]
+    codes = (right, f"from __future__ import annotations\n{right}")
+    results = [grade(prompt, f"```python\n{code}\n```") for code in codes]
     assert [(one.reward, one.reason) for one in results] == [(1.0, "")] * 2
     score = grade(prompt, f"```python\n{wrong}\n```")
     assert (score.reward, score.outcome) == (0.0, Outcome.SCORED)
@@ -193,6 +199,8 @@ def test_results_of_functions(expected, same, different):
         ("a poem", "SyntaxError"),
         (3, "is a int"),
         (base64.b64encode(zlib.compress(pickle.dumps({"a": "b", "c": "d"}))).decode(), "pickled string"),
+        ({**STDIN, "time_limit": ""}, "ValueError"),
+        ("eJ" + "A" * 30, "error: Error"),
         ({"test": "import nothing_like_it\ndef check(f): f()", "entry_point": "f"}, "ModuleNotFoundError"),
     ],
 )
