@@ -37,7 +37,9 @@ from alphaapollo.models.activation_memory import (  # noqa: E402
 )
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig  # noqa: E402
 from alphaapollo.workers.process_group import RankPlacement  # noqa: E402
+from examples.quickstart.make_task import make_tokenizer  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
+from scripts.gpu_check.kit import pad_vocabulary  # noqa: E402
 from scripts.random_batch import random_batch  # noqa: E402
 
 
@@ -115,6 +117,8 @@ def make_model(case: Case, folder: str) -> None:
 
     config = getattr(transformers, f"{case.model}Config")(**case.config)
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    make_tokenizer(Path(folder))
+    pad_vocabulary(Path(folder, "tokenizer.json"), config.vocab_size)
 
 
 def run(name: str, as_run: bool) -> dict[str, object]:

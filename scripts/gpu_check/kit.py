@@ -87,6 +87,7 @@ class Kit:
             )
         model.save_pretrained(folder)
         make_tokenizer(folder)
+        pad_vocabulary(folder / "tokenizer.json", values["vocab_size"])
         del model
         self.memory.free_unused()
         return folder
@@ -152,6 +153,15 @@ def relative(ours: torch.Tensor, reference: torch.Tensor) -> float:
 def read_config(folder: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return config
+
+
+def pad_vocabulary(tokenizer_file: Path, size: int) -> None:
+    """Give each of the model's embeddings a token, because ids without one have no probability."""
+    tokenizer = json.loads(tokenizer_file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    count = len(vocabulary) + len(tokenizer["added_tokens"])
+    vocabulary |= {f"unused{index}": index for index in range(count, size)}
+    tokenizer_file.write_text(json.dumps(tokenizer))
 
 
 def vocabulary_of(folder: Path) -> int:

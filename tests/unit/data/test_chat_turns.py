@@ -7,7 +7,8 @@ import pytest
 from alphaapollo.data.chat_turns import check_chat_is_shown, split_chat
 from alphaapollo.data.chats import read_chat
 from alphaapollo.data.rendering import Renderer
-from tests.families import FAMILIES, Family, make_family_tokenizer
+from tests.families import FAMILIES, Family
+from tests.family_folders import make_family_tokenizer
 
 USER, MORE = {"role": "user", "content": "2+2=?"}, {"role": "user", "content": "and 3+3?"}
 FOUR, SIX = {"role": "assistant", "content": "4"}, {"role": "assistant", "content": "six"}

@@ -8,7 +8,8 @@ from alphaapollo.data.chats import join_context, read_chat, read_chat_text, read
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer
 from tests.builders import write_rows
-from tests.families import FAMILIES, make_family_tokenizer
+from tests.families import FAMILIES
+from tests.family_folders import make_family_tokenizer
 
 USER, FOUR = {"role": "user", "content": "2+2=?"}, {"role": "assistant", "content": "4"}
 

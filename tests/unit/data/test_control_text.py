@@ -5,7 +5,8 @@ import pytest
 from alphaapollo.data.control_text import SPLIT
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
-from tests.families import CALL, FAMILIES, THINK, save_family
+from tests.families import CALL, FAMILIES, THINK
+from tests.family_folders import save_family
 from tests.unit.tool_templates import schema
 
 TAGS = (*THINK, *CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")

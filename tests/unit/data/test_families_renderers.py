@@ -5,7 +5,8 @@ from importlib import import_module
 import pytest
 
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from tests.families import FAMILIES, save_family
+from tests.families import FAMILIES
+from tests.family_folders import save_family
 
 pytest.importorskip("renderers")
 
