@@ -28,7 +28,7 @@ T = TypeVar("T")
 MIN_SECONDS = 5.0  # CPU time; results that need less are not kept
 MAX_BYTES = 20 * 2**30  # of all entries; those that were used least recently are removed
 READ_CODE = ("data/*.py", "utils/*.py", "types.py")
-LIBRARIES = ("transformers", "tokenizers", "jinja2", "pyarrow")
+LIBRARIES = ("transformers", "tokenizers", "jinja2")
 
 
 def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]) -> T:

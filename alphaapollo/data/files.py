@@ -24,6 +24,7 @@ DataRow = dict[str, Any]  # column -> plain Python value: nested parquet columns
 MAX_BAD_ROWS_SHOWN = 5
 SUFFIXES = (".parquet", ".jsonl", ".json")
 SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
@@ -140,13 +141,18 @@ def _read_table(path: Path, kind: str) -> list[DataRow]:
 
 def _read_text(path: Path, strict: bool) -> str:
     """Return the text of a file, decompressed as its suffix says."""
+    try:
+        content = path.read_bytes() if path.suffix.lower() not in COMPRESSED else _decompress(path)
+        return content.decode("utf-8-sig", "strict" if strict else "surrogateescape")
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}: the file is not readable UTF-8 text ({error}). Save it as UTF-8.") from error
+
+
+def _decompress(path: Path) -> bytes:
     import pyarrow
 
-    try:
-        with pyarrow.input_stream(str(path), compression="detect") as stream:
-            return str(stream.read().decode("utf-8-sig", "strict" if strict else "surrogateescape"))
-    except (UnicodeDecodeError, OSError, pyarrow.ArrowException) as error:
-        raise ValueError(f"{path}: the file is not readable UTF-8 text ({error}). Save it as UTF-8.") from error
+    with pyarrow.input_stream(str(path), compression="detect") as stream:
+        return bytes(stream.read())
 
 
 def _read_csv(path: Path, text: str, separator: str) -> list[DataRow | BadRow]:

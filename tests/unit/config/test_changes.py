@@ -25,7 +25,7 @@ REFUSED: dict[type[Section], set[str]] = {
         *("data.train_files", "data.prompt_key", "env.reasoning_gym.tasks"),
         *("env.env_name", "env.custom_module", "env.verifiers.name", "env.agent.path", "env.agent.command"),
     },
-    SftConfig: FINETUNING | {f"data.{name}_key" for name in ("messages", "prompt", "response")},
+    SftConfig: FINETUNING | {f"data.{name}_key" for name in ("messages", "prompt", "response")} | {"data.train_turns"},
     DpoConfig: PAIRS | {"data.response_key", "data.label_key", "preference.loss", "preference.custom_module"},
     RmConfig: PAIRS | {"data.margin_key"},
 }

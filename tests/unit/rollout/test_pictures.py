@@ -134,7 +134,6 @@ def test_samples_of_a_group_share_a_picture_also_after_pickling(renderer: Render
         (show_picture(draw(8, 8).astype(np.float32)), "float32 array of shape (8, 8, 3). Use a uint8 array"),
         (show_picture(WIDE, "no mark"), "marks <image> (0) and pictures (1)"),
         (show_picture(WIDE, "<image><image>"), "marks <image> (2) and pictures (1)"),
-        (show_picture(WIDE, "<|image_pad|><image>"), "numbers of tokens <|image_pad|> (2) and pictures (1)"),
     ],
 )
 def test_bad_pictures_fail_the_episode_with_their_reason(renderer: Renderer, result: StepResult, reason: str) -> None:
