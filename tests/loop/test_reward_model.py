@@ -123,7 +123,7 @@ def test_reward_model_alone_uses_its_own_chat_template(ppo: Runner, tmp_path: Pa
     assert "own template, the last 24" in shown
     tokenizer = AutoTokenizer.from_pretrained(scorer)
     records = records_of(done, "step_000001")
-    chats = [[*record["prompt"], {"role": "assistant", "content": record["text"]}] for record in records]
+    chats = [[*record["prompt"], {"role": "assistant", "content": record["turns"][-1]["text"]}] for record in records]
     whole = [tokenizer.apply_chat_template(chat, return_dict=False) for chat in chats]
     newline = tokenizer.encode("\n", add_special_tokens=False)  # the end of a turn, which an unfinished answer lacks
     whole = [
