@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from alphaapollo.data.image_messages import LOCAL_PICTURES, PictureReader, convert_parts
 from alphaapollo.types import JsonObject, Message, ToolCall
-from alphaapollo.utils.literals import read_literal
+from alphaapollo.utils.literals import drop_none, read_literal
 
 ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -141,13 +141,6 @@ def drop_thoughts(message: Message) -> Message:
         return message
     kept = {key: part for key, part in message.items() if key not in THOUGHT_KEYS}
     return cast(Message, {**kept, "content": message["content"].rpartition("</think>")[2].lstrip("\n")})
-
-
-def drop_none(value: Any) -> Any:
-    """Return a value without the keys whose value is None, which parquet adds, at every level."""
-    if isinstance(value, dict):
-        return {name: drop_none(part) for name, part in value.items() if part is not None}
-    return [drop_none(part) for part in value] if isinstance(value, list) else value
 
 
 def shorten_repr(value: object) -> str:

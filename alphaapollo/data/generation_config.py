@@ -1,4 +1,4 @@
-"""A model's generation_config.json, which lists the tokens that end its answers."""
+"""A model's generation_config.json, which has the tokens that end its answers and its sampling settings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from alphaapollo.utils.hub import is_local_path
+from alphaapollo.utils.json_types import JsonObject
 
 FILE_NAME = "generation_config.json"
 
@@ -27,19 +28,34 @@ def find_generation_config(model_path: str) -> Path | None:
     return Path(found) if found else None
 
 
+def read_generation_config(model_path: str) -> JsonObject:
+    """Return the content of a model's generation_config.json, empty without file. Raises ValueError if the file cannot
+    be read."""
+    if (file := find_generation_config(model_path)) is None:
+        return {}
+    try:
+        return {**json.loads(file.read_text())}
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{file} cannot be read ({error}). Copy it again from the model.") from error
+
+
 def read_end_token_ids(model_path: str) -> list[int]:
     """Return `eos_token_id` of a model's generation_config.json as a list, empty without file or value.
 
     Raises ValueError if the file cannot be read or the value is not a token id or a list of token ids.
     """
-    file = find_generation_config(model_path)
-    if file is None:
-        return []
-    try:
-        value = json.loads(file.read_text()).get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{file} cannot be read ({error}). Copy it again from the model.") from error
+    value = read_generation_config(model_path).get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if wrong := [one for one in ids if not isinstance(one, int) or isinstance(one, bool) or one < 0]:
+        file = find_generation_config(model_path)
         raise ValueError(f"{file}: eos_token_id={wrong[0]!r} is not a token id. Use an id or a list of ids.")
     return ids
+
+
+def read_sampling_settings(model_path: str) -> JsonObject:
+    """Return temperature, top_p and top_k of a model's generation_config.json; greedy without do_sample, as in
+    transformers. Raises ValueError if the file cannot be read."""
+    written = read_generation_config(model_path)
+    if not written.get("do_sample"):
+        return {"temperature": 0.0}
+    return {name: written[name] for name in ("temperature", "top_p", "top_k") if written.get(name) is not None}

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from alphaapollo.data.chats import drop_none, join_context, read_chat, read_chat_text, read_context, shorten_repr
+from alphaapollo.data.chats import join_context, read_chat, read_chat_text, read_context, shorten_repr
 from alphaapollo.data.files import DataRow, convert_rows, to_file_list
 from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import IMAGES, PictureReader, RowPictures
 from alphaapollo.data.resolved_files import resolve_entry
 from alphaapollo.types import JsonObject, Message, Prompt
-from alphaapollo.utils.literals import read_literal
+from alphaapollo.utils.literals import drop_none, read_literal
 
 READ_COLUMNS = (IMAGES, "data_source", "reward_model", "extra_info", "env_kwargs", "metadata", "ability")
 

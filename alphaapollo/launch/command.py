@@ -23,6 +23,13 @@ from alphaapollo.observability.curve import Points, read_curves
 from alphaapollo.observability.run_view import format_duration
 from alphaapollo.utils.entry_point import MainFunction, entry_point
 
+MAIN_METRICS = (  # of each group, the first metric that the run has logged is summarized
+    ("val/accuracy", "val/loss"),
+    ("distill/divergence", "distill/reverse_kl"),
+    ("distill/agreement",),
+    ("reward/accuracy", "critic/score/mean", "train/loss"),
+)
+
 
 def make_inference_command(
     schema: type[GenerationConfig] | type[EvolvingConfig], config_name: str, module_name: str
@@ -99,14 +106,6 @@ def make_training_command(
 def _make_entry_point(main: MainFunction, config_name: str) -> MainFunction:
     main.__module__ = f"alphaapollo.{find_command_module(config_name)}"  # for messages that show the command
     return entry_point(main)
-
-
-MAIN_METRICS = (  # of each group, the first metric that the run has logged is summarized
-    ("val/accuracy", "val/loss"),
-    ("distill/divergence", "distill/reverse_kl"),
-    ("distill/agreement",),
-    ("reward/accuracy", "critic/score/mean", "train/loss"),
-)
 
 
 def open_console(trainer: RunSettings) -> Console:

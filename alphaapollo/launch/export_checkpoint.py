@@ -27,6 +27,8 @@ from alphaapollo.utils.json_types import JsonObject
 if TYPE_CHECKING:
     from alphaapollo.models.export.verification import ModelKind
 
+REPO = re.compile(r"[\w.-]+/[\w.-]+")
+
 
 @dataclass(frozen=True)
 class ExportPlan:
@@ -40,21 +42,16 @@ class ExportPlan:
     dtype: Literal["float32", "bfloat16"]
     output: Path
     export_lora: LoraForm
-    push_to: str  # hub repository; "": no upload
-
-
-def is_adapter(folder: str) -> bool:
-    """Return whether a folder has a LoRA adapter, as trainer.export_lora=adapter and peft write it."""
-    return (Path(folder).expanduser() / "adapter_config.json").is_file()
 
 
 def merge_adapter(config: ExportConfig) -> Path:
     """Write the Hugging Face folder of an adapter's base model with the adapter merged in. Returns the folder.
 
-    Raises ValueError if the folder exists, or adapter or base model cannot be read.
+    Raises ValueError if a key is invalid, the folder exists, or adapter or base model cannot be read.
     """
     from alphaapollo.models.lora import write_merged_model
 
+    _check_keys(config)
     if config.role == "critic" or config.export_lora == "adapter":
         key = "role=critic" if config.role == "critic" else "export_lora=adapter"
         raise ValueError(f"checkpoint={config.checkpoint} is an adapter, which is merged. Remove {key}.")
@@ -74,9 +71,7 @@ def prepare_export(config: ExportConfig) -> ExportPlan:
     """Find the checkpoint, the run's configuration and the model. Raises ValueError if one of them is missing."""
     from alphaapollo.models.load import load_config
 
-    check_config_and_get_notices(config)
-    if config.push_to:
-        check_push_target(config.push_to)
+    _check_keys(config)
     checkpoint = _find_checkpoint(Path(config.checkpoint).expanduser().resolve())
     run = checkpoint.parents[1]
     saved = read_saved_config(run)
@@ -98,7 +93,13 @@ def prepare_export(config: ExportConfig) -> ExportPlan:
             f"export_lora=adapter works only for policies, but {run} trained a {kind}. Use export_lora=merged."
         )
     dtype: Literal["float32", "bfloat16"] = "bfloat16" if chosen == "bfloat16" else "float32"
-    return ExportPlan(checkpoint, weights, kind, model, saved, dtype, output, config.export_lora, config.push_to)
+    return ExportPlan(checkpoint, weights, kind, model, saved, dtype, output, config.export_lora)
+
+
+def _check_keys(config: ExportConfig) -> None:
+    check_config_and_get_notices(config)
+    if config.push_to:
+        check_push_target(config.push_to)
 
 
 def write_export(export: ExportPlan) -> str:
@@ -180,9 +181,6 @@ def _read_model_section(saved: JsonObject, run: Path, config: ExportConfig) -> M
     if is_gone and config.role == "policy" and config.export_lora == "merged" and (own / "config.json").is_file():
         return model.model_copy(update={"path": str(own), "tokenizer_path": ""})
     return model
-
-
-REPO = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def check_push_target(repo: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,12 +15,13 @@ from alphaapollo.config.keys import ConfigT, format_override, replace_value
 from alphaapollo.config.load import drop_unknown_keys, load_config
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.config.schema.model import Lora
+from alphaapollo.data.generation_config import read_sampling_settings
 from alphaapollo.launch.checkpoint_folder import PROGRESS, list_checkpoints
 from alphaapollo.launch.resume import read_saved_config
 from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
+from alphaapollo.utils.hub import is_adapter
 from alphaapollo.utils.json_types import JsonObject
 
-ADAPTER = "adapter_config.json"
 LENGTHS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")
 
 
@@ -47,7 +47,7 @@ def find_newest_model(path: Path) -> RunModel:
         )
     if has_complete_weights(path):
         return RunModel(_find_run_of_model(path), path)
-    if (path / ADAPTER).is_file():
+    if is_adapter(path):
         return _find_merged_model(path)
     completed = list_checkpoints(path)
     if not completed:
@@ -63,7 +63,7 @@ def find_newest_model(path: Path) -> RunModel:
 
 def has_complete_weights(folder: Path) -> bool:
     """Return whether the folder is a Hugging Face model with complete weights, not only LoRA adapters."""
-    return (folder / "config.json").is_file() and not (folder / ADAPTER).is_file()
+    return (folder / "config.json").is_file() and not is_adapter(folder)
 
 
 def _find_final_model(run: Path) -> RunModel:
@@ -71,7 +71,7 @@ def _find_final_model(run: Path) -> RunModel:
     model = run / "model"
     if has_complete_weights(model):
         return RunModel(run, model)
-    if (model / ADAPTER).is_file():
+    if is_adapter(model):
         return _find_merged_model(model)
     raise ValueError(
         f"{run} has no model and no complete checkpoint yet. A run writes a checkpoint every trainer.save_freq "
@@ -105,7 +105,7 @@ def make_generation_config_values(run_model: RunModel) -> JsonObject:
     saved = read_saved_config(run_model.run_folder) if is_known else {}
     role, data = saved.get("actor_rollout_ref", saved), saved.get("data", {})
     alone = {"num_engines": 1, "router_replay": False, "lora": "merged"}
-    sampling = role.get("rollout", {}) if is_known else read_sampling_defaults(run_model.model_folder)
+    sampling = role.get("rollout", {}) if is_known else read_sampling_settings(str(run_model.model_folder))
     rollout = {name: value for name, value in sampling.items() if name != "gpu_memory_utilization"}
     merged = {"path": str(run_model.model_folder), "tokenizer_path": ""} | Lora().model_dump()  # adapters are merged
     values = {
@@ -116,15 +116,6 @@ def make_generation_config_values(run_model: RunModel) -> JsonObject:
         "trainer": {"controller": "local"},
     }
     return drop_unknown_keys(GenerationConfig, values)
-
-
-def read_sampling_defaults(model: Path) -> JsonObject:
-    """Return the sampling settings of a model's generation_config.json; greedy without do_sample, as transformers."""
-    path = model / "generation_config.json"
-    written = json.loads(path.read_text()) if path.is_file() else {}
-    if not written.get("do_sample"):
-        return {"temperature": 0.0}
-    return {name: written[name] for name in ("temperature", "top_p", "top_k") if written.get(name) is not None}
 
 
 def load_run_model(run: str, overrides: Sequence[str]) -> tuple[RunModel, GenerationConfig]:

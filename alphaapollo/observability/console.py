@@ -36,6 +36,7 @@ QUIET_SECONDS = 3.0  # without output before a status line; less than 5 seconds 
 # Without wrapping, a line of the live view remains one line if the terminal shows characters wider than rich expects.
 NO_WRAP, WRAP = (Segments([Segment(code, None, [(ControlType.CARRIAGE_RETURN,)])]) for code in ("\x1b[?7l", "\x1b[?7h"))
 PROMPT_CHARS, ANSWER_CHARS = 100, 200  # longer texts of samples are shortened
+PACKAGE = __name__.partition(".")[0]
 
 
 class Console(AbstractContextManager["Console"]):
@@ -190,9 +191,6 @@ def shorten_sample(group: TrajectoryGroup, sample: Trajectory) -> tuple[str, str
     return prompt, shorten_text(
         " ".join(word for turn in sample.turns for word in (turn.raw_text or turn.text).split()), ANSWER_CHARS
     )
-
-
-PACKAGE = __name__.partition(".")[0]
 
 
 def find_activity() -> str:

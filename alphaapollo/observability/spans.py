@@ -24,6 +24,11 @@ from typing import Any
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
 
+SHORTEST = 20e-6  # seconds; shorter operators are dropped to limit the size of a trace
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # GPU events, never dropped
+HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
+_running: tuple[str, Any] | None = None  # (track, profiler): torch allows one per process
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -94,13 +99,6 @@ def start_recording_spans() -> None:
 def take_recorded_spans() -> list[Span]:
     """Stop recording in a worker process and return its spans."""
     return SPANS.take_spans()
-
-
-SHORTEST = 20e-6  # seconds; shorter operators are dropped to limit the size of a trace
-DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # GPU events, never dropped
-HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
-
-_running: tuple[str, Any] | None = None  # (track, profiler): torch allows one per process
 
 
 def start_torch_profiler(track: str) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import math
-import re
 from datetime import date
 from decimal import Decimal
 from fractions import Fraction
@@ -13,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from alphaapollo.utils.literals import drop_none, read_literal
+
 ANSWER_KEYS = ("target", "answer", "answers", "ground_truth", "golden_answers", "value", "aliases", "text", "spans")
-NO_COMMA = re.compile(r"(?<=[^\s\[,]['\"])\s+(?=['\"])")  # the text of a NumPy array has no commas: ['a' 'b']
 
 
 def read_accepted_answers(truth: object, reads_numbers: bool = False) -> list[str]:
     """Return the accepted answers of a ground truth (see `list_answers`) as texts, without None and blank texts: 12 for
     12.0, and `True`, `true`, `Yes` and `yes` for True. With `reads_numbers`, the text `[1, 2]` is two answers. Raises
     ValueError for NaN, bytes and other types."""
-    if reads_numbers and isinstance(truth, str) and (value := read_list(truth)) is not None:
+    if reads_numbers and isinstance(truth, str) and (value := read_literal(truth, has_answers=True)) is not None:
         truth = value
     return [text for value in list_answers(truth) for text in _list_texts(value)]
 
@@ -33,7 +31,7 @@ def list_answers(truth: object) -> list[object]:
     [...]} of SQuAD. The text of a list of texts, or of such a dict, is read as JSON or Python. The text `[1, 2]` is
     one answer. Raises ValueError for a dict without these keys, and for a list of lists, which has no agreed meaning.
     """
-    truth = _parse_text(truth) if isinstance(truth, str) else convert_to_lists(truth)
+    truth = _parse_text(truth) if isinstance(truth, str) else drop_none(truth)
     if isinstance(truth, dict):
         found = [truth[key] for key in ANSWER_KEYS if key in truth]
         if not found:
@@ -50,31 +48,9 @@ def list_answers(truth: object) -> list[object]:
     return truth
 
 
-def convert_to_lists(value: object) -> object:
-    """Convert NumPy values and tuples to lists and Python values, and remove the keys that Parquet added as None."""
-    if isinstance(value, np.ndarray | np.bool_ | np.integer):
-        value = value.tolist()
-    if isinstance(value, dict):
-        return {key: convert_to_lists(item) for key, item in value.items() if item is not None}
-    return [*map(convert_to_lists, value)] if isinstance(value, list | tuple) else value
-
-
-def read_list(text: str) -> list[object] | dict[object, object] | None:
-    """Return the list or dict that a text shows as JSON or in Python's notation; None for another text."""
-    if not text.lstrip().startswith(("[", "{")):
-        return None
-    for read, written in ((json.loads, text), (ast.literal_eval, NO_COMMA.sub(", ", text.strip()))):
-        try:
-            value: object = read(written)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-        return value if isinstance(value, list | dict) else None
-    return None
-
-
 def _parse_text(text: str) -> object:
     """Return the list of texts or the dict of answers that a text shows, else the text."""
-    value = read_list(text)
+    value = read_literal(text, has_answers=True)
     if isinstance(value, dict):
         return value if any(key in value for key in ANSWER_KEYS) else text
     return value if value and all(one is None or isinstance(one, str) for one in value) else text

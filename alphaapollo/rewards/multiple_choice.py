@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
-from alphaapollo.rewards.accepted_answers import list_answers, read_list
+from alphaapollo.rewards.accepted_answers import list_answers
 from alphaapollo.rewards.answer_extraction import find_adjacent_boxes, find_marked_answer
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.literals import read_literal
 
 # `B`, `(b)`, `B. Paris`, `Option B: Paris`, `B is correct`; a lower-case letter in brackets or alone ("a" is a word)
 LETTER = re.compile(
@@ -105,7 +106,7 @@ def _list_choices(columns: JsonObject) -> list[tuple[str, str]]:
     """Return label and text of each choice: of a list, {"A": text}, or {"label": [...], "text": [...]} as in ARC."""
     value = columns.get("choices", columns.get("options"))
     if isinstance(value, str):
-        value = read_list(value)
+        value = read_literal(value, has_answers=True)
     if isinstance(value, dict):
         pairs = zip(value["label"], value["text"], strict=True) if {"label", "text"} <= value.keys() else value.items()
         return [(str(label).strip(), str(text).strip()) for label, text in pairs]

@@ -38,6 +38,10 @@ a an and are as at be but by for from has have how i if in into is it its no not
 then there these they this to use was what when where which will with you your
 """
 _STOP_WORDS = frozenset(_COMMON_WORDS.split())
+MANIFEST = "index.json"
+FORMAT = 1
+MAX_TOP_K = 20
+BUILD = "python -m alphaapollo.tools.retrieval build FOLDER --out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +119,6 @@ def read_passages(folder: Path) -> tuple[list[Passage], Counter[str]]:
             except UnicodeDecodeError:
                 skipped["not UTF-8"] += 1
     return passages, skipped
-
-
-MANIFEST = "index.json"
-FORMAT = 1
-MAX_TOP_K = 20
-BUILD = "python -m alphaapollo.tools.retrieval build FOLDER --out"
 
 
 class DocumentIndex:

@@ -9,6 +9,7 @@ from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import ExportConfig
 from alphaapollo.utils.entry_point import entry_point
+from alphaapollo.utils.hub import is_adapter
 
 
 @entry_point
@@ -19,31 +20,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     with exit_on_config_error():
         config = load_config(ExportConfig, "export", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.launch.export_checkpoint import (
-            is_adapter,
-            merge_adapter,
-            prepare_export,
-            push_folder,
-            write_export,
-        )
+        from alphaapollo.launch.export_checkpoint import merge_adapter, prepare_export, push_folder, write_export
 
         try:
             if is_adapter(config.checkpoint):
-                output = merge_adapter(config)
-                pushed = f", pushed to {push_folder(output, config.push_to)}" if config.push_to else ""
-                print(f"model written to {output}{pushed}")
-                return 0
-            export = prepare_export(config)
+                output, export = merge_adapter(config), None
+            else:
+                export = prepare_export(config)
+                output = export.output
         except ValueError as error:
             return report_error(error, 2)
-    print(f"{export.weights_folder} in {export.dtype} -> {export.output}")
     try:
-        print(write_export(export))
-        if export.push_to:
-            print(f"pushed to {push_folder(export.output, export.push_to)}")
+        if export:
+            print(f"{export.weights_folder} in {export.dtype} -> {export.output}")
+            print(write_export(export))
+        if config.push_to:
+            print(f"pushed to {push_folder(output, config.push_to)}")
     except (ValueError, OSError) as error:
         return report_error(error, 1)
-    print(f"model written to {export.output}")
+    print(f"model written to {output}")
     return 0
 
 

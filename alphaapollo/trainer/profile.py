@@ -23,6 +23,9 @@ from alphaapollo.observability.spans import SPANS, Span
 from alphaapollo.observability.timing import Timer
 from alphaapollo.utils.json_types import JsonObject
 
+EPISODES = "rollout "
+"""Prefix of tracks with one lane per episode. In these tracks, sequential episodes share a row."""
+
 
 class StepProfiler:
     """Profiler of the iterations in `steps`. The profile of an iteration also covers saving its checkpoint."""
@@ -54,10 +57,6 @@ class StepProfiler:
                 await asyncio.gather(*(role.start_profile() for role in roles))
 
 
-SHARED = "rollout "
-"""Prefix of tracks with one lane per episode. In these tracks, sequential episodes share a row."""
-
-
 def write_trace(path: Path, spans: Sequence[Span]) -> None:
     """Write the spans as a gzipped trace. Raises an OSError that names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +77,7 @@ def build_chrome_trace(spans: Sequence[Span]) -> JsonObject:
     for track, pid in tracks.items():
         events.append(_make_name_event("process_name", pid, 0, track))
         events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
-        named = {row: f"episodes {row}" if track.startswith(SHARED) else lane for lane, row in rows[track].items()}
+        named = {row: f"episodes {row}" if track.startswith(EPISODES) else lane for lane, row in rows[track].items()}
         events += [_make_name_event("thread_name", pid, row, name) for row, name in sorted(named.items())]
     events += [
         {
@@ -107,7 +106,7 @@ def _assign_rows(spans: Sequence[Span], track: str) -> dict[str, int]:
     for span in spans:
         begin, end = lanes.get(span.lane, (span.start, span.start))
         lanes[span.lane] = min(begin, span.start), max(end, span.start + span.seconds)
-    if not track.startswith(SHARED):
+    if not track.startswith(EPISODES):
         return {lane: row for row, lane in enumerate(sorted(lanes))}
     rows: dict[str, int] = {}
     free: list[int] = []

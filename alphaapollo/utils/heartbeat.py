@@ -24,6 +24,8 @@ from pathlib import Path
 
 import psutil
 
+PY_SPY_SECONDS = 20.0  # per process
+
 
 @dataclass(frozen=True, slots=True)
 class ActiveCall:
@@ -166,9 +168,6 @@ def list_descendants(*roots: int) -> list[int]:
         with suppress(psutil.NoSuchProcess):
             found |= dict.fromkeys(child.pid for child in psutil.Process(root).children(recursive=True))
     return [pid for pid in found if pid not in roots]
-
-
-PY_SPY_SECONDS = 20.0  # per process
 
 
 def dump_stacks(pids: Iterable[int]) -> str:

@@ -46,3 +46,8 @@ def is_local_path(path: str) -> bool:
     OWNER/NAME counts as local if OWNER is an existing folder, so that a misspelled `outputs/modle` is not downloaded.
     """
     return path.startswith(("/", ".", "~")) or path.count("/") != 1 or Path(path.split("/")[0]).is_dir()
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Return whether a folder has a LoRA adapter, as trainer.export_lora=adapter and peft write it."""
+    return (Path(folder).expanduser() / "adapter_config.json").is_file()

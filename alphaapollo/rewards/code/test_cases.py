@@ -22,8 +22,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from alphaapollo.rewards.accepted_answers import convert_to_lists, read_list
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.literals import drop_none, read_literal
 
 TIME_LIMIT = 4.0  # seconds for one run of the code
 MAX_UNPACKED = 1 << 28  # bytes of compressed tests
@@ -82,7 +82,7 @@ def read_tests_and_time_limit(ground_truth: object) -> tuple[FunctionTests | Pro
     ValueError for a ground truth without tests, with an unknown key, or with tests that cannot be read."""
     parts: dict[str, list[Any]] = defaultdict(list)
     try:
-        _collect_parts(convert_to_lists(ground_truth), parts)
+        _collect_parts(drop_none(ground_truth), parts)
         return _make_tests(parts), _read_seconds(parts["time_limit"])
     except (AttributeError, TypeError, ValueError, SyntaxError, RecursionError, zlib.error) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -96,7 +96,7 @@ def _collect_parts(value: object, parts: dict[str, list[Any]], is_record: bool =
     """Append the values of a ground truth to `parts`, by the keys of KEYS. A record has one `input` and `output`."""
     if isinstance(value, str):
         text = _unpack(value)
-        if (value := read_list(text)) is None:
+        if (value := read_literal(text, has_answers=True)) is None:
             parts["code"].append(text)
             return
     if isinstance(value, list):

@@ -54,9 +54,7 @@ class RewardClient:
         self.policy: CompleteMessage | None = None  # the model of reward.judge.backend=policy, set by a rollout worker
         self.render: Callable[[Prompt], str] = get_question  # text of a prompt for OpenRLHF's functions
         self.max_steps = 0  # iterations of the run, for functions of TRL
-        self.fails_incomplete = (
-            False  # whether a score without one of its components is a failure, because it is needed
-        )
+        self.fails_incomplete = False  # whether a score that lacks a component is a failure
         self.loaded = LoadReport()  # the functions; known once a process has started
         self._slots = asyncio.Semaphore(reward.num_workers)
         self._slow_slots = asyncio.Semaphore(MAX_SLOW)

@@ -47,6 +47,15 @@ mpmath sympy sympy.abc sympy.combinatorics sympy.geometry sympy.logic sympy.nthe
 sympy.stats sympy.vector
 """
 MODULES = f"{_STANDARD} {_SCIENTIFIC}".split()
+CHECK_SECONDS = 0.2  # interval of the checks of threads and files
+MAX_THREADS = 256  # per child
+MAX_FILES = 10_000  # in the folder of a child
+SUSPENDED_BYTES = (os.cpu_count() or 1) << 30  # memory of all suspended sessions
+KILLED_SUSPENDED = "stopped while suspended: the sessions needed too much memory"
+STOP, CONTINUE, KILL = b"S", b"C", b"K"  # commands from the program
+SIGNALS = {STOP: signal.SIGSTOP, CONTINUE: signal.SIGCONT}
+DEVICES = ["/dev/null", "/dev/zero", "/dev/urandom"]
+SHARED = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]  # shared libraries, time zones
 
 
 def trigger_lazy_imports() -> None:
@@ -68,17 +77,6 @@ def trigger_lazy_imports() -> None:
 
         numpy.linalg.solve(numpy.eye(2), numpy.ones(2))
         numpy.linalg.eigvals(numpy.eye(2))
-
-
-CHECK_SECONDS = 0.2  # interval of the checks of threads and files
-MAX_THREADS = 256  # per child
-MAX_FILES = 10_000  # in the folder of a child
-SUSPENDED_BYTES = (os.cpu_count() or 1) << 30  # memory of all suspended sessions
-KILLED_SUSPENDED = "stopped while suspended: the sessions needed too much memory"
-STOP, CONTINUE, KILL = b"S", b"C", b"K"  # commands from the program
-SIGNALS = {STOP: signal.SIGSTOP, CONTINUE: signal.SIGCONT}
-DEVICES = ["/dev/null", "/dev/zero", "/dev/urandom"]
-SHARED = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]  # shared libraries, time zones
 
 
 @dataclass

@@ -51,6 +51,10 @@ EFFECTIVE_KEYS = (  # keys or prefixes of keys that a replay reads
 INEFFECTIVE_KEYS = ("algorithm.filter_groups.", "algorithm.reference_reset.", "actor_rollout_ref.actor.ulysses")
 GROUP_SIZES = (".fsdp_size", ".ep_size")  # ends of keys without effect
 FLOAT64 = {"dtype": "float64", "use_torch_compile": False, "use_liger": False, "enable_gradient_checkpointing": False}
+NOT_COMPARED = ("perf/mfu/actor", "actor/sharing_gap", "critic/sharing_gap")  # measured times; first batch only
+LAYOUT = ("batch/sharing", "batch/micro_batches", "batch/padding", "batch/rank_imbalance", "batch/rows_skipped")
+FLOOR = 1e-2  # smallest scale of relative differences: metrics near 0 may be sums that cancel
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # largest relative difference where rounding may differ, by dtype
 
 
 @dataclass(frozen=True)
@@ -205,11 +209,6 @@ class Float64Mode(TorchFunctionMode):
 def _replace_float32(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
-
-NOT_COMPARED = ("perf/mfu/actor", "actor/sharing_gap", "critic/sharing_gap")  # measured times; first batch only
-LAYOUT = ("batch/sharing", "batch/micro_batches", "batch/padding", "batch/rank_imbalance", "batch/rows_skipped")
-FLOOR = 1e-2  # smallest scale of relative differences: metrics near 0 may be sums that cancel
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # largest relative difference where rounding may differ, by dtype
 
 Value = float | np.ndarray | tuple[str, float]
 """Metric, column, or (digest, norm) of weights."""

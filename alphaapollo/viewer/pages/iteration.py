@@ -49,6 +49,7 @@ SAMPLES = (
     "ELSE 'trained' END AS status FROM trajectories AS t LEFT JOIN temp.trained USING (prompt_id, sample) "
     "WHERE run = ? AND kind = ? AND step = ?"
 )
+COLORED_BY = ("difference", "engine", "trainer", "advantage")  # attributes of samples.Token
 
 
 def describe_iteration(query: Query) -> dict[str, object]:
@@ -118,9 +119,6 @@ def _make_condition(query: Query, folder: Path) -> tuple[str, list[object]]:
         query.database.executemany("INSERT INTO temp.found VALUES (?)", [(offset,) for offset in found])
         conditions.append("offset IN (SELECT offset FROM temp.found)")
     return " AND ".join(conditions) or "true", values
-
-
-COLORED_BY = ("difference", "engine", "trainer", "advantage")  # attributes of samples.Token
 
 
 def describe_trajectory(query: Query) -> dict[str, object]:

@@ -39,6 +39,28 @@ HEALTH = {  # heading -> beginnings of names of metrics
     "Memory, GiB": ("memory/",),
 }
 MAX_HEALTH_CURVES = 8  # per heading
+EXAMPLES_ON_A_PAGE = 8
+ACCURACIES = {  # name of the metric -> meaning
+    "chosen": "the solution with the most votes so far",
+    "sampled": "mean of the round's solutions",
+    "majority": "the most frequent answer so far",
+    "oracle": "at least one right solution so far",
+}
+PROBLEM_COLUMNS = ("problem", "candidates", "right", "failed", "votes_for", "votes_against", "chosen_right")
+PROBLEMS = (
+    "SELECT c.problem, count(*) AS candidates, sum(c.is_right) AS right, sum(c.failed) AS failed, "
+    "sum(j.votes_for) AS votes_for, sum(j.votes_against) AS votes_against, "
+    "max(CASE WHEN c.candidate = (SELECT x.candidate FROM pool AS x WHERE (x.run, x.problem) = (c.run, c.problem) AND "
+    "x.kind = 'choice' ORDER BY x.offset DESC LIMIT 1) THEN c.is_right END) AS chosen_right FROM pool AS c "
+    "LEFT JOIN pool AS j ON (j.run, j.kind, j.candidate) = (c.run, 'judgement', c.candidate) "
+    "WHERE c.run = ? AND c.kind = 'candidate' GROUP BY c.problem"
+)
+VERDICTS = (
+    "SELECT c.is_right, j.votes_for > j.votes_against AS accepted, count(*) AS candidates FROM pool AS c "
+    "JOIN pool AS j ON (j.run, j.kind, j.candidate) = (c.run, 'judgement', c.candidate) "
+    "WHERE c.run = ? AND c.kind = 'candidate' AND c.is_right IS NOT NULL AND j.votes_for + j.votes_against > 0 "
+    "GROUP BY c.is_right, accepted"
+)
 
 
 def read_folders(database: sqlite3.Connection, runs: Sequence[int]) -> dict[int, Path]:
@@ -132,9 +154,6 @@ def compare_runs(query: Query) -> dict[str, object]:
     }
 
 
-EXAMPLES_ON_A_PAGE = 8
-
-
 def list_examples(query: Query) -> dict[str, object]:
     """Values of a page of examples. A pair also has the differences of its responses, word by word."""
     run, page = query.find_run(), max(int(query.options.get("page") or 0), 0)
@@ -156,29 +175,6 @@ def compare_pair(pair: LoggedExample) -> tuple[str, list[tuple[str, str]]]:
     shared = chosen[0][2] if len(chosen) > 1 and chosen[0] == rejected[0] else ""
     texts = ("".join(text for _, _, text in parts).removeprefix(shared) for parts in (rejected, chosen))
     return shared, compare_texts(*texts)
-
-
-ACCURACIES = {  # name of the metric -> meaning
-    "chosen": "the solution with the most votes so far",
-    "sampled": "mean of the round's solutions",
-    "majority": "the most frequent answer so far",
-    "oracle": "at least one right solution so far",
-}
-PROBLEM_COLUMNS = ("problem", "candidates", "right", "failed", "votes_for", "votes_against", "chosen_right")
-PROBLEMS = (
-    "SELECT c.problem, count(*) AS candidates, sum(c.is_right) AS right, sum(c.failed) AS failed, "
-    "sum(j.votes_for) AS votes_for, sum(j.votes_against) AS votes_against, "
-    "max(CASE WHEN c.candidate = (SELECT x.candidate FROM pool AS x WHERE (x.run, x.problem) = (c.run, c.problem) AND "
-    "x.kind = 'choice' ORDER BY x.offset DESC LIMIT 1) THEN c.is_right END) AS chosen_right FROM pool AS c "
-    "LEFT JOIN pool AS j ON (j.run, j.kind, j.candidate) = (c.run, 'judgement', c.candidate) "
-    "WHERE c.run = ? AND c.kind = 'candidate' GROUP BY c.problem"
-)
-VERDICTS = (
-    "SELECT c.is_right, j.votes_for > j.votes_against AS accepted, count(*) AS candidates FROM pool AS c "
-    "JOIN pool AS j ON (j.run, j.kind, j.candidate) = (c.run, 'judgement', c.candidate) "
-    "WHERE c.run = ? AND c.kind = 'candidate' AND c.is_right IS NOT NULL AND j.votes_for + j.votes_against > 0 "
-    "GROUP BY c.is_right, accepted"
-)
 
 
 def describe_evolution(query: Query, run: int, folder: Path) -> dict[str, object]:

@@ -159,8 +159,8 @@ def test_folders_of_save_to_disk_are_read(folder, in_dict):
         ("./no/such", "no such file"),
         ("chats/train.jsonl#train", "no such file"),
         ("empty", "data files"),
-        ("nobody/nothing", "hub cannot be reached"),
-        ("nobody/nothing:main@v1#test", "hub cannot be reached"),
+        ("absent/nothing", "hub cannot be reached"),
+        ("absent/nothing:main@v1#test", "hub cannot be reached"),
     ],
 )
 def test_an_entry_that_names_no_files_is_an_error(folder, entry, said):

@@ -33,7 +33,7 @@ def test_a_damaged_generation_config_is_refused(tmp_path, content):
 
 
 def test_a_model_without_the_file_has_no_ends(tmp_path):
-    for path in ("", str(tmp_path), str(tmp_path / "missing"), "nobody/has-this-model"):
+    for path in ("", str(tmp_path), str(tmp_path / "missing"), "absent/model"):
         assert find_generation_config(path) is None
         assert read_end_token_ids(path) == []
 
