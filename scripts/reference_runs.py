@@ -1,6 +1,6 @@
-"""Record the metrics and model digests of five reference runs, and compare two recordings.
+"""Record the metrics and model digests of six reference runs, and compare two recordings.
 
-    python -m scripts.reference_runs record before.json      # about ten minutes on two cores
+    python -m scripts.reference_runs record before.json      # about twenty minutes on two cores
     python -m scripts.reference_runs compare before.json after.json
 
 A change that should not alter behavior leaves every value the same to the last bit. Values depend on the processor, so
@@ -19,10 +19,13 @@ import tempfile
 from pathlib import Path
 
 TIMING_WORDS = ("timing/", "timing_share/", "seconds", "per_second", "memory", "mfu", "/time", "_s/")
+AGENT = ("env.agent.path=scripts/reference_agent.py", "trainer.total_training_steps=6")
 TRAIN_SFT, TRAIN_PPO, TRAIN_DPO = (f"alphaapollo.trainer.main_{name}" for name in ("sft", "ppo", "dpo"))
 
 
-def small_run(example: str, config: str, val: str, out: Path, steps: int | None) -> list[list[str]]:
+def small_run(
+    example: str, config: str, val: str, out: Path, steps: int | None, more: tuple[str, ...] = ()
+) -> list[list[str]]:
     """Commands of examples/small_run.sh; with `steps`, both trainings are cut to that length."""
     run = [f"trainer.output_dir={out.parent}", f"trainer.project_name={out.name}", "trainer.seed=0"]
     run += [f"trainer.total_training_steps={steps}"] if steps else []
@@ -38,6 +41,7 @@ def small_run(example: str, config: str, val: str, out: Path, steps: int | None)
             f"data.val_files={out}/data/{val}.parquet",
             f"actor_rollout_ref.model.path={out}/sft/model",
             *run,
+            *more,
         ],
     ]
 
@@ -68,6 +72,8 @@ def record() -> dict[str, dict]:
             "quickstart": small_run("quickstart", "grpo", "val", Path(folder, "quickstart"), None),
             "multi_turn": small_run("guessing_game", "grpo", "test", Path(folder, "multi_turn"), 6),
             "ppo_critic": small_run("grid_world", "ppo", "test", Path(folder, "ppo_critic"), 6),
+            "images": small_run("colours", "grpo_two_turns", "val", Path(folder, "images"), 6),
+            "agent": small_run("agents", "prices", "val", Path(folder, "agent"), None, AGENT),
             "dpo": dpo_run(Path(folder, "dpo"), 32),
         }
         for name, commands in runs.items():
