@@ -21,7 +21,7 @@ from alphaapollo.trainer.metrics import compute_batch_metrics
 from alphaapollo.trainer.run_state import LearnerState
 from alphaapollo.trainer.step.credit import AssignedCredit, WorkerOutputs, assign_credit
 from alphaapollo.trainer.step.teacher_servers import score_rows
-from alphaapollo.trainer.step.training_batch import Batch, build_batch
+from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch
 from alphaapollo.types import TrajectoryGroup
 
 
@@ -32,7 +32,7 @@ class UpdateResult:
     metrics: dict[str, float]
     kl_coef: float  # coefficient of the KL penalty in the reward, for the next iteration
     trained_tokens: int = 0  # tokens of all sequences trained on, prompts included
-    batch: Batch | None = None  # None: there were no groups
+    batch: TrainingBatch | None = None  # None: there were no groups
     credit: AssignedCredit | None = None  # None: there were no groups
     is_trained: np.ndarray | None = None  # bool [B] rows that the policy was trained on; None: it was not trained
     old_logprobs: list[np.ndarray] = field(default_factory=list)  # per rank, if the update returned them
@@ -105,7 +105,7 @@ async def _skip_iteration(run: LearnerState, step: int, error: str) -> UpdateRes
     return UpdateResult({"batch/left_out": 1.0}, run.progress.kl_coef)
 
 
-async def compute_logprobs_and_values(run: LearnerState, batch: Batch) -> WorkerOutputs:
+async def compute_logprobs_and_values(run: LearnerState, batch: TrainingBatch) -> WorkerOutputs:
     """Send the batch to the workers, which compute the log-probs and values that the algorithm needs (often none)."""
     config, policy, critic, layout = run.config, run.workers.policy, run.workers.critic, batch.layout
     await policy.load_batch(layout.rank_batches)
@@ -128,7 +128,7 @@ async def compute_logprobs_and_values(run: LearnerState, batch: Batch) -> Worker
     return await _add_server_scores(outputs, run, batch) if config.teacher.servers else outputs
 
 
-async def _add_server_scores(outputs: WorkerOutputs, run: LearnerState, batch: Batch) -> WorkerOutputs:
+async def _add_server_scores(outputs: WorkerOutputs, run: LearnerState, batch: TrainingBatch) -> WorkerOutputs:
     """Request the log-probs of teachers behind servers, and add them to those of the teachers on the ranks."""
     teacher, vocabulary_size = run.config.teacher, load_config(run.plan.model).get_text_config().vocab_size
     scores = await score_rows(teacher, batch.rows, vocabulary_size)
