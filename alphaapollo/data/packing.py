@@ -31,7 +31,7 @@ def build_batch_layout(
     seed: int = 0,
     shuffle: bool = False,
     group_ids: Sequence[int] | None = None,
-    needs_full_trajectories: bool = False,
+    needs_full_sequence: bool = False,
     prefixes: SharedPrefixes | None = None,
     min_sharing_ratio: float = MIN_SHARING_RATIO,
 ) -> BatchLayout:
@@ -44,7 +44,7 @@ def build_batch_layout(
         padded: rows are padded to the longest row of the micro-batch, and padding counts.
         shuffle: shuffle trajectories (or groups), with `seed`, before they are split into mini-batches.
         group_ids: [N] group of each trajectory, 0 .. G-1, if mini-batches must not split groups.
-        needs_full_trajectories: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
+        needs_full_sequence: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
         prefixes: shared prefixes of the B rows, which are computed once. Rows are not padded then.
         min_sharing_ratio: prefixes are shared only if row tokens / computed tokens is at least this ratio.
     """
@@ -56,7 +56,7 @@ def build_batch_layout(
         for part in split_mini_batches(len(groups), count, seed, shuffle)
     ]
     steps = [[members[trajectory] for trajectory in trajectories] for trajectories in step_trajectories]
-    if not needs_full_trajectories:
+    if not needs_full_sequence:
         steps = [[[row] for trajectory in step for row in trajectory] for step in steps]
     tokens = _TokenCounts(lengths, prefixes)
     split = [_distribute_step_rows(step, tokens, num_ranks, max_tokens) for step in steps]

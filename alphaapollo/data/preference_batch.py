@@ -98,6 +98,6 @@ def _distribute_rows(
         mini_batch_size=max(1, len(rows)),
         max_tokens=max_tokens,
         padded=padded,
-        needs_full_trajectories=True,
+        needs_full_sequence=True,
         prefixes=find_shared_prefixes(rows, example_ids) if share_prompts else None,
     )

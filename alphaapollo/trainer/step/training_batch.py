@@ -19,7 +19,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.aggregation import row_weights
-from alphaapollo.algorithms.correction import needs_full_sequences
+from alphaapollo.algorithms.correction import needs_full_sequence
 from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.algorithms.reward_shaping import (
@@ -118,8 +118,7 @@ def build_batch(
         seed=derive_seed(seed, "mini_batches", step),
         shuffle=actor.shuffle,
         group_ids=_get_unsplittable_group_ids(group_of, actor, algorithm),
-        needs_full_trajectories=policy_loss.needs_full_trajectories
-        or needs_full_sequences(algorithm.rollout_correction),
+        needs_full_sequence=policy_loss.needs_full_sequence or needs_full_sequence(algorithm.rollout_correction),
         prefixes=find_shared_prefixes(rows, group_of[owners].tolist()) if share_prompts else None,
     )
     mask = layout.join_columns([rank.rows.action_mask for rank in layout.rank_batches])
