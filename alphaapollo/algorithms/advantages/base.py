@@ -176,7 +176,7 @@ class Estimator:
             )
 
 
-def check_finite_tensor(name: str, value: object, shape: Sequence[int]) -> None:
+def check_finite_tensor(name: str, value: Any, shape: Sequence[int]) -> None:
     """Raise ValueError unless `value`, called `name` in the error, is a finite float tensor of this shape."""
     check_float_tensor(name, value, shape)
     if not all_finite(value):

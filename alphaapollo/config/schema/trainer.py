@@ -148,7 +148,7 @@ class Trainer(Training):
     the new weights; separate = generation runs in parallel with training; null = synchronous."""
     max_staleness: Annotated[NonNegativeInt, ActiveWhen("async_mode")] = 1
     """Async: how many weight updates old a token may be when it is trained on; the run generates this many batches
-    ahead. 0 = the same weights as a synchronous run."""
+    ahead. 0 = synchronous."""
     critic_warmup: NonNegativeInt = 0
     """First iterations in which only the critic is trained."""
     controller: Literal["ray", "local"] = "ray"

@@ -23,7 +23,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.controller.worker_groups import LocalWorkerGroups
-from alphaapollo.launch.failures import FAILURES
+from alphaapollo.launch.failures import REPORTED_ERRORS
 from alphaapollo.launch.input_checks import choose_kernels
 from alphaapollo.models.load import load_config
 from alphaapollo.observability.console import Console
@@ -119,7 +119,7 @@ async def replay(prepared: PreparedReplay) -> LearningOutcome:
             )
             try:
                 learned = await learn(run, info.step, recording.groups, Timer())
-            except FAILURES as error:
+            except REPORTED_ERRORS as error:
                 return LearningOutcome({}, {}, {}, str(error))
             return await collect_learning_outcome(run, info.step, learned)
         finally:
