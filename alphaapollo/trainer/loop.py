@@ -69,44 +69,48 @@ async def finish_iteration(
     return timer
 
 
-def log_groups(run: TrainingRun, step: int, collected: CollectedGroups, generation_seconds: float) -> dict[str, float]:
+def log_groups(
+    run: TrainingRun, iteration: int, collected: CollectedGroups, generation_seconds: float
+) -> dict[str, float]:
     """Log the groups of an iteration, let the choice of further prompts depend on them, and return their metrics."""
     run.sampler.observe(run.progress, collected.generated)
-    run.rollout_log.write(step, collected.generated)
+    run.rollout_log.write(iteration, collected.generated)
     run.console.show_samples(collected.selected)
     of_rollouts = compute_rollout_metrics(collected.generated, collected.selected, collected.rounds, generation_seconds)
     return of_rollouts | collected.metrics
 
 
-def log_trained_rows(run: TrainingRun, step: int, learned: UpdateResult, collected: CollectedGroups) -> UpdateResult:
+def log_trained_rows(
+    run: TrainingRun, iteration: int, learned: UpdateResult, collected: CollectedGroups
+) -> UpdateResult:
     """Write the trainer's log-probs and the advantages of the iteration's own groups, which are the first ones of the
     batch, to the rollout log. Returns the result without the batch, to free its memory."""
     own = [one for group in collected.selected for one in group.trajectories if is_trainable(one)]
     if rows := learned.list_trained_rows():
-        run.rollout_log.write_trained_rows(step, rows[: sum(len(one.rows) for one in own)])
+        run.rollout_log.write_trained_rows(iteration, rows[: sum(len(one.rows) for one in own)])
     return replace(learned, batch=None, credit=None, is_trained=None, old_logprobs=[])
 
 
 async def validate_and_reset_reference_if_due(
-    run: TrainingRun, step: int, is_last_step: bool, timer: Timer
+    run: TrainingRun, iteration: int, is_last: bool, timer: Timer
 ) -> dict[str, float]:
     """Validate if due, then copy the policy to the reference model if due. Returns the validation metrics."""
     config, validation = run.config, ValidationResult({}, None, {})
-    if is_due(step, config.trainer.test_freq, is_last_step):
+    if is_due(iteration, config.trainer.test_freq, is_last):
         with timer("validate"):
-            validation = await validate_and_log(run, step)
-    if should_reset_reference(config.algorithm.reference_reset, run.progress, step, validation.accuracy):
+            validation = await validate_and_log(run, iteration)
+    if should_reset_reference(config.algorithm.reference_reset, run.progress, iteration, validation.accuracy):
         async with run.workers.engines.release_kv_cache_temporarily():
             await run.workers.policy.reset_reference_and_optimizer()
             await run.workers.policy.offload()
         run.console.notify(
-            f"step {step}: copied the policy to the reference model and reset the policy's optimizer state"
+            f"step {iteration}: copied the policy to the reference model and reset the policy's optimizer state"
         )
     return validation.metrics
 
 
-def should_reset_reference(config: ReferenceReset, progress: Progress, step: int, accuracy: float | None) -> bool:
-    """Whether to copy the policy to the reference model after iteration `step`. ProRL, arXiv 2505.24864, section 2.3.1.
+def should_reset_reference(config: ReferenceReset, progress: Progress, iteration: int, accuracy: float | None) -> bool:
+    """Whether to copy the policy to the reference model after an iteration. ProRL, arXiv 2505.24864, section 2.3.1.
 
     True every `config.every` iterations, or after `config.patience` validations without a better accuracy. Updates
     `progress`, so that a resumed run decides the same. accuracy: of the validation after this iteration, if any.
@@ -116,7 +120,7 @@ def should_reset_reference(config: ReferenceReset, progress: Progress, step: int
             progress.best_accuracy, progress.validations_without_gain = accuracy, 0
         else:
             progress.validations_without_gain += 1
-    on_schedule = config.every is not None and step % config.every == 0
+    on_schedule = config.every is not None and iteration % config.every == 0
     stagnant = config.patience is not None and progress.validations_without_gain >= config.patience
     if on_schedule or stagnant:
         progress.reference_resets += 1
@@ -124,7 +128,7 @@ def should_reset_reference(config: ReferenceReset, progress: Progress, step: int
     return on_schedule or stagnant
 
 
-async def validate_and_log(run: TrainingRun, step: int) -> ValidationResult:
+async def validate_and_log(run: TrainingRun, iteration: int) -> ValidationResult:
     """Validate with the weights that the engines hold, and write the trajectories to rollouts/ and the trackers."""
     validation = await validate(
         run.workers.engines,
@@ -136,22 +140,22 @@ async def validate_and_log(run: TrainingRun, step: int) -> ValidationResult:
         scorer=run.reward_model_scorer and replace(run.reward_model_scorer),  # a copy, which counts separately
     )
     for suffix, groups in validation.groups.items():
-        run.rollout_log.write(step, groups, f"val{suffix}")
-        run.tracker.log_samples(step, groups, suffix)
-    validation = replace(validation, metrics=validation.metrics | await run_val_suites(run, step))
+        run.rollout_log.write(iteration, groups, f"val{suffix}")
+        run.tracker.log_samples(iteration, groups, suffix)
+    validation = replace(validation, metrics=validation.metrics | await run_val_suites(run, iteration))
     run.checkpoint_writer.checkpoints.check_keep_best_metric(validation.metrics)
     return validation
 
 
-async def run_val_suites(run: TrainingRun, step: int) -> dict[str, float]:
+async def run_val_suites(run: TrainingRun, iteration: int) -> dict[str, float]:
     """Run the suites of trainer.val_suites with the weights that the engines hold, and return their metrics."""
     trainer = run.config.trainer
     if not (suites := list_val_suites(trainer)):
         return {}
     run.console.show_phase("suites", 0, len(suites))
-    results = await run.workers.engines.run_suites(suites, trainer.folder.absolute() / FOLDER / f"step_{step}")
+    results = await run.workers.engines.run_suites(suites, trainer.folder.absolute() / FOLDER / f"step_{iteration}")
     for failed in filter(lambda result: result.error, results):
-        run.console.notify(f"step {step}: {failed.suite} failed: {failed.error}")
+        run.console.notify(f"step {iteration}: {failed.suite} failed: {failed.error}")
     return {name: value for result in results for name, value in result.metrics.items()}
 
 

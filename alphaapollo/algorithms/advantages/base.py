@@ -156,7 +156,7 @@ class Estimator:
             for name in ("advantages", "returns"):
                 matrix = getattr(result, name)
                 check_finite_tensor(f"the {name}", matrix, inputs.mask.shape)
-                if has_nonzero_outside_mask(matrix, inputs.mask):
+                if ((matrix != 0) & (inputs.mask == 0)).any():
                     raise ValueError(f"the {name} must be zero outside the action mask; multiply them by the mask")
         return result
 
@@ -186,12 +186,6 @@ def check_finite_tensor(name: str, value: Any, shape: Sequence[int]) -> None:
 def all_finite(values: Tensor) -> bool:
     """Return whether all values are finite. Checks each value only if the sum is not finite, which is faster."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
-
-
-def has_nonzero_outside_mask(matrix: Tensor, mask: Tensor) -> bool:
-    """Return whether a value outside the mask is not 0. Works on blocks of 64 rows, which fit into the CPU cache."""
-    pairs = zip(matrix.split(64), mask.split(64), strict=True)
-    return any(((values.numpy() != 0) & (block_mask.numpy() == 0)).any() for values, block_mask in pairs)
 
 
 _estimators: Registry[Estimator] = Registry("advantage estimator")

@@ -31,32 +31,32 @@ def record_iterations(steps: Collection[int], learn: LearnFunction) -> LearnFunc
     """Return `learn`, which also saves its inputs and its result in the iterations `steps`."""
 
     async def learn_and_record(
-        run: TrainingRun, step: int, groups: list[TrajectoryGroup], timer: Timer
+        run: TrainingRun, iteration: int, groups: list[TrajectoryGroup], timer: Timer
     ) -> UpdateResult:
-        if step not in steps:
-            return await learn(run, step, groups, timer)
+        if iteration not in steps:
+            return await learn(run, iteration, groups, timer)
         with timer("record"):
-            folder = await record_update_inputs(run, step, groups)
+            folder = await record_update_inputs(run, iteration, groups)
         hint = f"To compute the iteration again: python -m alphaapollo.trainer.replay {folder}"
         try:
-            learned = await learn(run, step, groups, timer)
+            learned = await learn(run, iteration, groups, timer)
         except REPORTED_ERRORS as error:
             write_outcome(folder, LearningOutcome({}, {}, {}, str(error)))
-            run.console.notify(f"The inputs of iteration {step} are saved to {folder}. {hint}")
+            run.console.notify(f"The inputs of iteration {iteration} are saved to {folder}. {hint}")
             raise
         with timer("record"), explain_write_errors("the recording", folder):
-            write_outcome(folder, await collect_learning_outcome(run, step, learned))
-        run.console.notify(f"Iteration {step} is recorded. {hint}")
+            write_outcome(folder, await collect_learning_outcome(run, iteration, learned))
+        run.console.notify(f"Iteration {iteration} is recorded. {hint}")
         return learned
 
     return learn_and_record
 
 
-async def record_update_inputs(run: TrainingRun, step: int, groups: list[TrajectoryGroup]) -> Path:
-    """Save everything that the update of iteration `step` depends on. Returns the folder."""
+async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[TrajectoryGroup]) -> Path:
+    """Save everything that the update of an iteration depends on. Returns the folder."""
     recordings, placement = CheckpointFolder(run.config.trainer.folder / FOLDER, keep=None), run.plan.placement
     info = RecordingInfo(
-        step=step,
+        step=iteration,
         iterations=run.goal.max_steps,
         kl_coef=run.progress.kl_coef,
         shares_prompts=run.shares_prompts,
@@ -67,7 +67,7 @@ async def record_update_inputs(run: TrainingRun, step: int, groups: list[Traject
         model=run.plan.model.model_dump(mode="json"),
         machine=describe_machine(),
     )
-    folder = recordings.begin_checkpoint(step)
+    folder = recordings.begin_checkpoint(iteration)
     with explain_write_errors("the recording", folder):
         await run.checkpoint_writer.save_and_wait(folder)
         save_config(run.config, folder / "config.yaml")
@@ -75,13 +75,13 @@ async def record_update_inputs(run: TrainingRun, step: int, groups: list[Traject
         return await asyncio.to_thread(recordings.complete_checkpoint, folder)
 
 
-async def collect_learning_outcome(run: LearnerState, step: int, learned: UpdateResult) -> LearningOutcome:
+async def collect_learning_outcome(run: LearnerState, iteration: int, learned: UpdateResult) -> LearningOutcome:
     """Collect metrics, log-probs, values, advantages and weight digests of an update. Offloads policy and critic."""
     columns: dict[str, np.ndarray] = {}
     fingerprints: dict[str, tuple[str, float]] = {}
     if learned.batch and learned.credit:
         found = {name: [getattr(rank, name) for rank in learned.credit.columns] for name in COLUMNS}
-        if found["old_logprobs"][0] is None and step > run.config.trainer.critic_warmup:
+        if found["old_logprobs"][0] is None and iteration > run.config.trainer.critic_warmup:
             found["old_logprobs"] = list(await run.workers.policy.get_old_log_probs())  # computed by the update
         is_action = learned.batch.mask != 0
         computed = {name: parts for name, parts in found.items() if parts[0] is not None}

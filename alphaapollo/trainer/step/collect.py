@@ -40,7 +40,7 @@ class CollectedGroups:
         return [*self.selected, *self.reused]
 
 
-async def collect_groups(run: TrainingRun, step: int, timer: Timer) -> CollectedGroups:
+async def collect_groups(run: TrainingRun, iteration: int, timer: Timer) -> CollectedGroups:
     """Generate the data.train_batch_size groups of an iteration. Dynamic sampling may need several rounds."""
     config, size = run.config, run.config.data.train_batch_size
     filters = config.algorithm.filter_groups
@@ -61,11 +61,11 @@ async def collect_groups(run: TrainingRun, step: int, timer: Timer) -> Collected
         rounds += 1
     if filters.enable and len(selected) < size:
         run.console.notify(
-            f"step {step}: training on {len(selected)} instead of {size} groups, because only these have reward "
+            f"step {iteration}: training on {len(selected)} instead of {size} groups, because only these have reward "
             f"variance after {rounds} generation rounds (limit: algorithm.filter_groups.max_num_gen_batches)"
         )
     collected = CollectedGroups(selected[:size], generated, rounds)
-    return add_recent_groups(run.progress, step, collected, config.data)
+    return add_recent_groups(run.progress, iteration, collected, config.data)
 
 
 def take_stream_positions(progress: Progress, count: int) -> list[int]:
@@ -138,8 +138,8 @@ def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
         )
 
 
-def add_recent_groups(progress: Progress, step: int, collected: CollectedGroups, data: Data) -> CollectedGroups:
-    """Choose the groups of earlier iterations that iteration `step` trains on again (data.reuse), and keep its own
+def add_recent_groups(progress: Progress, iteration: int, collected: CollectedGroups, data: Data) -> CollectedGroups:
+    """Choose the groups of earlier iterations that this iteration trains on again (data.reuse), and keep its own
     groups for later ones.
 
     Only groups with different rewards are kept, because the others have no advantages.
@@ -147,11 +147,11 @@ def add_recent_groups(progress: Progress, step: int, collected: CollectedGroups,
     if not data.reuse.groups:
         progress.recent = RecentGroups()
         return collected
-    kept = [(origin, group) for origin, group in progress.recent.entries if step - origin <= data.reuse.max_age]
-    rng = np.random.default_rng(derive_seed(data.seed, "reuse", step))
+    kept = [(origin, group) for origin, group in progress.recent.entries if iteration - origin <= data.reuse.max_age]
+    rng = np.random.default_rng(derive_seed(data.seed, "reuse", iteration))
     chosen = [kept[index] for index in sorted(rng.permutation(len(kept))[: data.reuse.groups])]
-    added = [(step, group) for group in collected.selected if has_metric_variance(group, "reward")]
+    added = [(iteration, group) for group in collected.selected if has_metric_variance(group, "reward")]
     progress.recent = RecentGroups((*kept, *added))
-    ages = [step - origin for origin, _ in chosen]
+    ages = [iteration - origin for origin, _ in chosen]
     metrics = {"reuse/groups": float(len(chosen)), "reuse/age": float(np.mean(ages)) if ages else 0.0}
     return replace(collected, reused=[group for _, group in chosen], metrics=collected.metrics | metrics)

@@ -77,18 +77,18 @@ class InFlightGroups:
         self._finished.add(position)
         self._has_news.set()
 
-    async def take_batch(self, step: int, timer: Timer) -> CollectedGroups:
-        """Wait for the groups of iteration `step` and return them.
+    async def take_batch(self, iteration: int, timer: Timer) -> CollectedGroups:
+        """Wait for the groups of an iteration and return them.
 
         The batch is smaller than data.train_batch_size only at the end of the data, or if dynamic sampling gives up.
         """
         dropped: dict[int, TrajectoryGroup] = {}
         complete_since: float | None = None
         with timer("generate"):
-            while not self._is_batch_ready(step, len(dropped)):
+            while not self._is_batch_ready(iteration, len(dropped)):
                 if complete_since is None and len(self._ready) >= self._size:
                     complete_since = time.perf_counter()
-                self.start_groups(step - 1)
+                self.start_groups(iteration - 1)
                 if not self._generating:
                     break
                 self._run.console.show_phase("generate", min(len(self._ready), self._size), self._size)
@@ -104,9 +104,9 @@ class InFlightGroups:
             self._remove_group(position)
         generated = dict(zip(chosen, groups, strict=True)) | dropped
         in_order = [generated[position] for position in sorted(generated)]
-        metrics = compute_staleness_metrics(groups, step - 1)
+        metrics = compute_staleness_metrics(groups, iteration - 1)
         collected = CollectedGroups(groups, in_order, rounds=-(-len(in_order) // self._size), metrics=metrics)
-        return add_recent_groups(self._run.progress, step, collected, self._run.config.data)
+        return add_recent_groups(self._run.progress, iteration, collected, self._run.config.data)
 
     def pop_metrics(self) -> dict[str, float]:
         """Return numbers of groups: started, finished, trained and dropped since the last call, and now in flight."""
@@ -126,7 +126,7 @@ class InFlightGroups:
     def _choose_oldest_ready_positions(self) -> list[int]:
         return sorted(self._ready)[: self._size]
 
-    def _is_batch_ready(self, step: int, num_dropped: int) -> bool:
+    def _is_batch_ready(self, iteration: int, num_dropped: int) -> bool:
         """Whether the batch is full (or dynamic sampling gives up) and no group left for later would become too old."""
         filters = self._run.config.algorithm.filter_groups
         gives_up = filters.enable and num_dropped + len(self._ready) >= filters.max_num_gen_batches * self._size
@@ -134,7 +134,7 @@ class InFlightGroups:
             return False
         remaining = sorted(self._version.keys() - set(self._choose_oldest_ready_positions()))  # oldest first
         return all(
-            step + 1 + order // self._size <= self._version[position] + 1 + self._staleness
+            iteration + 1 + order // self._size <= self._version[position] + 1 + self._staleness
             for order, position in enumerate(remaining)
         )
 

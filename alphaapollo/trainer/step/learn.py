@@ -71,20 +71,20 @@ LearnFunction = Callable[[TrainingRun, int, list[TrajectoryGroup], Timer], Await
 """`learn`, or `learn` with a recorder around it."""
 
 
-async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
-    """Run the optimizer steps of iteration `step` on the rollout groups. Does nothing if there are none."""
+async def learn(run: LearnerState, iteration: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
+    """Run the optimizer steps of an iteration on the rollout groups. Does nothing if there are none."""
     config, workers, plan, coef = run.config, run.workers, run.plan, run.progress.kl_coef
     if not groups:
         return UpdateResult({}, coef, iterations_skipped=run.progress.iterations_skipped)
     placement = plan.placement
     with timer("batch"):
         batch = build_batch(
-            groups, config, step, placement.data_parallel_size, plan.max_tokens, plan.padded, run.shares_prompts
+            groups, config, iteration, placement.data_parallel_size, plan.max_tokens, plan.padded, run.shares_prompts
         )
     with timer("columns"):
         computed = await compute_logprobs_and_values(run, batch)
     if error := computed.describe_non_finite(batch.mask, batch.layout.response_offsets):
-        return await _skip_iteration(run, step, error)
+        return await _skip_iteration(run, iteration, error)
     with timer("advantage"):
         credit = assign_credit(batch, computed, config, coef, run.column_dtype)
     num_excluded_trajectories = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
@@ -97,11 +97,11 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
         if workers.critic:
             metrics |= await workers.critic.update(credit.columns, skip_bad_step)
             await workers.critic.offload()
-        if step > config.trainer.critic_warmup:
+        if iteration > config.trainer.critic_warmup:
             skips_rows = plan.skips_rows_without_advantage
             is_trained = credit.has_gradient if skips_rows else np.ones_like(credit.has_gradient)
             steps = filter_mini_batches(batch.layout, is_trained, plan.max_tokens, plan.padded)
-            measures_entropy = step % config.actor_rollout_ref.actor.entropy_freq == 0
+            measures_entropy = iteration % config.actor_rollout_ref.actor.entropy_freq == 0
             # Without trained rows, the trainer computes no old log-probs either.
             measures_mismatch = bool(is_trained.any()) and not plan.uses_rollout_logprobs
             updated, mismatch_sums, old_logprobs = await workers.policy.update(
@@ -115,7 +115,7 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
     return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit, is_trained, old_logprobs)
 
 
-async def _skip_iteration(run: LearnerState, step: int, error: str) -> UpdateResult:
+async def _skip_iteration(run: LearnerState, iteration: int, error: str) -> UpdateResult:
     """Skip the update of an iteration with non-finite log-probs or values, and print a notice.
 
     Raises FloatingPointError if trainer.on_bad_step=stop, or after too many consecutive skipped iterations.
@@ -123,14 +123,15 @@ async def _skip_iteration(run: LearnerState, step: int, error: str) -> UpdateRes
     may_skip, skipped_before = run.config.trainer.on_bad_step == "skip", run.progress.iterations_skipped
     if not may_skip or skipped_before + 1 == MAX_SKIPPED_STEPS:
         earlier = f", like the {skipped_before} batches before it" if skipped_before else ""
-        fixes = [f"data.seed={1000 + step} (other batches after resuming)", "actor_rollout_ref.model.dtype=float32"]
+        fixes = [f"data.seed={1000 + iteration} (other batches after resuming)"]
+        fixes += ["actor_rollout_ref.model.dtype=float32"]
         fixes += [] if may_skip else ["trainer.on_bad_step=skip (skip such iterations)"]
         raise FloatingPointError(
-            f"the batch of iteration {step} cannot be trained on{earlier}: {error}. The same command would resume from "
-            "the last checkpoint and fail on the same batch again. Add one of these settings to the command: "
+            f"the batch of iteration {iteration} cannot be trained on{earlier}: {error}. The same command would resume "
+            "from the last checkpoint and fail on the same batch again. Add one of these settings to the command: "
             f"{'; '.join(fixes)}."
         )
-    run.console.notify(f"step {step}: {error}. The update is skipped (trainer.on_bad_step=skip)")
+    run.console.notify(f"step {iteration}: {error}. The update is skipped (trainer.on_bad_step=skip)")
     if run.workers.critic:
         await run.workers.critic.offload()
     return UpdateResult({"batch/left_out": 1.0}, run.progress.kl_coef, iterations_skipped=skipped_before + 1)
