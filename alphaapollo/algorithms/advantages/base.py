@@ -249,3 +249,12 @@ def from_scores(inputs: AdvantageInputs, fn: Callable[[Tensor, Groups], Tensor])
     """Compute one advantage per trajectory with `fn(scores [N], groups) -> [N]`, and copy it to the action tokens."""
     trajectories = Trajectories.from_inputs(inputs)
     return trajectories.expand_to_tokens(fn(trajectories.scores, trajectories.groups))
+
+
+NO_ESTIMATOR = "none"
+
+
+@register_estimator(NO_ESTIMATOR, scope="trajectories", reads=())
+def _return_zero_advantages(trajectories: Trajectories, config: Algorithm) -> Tensor:
+    """Return zeros: the reward is not used, e.g. with a teacher alone (docs/algorithms/distill.md)."""
+    return torch.zeros_like(trajectories.scores)

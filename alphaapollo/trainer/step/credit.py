@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator, Turns, get_estimator
-from alphaapollo.algorithms.advantages.base import Trajectories
-from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
+from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR, Trajectories
 from alphaapollo.algorithms.divergence import compute_teacher_advantages
 from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.kl import subtract_kl

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
+from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
 from alphaapollo.config.schema import Config, Model, RewardModel
 from alphaapollo.controller.handles import EngineGroup, RewardModelGroup
 from alphaapollo.data.packing import build_batch_layout
