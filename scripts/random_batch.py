@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from alphaapollo.data.batch import Columns, RankBatch
-from alphaapollo.data.packing import build_train_batch
+from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.types import Row
 
 PROMPT = 16  # tokens; half of a row shorter than twice that
@@ -22,7 +22,7 @@ def random_batch(
         mask = [0] * prompt + [1] * (length - prompt)
         rows.append(Row(rng.integers(0, vocabulary, length).tolist(), mask, [-5.0 * one for one in mask], [length - 1]))
     count = len(rows)
-    layout = build_train_batch(rows, range(count), num_ranks, count, max_tokens, padded)
+    layout = build_batch_layout(rows, range(count), num_ranks, count, max_tokens, padded)
     batch = layout.rank_batches[rank]
     own, total = len(batch.rows.lengths), int(batch.rows.response_offsets[-1])
     return batch, Columns(

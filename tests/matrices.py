@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from alphaapollo.data.batch import TrainBatch
+from alphaapollo.data.batch import BatchLayout
 
 
-def pad(batch: TrainBatch, values: np.ndarray) -> np.ndarray:
+def pad(batch: BatchLayout, values: np.ndarray) -> np.ndarray:
     """[n] -> [B, L], padded with 0."""
     inside = is_inside(batch)
     matrix = np.zeros(inside.shape, values.dtype)
@@ -13,21 +13,21 @@ def pad(batch: TrainBatch, values: np.ndarray) -> np.ndarray:
     return matrix
 
 
-def flatten(batch: TrainBatch, matrix: np.ndarray) -> np.ndarray:
+def flatten(batch: BatchLayout, matrix: np.ndarray) -> np.ndarray:
     """[B, L] -> [n]"""
     return matrix[is_inside(batch)]
 
 
-def is_inside(batch: TrainBatch) -> np.ndarray:
+def is_inside(batch: BatchLayout) -> np.ndarray:
     lengths = np.diff(batch.response_offsets)
     return np.arange(lengths.max(initial=0)) < lengths[:, None]
 
 
-def join(batch: TrainBatch, columns: list[np.ndarray]) -> np.ndarray:
+def join(batch: BatchLayout, columns: list[np.ndarray]) -> np.ndarray:
     """Columns of all ranks -> [B, L]"""
     return pad(batch, batch.join_columns(columns))
 
 
-def split(batch: TrainBatch, matrix: np.ndarray) -> list[np.ndarray]:
+def split(batch: BatchLayout, matrix: np.ndarray) -> list[np.ndarray]:
     """[B, L] -> columns of all ranks"""
     return batch.split_by_rank(flatten(batch, matrix))

@@ -65,7 +65,7 @@ def off_policy_sequence_mask(
     return apply_mask((~dropped).to(logp.dtype), mask)
 
 
-def needs_full_sequences(correction: RolloutCorrection) -> bool:
+def needs_full_sequence(correction: RolloutCorrection) -> bool:
     """Return whether a token's weight depends on its whole trajectory, which must then be in one micro-batch."""
     has_sequence_weight = correction.method is not None and correction.level != "token"
     return has_sequence_weight or correction.off_policy_mask_threshold is not None

@@ -68,13 +68,6 @@ def center_in_groups(values: Tensor, groups: Groups, baseline: Tensor | None = N
     return torch.where(is_constant, torch.zeros_like(values), values - baseline[groups.group_index])
 
 
-def normalize_in_groups(values: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-6) -> Tensor:
-    """Compute (values - mean) / (std + eps) within each group; exactly 0 in groups of equal values. [N] -> [N]."""
-    spread = groups.std(values, ddof) + eps
-    spread = torch.where(spread > 0, spread, torch.ones_like(spread))
-    return center_in_groups(values, groups) / spread[groups.group_index]
-
-
 def has_variance(metric_values: Sequence[float], tolerance: float = 0.0) -> bool:
     """Return whether the samples of one group differ in the metric by more than `tolerance`.
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from alphaapollo.algorithms.result_checks import check_float_tensor
+from alphaapollo.algorithms.user_functions import check_float_tensor, explain_user_errors
 from alphaapollo.config.schema import Preference
 from alphaapollo.utils.registry import Registry
 
@@ -99,9 +99,12 @@ class PreferenceLoss:
 
     def __call__(self, answers: AnswerBatch, config: Preference) -> PreferenceLossOutput:
         beta = self.beta if config.beta is None else config.beta
-        losses = self.fn(answers, beta, config)
-        num_compared = len(answers.logp) // 2 if self.is_pairwise else len(answers.logp)
-        check_float_tensor(f"the result of {self}", losses, (num_compared,))
+        with explain_user_errors(self.fn, str(self)):
+            losses = self.fn(answers, beta, config)
+            num_compared = len(answers.logp) // 2 if self.is_pairwise else len(answers.logp)
+            check_float_tensor("the result", losses, (num_compared,))
+            if answers.logp.requires_grad and not losses.requires_grad:
+                raise ValueError("the loss has no gradient, because it does not depend on answers.logp")
         if config.sft_coef and "sft_coef" in self.reads:
             losses = losses - config.sft_coef * chosen(answers.logp if self.sft_on_summed_logp else answers.mean_logp)
         with torch.no_grad():
@@ -122,6 +125,13 @@ class PreferenceLoss:
                 "logp_rejected": answers.logp[~answers.is_desirable].sum(),
             }
         return PreferenceLossOutput(losses, is_correct, metric_sums)
+
+    def try_on_toy_answers(self, config: Preference) -> None:
+        """Call the loss on two pairs or four answers. Raises ValueError for invalid keys or a faulty function."""
+        logp = torch.tensor([-2.0, -3.0, -4.0, -2.5], requires_grad=True)
+        is_desirable = torch.tensor([True, False, True, False])
+        reference = logp.detach() - 0.1 if self.needs_reference else None
+        self(AnswerBatch(logp, torch.tensor([2, 3, 2, 1]), is_desirable, reference, kl=torch.tensor(0.1)), config)
 
 
 def compute_preference_metrics(metric_sums: Mapping[str, float]) -> dict[str, float]:

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminal = Terminal(highlight=False)
     with exit_on_config_error():
         newest, config = load_run_model(options.run, options.keys)
-        from alphaapollo.launch.failures import FAILURES
+        from alphaapollo.launch.failures import REPORTED_ERRORS
 
         try:
             chat = EngineChat(config, terminal)
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminal.write(f"{newest.model_folder}, in {config.env.env_name}. {USAGE}")
     try:
         chat.run()
-    except FAILURES as error:
+    except REPORTED_ERRORS as error:
         return report_error(error, 1)
     return 0
 

@@ -22,7 +22,7 @@ ACCURACIES = ("accuracy/chosen", "accuracy/sampled", "accuracy/majority", "accur
 
 
 @dataclass(frozen=True)
-class LoggedRun:
+class RunResult:
     """Result of a run that writes metrics.jsonl."""
 
     folder: Path
@@ -37,7 +37,7 @@ class LoggedRun:
 
 
 @dataclass(frozen=True)
-class TrainedRun(LoggedRun):
+class TrainedRun(RunResult):
     """Result of a training run. `folder` contains config.yaml, metrics.jsonl, rollouts/, checkpoints/ and model/."""
 
     config: Config | SftConfig | DpoConfig
@@ -106,7 +106,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class EvolutionRun(LoggedRun):
+class EvolutionRun(RunResult):
     """Result of a finished self-evolution. `folder` contains pool.jsonl, report.json, problems/ and metrics.jsonl."""
 
     config: EvolvingConfig

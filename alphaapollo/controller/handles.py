@@ -287,7 +287,6 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
     def __init__(self, ranks: Ranks[RolloutWorker], samples_in_flight: int):
         super().__init__(ranks)
         self.samples_in_flight = samples_in_flight  # maximum per engine; more samples would wait in the engine's queue
-        self.dead: set[int] = set()  # indices of dead engines that have not been replaced
         self._balancer = LoadBalancer(ranks.size, samples_in_flight)
 
     async def generate_group(self, request: GroupRequest) -> TrajectoryGroup:
@@ -295,9 +294,6 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         rank = await self._balancer.acquire_engine(request.num_samples)
         try:
             return await self.ranks.call_rank(rank, generate_group, request)
-        except WorkerDied:
-            self.dead.add(rank)
-            raise
         finally:
             self._balancer.release_capacity(rank, request.num_samples)
 

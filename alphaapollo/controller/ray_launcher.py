@@ -225,11 +225,6 @@ class RayWorkerGroups(WorkerGroups):
             return build
         return partial(build, partial(copy_sent_weights, self.ranks_by_role["policy"].actors[0]))
 
-    async def replace_engine(self, index: int) -> None:
-        await self.ranks_by_role["rollout"].replace(
-            index, lambda node: partial(start_rollout_worker, self._make_engine_builder(index, node))
-        )
-
     async def close(self) -> None:
         """Shut down the engines, kill the actors, and end Ray if this process started it. If Ray does not respond,
         kill all processes of the run instead."""

@@ -158,15 +158,6 @@ class RayRanks(Ranks[W]):
         calls = [self._start_worker(rank, build, environment) for rank, (build, environment) in each]
         await self._wait_for_all_calls(calls, "start")
 
-    async def replace(self, rank: int, make_builder_for_node: Callable[[str], Callable[[], Awaitable[W] | W]]) -> None:
-        """Start a new process and worker in place of the dead worker of a rank. `make_builder_for_node(node)` returns
-        the function that builds the worker."""
-        ray.kill(self.actors[rank])
-        self.actors[rank] = actor = self._make_actor(self._slots[rank])
-        self._locations[rank] = location = await self._wait_for_call(rank, actor.location.remote())
-        self.process_names[rank] = self._describe_process(location)
-        await self._wait_for_call(rank, self._start_worker(rank, make_builder_for_node(location.node), {}), "start")
-
     def _start_worker(self, rank: int, build: Callable[[], object], environment: dict[str, str]) -> ray.ObjectRef:
         driver, folder = get_process_location(), os.getcwd()
         return self.actors[rank].start.remote(build, driver, folder, environment, self.cleanup_folders)

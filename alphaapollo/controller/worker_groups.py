@@ -75,16 +75,6 @@ class WorkerGroups:
         assert self.specs.engine_builder
         return partial(self.specs.engine_builder, index, node)
 
-    @property
-    def can_replace_engines(self) -> bool:
-        """Whether a dead engine can be replaced while all other workers keep their state. On GPUs it cannot: the
-        trainers hold handles to the engines' memory, or share the GPUs with the engines."""
-        return self.specs.placement.device == "cpu"
-
-    async def replace_engine(self, index: int) -> None:
-        """Start a new engine in place of a dead engine. It has the initial weights until the next weight sync."""
-        raise NotImplementedError
-
     async def close(self) -> None:
         """End all processes that the worker groups have started. Takes only seconds."""
         raise NotImplementedError
@@ -108,12 +98,6 @@ class LocalWorkerGroups(WorkerGroups):
         restrict_network_to_loopback()
         worker = await start_rollout_worker(self._make_engine_builder(0, LOCAL_NODE))
         self._add_group("rollout", LocalRanks(worker))
-
-    async def replace_engine(self, index: int) -> None:
-        ranks = self.engines.ranks
-        assert isinstance(ranks, LocalRanks)
-        await ranks.close()
-        ranks.worker = await start_rollout_worker(self._make_engine_builder(index, LOCAL_NODE))
 
     async def close(self) -> None:
         if hasattr(self, "engines"):

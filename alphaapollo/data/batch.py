@@ -1,12 +1,12 @@
 """Batches of token sequences that the driver sends to the training ranks.
 
-    list[Row] -> TrainBatch = one RankBatch per rank (its Rows, split into mini-batches of micro-batches)
+    list[Row] -> BatchLayout = one RankBatch per rank (its Rows, split into mini-batches of micro-batches)
 
-A column is an array with one number per response token of a rank, e.g. log-probs. TrainBatch converts between the
+A column is an array with one number per response token of a rank, e.g. log-probs. BatchLayout converts between the
 columns of all ranks and one array [n] over the response tokens of all sequences, for the algorithms.
 
 Arrays are flat (sequences are concatenated without padding), and Ray passes them without a copy. The assignment of
-sequences to ranks and mini-batches never changes after packing.build_train_batch, so each loss has a fixed denominator.
+sequences to ranks and mini-batches never changes after packing.build_batch_layout: each loss has a fixed denominator.
 """
 
 from __future__ import annotations
@@ -219,10 +219,10 @@ class RankBatch:
 
 
 @dataclass(frozen=True)
-class TrainBatch:
+class BatchLayout:
     """The B token sequences of one training iteration, distributed to the ranks.
 
-    In an array over the n response tokens of the batch, the sequences have the order in which build_train_batch
+    In an array over the n response tokens of the batch, the sequences have the order in which build_batch_layout
     received them: those of sequence i are array[response_offsets[i]:response_offsets[i + 1]].
     """
 

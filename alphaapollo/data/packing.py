@@ -13,7 +13,7 @@ from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
-from alphaapollo.data.batch import MiniBatch, RankBatch, Rows, TrainBatch
+from alphaapollo.data.batch import BatchLayout, MiniBatch, RankBatch, Rows
 from alphaapollo.data.shared_prompts import MIN_SHARING_RATIO, SharedPrefixes
 from alphaapollo.types import Row
 from alphaapollo.utils.seeds import derive_seed
@@ -21,7 +21,7 @@ from alphaapollo.utils.seeds import derive_seed
 MAX_IMBALANCE = 1.1  # ratio of largest to mean rank load above which rows that share a prefix are split
 
 
-def build_train_batch(
+def build_batch_layout(
     rows: Sequence[Row],
     trajectory_ids: Sequence[int],
     num_ranks: int,
@@ -31,10 +31,10 @@ def build_train_batch(
     seed: int = 0,
     shuffle: bool = False,
     group_ids: Sequence[int] | None = None,
-    needs_full_trajectories: bool = False,
+    needs_full_sequence: bool = False,
     prefixes: SharedPrefixes | None = None,
     min_sharing_ratio: float = MIN_SHARING_RATIO,
-) -> TrainBatch:
+) -> BatchLayout:
     """Assign the token sequences of one training iteration to mini-batches, ranks and micro-batches.
 
     Args:
@@ -44,7 +44,7 @@ def build_train_batch(
         padded: rows are padded to the longest row of the micro-batch, and padding counts.
         shuffle: shuffle trajectories (or groups), with `seed`, before they are split into mini-batches.
         group_ids: [N] group of each trajectory, 0 .. G-1, if mini-batches must not split groups.
-        needs_full_trajectories: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
+        needs_full_sequence: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
         prefixes: shared prefixes of the B rows, which are computed once. Rows are not padded then.
         min_sharing_ratio: prefixes are shared only if row tokens / computed tokens is at least this ratio.
     """
@@ -56,7 +56,7 @@ def build_train_batch(
         for part in split_mini_batches(len(groups), count, seed, shuffle)
     ]
     steps = [[members[trajectory] for trajectory in trajectories] for trajectories in step_trajectories]
-    if not needs_full_trajectories:
+    if not needs_full_sequence:
         steps = [[[row] for trajectory in step for row in trajectory] for step in steps]
     tokens = _TokenCounts(lengths, prefixes)
     split = [_distribute_step_rows(step, tokens, num_ranks, max_tokens) for step in steps]
@@ -73,7 +73,7 @@ def build_train_batch(
             ends = [*accumulate(map(len, micro_rows), initial=len(orders[rank]))]
             mini_batches[rank].append(MiniBatch([list(range(*bounds)) for bounds in pairwise(ends)]))
             orders[rank] += chain.from_iterable(micro_rows)
-    return TrainBatch(
+    return BatchLayout(
         rank_batches=[
             RankBatch(Rows.from_rows([rows[row] for row in order], prefixes and prefixes.select(order)), steps)
             for order, steps in zip(orders, mini_batches, strict=True)
@@ -83,7 +83,7 @@ def build_train_batch(
     )
 
 
-def filter_mini_batches(batch: TrainBatch, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:
+def filter_mini_batches(batch: BatchLayout, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:
     """Remove rows from the mini-batches of a batch, and join small micro-batches. Returns mini-batches per rank.
 
     All ranks run the same number of forward passes. A mini-batch without remaining rows is not removed.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alphaapollo.data.batch import RankBatch, TrainBatch
-from alphaapollo.data.packing import build_train_batch
+from alphaapollo.data.batch import BatchLayout, RankBatch
+from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.data.shared_prompts import find_shared_prefixes
 from alphaapollo.types import Row
@@ -72,14 +72,14 @@ def distribute_preference_examples(
 
 def distribute_rows_for_reference(
     examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
-) -> TrainBatch:
+) -> BatchLayout:
     """Distribute the answers whose reference log-probs are needed to the ranks, as one mini-batch."""
     rows = [row for example in examples for row in example.rows_for_reference]
     example_ids = [index for index, example in enumerate(examples) for _ in example.rows_for_reference]
     return _distribute_rows(rows, example_ids, num_ranks, max_tokens, padded, share_prompts)
 
 
-def collect_row_values(batch: TrainBatch, rank_values: Sequence[np.ndarray]) -> np.ndarray:
+def collect_row_values(batch: BatchLayout, rank_values: Sequence[np.ndarray]) -> np.ndarray:
     """Merge the arrays of the ranks, with one value per row of the rank, into one array in the batch's row order."""
     values = np.empty(batch.num_rows)
     for order, own_values in zip(batch.row_order, rank_values, strict=True):
@@ -89,15 +89,15 @@ def collect_row_values(batch: TrainBatch, rank_values: Sequence[np.ndarray]) -> 
 
 def _distribute_rows(
     rows: Sequence[Row], example_ids: Sequence[int], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
-) -> TrainBatch:
+) -> BatchLayout:
     """Distribute a mini-batch to ranks and micro-batches. example_ids: example of each row; its rows stay together."""
-    return build_train_batch(
+    return build_batch_layout(
         rows,
         example_ids,
         num_ranks,
         mini_batch_size=max(1, len(rows)),
         max_tokens=max_tokens,
         padded=padded,
-        needs_full_trajectories=True,
+        needs_full_sequence=True,
         prefixes=find_shared_prefixes(rows, example_ids) if share_prompts else None,
     )

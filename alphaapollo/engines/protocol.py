@@ -16,7 +16,7 @@ class EngineError(RuntimeError):
 
 
 class EngineDied(EngineError):
-    """Error: the engine's core process died. A replacement engine can be started."""
+    """Error: the engine's core process died. The run can be restarted."""
 
 
 class Engine:

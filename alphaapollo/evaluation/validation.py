@@ -20,8 +20,8 @@ from alphaapollo.observability.console import Console
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
 
-class RewardModelScorer(Protocol):
-    """Interface of trainer/step/reward_model_scorer.py, which adds a reward model's scores to trajectories' rewards."""
+class GroupScorer(Protocol):
+    """Scorer that adds to the trajectories' rewards after their generation, e.g. a reward model's."""
 
     async def score_groups(self, groups: Sequence[TrajectoryGroup]) -> None: ...
 
@@ -44,7 +44,7 @@ async def validate(
     max_tokens: int,
     seed: int,
     console: Console,
-    reward_model_scorer: RewardModelScorer | None = None,
+    scorer: GroupScorer | None = None,
 ) -> ValidationResult:
     """Generate responses to held-out prompts and compute the metrics `val/*`. Without prompts, the result is empty.
 
@@ -62,34 +62,17 @@ async def validate(
     for suffix, (sampling, n) in passes.items():
         requests = [GroupRequest(prompt, n, sampling, stream_position=0, validate=True) for prompt in prompts]
         ended: dict[int, TrajectoryGroup] = {}
-        await generate_missing_groups(ended, engines, requests, console, "validate")
+        console.show_phase("validate", 0, len(requests))
+        async for index, group in engines.generate(requests):
+            ended[index] = group
+            console.show_phase("validate", len(ended), len(requests))
         groups[suffix] = [ended[index] for index in range(len(requests))]
-        if reward_model_scorer:
-            await reward_model_scorer.score_groups(groups[suffix])
-            metrics |= {f"val/{name}{suffix}": value for name, value in reward_model_scorer.pop_metrics().items()}
+        if scorer:
+            await scorer.score_groups(groups[suffix])
+            metrics |= {f"val/{name}{suffix}": value for name, value in scorer.pop_metrics().items()}
         metrics |= compute_group_metrics(groups[suffix], suffix)
     console.show_samples(groups[""], is_validation=True)
     return ValidationResult(metrics, metrics.get("val/accuracy"), groups)
-
-
-async def generate_missing_groups(
-    groups: dict[int, TrajectoryGroup],
-    engines: EngineGroup,
-    requests: Sequence[GroupRequest],
-    console: Console,
-    phase: str,
-) -> None:
-    """Generate the requests whose index is not in `groups` yet, and add each result to `groups`.
-
-    Args:
-        groups: index of a request -> its trajectories.
-        phase: label of the progress display.
-    """
-    missing = [index for index in range(len(requests)) if index not in groups]
-    console.show_phase(phase, len(groups), len(requests))
-    async for position, group in engines.generate([requests[index] for index in missing]):
-        groups[missing[position]] = group
-        console.show_phase(phase, len(groups), len(requests))
 
 
 def compute_group_metrics(groups: Sequence[TrajectoryGroup], metric_suffix: str) -> dict[str, float]:

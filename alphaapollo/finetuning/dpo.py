@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 
 from alphaapollo.algorithms.preference_losses import compute_preference_metrics, get_preference_loss
-from alphaapollo.algorithms.user_function_checks import check_preference_loss
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import DpoConfig, Preference
 from alphaapollo.data.preference_batch import collect_row_values, distribute_rows_for_reference
@@ -107,7 +106,7 @@ class DpoTask(PairTask):
 def list_loss_errors(config: DpoConfig) -> Iterator[str]:
     """Yield messages about an unknown preference.loss, invalid loss parameters, or a loss function that fails."""
     try:
-        check_preference_loss(get_preference_loss(config.preference.loss), config.preference)
+        get_preference_loss(config.preference.loss).try_on_toy_answers(config.preference)
     except ValueError as error:
         yield f"preference.loss: {error}"
 

@@ -14,7 +14,7 @@ from alphaapollo.utils.schedule import is_due
 
 async def train(run: FinetuningRun) -> None:
     """Run the remaining optimizer steps of a run. If this raises, the last complete checkpoint remains valid."""
-    plan, progress, saving, task = run.plan, run.progress, run.saving, run.plan.task
+    plan, progress, writer, task = run.plan, run.progress, run.checkpoint_writer, run.plan.task
     trainer, size = plan.config.trainer, plan.config.data.train_batch_size
     val_batches = {source: task.make_batches(examples, plan) for source, examples in plan.val.items()}
     begin, tokens = time.perf_counter(), 0
@@ -23,7 +23,7 @@ async def train(run: FinetuningRun) -> None:
         is_last = step == plan.total_steps
         indices = plan.stream.prompt_indices(progress.examples_consumed, size)
         batches = task.make_batches([plan.train.examples[index] for index in indices], plan)
-        saving.mark_models_inconsistent()
+        writer.mark_models_inconsistent()
         stepped = await run.trainer.step(batches, trainer.on_bad_step == "skip")
         tokens += sum(int(batch.rows.lengths.sum()) for batch in batches)
         metrics = add_prefix("train", task.compute_metrics(stepped.metric_sums) | stepped.metrics)
@@ -31,18 +31,18 @@ async def train(run: FinetuningRun) -> None:
         if is_due(step, trainer.test_freq, is_last):
             progress.validation = await validate(run, val_batches) if val_batches else {}
             progress.validation |= await task.validate(run, step)
-            saving.checkpoints.check_keep_best_metric(progress.validation)
+            writer.checkpoints.check_keep_best_metric(progress.validation)
             metrics |= progress.validation
         progress.step, progress.examples_consumed = step, progress.examples_consumed + size
-        metrics |= await saving.metrics()
+        metrics |= writer.pop_metrics()
         if is_last or step % trainer.log_freq == 0 or any(name.startswith("val/") for name in metrics):
             metrics["train/epoch"] = progress.examples_consumed / plan.stream.num_prompts
             metrics["train/tokens_per_second"] = tokens / (time.perf_counter() - begin)
             run.tracker.log(step, metrics)
             run.console.show_step(step, metrics)
-        saving.mark_models_consistent(progress)
+        writer.mark_models_consistent(progress)
         if is_due(step, trainer.save_freq, is_last):
-            await saving.save(progress)
+            await writer.save(progress)
 
 
 async def validate(run: FinetuningRun, val_batches: Mapping[str, Sequence[object]]) -> dict[str, float]:

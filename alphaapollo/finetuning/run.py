@@ -38,8 +38,8 @@ async def run(plan: FinetuningPlan, progress: FinetuningProgress, console: Conso
             model = session.workers.trainer
             keep = (trainer.max_ckpt_to_keep, trainer.keep_best)
             checkpoints = CheckpointFolder(trainer.folder / "checkpoints", *keep, plan.start.inputs)
-            saving = BackgroundCheckpointWriter[FinetuningProgress](checkpoints, {"model": model}, console.notify)
-            ready = FinetuningRun(plan, model, progress, saving, session.tracker, console)
+            writer = BackgroundCheckpointWriter[FinetuningProgress](checkpoints, {"model": model}, console.notify)
+            ready = FinetuningRun(plan, model, progress, writer, session.tracker, console)
             for warning in await model.get_logprob_check_warnings():
                 console.notify(warning)
             await plan.task.begin_run(ready)
@@ -47,7 +47,7 @@ async def run(plan: FinetuningPlan, progress: FinetuningProgress, console: Conso
             if checkpoint := plan.start.checkpoint:
                 await model.load(str(checkpoint / "model"))
                 console.notify(f"resumed from {checkpoint}")
-            await session.train(train(ready), saving)
+            await session.train(train(ready), writer)
             await session.export(model)
     finally:
         await plan.task.end_run()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.batch import RankBatch
-from alphaapollo.data.packing import build_train_batch
+from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.sources import LoadedExamples
@@ -51,7 +51,7 @@ class SftTask(FinetuningTask):
         return MemoryRequest(longest, sampling_shape=answers if self.prompts else None)
 
     def make_batches(self, examples: Sequence[Row], plan: FinetuningPlan) -> list[RankBatch]:
-        return build_train_batch(
+        return build_batch_layout(
             examples,
             range(len(examples)),
             num_ranks=plan.placement.data_parallel_size,

@@ -125,6 +125,6 @@ class FinetuningRun:
     plan: FinetuningPlan
     trainer: FinetuningGroup[Any]
     progress: FinetuningProgress
-    saving: BackgroundCheckpointWriter[FinetuningProgress]
+    checkpoint_writer: BackgroundCheckpointWriter[FinetuningProgress]
     tracker: Tracker
     console: Console

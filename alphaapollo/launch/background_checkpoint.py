@@ -3,7 +3,7 @@ write the copy during the next iteration.
 
     save              wait for the previous checkpoint, then let each worker group copy its state
     (background)      the worker groups write their copies, the driver writes its state, and the folder is renamed
-    metrics           called at the end of each iteration: return the writing time, or raise the error of the write
+    pop_metrics       called at the end of each iteration: return the writing time, or raise the error of the write
     finish_on_exit    called at the end of a run: wait for the checkpoint that is being written
 
 The loop calls `mark_models_inconsistent` before it changes the models and `mark_models_consistent` after the
@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 from alphaapollo.controller.handles import TrainingWorkerGroup
 from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, RunProgress
-from alphaapollo.launch.failures import FAILURES
+from alphaapollo.launch.failures import REPORTED_ERRORS
 from alphaapollo.observability.disk import explain_write_errors
 
 FAILED_RUN_SECONDS = 30.0  # maximum wait of a failed run for its checkpoint, because its workers may hang
@@ -52,7 +52,7 @@ class BackgroundCheckpointWriter(Generic[P]):
         self.checkpoints, self.groups, self.notice, self._open_copy_phase = checkpoints, groups, notice, open_copy_phase
         self._writing: asyncio.Task[float] | None = None
         self._step = 0  # iteration of the last checkpoint
-        self._seconds: float | None = None  # writing time of a checkpoint completed since the last `metrics` call
+        self._seconds: float | None = None  # writing time of a checkpoint completed since the last `pop_metrics` call
         self.in_update, self.is_stopping = False, False  # is_stopping: end the run after this iteration
         self._consistent: P | None = None  # progress at the last `mark_models_consistent`
 
@@ -90,11 +90,12 @@ class BackgroundCheckpointWriter(Generic[P]):
         """Progress of the last complete iteration, or None if a checkpoint of that iteration exists."""
         return self._consistent if self._consistent and self._consistent.step != self._step else None
 
-    async def metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return `checkpoint/write_seconds` if a checkpoint was completed since the last call, else no metrics. Raises
         the error of a failed checkpoint."""
         if self._writing and self._writing.done():
-            await self._wait_for_previous_checkpoint()
+            writing, self._writing = self._writing, None
+            self._seconds = writing.result()
         seconds, self._seconds = self._seconds, None
         return {} if seconds is None else {"checkpoint/write_seconds": seconds}
 
@@ -178,5 +179,5 @@ async def _save_last_complete_iteration(writer: BackgroundCheckpointWriter[P], e
             writer.notice(f"received a signal; writing the checkpoint of iteration {progress.step}")
             writer.is_stopping = False
             await writer.save(progress)
-    except FAILURES as failure:
+    except REPORTED_ERRORS as failure:
         writer.notice(f"no checkpoint was written: {failure}")

@@ -11,7 +11,7 @@ class RestartRefused(RuntimeError):
     """Error of a run that was not restarted after the death of a worker. The message says why."""
 
 
-FAILURES = (
+REPORTED_ERRORS = (
     ValueError,
     OSError,
     ArithmeticError,

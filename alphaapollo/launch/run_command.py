@@ -22,7 +22,7 @@ from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.launch.checkpoint_folder import RunProgress, list_checkpoints, parse_step
-from alphaapollo.launch.failures import FAILURES, RestartRefused
+from alphaapollo.launch.failures import REPORTED_ERRORS, RestartRefused
 from alphaapollo.launch.input_checks import detect_node_resources
 from alphaapollo.launch.resume import find_start_point, resume_hint
 from alphaapollo.observability.console import Console
@@ -65,7 +65,7 @@ def run_in_locked_folder(
     except KeyboardInterrupt:
         print(f"\ninterrupted; {make_resume_hint()}", file=sys.stderr)
         return 130
-    except FAILURES as error:
+    except REPORTED_ERRORS as error:
         if is_prepared and (hint := make_resume_hint()) not in str(error):
             print(hint)
         return report_error(error, 1 if is_prepared or not isinstance(error, ValueError) else 2)

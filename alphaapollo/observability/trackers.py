@@ -32,8 +32,8 @@ SAMPLE_COLUMNS = ["step", "prompt", "text", "ground_truth", "reward", "outcome"]
 
 
 @dataclass(frozen=True)
-class TrackedRun:
-    """A run, as trackers name it."""
+class TrackerSettings:
+    """Names, folder and configuration of a run, for trackers."""
 
     project: str
     experiment: str
@@ -70,7 +70,7 @@ class Tracker:
     def __init__(self, config: JsonObject, folder: Path, resumed_step: int, notice: Callable[[str], None] = print):
         trainer = config["trainer"]
         check_trackers(trainer["logger"])
-        run = TrackedRun(trainer["project_name"], trainer["experiment_name"], folder, dict(config), resumed_step)
+        run = TrackerSettings(trainer["project_name"], trainer["experiment_name"], folder, dict(config), resumed_step)
         self._file = JsonlTracker(folder / "metrics.jsonl", resumed_step, notice)
         self._others = [BackgroundTracker(name, run, notice) for name in trainer["logger"] if name != "console"]
 
@@ -99,7 +99,7 @@ class Tracker:
 class BackgroundTracker:
     """Thread that creates and calls the tracker of a package. After an error, the package gets no more data."""
 
-    def __init__(self, name: str, run: TrackedRun, notice: Callable[[str], None]):
+    def __init__(self, name: str, run: TrackerSettings, notice: Callable[[str], None]):
         self._name, self._run, self._notice = name, run, notice
         self._step = run.resumed_step  # iteration whose data the package is getting
         self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
@@ -176,7 +176,7 @@ def check_trackers(names: Sequence[str]) -> None:
 class TensorboardTracker:
     """Event files for `tensorboard --logdir`."""
 
-    def __init__(self, run: TrackedRun):
+    def __init__(self, run: TrackerSettings):
         from torch.utils.tensorboard import SummaryWriter
 
         # purge_step: tensorboard hides steps that were logged after the checkpoint
@@ -201,7 +201,7 @@ class TensorboardTracker:
 class MlflowTracker:
     """MLflow, on the server of MLFLOW_TRACKING_URI or in mlflow.db of the working directory."""
 
-    def __init__(self, run: TrackedRun):
+    def __init__(self, run: TrackerSettings):
         import mlflow
         import pandas as pd
 
@@ -244,7 +244,7 @@ class RunTracker:
 class WandbTracker(RunTracker):
     """Weights & Biases. All starts of a run are in the wandb group `experiment`."""
 
-    def __init__(self, run: TrackedRun):
+    def __init__(self, run: TrackerSettings):
         import wandb
 
         name, folder = run.experiment, str(run.folder)
@@ -257,7 +257,7 @@ class WandbTracker(RunTracker):
         self._end_service()  # wandb would do it at the end of the program, when the run's processes have been killed
 
 
-def start_trackio(run: TrackedRun) -> RunTracker:
+def start_trackio(run: TrackerSettings) -> RunTracker:
     """Start Trackio; `trackio show` opens its dashboard."""
     import trackio
 
@@ -268,7 +268,7 @@ def start_trackio(run: TrackedRun) -> RunTracker:
     )
 
 
-def start_swanlab(run: TrackedRun) -> RunTracker:
+def start_swanlab(run: TrackerSettings) -> RunTracker:
     """Start SwanLab; with SWANLAB_MODE=offline, in the folder swanlog of the run."""
     import swanlab
 
@@ -281,7 +281,7 @@ def start_swanlab(run: TrackedRun) -> RunTracker:
     )
 
 
-BACKENDS: dict[str, Callable[[TrackedRun], Backend]] = {
+BACKENDS: dict[str, Callable[[TrackerSettings], Backend]] = {
     "tensorboard": TensorboardTracker,
     "wandb": WandbTracker,
     "mlflow": MlflowTracker,

@@ -16,7 +16,6 @@ from pathlib import Path
 from alphaapollo.config.load import UserSettings
 from alphaapollo.config.schema import Config
 from alphaapollo.data.shared_prompts import decide_prompt_sharing
-from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.cpu_threads import choose_cpu_threads
@@ -36,12 +35,14 @@ from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import CurriculumState, Progress, RecentGroups, check_steps_within_run
 from alphaapollo.trainer.publish import WeightPublisher
+from alphaapollo.trainer.replay.record import record_iterations
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.inputs import TrainingInputs, read_training_inputs
 from alphaapollo.trainer.setup.plan import SHARING, Plan, add_memory_plan, make_plan
 from alphaapollo.trainer.setup.plan_table import make_run_plan
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
-from alphaapollo.trainer.step.curriculum import CurriculumSampler
+from alphaapollo.trainer.step.curriculum import make_prompt_sampler
+from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.utils.watchdog import new_run_id
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, PROBE_TOLERANCE_FLOAT32
@@ -116,12 +117,18 @@ async def run(prepared: PreparedRun, progress: Progress, console: Console) -> No
             try:
                 with tune_gc_and_huge_pages():
                     await initialize_run(ready, start.checkpoint, timer)
-                    await session.train(train_async(ready) if config.trainer.async_mode else train(ready), ready.saving)
+                    training = train_async(ready) if generates_ahead(config) else train(ready)
+                    await session.train(training, ready.checkpoint_writer)
                     await finish_run(ready, session)
             finally:
                 close_all(ready.rollout_log.close)
     finally:
         SPANS.take_spans()  # drop the spans of a profiled iteration that did not end
+
+
+def generates_ahead(config: Config) -> bool:
+    """Whether groups are generated while an iteration trains (loop_async.py)."""
+    return config.trainer.async_mode is not None and config.trainer.max_staleness > 0
 
 
 def make_training_run(prepared: PreparedRun, session: TrainingSession, progress: Progress) -> TrainingRun:
@@ -145,27 +152,28 @@ def make_training_run(prepared: PreparedRun, session: TrainingSession, progress:
             required_components=config.reward.required,
             is_only_reward=not inputs.has_reward_function,
         )
+    sampler = make_prompt_sampler(inputs.prompts, config.data, inputs_now.data_start)
+    writer = BackgroundCheckpointWriter[Progress](
+        checkpoints, trainers, session.console.notify, workers.engines.release_kv_cache_temporarily
+    )
     return TrainingRun(
         config=config,
         plan=plan,
         workers=workers,
-        weights=WeightPublisher(
-            workers.policy, workers.engines, inputs.probe, tolerance, trainer.async_mode is not None
-        ),
+        weights=WeightPublisher(workers.policy, workers.engines, inputs.probe, tolerance, generates_ahead(config)),
         prompts=inputs.prompts,
         val_prompts=inputs.val_prompts,
         goal=inputs.goal,
-        stream=PromptStream(len(inputs.prompts), config.data.seed, config.data.shuffle, inputs_now.data_start),
-        curriculum=CurriculumSampler(inputs.prompts, config.data) if config.data.is_adaptive else None,
+        sampler=sampler,
         progress=progress,
-        saving=BackgroundCheckpointWriter(
-            checkpoints, trainers, session.console.notify, workers.engines.release_kv_cache_temporarily
-        ),
+        learn=record_iterations(trainer.record_steps or (), learn),
+        checkpoint_writer=writer,
         tracker=session.tracker,
         rollout_log=RolloutLog(folder / "rollouts"),
         console=session.console,
         profiler=StepProfiler(trainer.profile_steps or [], workers, folder, session.console),
         reward_model_scorer=scorer,
+        metric_sources=[sampler, writer, *([scorer] if scorer else [])],
     )
 
 

@@ -1,7 +1,7 @@
 """The training loop. One iteration reads top to bottom in `train` and `finish_iteration`.
 
-generate groups of rollouts -> update the models -> send the weights to the engines
--> on schedule: validate, reset the reference model, write a checkpoint
+generate groups of rollouts -> learn: update the models -> publish: send the weights to the engines
+-> on schedule: validate, reset the reference model -> log -> on schedule: save a checkpoint
 
 `engines.sleep`, `weights.publish` and `engines.release_kv_cache_temporarily` switch shared GPUs between engines and
 trainers: one of them frees its memory before the other one uses it (docs/architecture.md).
@@ -18,10 +18,10 @@ from alphaapollo.observability.timing import Timer
 from alphaapollo.rollout.suites import FOLDER, Suite
 from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_metrics, find_failure_reason
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.replay.record import learn_and_record
 from alphaapollo.trainer.run_state import TrainingRun
-from alphaapollo.trainer.step.collect import CollectedGroups, collect_groups, take_recent_groups
-from alphaapollo.trainer.step.in_flight import InFlightGroups, compute_staleness_metrics
+from alphaapollo.trainer.step.collect import CollectedGroups, collect_groups
+from alphaapollo.trainer.step.learn import UpdateResult
+from alphaapollo.trainer.step.training_batch import is_trainable
 from alphaapollo.utils.schedule import is_due
 
 
@@ -29,80 +29,88 @@ async def train(run: TrainingRun) -> None:
     """Train until the run's goal is reached. After an error, the last complete checkpoint remains valid."""
     timer = Timer()
     while not run.goal.is_reached(run.progress):
-        step = run.progress.step + 1
-        await run.profiler.start_step(step, timer)
-        collected = await collect_groups(run, step, timer)
-        run.saving.mark_models_inconsistent()
+        iteration = run.progress.step + 1
+        await run.profiler.start_step(iteration, timer)
+        collected = await collect_groups(run, iteration, timer)
+        run.checkpoint_writer.mark_models_inconsistent()
         with timer("generate"):
             await run.workers.engines.sleep()
-        timer = await finish_iteration(run, collected, timer.seconds["generate"], timer)
+        metrics = log_groups(run, iteration, collected, timer.seconds["generate"])
+        learned = await run.learn(run, iteration, collected.trained, timer)
+        learned = log_trained_rows(run, iteration, learned, collected)
+        with timer("publish"):
+            metrics |= await run.weights.publish(iteration)
+        timer = await finish_iteration(run, collected, learned, metrics, timer)
     await run.profiler.start_step(None, timer)
 
 
 async def finish_iteration(
-    run: TrainingRun,
-    collected: CollectedGroups,
-    generation_seconds: float,
-    timer: Timer,
-    in_flight: InFlightGroups | None = None,
+    run: TrainingRun, collected: CollectedGroups, learned: UpdateResult, metrics: dict[str, float], timer: Timer
 ) -> Timer:
-    """Update the models on the groups, publish the weights, log, validate and save a checkpoint.
+    """Validate, log and save a checkpoint after the weights are published. Returns the timer of the next iteration.
 
-    Returns the timer of the next iteration. in_flight: groups that an asynchronous run is still generating.
+    metrics: of the groups and of the weight sync.
     """
-    config, progress = run.config, run.progress
-    step = progress.step + 1
-    is_last = run.goal.is_reached(progress, step)
-    metrics = compute_rollout_metrics(collected.generated, collected.selected, collected.rounds, generation_seconds)
-    metrics |= compute_staleness_metrics(collected.selected, step - 1) if in_flight else {}
-    metrics |= collected.recovery_metrics
-    metrics |= run.reward_model_scorer.pop_metrics() if run.reward_model_scorer else {}
-    metrics |= run.curriculum.update(progress, collected.generated) if run.curriculum else {}
-    run.rollout_log.write(step, collected.generated)
-    run.console.show_samples(collected.selected)
-    reused, reuse_metrics = take_recent_groups(progress, step, collected.selected, config.data)
-    learned = await learn_and_record(run, step, collected.selected, timer, reused)
-    metrics |= learned.metrics | reuse_metrics
-    progress.kl_coef = learned.kl_coef
-    with timer("publish"):
-        metrics |= await run.weights.publish(step)
-    if in_flight:
-        in_flight.start_groups(step)
-    metrics |= await validate_and_reset_reference_if_due(run, step, is_last, timer)
-    progress.step = step
-    metrics |= in_flight.pop_metrics() if in_flight else {}
-    metrics |= await run.saving.metrics() | compute_run_metrics(run, timer, learned.trained_tokens)
-    run.tracker.log(step, metrics)
-    run.console.show_step(step, metrics, find_failure_reason(collected.generated))
-    run.saving.mark_models_consistent(progress)
+    iteration, trainer = run.progress.step + 1, run.config.trainer
+    is_last = run.goal.is_reached(run.progress, iteration)
+    validation = await validate_and_reset_reference_if_due(run, iteration, is_last, timer)
+    run.progress.complete_iteration(learned.kl_coef, learned.iterations_skipped, validation)
+    metrics |= learned.metrics | validation
+    for source in run.metric_sources:
+        metrics |= source.pop_metrics()
+    metrics |= compute_run_metrics(run, timer, learned.trained_tokens)
+    run.tracker.log(iteration, metrics)
+    run.console.show_step(iteration, metrics, find_failure_reason(collected.generated))
+    run.checkpoint_writer.mark_models_consistent(run.progress)
     timer = Timer()  # metrics are written before the checkpoint: a kill between the two must not lose them
-    if is_due(step, config.trainer.save_freq, is_last):
+    if is_due(iteration, trainer.save_freq, is_last):
         with timer("checkpoint"):
-            await run.saving.save(progress)
+            await run.checkpoint_writer.save(run.progress)
     return timer
 
 
+def log_groups(
+    run: TrainingRun, iteration: int, collected: CollectedGroups, generation_seconds: float
+) -> dict[str, float]:
+    """Log the groups of an iteration, let the choice of further prompts depend on them, and return their metrics."""
+    run.sampler.observe(run.progress, collected.generated)
+    run.rollout_log.write(iteration, collected.generated)
+    run.console.show_samples(collected.selected)
+    of_rollouts = compute_rollout_metrics(collected.generated, collected.selected, collected.rounds, generation_seconds)
+    return of_rollouts | collected.metrics
+
+
+def log_trained_rows(
+    run: TrainingRun, iteration: int, learned: UpdateResult, collected: CollectedGroups
+) -> UpdateResult:
+    """Write the trainer's log-probs and the advantages of the iteration's own groups, which are the first ones of the
+    batch, to the rollout log. Returns the result without the batch, to free its memory."""
+    own = [one for group in collected.selected for one in group.trajectories if is_trainable(one)]
+    if rows := learned.list_trained_rows():
+        run.rollout_log.write_trained_rows(iteration, rows[: sum(len(one.rows) for one in own)])
+    return replace(learned, batch=None, credit=None, is_trained=None, old_logprobs=[])
+
+
 async def validate_and_reset_reference_if_due(
-    run: TrainingRun, step: int, is_last_step: bool, timer: Timer
+    run: TrainingRun, iteration: int, is_last: bool, timer: Timer
 ) -> dict[str, float]:
     """Validate if due, then copy the policy to the reference model if due. Returns the validation metrics."""
-    config, accuracy, run.progress.validation = run.config, None, {}
-    if is_due(step, config.trainer.test_freq, is_last_step):
+    config, validation = run.config, ValidationResult({}, None, {})
+    if is_due(iteration, config.trainer.test_freq, is_last):
         with timer("validate"):
-            validation = await validate_and_log(run, step)
-        accuracy, run.progress.validation = validation.accuracy, validation.metrics
-    if should_reset_reference(config.algorithm.reference_reset, run.progress, step, accuracy):
+            validation = await validate_and_log(run, iteration)
+    if should_reset_reference(config.algorithm.reference_reset, run.progress, iteration, validation.accuracy):
         async with run.workers.engines.release_kv_cache_temporarily():
             await run.workers.policy.reset_reference_and_optimizer()
             await run.workers.policy.offload()
         run.console.notify(
-            f"step {step}: copied the policy to the reference model and reset the policy's optimizer state"
+            f"step {iteration}: copied the policy to the reference model and reset the policy's optimizer state"
         )
-    return run.progress.validation
+    return validation.metrics
 
 
-def should_reset_reference(config: ReferenceReset, progress: Progress, step: int, accuracy: float | None) -> bool:
-    """Whether to copy the policy to the reference model after iteration `step`. ProRL, arXiv 2505.24864, section 2.3.1.
+def should_reset_reference(config: ReferenceReset, progress: Progress, iteration: int, accuracy: float | None) -> bool:
+    """Whether to copy the policy to the reference model after an iteration. ProRL, arXiv 2505.24864, section 2.3.1.
 
     True every `config.every` iterations, or after `config.patience` validations without a better accuracy. Updates
     `progress`, so that a resumed run decides the same. accuracy: of the validation after this iteration, if any.
@@ -112,7 +120,7 @@ def should_reset_reference(config: ReferenceReset, progress: Progress, step: int
             progress.best_accuracy, progress.validations_without_gain = accuracy, 0
         else:
             progress.validations_without_gain += 1
-    on_schedule = config.every is not None and step % config.every == 0
+    on_schedule = config.every is not None and iteration % config.every == 0
     stagnant = config.patience is not None and progress.validations_without_gain >= config.patience
     if on_schedule or stagnant:
         progress.reference_resets += 1
@@ -120,7 +128,7 @@ def should_reset_reference(config: ReferenceReset, progress: Progress, step: int
     return on_schedule or stagnant
 
 
-async def validate_and_log(run: TrainingRun, step: int) -> ValidationResult:
+async def validate_and_log(run: TrainingRun, iteration: int) -> ValidationResult:
     """Validate with the weights that the engines hold, and write the trajectories to rollouts/ and the trackers."""
     validation = await validate(
         run.workers.engines,
@@ -129,25 +137,25 @@ async def validate_and_log(run: TrainingRun, step: int) -> ValidationResult:
         max_tokens=run.config.data.max_response_length,
         seed=run.config.trainer.seed,
         console=run.console,
-        reward_model_scorer=run.reward_model_scorer,
+        scorer=run.reward_model_scorer and replace(run.reward_model_scorer),  # a copy, which counts separately
     )
     for suffix, groups in validation.groups.items():
-        run.rollout_log.write(step, groups, f"val{suffix}")
-        run.tracker.log_samples(step, groups, suffix)
-    validation = replace(validation, metrics=validation.metrics | await run_val_suites(run, step))
-    run.saving.checkpoints.check_keep_best_metric(validation.metrics)
+        run.rollout_log.write(iteration, groups, f"val{suffix}")
+        run.tracker.log_samples(iteration, groups, suffix)
+    validation = replace(validation, metrics=validation.metrics | await run_val_suites(run, iteration))
+    run.checkpoint_writer.checkpoints.check_keep_best_metric(validation.metrics)
     return validation
 
 
-async def run_val_suites(run: TrainingRun, step: int) -> dict[str, float]:
+async def run_val_suites(run: TrainingRun, iteration: int) -> dict[str, float]:
     """Run the suites of trainer.val_suites with the weights that the engines hold, and return their metrics."""
     trainer = run.config.trainer
     if not (suites := list_val_suites(trainer)):
         return {}
     run.console.show_phase("suites", 0, len(suites))
-    results = await run.workers.engines.run_suites(suites, trainer.folder.absolute() / FOLDER / f"step_{step}")
+    results = await run.workers.engines.run_suites(suites, trainer.folder.absolute() / FOLDER / f"step_{iteration}")
     for failed in filter(lambda result: result.error, results):
-        run.console.notify(f"step {step}: {failed.suite} failed: {failed.error}")
+        run.console.notify(f"step {iteration}: {failed.suite} failed: {failed.error}")
     return {name: value for result in results for name, value in result.metrics.items()}
 
 
@@ -162,7 +170,7 @@ def compute_run_metrics(run: TrainingRun, timer: Timer, trained_tokens: int) -> 
     roles = {"policy": workers.policy, "critic": workers.critic, "reward_model": workers.reward_model}
     memory = [(f"memory/{role}_", group.memory_metrics) for role, group in roles.items() if group]
     return {
-        "data/epoch": progress.prompts_consumed / run.stream.num_prompts,
+        "data/epoch": progress.prompts_consumed / len(run.prompts),
         "data/prompts_consumed": float(progress.prompts_consumed),
         "reference/resets": float(progress.reference_resets),
         **workers.engines.memory_metrics,

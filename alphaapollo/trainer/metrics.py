@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from torch import Tensor
 
-from alphaapollo.data.batch import TrainBatch
+from alphaapollo.data.batch import BatchLayout
 from alphaapollo.evaluation.metrics import CORRECT_ACCURACY
 from alphaapollo.types import EpisodeEnd, JudgeUsage, Outcome, Trajectory, TrajectoryGroup, Turn
 
@@ -248,7 +248,7 @@ def compute_mean_length_penalty(
 
 
 def compute_batch_metrics(
-    batch: TrainBatch, padded: bool, num_excluded_trajectories: int, num_trained_trajectories: int
+    batch: BatchLayout, padded: bool, num_excluded_trajectories: int, num_trained_trajectories: int
 ) -> dict[str, float]:
     """Compute the numbers of trajectories and tokens of a batch, its padding, and the load imbalance of ranks."""
     loads = [rank.count_computed_tokens(padded=False) for rank in batch.rank_batches]

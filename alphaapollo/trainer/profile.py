@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import heapq
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,13 +108,10 @@ def _assign_rows(spans: Sequence[Span], track: str) -> dict[str, int]:
     if not track.startswith(EPISODES):
         return {lane: row for row, lane in enumerate(sorted(lanes))}
     rows: dict[str, int] = {}
-    free: list[int] = []
-    busy: list[tuple[float, int]] = []
+    ends: list[float] = []  # of the last episode in each row
     for lane, (begin, end) in sorted(lanes.items(), key=lambda item: item[1]):
-        while busy and busy[0][0] <= begin:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        rows[lane] = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (end, rows[lane]))
+        rows[lane] = next((row for row, last in enumerate(ends) if last <= begin), len(ends))
+        ends[rows[lane] : rows[lane] + 1] = [end]
     return rows
 
 

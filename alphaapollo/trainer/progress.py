@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from alphaapollo.launch.checkpoint_folder import RunProgress, write_progress
-from alphaapollo.trainer.replay.recording import read_groups, write_groups
+from alphaapollo.trainer.groups_file import read_groups, write_groups
 from alphaapollo.types import TrajectoryGroup
 
 PASS_RATES = "pass_rates.npy"
@@ -54,6 +54,11 @@ class Progress(RunProgress):
     """Validation metrics of iteration `step`; empty if it did not validate."""
     curriculum: CurriculumState = field(default_factory=CurriculumState)
     recent: RecentGroups = RecentGroups()
+
+    def complete_iteration(self, kl_coef: float, iterations_skipped: int, validation: dict[str, float]) -> None:
+        """Count an iteration, and store what the next one depends on."""
+        self.step, self.kl_coef = self.step + 1, kl_coef
+        self.iterations_skipped, self.validation = iterations_skipped, validation
 
     def write(self, folder: Path) -> None:
         values = asdict(replace(self, recent=RecentGroups()))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerGroups
-from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.rollout_log import RolloutLog
@@ -16,14 +17,33 @@ from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.setup.plan import Plan
 from alphaapollo.trainer.step.credit import ColumnDtype
-from alphaapollo.trainer.step.curriculum import CurriculumSampler
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
-from alphaapollo.types import Prompt
+from alphaapollo.types import Prompt, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from alphaapollo.trainer.step.learn import LearnFunction
+
+
+class MetricSource(Protocol):
+    """Part of a run that has metrics of its own, such as the reward model's scorer."""
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the metrics since the last call. Called once per iteration."""
+
+
+class PromptSampler(MetricSource, Protocol):
+    """Choice of the prompts to train on (step/curriculum.py). Its state is in `Progress`."""
+
+    def choose_prompts(self, progress: Progress, positions: Sequence[int]) -> list[int]:
+        """Return the index of the prompt at each position in the stream of training prompts."""
+
+    def observe(self, progress: Progress, groups: Sequence[TrajectoryGroup]) -> None:
+        """Update the state with the results of an iteration's groups."""
 
 
 @dataclass(kw_only=True)
 class LearnerState:
-    """Part of the run's state that updating the models needs, in a run and in a replay of a recorded iteration."""
+    """Part of the run's state that updating the models needs. A recorded iteration is computed again with it."""
 
     config: Config
     plan: Plan
@@ -42,11 +62,11 @@ class TrainingRun(LearnerState):
     prompts: list[Prompt]
     val_prompts: list[Prompt]
     goal: TrainingGoal
-    stream: PromptStream
-    saving: BackgroundCheckpointWriter[Progress]
+    sampler: PromptSampler
+    learn: LearnFunction
+    checkpoint_writer: BackgroundCheckpointWriter[Progress]
     tracker: Tracker
     rollout_log: RolloutLog
     profiler: StepProfiler
-    curriculum: CurriculumSampler | None = None  # None: prompts are chosen by `stream`
+    metric_sources: list[MetricSource]
     reward_model_scorer: RewardModelScorer | None = None
-    engines_replaced: int = 0  # number of dead engines that were replaced

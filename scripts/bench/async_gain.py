@@ -41,6 +41,7 @@ from alphaapollo.rollout.group import run_group  # noqa: E402
 from alphaapollo.trainer import loop, loop_async  # noqa: E402
 from alphaapollo.trainer.progress import Progress, TrainingGoal  # noqa: E402
 from alphaapollo.trainer.publish import WeightPublisher  # noqa: E402
+from alphaapollo.trainer.step.curriculum import StreamSampler  # noqa: E402
 from alphaapollo.trainer.step.learn import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightUpdate  # noqa: E402
 from alphaapollo.weight_sync.verification import Probe  # noqa: E402
@@ -144,11 +145,12 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
         workers=workers,
         weights=WeightPublisher(policy, engines, Probe([1, 2]), 1.0, pauses_requests=mode is not None),
         prompts=[Prompt(index, "bench", f"question {index}") for index in range(4096)],
-        stream=PromptStream(4096, seed=0, shuffle=True),
-        curriculum=None,
+        sampler=StreamSampler(PromptStream(4096, seed=0, shuffle=True)),
+        learn=learn,
+        metric_sources=[],
         goal=TrainingGoal(args.iterations),
         progress=Progress(),
-        saving=BackgroundCheckpointWriter(
+        checkpoint_writer=BackgroundCheckpointWriter(
             CheckpointFolder(Path(), None), {}, print
         ),  # save_freq=-1: nothing is written
         tracker=MetricsRecorder(),
@@ -160,7 +162,7 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
     )
 
 
-async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any, reused: Any) -> UpdateResult:
+async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) -> UpdateResult:
     with timer("update"):
         await asyncio.sleep(run.update_seconds)
     return UpdateResult({}, 0.0, trained_tokens=1)
@@ -187,7 +189,6 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--update-share", type=float, default=0.5, help="update time as a share of generation time")
     args = parser.parse_args()
-    loop.learn_and_record = learn  # type: ignore[assignment]
     table: dict[str, dict[str, float]] = {}
     for sigma in args.sigmas:
         base, _ = measure(args, sigma, None)

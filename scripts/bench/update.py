@@ -30,7 +30,7 @@ from torch import nn  # noqa: E402
 from alphaapollo.config.resolve import resolve_model  # noqa: E402
 from alphaapollo.config.schema import Actor, Model, Optimizer, Reference  # noqa: E402
 from alphaapollo.data.batch import Columns, RankBatch  # noqa: E402
-from alphaapollo.data.packing import build_train_batch  # noqa: E402
+from alphaapollo.data.packing import build_batch_layout  # noqa: E402
 from alphaapollo.data.shared_prompts import find_shared_prefixes  # noqa: E402
 from alphaapollo.types import Row  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig  # noqa: E402
@@ -172,7 +172,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
 def make_batch(args: argparse.Namespace) -> tuple[RankBatch, Columns]:
     """Random rows with random advantages in two mini-batches, which split groups as in a run."""
     rows = make_rows(args.rows, args.max_tokens, SIZES[args.size].vocab_size - 3)
-    layout = build_train_batch(
+    layout = build_batch_layout(
         rows,
         range(len(rows)),
         num_ranks=1,

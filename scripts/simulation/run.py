@@ -14,7 +14,6 @@ import torch
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.controller.placement import Machine
-from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
@@ -28,6 +27,8 @@ from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.plan import make_plan
+from alphaapollo.trainer.step.curriculum import make_prompt_sampler
+from alphaapollo.trainer.step.learn import learn
 from alphaapollo.types import Prompt
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_FLOAT32, Probe
 from scripts.simulation.clock import Clock, Loop, PhaseTimer
@@ -117,9 +118,13 @@ class Cluster:
             prompts=prompts,
             val_prompts=[],
             goal=TrainingGoal(steps),
-            stream=PromptStream(len(prompts), config.data.seed, config.data.shuffle),
+            sampler=make_prompt_sampler(prompts, config.data, 0),
+            learn=learn,
+            metric_sources=[],
             progress=Progress(),
-            saving=BackgroundCheckpointWriter(CheckpointFolder(folder / "checkpoints", None), {}, console.notify),
+            checkpoint_writer=BackgroundCheckpointWriter(
+                CheckpointFolder(folder / "checkpoints", None), {}, console.notify
+            ),
             tracker=Tracker(config.model_dump(mode="json"), folder, 0),
             rollout_log=RolloutLog(folder / "rollouts"),
             console=console,

@@ -15,6 +15,7 @@ from alphaapollo.algorithms.advantages.gae import gae as gae_advantages
 from alphaapollo.algorithms.advantages.gdpo import gdpo_sum
 from alphaapollo.algorithms.advantages.grpo import gpg as gpg_advantages
 from alphaapollo.algorithms.advantages.grpo import gpg_alpha
+from alphaapollo.algorithms.advantages.grpo import grpo as grpo_advantages
 from alphaapollo.algorithms.advantages.grpo import magistral as magistral_advantages
 from alphaapollo.algorithms.advantages.grpo import opo as opo_advantages
 from alphaapollo.algorithms.advantages.grpo import rloo as rloo_advantages
@@ -22,7 +23,7 @@ from alphaapollo.algorithms.advantages.passk import passk_analytic as passk_anal
 from alphaapollo.algorithms.advantages.passk import passk_leave_one_out as passk_leave_one_out_advantages
 from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline as sequence_baseline
 from alphaapollo.algorithms.advantages.reinforce_pp import remax as remax_advantages
-from alphaapollo.algorithms.group_statistics import center_in_groups, has_variance, normalize_in_groups
+from alphaapollo.algorithms.group_statistics import center_in_groups, has_variance
 from alphaapollo.algorithms.masked import reward_to_go, standardize, whiten
 from alphaapollo.trainer.step.training_batch import place_rewards
 from tests.builders import make_trajectory, make_turn
@@ -72,7 +73,7 @@ def grpo(
 ) -> Results:
     if not std_norm:
         return dr_grpo(scores, index, mask, singleton)
-    advantages = normalize_in_groups(scores, groups_of(index), ddof, eps)
+    advantages = grpo_advantages(scores, groups_of(index), ddof, eps)
     return _spread(with_singletons(advantages, scores, index, singleton), mask)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
-from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
+from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.build import build_config
 from alphaapollo.config.schema import Config

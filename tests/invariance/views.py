@@ -20,7 +20,7 @@ from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.step import training_batch
 from alphaapollo.trainer.step.credit import WorkerOutputs, assign_credit
-from alphaapollo.trainer.step.training_batch import Batch, build_batch, is_usable_for_training
+from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch, is_usable_for_training
 from tests.invariance.episodes import MAX_LENGTH, Context, Episodes
 from tests.matrices import flatten, is_inside, join, split
 
@@ -62,7 +62,7 @@ class TokenLogProbs:
 class Prepared:
     """Input of the ranks, and the token number of each position."""
 
-    batch: Batch
+    batch: TrainingBatch
     columns: list[Columns]  # one per rank
     tokens: np.ndarray  # int64 [B, L], number of each sampled token; -1 elsewhere
     flat_tokens: list[np.ndarray] = field(repr=False)  # the same for each rank, [sum responses]
@@ -87,8 +87,8 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
     config = replace_value(config, "trainer.seed", RUN_SEED)
     order = None if view.order is None else np.random.default_rng(view.order)
     groups = episodes.trajectory_groups(view.context, "greedy_rewards" in estimator.needs, order)
-    always_share = partial(training_batch.build_train_batch, min_sharing_ratio=0.0)  # even if it saves nothing
-    with mock.patch.object(training_batch, "build_train_batch", always_share):
+    always_share = partial(training_batch.build_batch_layout, min_sharing_ratio=0.0)  # even if it saves nothing
+    with mock.patch.object(training_batch, "build_batch_layout", always_share):
         batch = build_batch(
             [group for group in groups if is_usable_for_training(group)],
             config,
@@ -115,7 +115,7 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
     return Prepared(batch, credit.columns, tokens, split(batch.layout, tokens), steps)
 
 
-def token_numbers(batch: Batch, episodes: Episodes) -> np.ndarray:
+def token_numbers(batch: TrainingBatch, episodes: Episodes) -> np.ndarray:
     """[B, L]"""
     firsts = episodes.first_tokens()
     tokens = np.full(is_inside(batch.layout).shape, -1, dtype=np.int64)

@@ -113,16 +113,17 @@ def prepare(module: str, words: Sequence[object]) -> Any:
 HOLD = """
 import asyncio
 from pathlib import Path
-from alphaapollo.trainer import loop
+from alphaapollo.trainer import lifecycle, loop
 
-part = loop.{part}
+module = lifecycle if {part!r} == "learn" else loop
+part = module.{part}
 
 async def hold(run, step, *rest):
     while step == {step} and not Path({release!r}).exists():
         await asyncio.sleep(0.01)
     return await part(run, step, *rest)
 
-loop.{part} = hold
+module.{part} = hold
 """
 
 

@@ -104,7 +104,7 @@ def test_exact_tokens_and_bitwise_resume(ppo: Runner, tmp_path: Path) -> None:
         assert [turn["reward"] for turn in record["turns"]] == [*(count / 10 for count in digits[:3]), 0.5]
         assert sum(sum(row["mask"]) for row in record["rows"]) == sum(turn["num_tokens"] for turn in record["turns"])
 
-    settings = (*settings, ppo.hold("learn_and_record", step=3))
+    settings = (*settings, ppo.hold("learn", step=3))
     program = ppo.start(*settings, name="killed")
     progress = ppo.out / "test/killed/checkpoints/step_000001/progress.json"
     while not progress.exists():

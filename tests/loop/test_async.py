@@ -26,7 +26,7 @@ def check_counts(lines: Sequence[dict[str, float]]) -> None:
     carried = 0.0
     for line in lines:
         gone = sum(line[f"async/{name}"] for name in ("trained", "dropped_failed", "dropped_no_signal"))
-        assert carried + line["async/started"] == gone + line["async/dropped_stale"] + line["async/carried"]
+        assert carried + line["async/started"] == gone + line["async/carried"]
         carried = line["async/carried"]
 
 
@@ -50,8 +50,6 @@ def test_zero_staleness_equals_synchronous_run(ppo: Runner) -> None:
             names = ("actor/loss", "actor/grad_norm", "critic/score/mean", "data/prompts_consumed", "val/accuracy")
             for name in (*names, "curriculum/observed", "curriculum/pass_rate", "reuse/groups", "reuse/age"):
                 assert one.get(name) == other.get(name), (one["step"], name)
-        check_counts(done.metrics[1:])
-        assert all(line["staleness/max"] == 0 for line in done.metrics[1:])
         assert done.metrics[-1]["reuse/groups"] > 0
 
 
@@ -61,7 +59,7 @@ def test_async_run_resumes_after_kill(ppo: Runner, mode: str) -> None:
     settings = (
         *(mode, CORRECTED, "trainer.max_staleness=2", "trainer.save_freq=3", "trainer.test_freq=3"),
         *("data.max_response_length=48", "actor_rollout_ref.rollout.max_num_seqs=24", "trainer.total_training_steps=6"),
-        ppo.hold("learn_and_record", step=5),
+        ppo.hold("learn", step=5),
     )
     killed = ppo.start(*settings)
     progress = ppo.out / "test/run/checkpoints/step_000003/progress.json"

@@ -128,9 +128,9 @@ SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "trainer.val_bef
 @pytest.mark.parametrize(
     ("words", "engine", "controller", "before", "named"),
     [
-        ("PolicyActor", "fake", "ray", "learn_and_record", "the policy worker of rank 0"),
+        ("PolicyActor", "fake", "ray", "learn", "the policy worker of rank 0"),
         pytest.param(
-            *("EngineCore", "vllm", "local", "learn_and_record", "rollout engine 0: its core process died"),
+            *("EngineCore", "vllm", "local", "learn", "rollout engine 0: its core process died"),
             marks=pytest.mark.core,
         ),
         ("RolloutActor", "fake", "ray", "collect_groups", "the rollout worker of rank 0"),
@@ -146,7 +146,7 @@ def test_run_continues_unchanged_after_a_kill(
     named: str,
     leaves_nothing: Callable[[], None],
 ) -> None:
-    """An engine that dies during generation is replaced; after any other death the run restarts from the checkpoint."""
+    """The run restarts from the checkpoint."""
     settings = (*SIX, f"actor_rollout_ref.rollout.name={engine}")
     program = ppo.start(*settings, f"trainer.controller={controller}", ppo.hold(before, step=4))
     whole = ppo.run(*settings, "trainer.controller=local", name="whole")
@@ -160,12 +160,8 @@ def test_run_continues_unchanged_after_a_kill(
     done = ppo.finish(program)
     assert done.code == 0, done.output[-4000:]
     assert named in done.output and "Traceback" not in done.output, done.output[-4000:]
-    if before == "collect_groups":
-        assert "4 groups again" in done.output, done.output[-4000:]
-        assert done.metrics[4]["recovery/engine_restarts"] == 1
-    else:
-        assert "restart 1 of at most 3" in done.output, done.output[-4000:]
-        assert "resumes from" in done.output and "step_000002" in done.output, done.output[-4000:]
+    assert "restart 1 of at most 3" in done.output, done.output[-4000:]
+    assert "resumes from" in done.output and "step_000002" in done.output, done.output[-4000:]
     for one, other in zip(whole.metrics, done.metrics, strict=True):
         assert without_timing(one) == without_timing(other)
     for step in range(1, 7):
@@ -177,7 +173,7 @@ def test_run_continues_unchanged_after_a_kill(
 
 def without_timing(metrics: dict[str, float]) -> dict[str, float]:
     """Metrics that are equal in two runs of the same command: no times, no memory, no checks at start."""
-    own = ("timing", "memory/", "perf/", "checkpoint/", "recovery/", "rollout/tokens_per_second", "actor/sharing_gap")
+    own = ("timing", "memory/", "perf/", "checkpoint/", "rollout/tokens_per_second", "actor/sharing_gap")
     return {name: value for name, value in metrics.items() if not name.startswith(own)}
 
 

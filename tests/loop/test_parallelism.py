@@ -39,7 +39,7 @@ def test_two_ulysses_ranks_train_as_one(ppo: Runner, leaves_nothing: Callable[[]
     )
     again = replay(ppo, recording(shared, 2))  # on one rank
     assert again.code == 0 and "equal within 0.001: the largest difference is" in again.output, again.output
-    assert "2 training ranks" in again.output
+    assert "training ranks: the run had 2" in again.output
     leaves_nothing()
     assert "sequence parallel 2" in shared.output
     for line, expected in zip(shared.metrics, alone.metrics, strict=True):

@@ -90,21 +90,22 @@ def test_interrupt_waits_for_the_write(ppo: Runner, tmp_path: Path) -> None:
 PAUSE = """
 import asyncio
 from pathlib import Path
-from alphaapollo.trainer import loop
+from alphaapollo.trainer import lifecycle, loop
 
-part = loop.{part}
+module = lifecycle if {part!r} == "learn" else loop
+part = module.{part}
 
 async def pause(run, step, *rest):
     if step == 4:
         Path({mark!r}).touch()
-        await asyncio.sleep(2.0 if {part!r} == "learn_and_record" else 600)
+        await asyncio.sleep(2.0 if {part!r} == "learn" else 600)
     return await part(run, step, *rest)
 
-loop.{part} = pause
+module.{part} = pause
 """
 
 
-@pytest.mark.parametrize(("part", "saved"), [("collect_groups", 3), ("learn_and_record", 4)])
+@pytest.mark.parametrize(("part", "saved"), [("collect_groups", 3), ("learn", 4)])
 def test_sigterm_saves_the_last_complete_iteration(ppo: Runner, tmp_path: Path, part: str, saved: int) -> None:
     """SIGTERM in the fourth iteration, before and during its update. The resumed run equals an uninterrupted run."""
     whole = ppo.run(*SETTINGS, name="whole")

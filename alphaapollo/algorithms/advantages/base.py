@@ -10,7 +10,7 @@ the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.masked import move_rewards_to_actions, whiten
-from alphaapollo.algorithms.result_checks import check_float_tensor, check_result_type, require
+from alphaapollo.algorithms.user_functions import check_float_tensor, explain_user_errors
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.utils.registry import Registry
 
@@ -130,6 +130,11 @@ class Estimator:
     check: StartCheck | None = None  # (config.algorithm, group size); raises ValueError for unsupported settings
 
     def __call__(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+        """Compute the advantages of a batch of matrices, in any scope."""
+        if self.scope == "trajectories":
+            self._check_inputs(inputs)
+            trajectories = Trajectories.from_inputs(inputs)
+            return trajectories.expand_to_tokens(self.compute_for_trajectories(trajectories, config))
         result = self.compute_for_groups(inputs, config)
         if not self.whitens(config):
             return result
@@ -137,68 +142,50 @@ class Estimator:
 
     def compute_for_trajectories(self, trajectories: Trajectories, config: Algorithm) -> Tensor:
         """Compute one advantage per trajectory, [N], with an estimator of scope trajectories."""
-        self._check_needs(trajectories)
-        self._check_rewards(trajectories.scores.isfinite(), torch.arange(len(trajectories.scores)))
-        advantages: Tensor = self.fn(trajectories, config)
-        label = f"the advantages of {self}"
-        check_float_tensor(label, advantages, trajectories.scores.shape)
-        require(all_finite(advantages), f"{label} must be finite, but have NaN or infinite values.")
+        self._check_inputs(trajectories)
+        with explain_user_errors(self.fn, str(self)):
+            advantages: Tensor = self.fn(trajectories, config)
+            check_finite_tensor("the advantages", advantages, trajectories.scores.shape)
         return advantages
 
     def compute_for_groups(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
         """Compute advantages of whole groups, before they are whitened."""
-        self._check_needs(inputs)
-        if not (all_finite(inputs.scores) and all_finite(inputs.token_rewards)):
-            finite = inputs.scores.isfinite() & inputs.token_rewards.isfinite().all(dim=1)
-            self._check_rewards(finite, inputs.trajectory_ids)
-        if self.scope == "trajectories":
-            trajectories = Trajectories.from_inputs(inputs)
-            return trajectories.expand_to_tokens(self.compute_for_trajectories(trajectories, config))
-        result: Advantages = self.fn(inputs, config)
-        check_result_type(str(self), result, Advantages)
-        self._check_result("advantages", result.advantages, inputs.mask)
-        if result.returns is not result.advantages:
-            self._check_result("returns", result.returns, inputs.mask)
+        self._check_inputs(inputs)
+        with explain_user_errors(self.fn, str(self)):
+            result: Advantages = self.fn(inputs, config)
+            for name in ("advantages", "returns"):
+                matrix = getattr(result, name)
+                check_finite_tensor(f"the {name}", matrix, inputs.mask.shape)
+                if ((matrix != 0) & (inputs.mask == 0)).any():
+                    raise ValueError(f"the {name} must be zero outside the action mask; multiply them by the mask")
         return result
 
     def __str__(self) -> str:
         return f"the advantage estimator {self.name!r}"
 
-    def _check_needs(self, inputs: AdvantageInputs | Trajectories) -> None:
-        missing = [need for need in self.needs if getattr(inputs, need) is None]
-        if missing:
+    def _check_inputs(self, inputs: AdvantageInputs | Trajectories) -> None:
+        if missing := [need for need in self.needs if getattr(inputs, need) is None]:
             raise ValueError(
                 f"{self} needs {', '.join(missing)} in its {type(inputs).__name__}, but got None. Pass these inputs, "
                 "or use an estimator that does not need them."
             )
-
-    def _check_rewards(self, finite: Tensor, trajectory_ids: Tensor) -> None:
-        if not finite.all():
-            ids = trajectory_ids[~finite].unique().tolist()
+        if not all_finite(inputs.scores):
             raise ValueError(
-                f"The rewards of {len(ids)} trajectories are NaN or infinite (ids {ids[:8]}). Return finite numbers "
-                "from the reward function, and exclude failed trajectories before computing advantages."
+                f"The rewards of {int((~inputs.scores.isfinite()).sum())} samples are NaN or infinite. Return finite "
+                "numbers from the reward function."
             )
 
-    def _check_result(self, name: Literal["advantages", "returns"], matrix: Tensor, mask: Tensor) -> None:
-        label = f"the {name} of {self}"
-        check_float_tensor(label, matrix, mask.shape)
-        require(all_finite(matrix), f"{label} must be finite, but have NaN or infinite values.")
-        require(
-            not has_nonzero_outside_mask(matrix, mask),
-            f"{label} must be zero outside the action mask. Multiply them by the mask.",
-        )
+
+def check_finite_tensor(name: str, value: Any, shape: Sequence[int]) -> None:
+    """Raise ValueError unless `value`, called `name` in the error, is a finite float tensor of this shape."""
+    check_float_tensor(name, value, shape)
+    if not all_finite(value):
+        raise ValueError(f"{name} must be finite, but have NaN or infinite values")
 
 
 def all_finite(values: Tensor) -> bool:
     """Return whether all values are finite. Checks each value only if the sum is not finite, which is faster."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
-
-
-def has_nonzero_outside_mask(matrix: Tensor, mask: Tensor) -> bool:
-    """Return whether a value outside the mask is not 0. Works on blocks of 64 rows, which fit into the CPU cache."""
-    pairs = zip(matrix.split(64), mask.split(64), strict=True)
-    return any(((values.numpy() != 0) & (block_mask.numpy() == 0)).any() for values, block_mask in pairs)
 
 
 _estimators: Registry[Estimator] = Registry("advantage estimator")
@@ -262,3 +249,12 @@ def from_scores(inputs: AdvantageInputs, fn: Callable[[Tensor, Groups], Tensor])
     """Compute one advantage per trajectory with `fn(scores [N], groups) -> [N]`, and copy it to the action tokens."""
     trajectories = Trajectories.from_inputs(inputs)
     return trajectories.expand_to_tokens(fn(trajectories.scores, trajectories.groups))
+
+
+NO_ESTIMATOR = "none"
+
+
+@register_estimator(NO_ESTIMATOR, scope="trajectories", reads=())
+def _return_zero_advantages(trajectories: Trajectories, config: Algorithm) -> Tensor:
+    """Return zeros: the reward is not used, e.g. with a teacher alone (docs/algorithms/distill.md)."""
+    return torch.zeros_like(trajectories.scores)

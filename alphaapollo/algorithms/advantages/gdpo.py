@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import Trajectories, register_estimator
-from alphaapollo.algorithms.group_statistics import Groups, normalize_in_groups
+from alphaapollo.algorithms.advantages.grpo import grpo
+from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.masked import standardize
 from alphaapollo.config.schema import Algorithm
 
@@ -16,7 +17,7 @@ def gdpo_sum(rewards: Tensor, groups: Groups, weights: Tensor, ddof: int = 1, ep
 
     Normalization is (r - mean) / (std + eps). rewards [N, K], weights [K] -> [N].
     """
-    normalized = [normalize_in_groups(reward, groups, ddof, eps) for reward in rewards.unbind(1)]
+    normalized = [grpo(reward, groups, ddof, eps) for reward in rewards.unbind(1)]
     return torch.stack(normalized, dim=1) @ weights.to(rewards.dtype)
 
 

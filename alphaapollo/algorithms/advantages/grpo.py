@@ -14,15 +14,25 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import Trajectories, register_estimator
-from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, normalize_in_groups
+from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
 from alphaapollo.algorithms.masked import standardize
 from alphaapollo.config.schema import Algorithm
 
 
+def grpo(scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-6) -> Tensor:
+    """Compute (R - mean) / (std + eps) within each group (arXiv 2402.03300, section 4.1.2). [N] -> [N].
+
+    Groups of equal rewards get exactly 0, also with eps=0.
+    """
+    spread = groups.std(scores, ddof) + eps
+    spread = torch.where(spread > 0, spread, torch.ones_like(spread))
+    return center_in_groups(scores, groups) / spread[groups.group_index]
+
+
 @register_estimator("grpo", scope="trajectories", group=True, reads=("norm_adv_by_std_in_grpo",))
 def _grpo(trajectories: Trajectories, config: Algorithm) -> Tensor:
-    """Compute (R - mean) / (std + eps) within each group (arXiv 2402.03300, section 4.1.2)."""
-    normalize = center_in_groups if config.norm_adv_by_std_in_grpo is False else normalize_in_groups
+    """Apply grpo to the scores, without the division if algorithm.norm_adv_by_std_in_grpo=false."""
+    normalize = center_in_groups if config.norm_adv_by_std_in_grpo is False else grpo
     return normalize(trajectories.scores, trajectories.groups)
 
 
@@ -71,7 +81,7 @@ def gpg_alpha(scores: Tensor, groups: Groups) -> Tensor:
 
 def gpg(scores: Tensor, groups: Groups, std_norm: bool = False, ddof: int = 1, eps: float = 0.0) -> Tensor:
     """Compute gpg_alpha() * (score - mean), divided by the group's std if std_norm (arXiv 2504.02546). [N] -> [N]."""
-    centered = normalize_in_groups(scores, groups, ddof, eps) if std_norm else center_in_groups(scores, groups)
+    centered = grpo(scores, groups, ddof, eps) if std_norm else center_in_groups(scores, groups)
     return gpg_alpha(scores, groups) * centered
 
 

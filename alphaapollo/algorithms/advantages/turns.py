@@ -16,8 +16,8 @@ from alphaapollo.algorithms.advantages.base import (
     register_estimator,
 )
 from alphaapollo.algorithms.advantages.gae import gae
-from alphaapollo.algorithms.advantages.grpo import rloo
-from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, normalize_in_groups
+from alphaapollo.algorithms.advantages.grpo import grpo, rloo
+from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
 from alphaapollo.algorithms.masked import reward_to_go
 from alphaapollo.config.schema import Algorithm
 
@@ -107,7 +107,7 @@ def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     turns = inputs.turns
     rewards, joined = turns.join(turns.sum_rewards(inputs.token_rewards))
     returns = joined.split(reward_to_go(rewards, joined.mask, config.gamma))[:, 0]  # Eq. 5
-    normalize = center_in_groups if config.norm_adv_by_std_in_grpo is False else normalize_in_groups
+    normalize = center_in_groups if config.norm_adv_by_std_in_grpo is False else grpo
     turn_advantages = normalize(returns, Groups.from_ids(turns.anchor_ids))
     episode_advantages = from_scores(inputs, normalize).advantages
     advantages = episode_advantages + config.gigpo_step_weight * turns.expand_to_tokens(turn_advantages)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.masked import apply_mask, log_ratio, row_mean
-from alphaapollo.algorithms.result_checks import check_float_tensor, check_result_type
+from alphaapollo.algorithms.user_functions import check_float_tensor, explain_user_errors
 from alphaapollo.config.schema import Actor
 from alphaapollo.utils.registry import Registry
 
@@ -74,26 +74,31 @@ class PolicyLoss:
     level: Level = "token"  # token: aggregated by loss_agg_mode; sequence: one value per sequence, averaged
     on_policy: bool = False  # has no importance ratio, so it is valid for only one optimizer step per iteration
     reads: tuple[str, ...] | None = None  # fields of Actor that `fn` reads, nested ones with dots; None = unknown
-    needs_full_sequence: bool = False  # token loss depends on other tokens of the sequence; implied by level=sequence
+    zero_without_advantage: bool = False  # a token with advantage 0 has no gradient; the update skips such rows
+    needs_full_sequence: bool = False
+    """The loss of a token depends on other tokens of its sequence, so all rows of a trajectory are in one micro-batch
+    and joined into one row; implied by level=sequence."""
     anchor: Anchor = "old"
     """rollout: a run passes the rollout engine's log-probs as inputs.old_logp, so that the ratio includes staleness and
     the log-prob mismatch. Then no log-probs are recomputed, and rollout_correction.method is rejected."""
     select_tokens: TokenSelector | None = None  # selects tokens of a mini-batch for inputs.selected_tokens
 
-    @property
-    def needs_full_trajectories(self) -> bool:
-        """Whether all token sequences of a trajectory must be in the same micro-batch, to be joined into one row."""
-        return self.needs_full_sequence or self.level == "sequence"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs_full_sequence", self.needs_full_sequence or self.level == "sequence")
 
     def __str__(self) -> str:
         return f"the policy loss {self.name!r}"
 
     def __call__(self, inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
         per_row = self.level == "sequence"
-        output = self.fn(inputs, config)
-        check_result_type(str(self), output, PolicyLossOutput)
-        shape = inputs.mask.shape[:1] if per_row else inputs.mask.shape
-        check_float_tensor(f"the loss of {self} (level={self.level})", output.loss, shape)
+        with explain_user_errors(self.fn, str(self)):
+            output = self.fn(inputs, config)
+            shape = inputs.mask.shape[:1] if per_row else inputs.mask.shape
+            check_float_tensor(f"the loss (level={self.level})", output.loss, shape)
+            for name, value in output.metrics.items():
+                check_float_tensor(f"the metric {name!r}", value, ())
+            if inputs.logp.requires_grad and not output.loss.requires_grad:
+                raise ValueError("the loss has no gradient, because it does not depend on inputs.logp")
         return PolicyLossOutput(output.loss, output.metrics | {"old_policy_kl": old_policy_kl(inputs, per_row)})
 
 

@@ -75,6 +75,7 @@ def _select_clipped_tokens(logp: Tensor, advantages: Tensor, config: Actor) -> T
 
 @register_policy_loss(
     "clip_cov",
+    zero_without_advantage=True,
     reads=(*CLIP, "policy_loss.clip_cov_ratio", "policy_loss.clip_cov_lb", "policy_loss.clip_cov_ub"),
     select_tokens=_select_clipped_tokens,
 )

@@ -69,13 +69,13 @@ def _dppo(
     return PolicyLossOutput(loss, compute_clip_metrics(dropped, d > 0, inputs.mask))
 
 
-@register_policy_loss("dppo_tv", anchor="rollout", reads=(*CLIP, "clip_ratio_c"))
+@register_policy_loss("dppo_tv", zero_without_advantage=True, anchor="rollout", reads=(*CLIP, "clip_ratio_c"))
 def _dppo_tv(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Compute the DPPO loss with bounds of binary_tv, by default 0.2 (section 5 of the paper)."""
     return _dppo(inputs, config, binary_tv, 0.2)
 
 
-@register_policy_loss("dppo_kl", anchor="rollout", reads=(*CLIP, "clip_ratio_c"))
+@register_policy_loss("dppo_kl", zero_without_advantage=True, anchor="rollout", reads=(*CLIP, "clip_ratio_c"))
 def _dppo_kl(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Compute the DPPO loss with bounds of binary_kl, by default 0.05 (section 5 of the paper)."""
     return _dppo(inputs, config, binary_kl, 0.05)

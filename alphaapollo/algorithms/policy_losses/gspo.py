@@ -48,7 +48,7 @@ def gspo_token_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, detached_logp
     return sequence.unsqueeze(1) * apply_mask(logp - constant_logp, mask).exp()
 
 
-@register_policy_loss("gspo", level="sequence", reads=CLIP)
+@register_policy_loss("gspo", zero_without_advantage=True, level="sequence", reads=CLIP)
 def _gspo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Compute the GSPO loss -min(s A, clip(s) A) of each sequence, with its geometric_ratio s and mean advantage A."""
     ratio = geometric_ratio(inputs.logp, inputs.old_logp, inputs.mask)
@@ -56,7 +56,7 @@ def _gspo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     return clipped_surrogate(ratio, advantages, inputs.mask, *clip_range(config, *PAPER_CLIP))
 
 
-@register_policy_loss("gspo_token", reads=CLIP, needs_full_sequence=True)
+@register_policy_loss("gspo_token", zero_without_advantage=True, reads=CLIP, needs_full_sequence=True)
 def _gspo_token(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Compute the GSPO-token loss, which has one advantage per token (arXiv 2507.18071, Eq. 13).
 
@@ -66,7 +66,7 @@ def _gspo_token(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     return clipped_surrogate(ratio, inputs.advantages, inputs.mask, *clip_range(config, *PAPER_CLIP))
 
 
-@register_policy_loss("sequence_ppo", level="sequence", reads=CLIP)
+@register_policy_loss("sequence_ppo", zero_without_advantage=True, level="sequence", reads=CLIP)
 def _sequence_ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Compute PPO's clipped loss with the complete response as one action, as in RLOO (arXiv 2402.14740)."""
     ratio = product_ratio(inputs.logp, inputs.old_logp, inputs.mask)
@@ -88,7 +88,7 @@ def gmpo_ratio(
     return row_mean(clipped, mask).exp(), clipped != d
 
 
-@register_policy_loss("gmpo", level="sequence", reads=CLIP)
+@register_policy_loss("gmpo", zero_without_advantage=True, level="sequence", reads=CLIP)
 def _gmpo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Compute the GMPO loss of each sequence: -(mean advantage) * gmpo_ratio. clip_ratio* are bounds of log-ratios."""
     low, high = clip_range(config, 0.4, 0.4)
@@ -119,6 +119,7 @@ def vespo_weight(log_w: Tensor, advantages: Tensor, positive: Kernel, negative: 
 
 @register_policy_loss(
     "vespo",
+    zero_without_advantage=True,
     anchor="rollout",
     reads=("policy_loss.vespo_positive", "policy_loss.vespo_negative"),
     needs_full_sequence=True,

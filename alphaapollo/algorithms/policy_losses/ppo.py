@@ -42,7 +42,7 @@ def is_clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Te
     return ((advantages > 0) & (ratio > 1.0 + high)) | ((advantages < 0) & (ratio < 1.0 - low))
 
 
-@register_policy_loss("ppo", reads=(*CLIP, "clip_ratio_c"))
+@register_policy_loss("ppo", zero_without_advantage=True, reads=(*CLIP, "clip_ratio_c"))
 def _ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     low, high = clip_range(config, 0.2, 0.2)
     ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
@@ -84,7 +84,9 @@ def cispo(
     return loss, dropped | (weight != ratio)
 
 
-@register_policy_loss("cispo", reads=(*CLIP, "policy_loss.cispo_mask_low", "policy_loss.cispo_mask_high"))
+@register_policy_loss(
+    "cispo", zero_without_advantage=True, reads=(*CLIP, "policy_loss.cispo_mask_low", "policy_loss.cispo_mask_high")
+)
 def _cispo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Compute the CISPO loss. By default the importance weight has no lower bound and the upper bound 1.28."""
     low, high = clip_range(config, math.inf, 0.28)
@@ -103,7 +105,7 @@ def sapo(ratio: Tensor, advantages: Tensor, tau_pos: float, tau_neg: float) -> T
     return -(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * advantages
 
 
-@register_policy_loss("sapo", reads=("tau_pos", "tau_neg"))
+@register_policy_loss("sapo", zero_without_advantage=True, reads=("tau_pos", "tau_neg"))
 def _sapo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
     return PolicyLossOutput(sapo(ratio, inputs.advantages, config.tau_pos, config.tau_neg))
@@ -114,7 +116,8 @@ def policy_gradient(logp: Tensor, advantages: Tensor) -> Tensor:
     return -advantages * logp
 
 
-@register_policy_loss("gpg", on_policy=True, reads=())  # alpha of GPG is a factor of the advantages
-@register_policy_loss("reinforce", on_policy=True, reads=())
+# alpha of GPG is a factor of the advantages
+@register_policy_loss("gpg", zero_without_advantage=True, on_policy=True, reads=())
+@register_policy_loss("reinforce", zero_without_advantage=True, on_policy=True, reads=())
 def _reinforce(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     return PolicyLossOutput(policy_gradient(inputs.logp, inputs.advantages))

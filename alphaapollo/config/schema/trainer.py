@@ -101,8 +101,8 @@ class Training(RunSettings):
     progress is finished first. A second signal ends the run at once. false = the first signal already does."""
     max_restarts: NonNegativeInt = 3
     """How often the command may restart from its newest checkpoint after a worker, an engine, Ray or a node has died or
-    hung (docs/reliability.md). A second death of the same role in the same iteration ends the run. In addition, at
-    most this many dead engines are replaced without a restart. 0 = a death ends the run."""
+    hung (docs/reliability.md). A second death of the same role in the same iteration ends the run. 0 = a death
+    ends the run."""
     n_gpus_per_node: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
     """Training ranks per node: GPUs, or processes on a machine without GPUs."""
     nnodes: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
@@ -148,7 +148,7 @@ class Trainer(Training):
     the new weights; separate = generation runs in parallel with training; null = synchronous."""
     max_staleness: Annotated[NonNegativeInt, ActiveWhen("async_mode")] = 1
     """Async: how many weight updates old a token may be when it is trained on; the run generates this many batches
-    ahead. 0 = the same weights as a synchronous run."""
+    ahead. 0 = synchronous."""
     critic_warmup: NonNegativeInt = 0
     """First iterations in which only the critic is trained."""
     controller: Literal["ray", "local"] = "ray"

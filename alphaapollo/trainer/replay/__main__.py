@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _parse_arguments(argv)
     with exit_on_config_error():
-        from alphaapollo.launch.failures import FAILURES
+        from alphaapollo.launch.failures import REPORTED_ERRORS
         from alphaapollo.launch.resume import read_saved_config
         from alphaapollo.trainer.replay.recording import read_recording
         from alphaapollo.trainer.replay.run import prepare_replay, print_and_check_comparison, replay
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return report_error(error, 2)
     try:
         outcome = asyncio.run(replay(prepared))
-    except FAILURES as error:
+    except REPORTED_ERRORS as error:
         return report_error(error, 1)
     return 0 if print_and_check_comparison(prepared, outcome) else 1
 

@@ -21,9 +21,9 @@ from torch.overrides import TorchFunctionMode
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
-from alphaapollo.controller.placement import detect_machine
+from alphaapollo.controller.placement import Placement, detect_machine
 from alphaapollo.controller.worker_groups import LocalWorkerGroups
-from alphaapollo.launch.failures import FAILURES
+from alphaapollo.launch.failures import REPORTED_ERRORS
 from alphaapollo.launch.input_checks import choose_kernels
 from alphaapollo.models.load import load_config
 from alphaapollo.observability.console import Console
@@ -94,7 +94,9 @@ def prepare_replay(recording: Recording, config: Config, overrides: Sequence[str
     if float64:
         plan = replace(plan, model=plan.model.model_copy(update=FLOAT64))
     changes = [word for word, key in zip(overrides, override_keys, strict=True) if key not in LOCATION_KEYS]
-    return PreparedReplay(recording, config, plan, float64, changes, list(_list_rounding_difference_causes(info, plan)))
+    return PreparedReplay(
+        recording, config, plan, float64, changes, list(_list_rounding_difference_causes(info, plan.placement))
+    )
 
 
 async def replay(prepared: PreparedReplay) -> LearningOutcome:
@@ -119,7 +121,7 @@ async def replay(prepared: PreparedReplay) -> LearningOutcome:
             )
             try:
                 learned = await learn(run, info.step, recording.groups, Timer())
-            except FAILURES as error:
+            except REPORTED_ERRORS as error:
                 return LearningOutcome({}, {}, {}, str(error))
             return await collect_learning_outcome(run, info.step, learned)
         finally:
@@ -171,19 +173,14 @@ def _make_one_rank_config(
     return config
 
 
-def _list_rounding_difference_causes(info: RecordingInfo, plan: Plan) -> Iterable[str]:
-    placement = plan.placement
-    if info.ranks > 1:
-        yield f"the run had {info.ranks} training ranks and sums in another order"
-    if info.device != placement.device:
-        yield f"the run computed on {info.device}, this replay on {placement.device}"
-    elif placement.device == "cuda":
+def _list_rounding_difference_causes(info: RecordingInfo, placement: Placement) -> Iterable[str]:
+    if placement.device == "cuda":
         yield "GPU kernels may sum in any order"
-    if info.threads != placement.threads:
-        yield f"the run had {info.threads} threads per rank, this replay has {placement.threads}"
-    for name, here in describe_machine().items():
-        if (recorded := info.machine.get(name)) != here:
-            yield f"{name} was {recorded}, here it is {here}"
+    recorded = {"training ranks": info.ranks, "device": info.device, "threads per rank": info.threads, **info.machine}
+    here = {"training ranks": 1, "device": placement.device, "threads per rank": placement.threads}
+    for name, value in (here | describe_machine()).items():
+        if recorded.get(name) != value:
+            yield f"{name}: the run had {recorded.get(name)}, this replay has {value}"
 
 
 class Float64Mode(TorchFunctionMode):
@@ -244,16 +241,21 @@ def print_and_check_comparison(prepared: PreparedReplay, replayed: LearningOutco
     print(f"iteration {recording.info.step}, recorded in {recording.folder}")
     if recorded is None:
         recorded = LearningOutcome({}, {}, {}, "the run ended before there was an outcome")
-    if recorded.error or replayed.error:
-        return _check_update_errors(prepared, recorded, replayed)
     values = compare_outcomes(recorded, replayed, prepared.expects_exact_result)
     print(f"{'':34}{'recorded':>15}{'replayed':>15}  relative difference")
     for value in values:
         difference = "0" if value.is_equal else f"{value.difference:.1e}"
         print(f"{value.name:34}{_format_number(value.recorded):>15}{_format_number(value.replayed):>15}  {difference}")
-    equal, verdict = judge_replay(prepared, values)
-    print(verdict)
-    return equal
+    if not (recorded.error or replayed.error):
+        equal, verdict = judge_replay(prepared, values)
+        print(verdict)
+        return equal
+    print(f"recorded: {recorded.error or 'a complete step'}")
+    print(f"replayed: {replayed.error or 'a complete step'}")
+    if recorded.error and replayed.error:  # the recorded error may begin with the worker's name
+        return replayed.error in recorded.error
+    expects_change = prepared.float64 or bool(prepared.result_changing_overrides) or recording.outcome is None
+    return expects_change and not replayed.error
 
 
 def judge_replay(prepared: PreparedReplay, values: list[ComparedValue]) -> tuple[bool, str]:
@@ -272,19 +274,6 @@ def judge_replay(prepared: PreparedReplay, values: list[ComparedValue]) -> tuple
     equal = largest.difference <= tolerance
     verdict = f"{'equal' if equal else 'not equal'} within {tolerance:g}: {largest_difference}"
     return equal, f"{verdict}. Not bit for bit, because {'; '.join(prepared.rounding_difference_causes)}"
-
-
-def _check_update_errors(prepared: PreparedReplay, recorded: LearningOutcome, replayed: LearningOutcome) -> bool:
-    """Print the error with which each update ended, if any. Returns True if both ended with the same error, or if only
-    the recorded one failed and the replay has other settings, e.g. float64."""
-    print(f"recorded: {recorded.error or 'a complete step'}")
-    print(f"replayed: {replayed.error or 'a complete step'}")
-    for value in compare_outcomes(replayed, replayed, compare_batching=False):
-        print(f"{value.name:34}{'':15}{_format_number(value.replayed):>15}")
-    if recorded.error and replayed.error:  # the recorded error may begin with the worker's name
-        return replayed.error in recorded.error
-    expects_change = prepared.float64 or bool(prepared.result_changing_overrides) or prepared.recording.outcome is None
-    return expects_change and not replayed.error
 
 
 def _compare_value(name: str, recorded: Value | None, replayed: Value | None) -> ComparedValue:

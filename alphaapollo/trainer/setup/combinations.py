@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
-from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
-from alphaapollo.algorithms.correction import needs_full_sequences
+from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
+from alphaapollo.algorithms.correction import needs_full_sequence
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.effects import describe_ineffective_keys
 from alphaapollo.config.errors import ConfigError
@@ -196,8 +196,8 @@ def _list_warnings_on_separate_turns(config: Config, estimator: Estimator, polic
     if config.env.context != "memory" and not is_agent:
         return
     setting = "env.env_name=agent" if is_agent else "env.context=memory"
-    if policy_loss.needs_full_trajectories or needs_full_sequences(config.algorithm.rollout_correction):
-        key = f"{LOSS}={policy_loss.name}" if policy_loss.needs_full_trajectories else CORRECTION
+    if policy_loss.needs_full_sequence or needs_full_sequence(config.algorithm.rollout_correction):
+        key = f"{LOSS}={policy_loss.name}" if policy_loss.needs_full_sequence else CORRECTION
         longest = config.env.max_steps * config.data.max_prompt_length + config.data.max_response_length
         limit = "" if is_agent else f" (at most {longest} tokens)"
         yield (

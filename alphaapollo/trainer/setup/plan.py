@@ -6,11 +6,6 @@ from dataclasses import dataclass, replace
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
-from alphaapollo.algorithms.user_function_checks import (
-    check_user_estimator,
-    check_user_policy_loss,
-    has_gradient_without_advantages,
-)
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
 from alphaapollo.config.resolve import count_engine_gpus, explain_dtype, resolve_device, resolve_model, resolve_rollout
@@ -68,8 +63,6 @@ def make_plan(config: Config, machine: Machine, user_settings: UserSettings = NO
     policy_loss = get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     notices += collect_environment_notices(config, find_environment_spec(config.env))
     notices += check_setting_combinations(config, estimator, policy_loss)
-    check_user_estimator(estimator, algorithm, config.group_size, config.reward.components)
-    check_user_policy_loss(policy_loss, config.actor_rollout_ref.actor)
     return resolve_plan(config, machine, notices, user_settings.presets)
 
 
@@ -111,7 +104,7 @@ def can_skip_rows_without_advantage(config: Config, policy_loss: PolicyLoss) -> 
     role = config.actor_rollout_ref
     other_terms = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
     other_terms = other_terms or (config.teacher.uses_full_vocabulary and not config.teacher.uses_self_teacher)
-    return not other_terms and not has_gradient_without_advantages(policy_loss, role.actor)
+    return not other_terms and policy_loss.zero_without_advantage
 
 
 def _decide_prompt_sharing(config: Config, notices: list[str]) -> bool:

@@ -8,19 +8,14 @@ algorithm.rollout_correction weights them by the current policy, like those of l
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from alphaapollo.algorithms.group_statistics import has_variance
 from alphaapollo.config.schema import Data
-from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
-from alphaapollo.engines.protocol import EngineError
-from alphaapollo.evaluation.validation import generate_missing_groups
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress, RecentGroups
 from alphaapollo.trainer.run_state import TrainingRun
@@ -31,26 +26,31 @@ from alphaapollo.utils.seeds import derive_seed
 
 @dataclass(frozen=True)
 class CollectedGroups:
-    """Rollout groups to train on, and all groups that were generated to get them."""
+    """Rollout groups of an iteration: those to train on, and all groups that were generated to get them."""
 
     selected: list[TrajectoryGroup]
     generated: list[TrajectoryGroup]
     rounds: int  # generation rounds; more than one only with dynamic sampling
-    recovery_metrics: dict[str, float] = field(default_factory=dict)  # empty if no engine was restarted
+    reused: list[TrajectoryGroup] = field(default_factory=list)  # of earlier iterations, to train on again
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> list[TrajectoryGroup]:
+        """All groups to train on, those of this iteration first."""
+        return [*self.selected, *self.reused]
 
 
-async def collect_groups(run: TrainingRun, step: int, timer: Timer) -> CollectedGroups:
+async def collect_groups(run: TrainingRun, iteration: int, timer: Timer) -> CollectedGroups:
     """Generate the data.train_batch_size groups of an iteration. Dynamic sampling may need several rounds."""
     config, size = run.config, run.config.data.train_batch_size
     filters = config.algorithm.filter_groups
     generated: list[TrajectoryGroup] = []
     selected: list[TrajectoryGroup] = []
-    recovery_counts: Counter[str] = Counter()
     rounds = 0
     while rounds < (filters.max_num_gen_batches if filters.enable else 1) and len(selected) < size:
         requests = make_group_requests(run, take_stream_positions(run.progress, size))
         with timer("generate"):
-            groups = await generate_groups(run, requests, recovery_counts)
+            groups = await generate_groups(run, requests)
         if run.reward_model_scorer:
             with timer("reward_model"):
                 await run.reward_model_scorer.score_groups(groups)
@@ -61,10 +61,11 @@ async def collect_groups(run: TrainingRun, step: int, timer: Timer) -> Collected
         rounds += 1
     if filters.enable and len(selected) < size:
         run.console.notify(
-            f"step {step}: training on {len(selected)} instead of {size} groups, because only these have reward "
+            f"step {iteration}: training on {len(selected)} instead of {size} groups, because only these have reward "
             f"variance after {rounds} generation rounds (limit: algorithm.filter_groups.max_num_gen_batches)"
         )
-    return CollectedGroups(selected[:size], generated, rounds, dict(recovery_counts))
+    collected = CollectedGroups(selected[:size], generated, rounds)
+    return add_recent_groups(run.progress, iteration, collected, config.data)
 
 
 def take_stream_positions(progress: Progress, count: int) -> list[int]:
@@ -78,10 +79,7 @@ def take_stream_positions(progress: Progress, count: int) -> list[int]:
 
 def make_group_requests(run: TrainingRun, positions: Sequence[int]) -> list[GroupRequest]:
     """Build the requests for all samples of the prompts at these positions in the stream of training prompts."""
-    if run.curriculum:
-        indices = run.curriculum.choose_prompts(run.progress, positions)
-    else:
-        indices = [index for position in positions for index in run.stream.prompt_indices(position, 1)]
+    indices = run.sampler.choose_prompts(run.progress, positions)
     return [
         GroupRequest(
             run.prompts[index],
@@ -94,43 +92,14 @@ def make_group_requests(run: TrainingRun, positions: Sequence[int]) -> list[Grou
     ]
 
 
-async def generate_groups(
-    run: TrainingRun, requests: Sequence[GroupRequest], recovery_counts: Counter[str]
-) -> list[TrajectoryGroup]:
-    """Generate groups. If engines die, replace them and generate their groups again with the same random seeds.
-
-    Raises WorkerDied if an engine cannot be replaced or dies again. Adds numbers of restarts to `recovery_counts`.
-    """
+async def generate_groups(run: TrainingRun, requests: Sequence[GroupRequest]) -> list[TrajectoryGroup]:
+    """Generate the groups on all engines at once, in the order of the requests. Raises WorkerDied if an engine dies."""
     groups: dict[int, TrajectoryGroup] = {}
-    try:
-        await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate")
-    except WorkerDied as death:
-        recovery_counts.update(await _replace_dead_engines(run, death, len(requests) - len(groups)))
-        await generate_missing_groups(groups, run.workers.engines, requests, run.console, "generate")
+    run.console.show_phase("generate", 0, len(requests))
+    async for index, group in run.workers.engines.generate(requests):
+        groups[index] = group
+        run.console.show_phase("generate", len(groups), len(requests))
     return [groups[index] for index in range(len(requests))]
-
-
-async def _replace_dead_engines(run: TrainingRun, death: WorkerDied, num_missing_groups: int) -> dict[str, int]:
-    """Replace dead engines without a restart of the other workers, which is possible only on CPUs. Returns metrics.
-
-    Raises `death` if an engine cannot be replaced; the run then restarts from its last checkpoint.
-    """
-    engines, trainer = run.workers.engines, run.config.trainer
-    dead = sorted(engines.dead)
-    if not dead or not run.workers.can_replace_engines or run.engines_replaced + len(dead) > trainer.max_restarts:
-        raise death
-    run.engines_replaced += len(dead)
-    run.console.notify(f"{death}; starting a new engine and generating {num_missing_groups} groups again")
-    try:
-        async with asyncio.timeout(trainer.start_timeout):
-            for index in dead:
-                await run.workers.replace_engine(index)
-    except (TimeoutError, EngineError, WorkerFailed) as error:
-        run.console.notify(f"the new engine did not start: {str(error) or type(error).__name__}")
-        raise death from None
-    engines.dead.clear()
-    await run.weights.publish(run.progress.step)
-    return {"recovery/engine_restarts": len(dead), "recovery/groups_replayed": num_missing_groups}
 
 
 def passes_dynamic_sampling(run: TrainingRun, group: TrajectoryGroup) -> bool:
@@ -169,21 +138,20 @@ def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
         )
 
 
-def take_recent_groups(
-    progress: Progress, step: int, fresh: Sequence[TrajectoryGroup], data: Data
-) -> tuple[list[TrajectoryGroup], dict[str, float]]:
-    """Choose the groups of earlier iterations that iteration `step` trains on again, and add `fresh` for later ones.
+def add_recent_groups(progress: Progress, iteration: int, collected: CollectedGroups, data: Data) -> CollectedGroups:
+    """Choose the groups of earlier iterations that this iteration trains on again (data.reuse), and keep its own
+    groups for later ones.
 
-    Only groups with different rewards are kept, because the others have no advantages. Returns groups and metrics.
+    Only groups with different rewards are kept, because the others have no advantages.
     """
     if not data.reuse.groups:
         progress.recent = RecentGroups()
-        return [], {}
-    kept = [(origin, group) for origin, group in progress.recent.entries if step - origin <= data.reuse.max_age]
-    rng = np.random.default_rng(derive_seed(data.seed, "reuse", step))
+        return collected
+    kept = [(origin, group) for origin, group in progress.recent.entries if iteration - origin <= data.reuse.max_age]
+    rng = np.random.default_rng(derive_seed(data.seed, "reuse", iteration))
     chosen = [kept[index] for index in sorted(rng.permutation(len(kept))[: data.reuse.groups])]
-    added = [(step, group) for group in fresh if has_metric_variance(group, "reward")]
+    added = [(iteration, group) for group in collected.selected if has_metric_variance(group, "reward")]
     progress.recent = RecentGroups((*kept, *added))
-    ages = [step - origin for origin, _ in chosen]
+    ages = [iteration - origin for origin, _ in chosen]
     metrics = {"reuse/groups": float(len(chosen)), "reuse/age": float(np.mean(ages)) if ages else 0.0}
-    return [group for _, group in chosen], metrics
+    return replace(collected, reused=[group for _, group in chosen], metrics=collected.metrics | metrics)

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator, Turns, get_estimator
-from alphaapollo.algorithms.advantages.base import Trajectories
-from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
+from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR, Trajectories
 from alphaapollo.algorithms.divergence import compute_teacher_advantages
 from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.kl import subtract_kl
@@ -29,7 +28,7 @@ from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
 from alphaapollo.data.batch import Columns
 from alphaapollo.trainer.metrics import compute_advantage_metrics, compute_mean_length_penalty
 from alphaapollo.trainer.step.training_batch import (
-    Batch,
+    TrainingBatch,
     get_invalid_action_penalty,
     list_trained_turns,
     sum_rewards_per_trajectory,
@@ -82,7 +81,7 @@ class AssignedCredit:
 
 
 def assign_credit(
-    batch: Batch, computed: WorkerOutputs, config: Config, kl_coef: float = 0.0, dtype: ColumnDtype = "float32"
+    batch: TrainingBatch, computed: WorkerOutputs, config: Config, kl_coef: float = 0.0, dtype: ColumnDtype = "float32"
 ) -> AssignedCredit:
     """Compute advantages and returns of a batch of B sequences, and split them by training rank.
 
@@ -123,7 +122,7 @@ def assign_credit(
 
 
 def _add_kl_penalty(
-    batch: Batch, computed: WorkerOutputs, algorithm: Algorithm, kl_coef: float
+    batch: TrainingBatch, computed: WorkerOutputs, algorithm: Algorithm, kl_coef: float
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Subtract the KL penalty from the token rewards [n] if algorithm.use_kl_in_reward. Also returns metrics."""
     if not algorithm.use_kl_in_reward:
@@ -146,7 +145,7 @@ def _add_kl_penalty(
 
 
 def _expand_trajectory_advantages(
-    batch: Batch, estimator: Estimator, scores: Tensor, algorithm: Algorithm, dtype: ColumnDtype
+    batch: TrainingBatch, estimator: Estimator, scores: Tensor, algorithm: Algorithm, dtype: ColumnDtype
 ) -> np.ndarray:
     """Compute one advantage per trajectory and copy it to the action tokens, [n]."""
     rows = Groups.from_ids(batch.trajectory_ids)
@@ -185,7 +184,7 @@ def split_into_chunks(group_ids: np.ndarray, lengths: np.ndarray, max_cells: int
 
 
 def _estimate_in_chunks(
-    batch: Batch,
+    batch: TrainingBatch,
     estimator: Estimator,
     rewards: np.ndarray,
     scores: Tensor,
@@ -230,7 +229,7 @@ def _pad(values: np.ndarray, inside: np.ndarray) -> Tensor:
 
 
 def _add_teacher_advantages(
-    advantages: np.ndarray, batch: Batch, computed: WorkerOutputs, teacher: Teacher
+    advantages: np.ndarray, batch: TrainingBatch, computed: WorkerOutputs, teacher: Teacher
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Add the distillation advantages (from teacher and policy log-probs) if teacher.divergence=sampled."""
     if not teacher.uses_sampled_tokens:
@@ -243,7 +242,12 @@ def _add_teacher_advantages(
 
 
 def _pack_columns(
-    batch: Batch, computed: WorkerOutputs, advantages: np.ndarray, returns: np.ndarray, actor: Actor, dtype: np.dtype
+    batch: TrainingBatch,
+    computed: WorkerOutputs,
+    advantages: np.ndarray,
+    returns: np.ndarray,
+    actor: Actor,
+    dtype: np.dtype,
 ) -> list[Columns[np.ndarray]]:
     """Split arrays [n] and [B] by training rank."""
     layout = batch.layout
@@ -272,7 +276,7 @@ def _pack_columns(
 
 
 def choose_loss_tokens(
-    batch: Batch, computed: WorkerOutputs, advantages: np.ndarray, actor: Actor
+    batch: TrainingBatch, computed: WorkerOutputs, advantages: np.ndarray, actor: Actor
 ) -> np.ndarray | None:
     """Choose the tokens that the policy loss treats differently, e.g. tokens with high covariance (clip_cov, kl_cov).
 

@@ -1,13 +1,14 @@
-"""The curriculum of a run: which prompts are drawn (data.sampler, data.curriculum), as a function of saved state.
+"""The choice of training prompts: in the order of the stream, or with a curriculum (data.sampler, data.curriculum).
 
 choose_prompts    at the start of groups: prompts by their weights, for positions that have none yet
-update            after the groups of an iteration: pass rates, the open stages, metrics
+observe           after the groups of an iteration: pass rates, the open stages, metrics
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -16,8 +17,31 @@ from alphaapollo.config.schema import Data
 from alphaapollo.data.sampler import decay_pass_rate, difficulty_weights, draw_prompts, frontier_weights
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.trainer.progress import CurriculumState, Progress
+from alphaapollo.trainer.run_state import PromptSampler
 from alphaapollo.types import Prompt, TrajectoryGroup
 from alphaapollo.utils.seeds import derive_seed
+
+
+def make_prompt_sampler(prompts: Sequence[Prompt], data: Data, data_start: int) -> PromptSampler:
+    """Return the choice of prompts that the configuration selects. data_start: as in PromptStream."""
+    if data.is_adaptive:
+        return CurriculumSampler(prompts, data)
+    return StreamSampler(PromptStream(len(prompts), data.seed, data.shuffle, data_start))
+
+
+@dataclass(frozen=True)
+class StreamSampler:
+    """Prompts in the order of the stream, each once per epoch."""
+
+    stream: PromptStream
+
+    def choose_prompts(self, progress: Progress, positions: Sequence[int]) -> list[int]:
+        return [index for position in positions for index in self.stream.prompt_indices(position, 1)]
+
+    def observe(self, progress: Progress, groups: Sequence[TrajectoryGroup]) -> None: ...
+
+    def pop_metrics(self) -> dict[str, float]:
+        return {}
 
 
 class CurriculumSampler:
@@ -28,6 +52,7 @@ class CurriculumSampler:
 
     def __init__(self, prompts: Sequence[Prompt], data: Data):
         self._data, self._settings = data, data.curriculum
+        self._metrics: dict[str, float] = {}  # of the last `observe`
         self._ids = np.array([prompt.id for prompt in prompts])
         self._index = {prompt.id: index for index, prompt in enumerate(prompts)}
         self._stages = assign_stages(prompts, data)
@@ -56,8 +81,8 @@ class CurriculumSampler:
         found = (stream.prompt_indices(position - state.stage_start, 1) for position in positions)
         return [int(prompts[index]) for (index,) in found]
 
-    def update(self, progress: Progress, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-        """Add the results of an iteration's groups, and open the next stage if its gate is reached. Returns metrics."""
+    def observe(self, progress: Progress, groups: Sequence[TrajectoryGroup]) -> None:
+        """Add the results of an iteration's groups, and open the next stage if its gate is reached."""
         state, decay = progress.curriculum, self._settings.decay
         self._read_rates(state)  # makes room for all prompt ids
         for group in groups:
@@ -69,12 +94,15 @@ class CurriculumSampler:
             state.stage, state.stage_start = state.stage + 1, progress.prompts_consumed
         rates = self._read_rates(state)[self._stages <= state.stage]
         seen = rates[~np.isnan(rates)]
-        return {
+        self._metrics = {
             "curriculum/stage": float(state.stage + 1),
             "curriculum/observed": len(seen) / len(rates),
             "curriculum/retired": float(np.mean(rates >= self._settings.retire_above)),
             "curriculum/pass_rate": float(seen.mean()) if len(seen) else np.nan,
         }
+
+    def pop_metrics(self) -> dict[str, float]:
+        return self._metrics
 
     def _compute_weights(self, state: CurriculumState) -> np.ndarray:
         """Return the weight of each prompt; 0 in stages that are not open. float64 [N]"""

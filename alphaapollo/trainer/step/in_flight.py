@@ -20,15 +20,15 @@ from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.step.collect import (
     CollectedGroups,
+    add_recent_groups,
     check_not_all_failed,
-    collect_groups,
     make_group_requests,
     passes_dynamic_sampling,
 )
 from alphaapollo.trainer.step.training_batch import is_usable_for_training
 from alphaapollo.types import TrajectoryGroup
 
-COUNTED = ("started", "finished", "trained", "dropped_failed", "dropped_no_signal", "dropped_stale")
+COUNTED = ("started", "finished", "trained", "dropped_failed", "dropped_no_signal")
 
 
 class InFlightGroups:
@@ -51,8 +51,6 @@ class InFlightGroups:
 
     def start_groups(self, version: int) -> None:
         """Start as many groups as max_staleness and the run's goal allow. version: weight version of the engines."""
-        if not self._staleness:
-            return  # `take_batch` generates the groups of each iteration
         run, progress = self._run, self._run.progress
         limit = min(run.goal.max_steps - version, self._staleness + 1) * self._size
         if len(self._version) >= limit:
@@ -79,24 +77,18 @@ class InFlightGroups:
         self._finished.add(position)
         self._has_news.set()
 
-    async def take_batch(self, step: int, timer: Timer) -> CollectedGroups:
-        """Wait for the groups of iteration `step` and return them.
+    async def take_batch(self, iteration: int, timer: Timer) -> CollectedGroups:
+        """Wait for the groups of an iteration and return them.
 
         The batch is smaller than data.train_batch_size only at the end of the data, or if dynamic sampling gives up.
-        With max_staleness=0, this generates the groups like the synchronous loop.
         """
-        if not self._staleness:
-            num_unfinished = len(self._run.progress.unfinished)  # from a run with another max_staleness
-            collected = await collect_groups(self._run, step, timer)
-            self._update_group_counts(collected, num_unfinished - len(self._run.progress.unfinished))
-            return collected
         dropped: dict[int, TrajectoryGroup] = {}
         complete_since: float | None = None
         with timer("generate"):
-            while not self._is_batch_ready(step, len(dropped)):
+            while not self._is_batch_ready(iteration, len(dropped)):
                 if complete_since is None and len(self._ready) >= self._size:
                     complete_since = time.perf_counter()
-                self.start_groups(step - 1)
+                self.start_groups(iteration - 1)
                 if not self._generating:
                     break
                 self._run.console.show_phase("generate", min(len(self._ready), self._size), self._size)
@@ -112,7 +104,9 @@ class InFlightGroups:
             self._remove_group(position)
         generated = dict(zip(chosen, groups, strict=True)) | dropped
         in_order = [generated[position] for position in sorted(generated)]
-        return CollectedGroups(groups, in_order, rounds=-(-len(in_order) // self._size))
+        metrics = compute_staleness_metrics(groups, iteration - 1)
+        collected = CollectedGroups(groups, in_order, rounds=-(-len(in_order) // self._size), metrics=metrics)
+        return add_recent_groups(self._run.progress, iteration, collected, self._run.config.data)
 
     def pop_metrics(self) -> dict[str, float]:
         """Return numbers of groups: started, finished, trained and dropped since the last call, and now in flight."""
@@ -132,7 +126,7 @@ class InFlightGroups:
     def _choose_oldest_ready_positions(self) -> list[int]:
         return sorted(self._ready)[: self._size]
 
-    def _is_batch_ready(self, step: int, num_dropped: int) -> bool:
+    def _is_batch_ready(self, iteration: int, num_dropped: int) -> bool:
         """Whether the batch is full (or dynamic sampling gives up) and no group left for later would become too old."""
         filters = self._run.config.algorithm.filter_groups
         gives_up = filters.enable and num_dropped + len(self._ready) >= filters.max_num_gen_batches * self._size
@@ -140,7 +134,7 @@ class InFlightGroups:
             return False
         remaining = sorted(self._version.keys() - set(self._choose_oldest_ready_positions()))  # oldest first
         return all(
-            step + 1 + order // self._size <= self._version[position] + 1 + self._staleness
+            iteration + 1 + order // self._size <= self._version[position] + 1 + self._staleness
             for order, position in enumerate(remaining)
         )
 
@@ -176,22 +170,6 @@ class InFlightGroups:
         self._ready.pop(position, None)
         del self._version[position]
         self._run.progress.unfinished.remove(position)
-
-    def _update_group_counts(self, collected: CollectedGroups, num_groups_from_before_resume: int) -> None:
-        """Count the groups that `collect_groups` returned. Surplus groups of dynamic sampling count as stale.
-
-        num_groups_from_before_resume: number of returned groups that were already started before the run resumed.
-        """
-        usable = [group for group in collected.generated if is_usable_for_training(group)]
-        num_passed = sum(passes_dynamic_sampling(self._run, group) for group in usable)
-        self._counts.update(
-            started=len(collected.generated) - num_groups_from_before_resume,
-            finished=len(collected.generated),
-            trained=len(collected.selected),
-            dropped_failed=len(collected.generated) - len(usable),
-            dropped_no_signal=len(usable) - num_passed,
-            dropped_stale=num_passed - len(collected.selected),
-        )
 
 
 def compute_staleness_metrics(groups: Sequence[TrajectoryGroup], trained_version: int) -> dict[str, float]:

@@ -7,7 +7,9 @@ On shared GPUs, only one model is on the GPU at a time: the policy for log-probs
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,11 +19,12 @@ from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.models.load import load_config
 from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
+from alphaapollo.observability.training_log import TrainedRow
 from alphaapollo.trainer.metrics import compute_batch_metrics
-from alphaapollo.trainer.run_state import LearnerState
+from alphaapollo.trainer.run_state import LearnerState, TrainingRun
 from alphaapollo.trainer.step.credit import AssignedCredit, WorkerOutputs, assign_credit
 from alphaapollo.trainer.step.teacher_servers import score_rows
-from alphaapollo.trainer.step.training_batch import Batch, build_batch
+from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch
 from alphaapollo.types import TrajectoryGroup
 
 
@@ -32,27 +35,56 @@ class UpdateResult:
     metrics: dict[str, float]
     kl_coef: float  # coefficient of the KL penalty in the reward, for the next iteration
     trained_tokens: int = 0  # tokens of all sequences trained on, prompts included
-    batch: Batch | None = None  # None: there were no groups
+    batch: TrainingBatch | None = None  # None: there were no groups
     credit: AssignedCredit | None = None  # None: there were no groups
     is_trained: np.ndarray | None = None  # bool [B] rows that the policy was trained on; None: it was not trained
     old_logprobs: list[np.ndarray] = field(default_factory=list)  # per rank, if the update returned them
+    iterations_skipped: int = 0  # consecutive iterations skipped because of non-finite columns, with this one
+
+    def list_trained_rows(self) -> list[TrainedRow]:
+        """Return the log-probs before the update and the advantages of the B rows of the batch.
+
+        If the update computed the log-probs, it did so only for the rows that it trained on.
+        """
+        batch, credit = self.batch, self.credit
+        if batch is None or credit is None:
+            return []
+        known = [rank.old_logprobs for rank in credit.columns if rank.old_logprobs is not None]
+        has_logprobs = np.ones(len(batch.rows), dtype=bool) if known or self.is_trained is None else self.is_trained
+        old = known or self.old_logprobs
+        logprobs = batch.layout.join_columns(old).astype(np.float32, copy=False) if old else None
+        columns = [rank.advantages for rank in credit.columns if rank.advantages is not None]
+        advantages = batch.layout.join_columns(columns).astype(np.float32, copy=False)
+        identities = [
+            (trajectory.prompt_id, trajectory.sample, number)
+            for trajectory in batch.trajectories
+            for number in range(len(trajectory.rows))
+        ]
+        spans = pairwise(batch.layout.response_offsets)
+        return [
+            TrainedRow(*name, logprobs[start:end] if logprobs is not None and computed else None, advantages[start:end])
+            for name, computed, (start, end) in zip(identities, has_logprobs, spans, strict=True)
+        ]
 
 
-async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
-    """Run the optimizer steps of iteration `step` on the rollout groups. Does nothing if there are none."""
+LearnFunction = Callable[[TrainingRun, int, list[TrajectoryGroup], Timer], Awaitable[UpdateResult]]
+"""`learn`, or `learn` with a recorder around it."""
+
+
+async def learn(run: LearnerState, iteration: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
+    """Run the optimizer steps of an iteration on the rollout groups. Does nothing if there are none."""
     config, workers, plan, coef = run.config, run.workers, run.plan, run.progress.kl_coef
     if not groups:
-        return UpdateResult({}, coef)
+        return UpdateResult({}, coef, iterations_skipped=run.progress.iterations_skipped)
     placement = plan.placement
     with timer("batch"):
         batch = build_batch(
-            groups, config, step, placement.data_parallel_size, plan.max_tokens, plan.padded, run.shares_prompts
+            groups, config, iteration, placement.data_parallel_size, plan.max_tokens, plan.padded, run.shares_prompts
         )
     with timer("columns"):
         computed = await compute_logprobs_and_values(run, batch)
     if error := computed.describe_non_finite(batch.mask, batch.layout.response_offsets):
-        return await _skip_iteration(run, step, error)
-    run.progress.iterations_skipped = 0
+        return await _skip_iteration(run, iteration, error)
     with timer("advantage"):
         credit = assign_credit(batch, computed, config, coef, run.column_dtype)
     num_excluded_trajectories = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
@@ -65,11 +97,11 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
         if workers.critic:
             metrics |= await workers.critic.update(credit.columns, skip_bad_step)
             await workers.critic.offload()
-        if step > config.trainer.critic_warmup:
+        if iteration > config.trainer.critic_warmup:
             skips_rows = plan.skips_rows_without_advantage
             is_trained = credit.has_gradient if skips_rows else np.ones_like(credit.has_gradient)
             steps = filter_mini_batches(batch.layout, is_trained, plan.max_tokens, plan.padded)
-            measures_entropy = step % config.actor_rollout_ref.actor.entropy_freq == 0
+            measures_entropy = iteration % config.actor_rollout_ref.actor.entropy_freq == 0
             # Without trained rows, the trainer computes no old log-probs either.
             measures_mismatch = bool(is_trained.any()) and not plan.uses_rollout_logprobs
             updated, mismatch_sums, old_logprobs = await workers.policy.update(
@@ -83,29 +115,29 @@ async def learn(run: LearnerState, step: int, groups: list[TrajectoryGroup], tim
     return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit, is_trained, old_logprobs)
 
 
-async def _skip_iteration(run: LearnerState, step: int, error: str) -> UpdateResult:
+async def _skip_iteration(run: LearnerState, iteration: int, error: str) -> UpdateResult:
     """Skip the update of an iteration with non-finite log-probs or values, and print a notice.
 
     Raises FloatingPointError if trainer.on_bad_step=stop, or after too many consecutive skipped iterations.
     """
     may_skip, skipped_before = run.config.trainer.on_bad_step == "skip", run.progress.iterations_skipped
-    run.progress.iterations_skipped += 1
-    if not may_skip or run.progress.iterations_skipped == MAX_SKIPPED_STEPS:
+    if not may_skip or skipped_before + 1 == MAX_SKIPPED_STEPS:
         earlier = f", like the {skipped_before} batches before it" if skipped_before else ""
-        fixes = [f"data.seed={1000 + step} (other batches after resuming)", "actor_rollout_ref.model.dtype=float32"]
+        fixes = [f"data.seed={1000 + iteration} (other batches after resuming)"]
+        fixes += ["actor_rollout_ref.model.dtype=float32"]
         fixes += [] if may_skip else ["trainer.on_bad_step=skip (skip such iterations)"]
         raise FloatingPointError(
-            f"the batch of iteration {step} cannot be trained on{earlier}: {error}. The same command would resume from "
-            "the last checkpoint and fail on the same batch again. Add one of these settings to the command: "
+            f"the batch of iteration {iteration} cannot be trained on{earlier}: {error}. The same command would resume "
+            "from the last checkpoint and fail on the same batch again. Add one of these settings to the command: "
             f"{'; '.join(fixes)}."
         )
-    run.console.notify(f"step {step}: {error}. The update is skipped (trainer.on_bad_step=skip)")
+    run.console.notify(f"step {iteration}: {error}. The update is skipped (trainer.on_bad_step=skip)")
     if run.workers.critic:
         await run.workers.critic.offload()
-    return UpdateResult({"batch/left_out": 1.0}, run.progress.kl_coef)
+    return UpdateResult({"batch/left_out": 1.0}, run.progress.kl_coef, iterations_skipped=skipped_before + 1)
 
 
-async def compute_logprobs_and_values(run: LearnerState, batch: Batch) -> WorkerOutputs:
+async def compute_logprobs_and_values(run: LearnerState, batch: TrainingBatch) -> WorkerOutputs:
     """Send the batch to the workers, which compute the log-probs and values that the algorithm needs (often none)."""
     config, policy, critic, layout = run.config, run.workers.policy, run.workers.critic, batch.layout
     await policy.load_batch(layout.rank_batches)
@@ -128,7 +160,7 @@ async def compute_logprobs_and_values(run: LearnerState, batch: Batch) -> Worker
     return await _add_server_scores(outputs, run, batch) if config.teacher.servers else outputs
 
 
-async def _add_server_scores(outputs: WorkerOutputs, run: LearnerState, batch: Batch) -> WorkerOutputs:
+async def _add_server_scores(outputs: WorkerOutputs, run: LearnerState, batch: TrainingBatch) -> WorkerOutputs:
     """Request the log-probs of teachers behind servers, and add them to those of the teachers on the ranks."""
     teacher, vocabulary_size = run.config.teacher, load_config(run.plan.model).get_text_config().vocab_size
     scores = await score_rows(teacher, batch.rows, vocabulary_size)

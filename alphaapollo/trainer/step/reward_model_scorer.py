@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from alphaapollo.algorithms.advantages.none import NO_ESTIMATOR
+from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
 from alphaapollo.config.schema import Config, Model, RewardModel
 from alphaapollo.controller.handles import EngineGroup, RewardModelGroup
-from alphaapollo.data.packing import build_train_batch
+from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.models.load import find_reward_model_class, load_config
 from alphaapollo.rewards.base import make_failed_score
@@ -119,7 +119,7 @@ class RewardModelScorer:
         if not sequences:
             return []
         rows = [Row(ids, [0] * (len(ids) - 1) + [1], [0.0] * len(ids), [len(ids) - 1]) for ids in sequences]
-        batch = build_train_batch(rows, range(len(rows)), self.num_ranks, len(rows), self.max_tokens, self.padded)
+        batch = build_batch_layout(rows, range(len(rows)), self.num_ranks, len(rows), self.max_tokens, self.padded)
         async with self.engines.release_kv_cache_temporarily():
             columns = await self.workers.compute_scores(batch.rank_batches)
             await self.workers.offload()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.aggregation import row_weights
-from alphaapollo.algorithms.correction import needs_full_sequences
+from alphaapollo.algorithms.correction import needs_full_sequence
 from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.algorithms.reward_shaping import (
@@ -30,8 +30,8 @@ from alphaapollo.algorithms.reward_shaping import (
     soft_overlong_punishment,
 )
 from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
-from alphaapollo.data.batch import TrainBatch
-from alphaapollo.data.packing import build_train_batch
+from alphaapollo.data.batch import BatchLayout
+from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.data.shared_prompts import find_shared_prefixes
 from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
@@ -43,7 +43,7 @@ BUDGET = "length_budget"
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Training batch of one iteration: B rows (token sequences) of N trajectories, with n response tokens.
 
     Rows of a trajectory, and trajectories of a group, are consecutive. The first response token of a row is the first
@@ -51,7 +51,7 @@ class Batch:
     """
 
     rows: list[Row]
-    layout: TrainBatch
+    layout: BatchLayout
     mask: np.ndarray  # uint8 [n] 1 on action tokens
     token_rewards: np.ndarray  # float64 [n]
     trajectory_offsets: np.ndarray  # int64 [N + 1] position of each trajectory in the arrays [n]
@@ -95,7 +95,7 @@ def build_batch(
     max_tokens: int,
     padded: bool,
     share_prompts: bool,
-) -> Batch:
+) -> TrainingBatch:
     """Flatten groups into rows (token sequences), assign these to ranks, and compute rewards and loss weights.
 
     Args:
@@ -108,7 +108,7 @@ def build_batch(
     rows = [row for pair in pairs for row in _list_rows(*pair, config.teacher)]
     owners = torch.tensor([index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows])
     policy_loss, max_length = get_policy_loss(actor.policy_loss.loss_mode), config.data.max_response_length
-    layout = build_train_batch(
+    layout = build_batch_layout(
         rows,
         owners.tolist(),
         num_ranks=num_ranks,
@@ -118,8 +118,7 @@ def build_batch(
         seed=derive_seed(seed, "mini_batches", step),
         shuffle=actor.shuffle,
         group_ids=_get_unsplittable_group_ids(group_of, actor, algorithm),
-        needs_full_trajectories=policy_loss.needs_full_trajectories
-        or needs_full_sequences(algorithm.rollout_correction),
+        needs_full_sequence=policy_loss.needs_full_sequence or needs_full_sequence(algorithm.rollout_correction),
         prefixes=find_shared_prefixes(rows, group_of[owners].tolist()) if share_prompts else None,
     )
     mask = layout.join_columns([rank.rows.action_mask for rank in layout.rank_batches])
@@ -132,7 +131,7 @@ def build_batch(
     if method := algorithm.filtration.method:
         weights *= filtration_weights(sum_rewards_per_trajectory(rewards, offsets), Groups.from_ids(group_of), method)
     order = draw_token_order(layout.response_offsets, trajectories, seed, step) if policy_loss.select_tokens else None
-    return Batch(
+    return TrainingBatch(
         rows=rows,
         layout=layout,
         mask=mask,

@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, has_variance, normalize_in_groups
+from alphaapollo.algorithms.advantages.grpo import grpo
+from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, has_variance
 
 IDS = torch.tensor([7, 9, 7, 9, 4])  # groups 4, 7, 9 in this order: one, two and two samples
 SCORES = torch.tensor([1.0, 5.0, 3.0, 5.0, 8.0], dtype=torch.float64)
@@ -24,8 +25,8 @@ def test_statistics_by_group():
 def test_centered_and_normalised():
     groups = Groups.from_ids(IDS)
     assert center_in_groups(SCORES, groups).tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0]
-    assert normalize_in_groups(SCORES, groups, ddof=0, eps=0.0).tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0]
-    assert normalize_in_groups(SCORES, groups, ddof=0, eps=1.0).tolist() == [-0.5, 0.0, 0.5, 0.0, 0.0]
+    assert grpo(SCORES, groups, ddof=0, eps=0.0).tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0]
+    assert grpo(SCORES, groups, ddof=0, eps=1.0).tolist() == [-0.5, 0.0, 0.5, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

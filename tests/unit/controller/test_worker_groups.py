@@ -10,7 +10,7 @@ import pytest
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ray_launcher import RayWorkerGroups
 from alphaapollo.controller.ray_ranks import ActorLocation
-from alphaapollo.controller.worker_groups import LocalWorkerGroups, WorkerSpecs
+from alphaapollo.controller.worker_groups import WorkerSpecs
 
 
 class Worker:
@@ -78,18 +78,3 @@ def test_an_engine_on_a_shared_gpu_starts_last(device: Any, colocate: bool) -> N
         assert calls == ["engine imports", *built, "engine starts"]
     else:
         assert calls == ["engine starts", *built]  # concurrently
-
-
-def test_a_local_engine_is_replaced_by_another() -> None:
-    calls: list[str] = []
-
-    async def replace() -> None:
-        specs = make_specs(calls, device="cpu")
-        groups = LocalWorkerGroups(WorkerSpecs(placement=specs.placement, engine_builder=specs.engine_builder))
-        await groups.start_engine()
-        assert groups.can_replace_engines and groups.critic is None and not hasattr(groups, "policy")
-        await groups.replace_engine(0)
-        await groups.close()
-
-    asyncio.run(replace())
-    assert calls[:3] == ["engine starts", "engine closes", "engine starts"] and calls[-1] == "engine closes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from alphaapollo.data.packing import TrainBatch, build_train_batch
+from alphaapollo.data.packing import BatchLayout, build_batch_layout
 from alphaapollo.types import Row
 
 
@@ -27,7 +27,7 @@ def lay_out(
     seed: int = 0,
     shuffle: bool = False,
     **more: Any,
-) -> TrainBatch:
+) -> BatchLayout:
     """Batch of rows that are one trajectory each unless `owners` is given."""
     owners = range(len(rows)) if owners is None else owners
-    return build_train_batch(rows, owners, num_ranks, mini_batch_size, max_tokens, padded, seed, shuffle, **more)
+    return build_batch_layout(rows, owners, num_ranks, mini_batch_size, max_tokens, padded, seed, shuffle, **more)

@@ -116,7 +116,7 @@ def test_rows_of_one_trajectory_can_share_a_micro_batch():
     ids = [0, 1, 0, 1, 2, 0]
     lengths = [9, 3, 2, 2, 4, 9]  # and a prompt token each; trajectory 0 exceeds the budget, 1 and 2 fit together
     for padded in (True, False):
-        batch = lay_out(rows_of(lengths), ids, 1, 8, 15, padded, needs_full_trajectories=True)
+        batch = lay_out(rows_of(lengths), ids, 1, 8, 15, padded, needs_full_sequence=True)
         (step,) = batch.rank_batches[0].mini_batches
         walked = [[int(batch.row_order[0][position]) for position in micro] for micro in step.micro_batches]
         assert walked == ([[0, 2, 5], [4, 1, 3]] if padded else [[0, 2, 5], [1, 3, 4]])

@@ -97,7 +97,7 @@ def test_groups_are_cut_until_the_ranks_have_equal_work():
 def test_whole_trajectories_stay_together_and_share_within_a_micro_batch():
     """Two trajectories of two rows each; the first rows share ten tokens, the second ones eight."""
     rows = [row([1] * 10, 2), row([2] * 8, 2), row([1] * 10, 2), row([2] * 8, 2)]
-    batch = train_batch(rows, [0] * 4, max_tokens=100, owners=[0, 0, 1, 1], needs_full_trajectories=True)
+    batch = train_batch(rows, [0] * 4, max_tokens=100, owners=[0, 0, 1, 1], needs_full_sequence=True)
     assert len(batch.rank_batches[0].mini_batches[0].micro_batches) == 1
     assert batch.count_computed_tokens(padded=True) == 10 + 8 + 4 * 2
 

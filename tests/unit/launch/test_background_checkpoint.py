@@ -80,15 +80,15 @@ def test_only_the_copies_have_a_gpu_phase(tmp_path: Path) -> None:
         progress.step = 4
         progress.unfinished.append(6)
         case.policy.let.set()
-        assert await case.saving.metrics() == {} and case.whole == []
+        assert case.saving.pop_metrics() == {} and case.whole == []
         case.critic.let.set()
         async with case.saving.finish_on_exit():
             pass
         assert case.whole == ["step_000003"]
         assert Progress.read(tmp_path / "step_000003") == Progress(step=3, unfinished=[5])
-        figures = await case.saving.metrics()
+        figures = case.saving.pop_metrics()
         assert figures["checkpoint/write_seconds"] >= 3.0
-        assert await case.saving.metrics() == {}
+        assert case.saving.pop_metrics() == {}
 
     asyncio.run(main())
 
@@ -105,7 +105,7 @@ def test_one_checkpoint_at_a_time(tmp_path: Path) -> None:
         await second
         assert case.calls.index("policy.written") < case.calls.index("policy.save .writing_step_000002")
         assert "step_000001" in case.whole
-        assert "checkpoint/write_seconds" in await case.saving.metrics()
+        assert "checkpoint/write_seconds" in case.saving.pop_metrics()
         async with case.saving.finish_on_exit():
             pass
         assert case.whole == ["step_000001", "step_000002"]
@@ -123,7 +123,7 @@ def test_an_error_is_raised_at_the_next_call_and_once(tmp_path: Path, where: str
         with pytest.raises(OSError, match="step_000003"):
             async with case.saving.finish_on_exit():
                 if where == "figures":
-                    await case.saving.metrics()
+                    case.saving.pop_metrics()
                 elif where == "save":
                     await case.saving.save(Progress(step=4))
         assert case.whole == [] and case.notices == []

@@ -10,7 +10,7 @@ from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor, Algorithm, Config
 from alphaapollo.launch.memory.fit import get_max_tokens
 from alphaapollo.trainer.step.credit import AssignedCredit, WorkerOutputs, assign_credit
-from alphaapollo.trainer.step.training_batch import Batch, build_batch
+from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch
 from alphaapollo.types import EpisodeEnd, Outcome, Score, Trajectory, TrajectoryGroup
 from tests.builders import make_group, make_trajectory, make_turn
 from tests.matrices import join
@@ -31,7 +31,9 @@ def played(steps: list[float], score: Score, end: EpisodeEnd = EpisodeEnd.DONE, 
     return make_trajectory(*(make_turn(1, reward=step) for step in steps), score=score, sample=sample, end=end)
 
 
-def build(groups: list[TrajectoryGroup], actor: Actor | None = None, num_ranks: int = 1, **algorithm: Any) -> Batch:
+def build(
+    groups: list[TrajectoryGroup], actor: Actor | None = None, num_ranks: int = 1, **algorithm: Any
+) -> TrainingBatch:
     actor = actor or Actor(shuffle=False)
     config = replace_value(make_config(actor, **algorithm), "data.max_response_length", 100)
     return build_batch(groups, config, 1, num_ranks, get_max_tokens(actor.ppo_max_token_len_per_gpu), False, False)
@@ -43,7 +45,7 @@ def make_config(actor: Actor, **algorithm: Any) -> Config:
 
 
 def credit_of(
-    batch: Batch,
+    batch: TrainingBatch,
     estimator: str,
     computed: WorkerOutputs | None = None,
     actor: Actor | None = None,
@@ -54,6 +56,6 @@ def credit_of(
     return assign_credit(batch, computed or WorkerOutputs(), config, kl_coef)
 
 
-def matrix_of(batch: Batch, credit: AssignedCredit, name: str = "advantages") -> np.ndarray:
+def matrix_of(batch: TrainingBatch, credit: AssignedCredit, name: str = "advantages") -> np.ndarray:
     """A column of all ranks. [B, L]"""
     return join(batch.layout, [getattr(columns, name) for columns in credit.columns])

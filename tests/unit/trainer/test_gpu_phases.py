@@ -26,6 +26,8 @@ from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
+from alphaapollo.trainer.step.curriculum import StreamSampler
+from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.verification import Probe
@@ -238,10 +240,11 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         prompts=[Prompt(0, "test", "text")],
         val_prompts=[Prompt(0, "test", "text")],
         goal=TrainingGoal(1),
-        stream=PromptStream(1, seed=0, shuffle=False),
-        curriculum=None,
+        sampler=StreamSampler(PromptStream(1, seed=0, shuffle=False)),
+        learn=learn,
+        metric_sources=[reward] if reward else [],
         progress=Progress(),
-        saving=BackgroundCheckpointWriter(
+        checkpoint_writer=BackgroundCheckpointWriter(
             CheckpointFolder(folder, 1),
             {"policy": workers.policy} | ({"critic": workers.critic} if critic else {}),
             print,
@@ -314,7 +317,8 @@ def test_two_iterations_in_carry_mode(tmp_path: Path) -> None:
     run = make_run(gpu, tmp_path)
     trainer = run.config.trainer.model_copy(update={"async_mode": "carry", "test_freq": -1})
     run.config = run.config.model_copy(update={"trainer": trainer})
-    run.prompts, run.stream, run.goal = run.prompts * 2, PromptStream(2, seed=0, shuffle=False), TrainingGoal(2)
+    run.prompts, run.goal = run.prompts * 2, TrainingGoal(2)
+    run.sampler = StreamSampler(PromptStream(2, seed=0, shuffle=False))
     run.weights.pauses_requests = True
     asyncio.run(train_async(run))
     publish = [*PUBLISH[:2], "engine.pause", *PUBLISH[2:-1], "engine.resume", PUBLISH[-1]]

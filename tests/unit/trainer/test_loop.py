@@ -20,6 +20,7 @@ from alphaapollo.trainer import loop
 from alphaapollo.trainer.loop import should_reset_reference
 from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import CollectedGroups
+from alphaapollo.trainer.step.curriculum import StreamSampler
 from alphaapollo.trainer.step.learn import UpdateResult
 from tests.unit.metric_names import undocumented
 from tests.unit.trainer.samples import group, trajectory
@@ -76,7 +77,7 @@ class FakeCheckpoints:
         self.steps.append(progress.step)
         self.whole.append(1.5)
 
-    async def metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         return {"checkpoint/write_seconds": self.whole.pop()} if self.whole else {}
 
 
@@ -89,11 +90,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         groups = [group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))]
         return CollectedGroups(groups, groups, rounds=2)
 
-    async def learn(run: Any, step: int, groups: Any, timer: Any, reused: Any) -> UpdateResult:
+    async def learn(run: Any, step: int, groups: Any, timer: Any) -> UpdateResult:
         return UpdateResult({"actor/entropy": 0.5}, 0.0, trained_tokens=100)
 
-    for name, fake in (("collect_groups", collect), ("learn_and_record", learn)):
-        monkeypatch.setattr(loop, name, fake)
+    monkeypatch.setattr(loop, "collect_groups", collect)
+    writer = FakeCheckpoints()
     return SimpleNamespace(
         config=Config.model_validate({"trainer": {"save_freq": 2, "test_freq": -1}}),
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0)),
@@ -104,8 +105,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
             engines=Role(**{"memory/engine_gib": 3.0}),
         ),
         weights=Weights(),
-        stream=PromptStream(10, seed=0, shuffle=True),
-        curriculum=None,
+        prompts=range(10),
+        sampler=StreamSampler(PromptStream(10, seed=0, shuffle=True)),
+        learn=learn,
         goal=TrainingGoal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4),
         progress=Progress(),
         tracker=Log(),
@@ -113,20 +115,21 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         console=Console(),
         profiler=Profiler(),
         reward_model_scorer=None,
-        saving=FakeCheckpoints(),
+        checkpoint_writer=writer,
+        metric_sources=[writer],
     )
 
 
 def test_the_last_epoch_ends_the_run(run: Any) -> None:
     asyncio.run(loop.train(run))
     assert [line["step"] for line in run.tracker.lines] == [1, 2, 3]
-    assert run.saving.steps == [2, 3]  # every second iteration, and the last
+    assert run.checkpoint_writer.steps == [2, 3]  # every second iteration, and the last
 
 
 def test_a_resumed_run_ends_at_the_same_iteration(run: Any) -> None:
     run.progress = replace(run.progress, step=2, prompts_consumed=16)
     asyncio.run(loop.train(run))
-    assert [line["step"] for line in run.tracker.lines] == [3] and run.saving.steps == [3]
+    assert [line["step"] for line in run.tracker.lines] == [3] and run.checkpoint_writer.steps == [3]
     asyncio.run(loop.train(run))  # all done: nothing happens
     assert len(run.tracker.lines) == 1
 
@@ -148,20 +151,18 @@ def test_every_iteration_logs_progress_and_memory(run: Any) -> None:
     assert undocumented(name for line in run.tracker.lines for name in line) == []
 
 
-def test_a_checkpoint_is_written_while_the_next_iteration_learns(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_written_while_the_next_iteration_learns(run: Any, tmp_path: Path) -> None:
     """The third iteration does not change the second's checkpoint, and the end waits for the last one."""
     calls: list[str] = []
 
     async def main() -> None:
-        allowed, learn = asyncio.Event(), loop.learn_and_record
+        allowed, learn = asyncio.Event(), run.learn
 
-        async def learn_and_let(run: Any, step: int, groups: Any, timer: Any, reused: Any) -> UpdateResult:
-            learned = await learn(run, step, groups, timer, reused)
+        async def learn_and_let(run: Any, step: int, groups: Any, timer: Any) -> UpdateResult:
+            learned = await learn(run, step, groups, timer)
             calls.append(f"learn {step}")
             if step == 3:
-                assert not saving.checkpoints.list_completed()
+                assert not writer.checkpoints.list_completed()
                 allowed.set()
             return learned
 
@@ -174,12 +175,12 @@ def test_a_checkpoint_is_written_while_the_next_iteration_learns(
                 calls.append("written")
                 return 1.0
 
-        monkeypatch.setattr(loop, "learn_and_record", learn_and_let)
+        run.learn = learn_and_let
         folder = CheckpointFolder(tmp_path, None)
-        run.saving = saving = BackgroundCheckpointWriter(folder, {"policy": Policy()}, calls.append)
-        async with saving.finish_on_exit():
+        run.checkpoint_writer = writer = BackgroundCheckpointWriter(folder, {"policy": Policy()}, calls.append)
+        async with writer.finish_on_exit():
             await loop.train(run)
-        progress = [Progress.read(folder) for folder in saving.checkpoints.list_completed()]
+        progress = [Progress.read(folder) for folder in writer.checkpoints.list_completed()]
         assert [(one.step, one.prompts_consumed) for one in progress] == [(2, 16), (3, 24)]
 
     asyncio.run(main())
@@ -196,14 +197,14 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(
         return ValidationResult({"val/accuracy": accuracy}, accuracy, {})
 
     async def main() -> None:
-        async with run.saving.finish_on_exit():
+        async with run.checkpoint_writer.finish_on_exit():
             await loop.train(run)
 
     monkeypatch.setattr(loop, "validate", validate)
     run.config = Config.model_validate({"trainer": {"save_freq": 1, "test_freq": 1, "keep_best": "val/accuracy"}})
     run.val_prompts = []
     folder = CheckpointFolder(tmp_path, 1, "val/accuracy")
-    run.saving = BackgroundCheckpointWriter(folder, {"policy": Role()}, print)
+    run.checkpoint_writer = BackgroundCheckpointWriter(folder, {"policy": Role()}, print)
     asyncio.run(main())
     assert [path.name for path in folder.list_completed()] == ["step_000002", "step_000003"]
     assert folder.find_best() == tmp_path / "step_000002"

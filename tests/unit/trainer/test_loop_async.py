@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import Config
-from alphaapollo.data.stream import PromptStream
 from alphaapollo.observability.console import Console
-from alphaapollo.trainer import loop, loop_async
+from alphaapollo.trainer import loop_async
 from alphaapollo.trainer.progress import CurriculumState, Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import take_stream_positions
-from alphaapollo.trainer.step.curriculum import CurriculumSampler
+from alphaapollo.trainer.step.curriculum import make_prompt_sampler
 from alphaapollo.trainer.step.in_flight import COUNTED, compute_staleness_metrics
 from alphaapollo.trainer.step.learn import UpdateResult
 from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Sampling, Trajectory, TrajectoryGroup
@@ -85,7 +84,7 @@ class Saving:
     async def save(self, progress: Progress) -> None:
         self.saved[progress.step] = asdict(progress)
 
-    async def metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         return {}
 
     def mark_models_inconsistent(self) -> None: ...
@@ -113,7 +112,7 @@ def make_run(
     config = Config.model_validate({**settings, "env": {"rollout": {"n": 2}}})
     engines = Engines(seed)
 
-    async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any, reused: Any) -> UpdateResult:
+    async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) -> UpdateResult:
         if step == die_at:
             raise Killed
         await asyncio.sleep(2)
@@ -127,7 +126,7 @@ def make_run(
     async def start_step(step: int | None, timer: Any) -> None: ...
 
     saving, prompts = Saving(), [Prompt(index, "test", "text") for index in range(PROMPTS)]
-    monkeypatch.setattr(loop, "learn_and_record", learn)
+    sampler = make_prompt_sampler(prompts, config.data, 0)
     return SimpleNamespace(
         config=config,
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),
@@ -139,8 +138,9 @@ def make_run(
         ),
         weights=SimpleNamespace(publish=publish),
         prompts=prompts,
-        stream=PromptStream(PROMPTS, seed=0, shuffle=True),
-        curriculum=CurriculumSampler(prompts, config.data) if config.data.is_adaptive else None,
+        sampler=sampler,
+        learn=learn,
+        metric_sources=[sampler],
         goal=TrainingGoal.from_schedule(None if epochs else steps, epochs or 1, PROMPTS, SIZE),
         progress=Progress(),
         tracker=Log(),
@@ -149,7 +149,7 @@ def make_run(
         profiler=SimpleNamespace(start_step=start_step),
         reward_model_scorer=None,
         trained={},
-        saving=saving,
+        checkpoint_writer=saving,
         saved=saving.saved,
     )
 
@@ -186,7 +186,6 @@ def test_the_counts_add_up(monkeypatch: pytest.MonkeyPatch, seed: int, dynamic: 
     carried, ready, total = 0.0, 0.0, dict.fromkeys(COUNTED, 0.0)
     for line in run.tracker.lines:
         gone = line["async/trained"] + line["async/dropped_failed"] + line["async/dropped_no_signal"]
-        assert line["async/dropped_stale"] == 0
         assert carried + line["async/started"] == gone + line["async/carried"]
         assert ready + line["async/finished"] == gone + line["async/ready"]
         carried, ready = line["async/carried"], line["async/ready"]
@@ -307,19 +306,3 @@ def test_the_reward_model_scores_when_a_batch_may_be_complete(monkeypatch: pytes
     virtual_time.run(loop_async.train_async(run))
     assert sum(scored) == sum(line["async/finished"] for line in run.tracker.lines)
     assert scored[0] == SIZE and len(scored) < 0.6 * sum(scored)
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_the_counts_add_up_without_staleness_after_a_resume(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
-    run = make_run(monkeypatch, staleness=0, dynamic=dynamic, steps=8)
-    run.progress = Progress(prompts_consumed=9, unfinished=[2, 4, 5, 7])
-    virtual_time.run(loop_async.train_async(run))
-    carried = 4.0
-    for line in run.tracker.lines:
-        gone = sum(line[f"async/{name}"] for name in COUNTED if name not in ("started", "finished"))
-        assert carried + line["async/started"] == gone + line["async/carried"]
-        assert line["staleness/max"] == 0
-        carried = line["async/carried"]
-    assert carried == 0
-    assert run.workers.engines.played == [2, 4, 5, 7, *range(9, run.progress.prompts_consumed)]
-    assert (sum(line["async/dropped_stale"] for line in run.tracker.lines) > 0) is dynamic

@@ -10,8 +10,8 @@ import torch
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import FrozenFsdp, Model
-from alphaapollo.data.batch import TrainBatch
-from alphaapollo.data.packing import build_train_batch
+from alphaapollo.data.batch import BatchLayout
+from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.models import sharding
 from alphaapollo.models.load import load_reward_model
 from alphaapollo.types import Row
@@ -36,9 +36,9 @@ def scorer_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
     return folder
 
 
-def one_batch(num_ranks: int, max_tokens: int, padded: bool) -> TrainBatch:
+def one_batch(num_ranks: int, max_tokens: int, padded: bool) -> BatchLayout:
     rows = [Row(ids, [0] * (len(ids) - 1) + [1], [0.0] * len(ids), [len(ids) - 1]) for ids in TEXTS]
-    return build_train_batch(rows, list(range(len(rows))), num_ranks, len(rows), max_tokens, padded, 0, False)
+    return build_batch_layout(rows, list(range(len(rows))), num_ranks, len(rows), max_tokens, padded, 0, False)
 
 
 def scores(rank: int, num_ranks: int, address: str, layout: tuple[str, int, int], folder: str) -> np.ndarray:

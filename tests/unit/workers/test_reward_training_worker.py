@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import FrozenFsdp, Model, RmConfig
-from alphaapollo.data.packing import build_train_batch
+from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.data.preference_batch import distribute_preference_examples
 from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.models import sharding
@@ -119,7 +119,7 @@ def test_an_exported_model_gives_the_scores_of_training(model_folder, close_late
     assert after["score_rejected"] == pytest.approx(rejected, abs=1e-4)
     model = resolve_model(Model(path=str(folder)), "cpu")
     frozen = close_later(RewardModelWorker(model, FrozenFsdp(), RankPlacement(0, 1, "", "cpu", 1)))
-    layout = build_train_batch(rows, range(len(rows)), 1, len(rows), 10_000, True, 0, False)
+    layout = build_batch_layout(rows, range(len(rows)), 1, len(rows), 10_000, True, 0, False)
     scores = layout.join_columns([frozen.compute_scores(layout.rank_batches[0])])
     np.testing.assert_allclose(scores, expected, atol=1e-4)
     again = close_later(make_worker(Case(str(folder)), 0, 1, ""))

@@ -15,7 +15,7 @@ from alphaapollo.config.load import load_config
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.batch import RankBatch
-from alphaapollo.data.packing import build_train_batch
+from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.models import sharding
 from alphaapollo.types import Row
@@ -57,7 +57,7 @@ def make(model_folder, close_later) -> Callable[..., tuple[SftWorker, SftCase]]:
 
 def rank_batch(case: SftCase, rows: list[Row], rank: int, num_ranks: int) -> RankBatch:
     padded, shared = case.attention == "padded", case.sequence_parallel
-    layout = build_train_batch(
+    layout = build_batch_layout(
         rows, range(len(rows)), num_ranks // shared, len(rows), case.max_tokens, padded, 0, False
     )
     return layout.rank_batches[rank // shared]

@@ -17,8 +17,8 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.config.schema.base import Device
-from alphaapollo.data.batch import Columns, Rows, TrainBatch
-from alphaapollo.data.packing import build_train_batch
+from alphaapollo.data.batch import BatchLayout, Columns, Rows
+from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.launch.builders import make_teacher_model_sections
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor, local_tensor
@@ -108,7 +108,7 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
     return PolicyWorker(setup, placement, sender)
 
 
-def make_batch(case: Case, num_ranks: int) -> TrainBatch:
+def make_batch(case: Case, num_ranks: int) -> BatchLayout:
     rows = make_rows_with_pictures(Path(case.folder)) if case.pictures else some_rows(case.num_rows)
     if case.rough:
         rows = [cut_to_one_token(row) if index in (0, 2) else row for index, row in enumerate(rows)]
@@ -120,7 +120,7 @@ def make_batch(case: Case, num_ranks: int) -> TrainBatch:
         rows = [replace(row, teacher_prompt_ids=longer_prompt(row, index)) for index, row in enumerate(rows)]
     rows = [rows[index] for index in case.row_order]
     padded = case.attention == "padded"
-    return build_train_batch(
+    return build_batch_layout(
         rows, list(range(case.num_rows)), num_ranks, case.mini_batch_size, case.max_tokens, padded, 0, False
     )
 
@@ -141,7 +141,7 @@ def some_experts(row: Row, seed: int) -> np.ndarray:
     return generator.random((len(row.token_ids), 2, 4)).argsort(-1)[..., :2].astype(np.uint8)
 
 
-def make_columns(case: Case, batch: TrainBatch, rank: int, old: bool = True, ref: bool = False) -> Columns:
+def make_columns(case: Case, batch: BatchLayout, rank: int, old: bool = True, ref: bool = False) -> Columns:
     """Columns like the driver's: read-only, with weights over the mini-batch. A row has the same values in any order
     of the rows."""
     generator = np.random.default_rng(1)

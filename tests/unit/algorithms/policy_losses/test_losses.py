@@ -176,7 +176,7 @@ def test_levels():
 
 def test_the_shape_of_a_loss_is_checked():
     register_policy_loss("row_in_disguise")(lambda batch, config: PolicyLossOutput(batch.logp.sum(1)))
-    with pytest.raises(ValueError, match=r"level=token.* \(1, 2\), but has \(1,\)"):
+    with pytest.raises(ValueError, match=r"level=token.* \(1, 2\), but got .*\(1,\)"):
         get_policy_loss("row_in_disguise")(inputs([[1.0, 1.0]], [[1.0] * 2], [[1, 1]]), Actor())
 
 

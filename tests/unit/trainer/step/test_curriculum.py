@@ -40,7 +40,8 @@ def test_results_change_the_weights() -> None:
     curriculum = CurriculumSampler(tasks, settings())
     assert sorted(curriculum.choose_prompts(progress, [0, 1, 2, 3])) == [0, 1, 2, 3]
     groups = [results(tasks[0], 1, 1), results(tasks[1], 0, 0), results(tasks[2], 1, 0)]
-    metrics = curriculum.update(progress, groups)
+    curriculum.observe(progress, groups)
+    metrics = curriculum.pop_metrics()
     assert metrics == {
         "curriculum/stage": 1.0,
         "curriculum/observed": 0.75,
@@ -51,7 +52,7 @@ def test_results_change_the_weights() -> None:
     assert curriculum._compute_weights(progress.curriculum).tolist() == [0.05, 0.05, 1.0, 1.0]
     by_pool = CurriculumSampler(tasks, settings("difficulty", revisit_rate=0.1))
     assert by_pool._compute_weights(progress.curriculum).tolist() == [0.1, 0.2, 1.0, 1.0]
-    curriculum.update(progress, [results(tasks[0], 0, 0)])
+    curriculum.observe(progress, [results(tasks[0], 0, 0)])
     assert curriculum._compute_weights(progress.curriculum)[0] == 1.0  # decayed to 0.5: no longer retired
 
 
@@ -66,7 +67,8 @@ def test_stages_open_at_their_gates() -> None:
         ({"val/accuracy": 0.8}, results(tasks[0], 0, 0), [1, 1, 1, 1, 1]),  # an open stage stays open
     ):
         progress.validation = validation
-        stage = curriculum.update(progress, [result])["curriculum/stage"]
+        curriculum.observe(progress, [result])
+        stage = curriculum.pop_metrics()["curriculum/stage"]
         is_open = curriculum._compute_weights(progress.curriculum) > 0
         assert is_open.tolist() == weights and stage == sum(weights) - 2
 
@@ -75,10 +77,10 @@ def test_a_gate_metric_must_exist() -> None:
     stages = [{"data_source": "a", "metric": "val/b/accuracy"}, {"data_source": "*"}]
     tasks, progress = prompts("a", "b"), Progress()
     curriculum = CurriculumSampler(tasks, settings("uniform", stages=stages))
-    curriculum.update(progress, [])  # not validated yet
+    curriculum.observe(progress, [])  # not validated yet
     progress.validation = {"val/accuracy": 0.9}
     with pytest.raises(ValueError, match=r"val/b/accuracy, .* one of val/accuracy\."):
-        curriculum.update(progress, [])
+        curriculum.observe(progress, [])
     config = {"train_files": "a.parquet", "curriculum": {"stages": stages}}
     with pytest.raises(ValueError, match=r"val/b/accuracy\. Set data\.val_files"):
         Config.model_validate({"data": config})
@@ -100,7 +102,7 @@ def test_a_resumed_run_draws_what_the_uninterrupted_run_draws(tmp_path: Path) ->
     tasks, data = prompts(*["a"] * 30, first_id=5), settings()
     progress, curriculum = Progress(step=1, prompts_consumed=4, unfinished=[1, 3]), CurriculumSampler(tasks, data)
     drawn = curriculum.choose_prompts(progress, [0, 1, 2, 3])
-    curriculum.update(progress, [results(tasks[drawn[0]], 1, 0), results(tasks[drawn[2]], 0.3, 0.3)])
+    curriculum.observe(progress, [results(tasks[drawn[0]], 1, 0), results(tasks[drawn[2]], 0.3, 0.3)])
     progress.write(tmp_path)
     resumed, fresh = Progress.read(tmp_path), CurriculumSampler(tasks, data)
     assert np.array_equal(resumed.curriculum.pass_rates, progress.curriculum.pass_rates, equal_nan=True)
@@ -115,7 +117,7 @@ def test_rows_that_are_dropped_at_resume_are_replaced() -> None:
     tasks, progress = prompts("a", "a", "a"), Progress(unfinished=[0, 1])
     curriculum = CurriculumSampler(tasks, settings())
     curriculum.choose_prompts(progress, [0, 1])
-    curriculum.update(progress, [results(tasks[2], 1, 1)])
+    curriculum.observe(progress, [results(tasks[2], 1, 1)])
     kept = CurriculumSampler([tasks[2]], settings())
     assert kept.choose_prompts(progress, [0, 1]) == [0, 0]
     assert kept._compute_weights(progress.curriculum).tolist() == [0.05]
@@ -129,7 +131,7 @@ def test_uniform_stages_draw_each_prompt_once_per_epoch() -> None:
     drawn = [sampler.choose_prompts(progress, [2 * k, 2 * k + 1]) for k in range(6)]
     numbers = [number for pair in drawn for number in pair]
     assert sorted(numbers[:5]) == sorted(numbers[5:10]) == list(range(5))
-    sampler.update(progress, [results(tasks[number], 1, 1) for number in range(5)])
+    sampler.observe(progress, [results(tasks[number], 1, 1) for number in range(5)])
     assert progress.curriculum.stage == 1
     again = CurriculumSampler(tasks, data)
     numbers = [again.choose_prompts(progress, [position])[0] for position in range(12, 34)]

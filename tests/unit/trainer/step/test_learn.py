@@ -14,7 +14,6 @@ from alphaapollo.config.schema import Config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.replay.record import make_trained_rows
 from alphaapollo.trainer.step.learn import learn
 from tests.unit.trainer.samples import group, trajectory
 
@@ -138,7 +137,7 @@ def test_log_probs_and_advantages_of_each_sequence_are_logged(is_known_before: b
         run.config = replace_value(run.config, "algorithm.use_kl_in_reward", False)
     learned = asyncio.run(learn(run, 3, [GROUP], Timer()))
     assert learned.batch and learned.credit
-    rows = make_trained_rows(learned)
+    rows = learned.list_trained_rows()
     assert [(row.prompt_id, row.sample, row.row) for row in rows] == [(0, 0, 0), (0, 1, 0)]
     advantages = np.concatenate([rank.advantages for rank in learned.credit.columns])  # one rank
     order = np.argsort(learned.batch.layout.row_order[0])

@@ -6,7 +6,7 @@ from pathlib import Path
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.data import Data
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.step.collect import take_recent_groups
+from alphaapollo.trainer.step.collect import CollectedGroups, add_recent_groups
 from alphaapollo.types import Prompt, TrajectoryGroup
 from tests.unit.trainer.samples import build, credit_of, group, matrix_of, trajectory
 
@@ -14,6 +14,10 @@ from tests.unit.trainer.samples import build, credit_of, group, matrix_of, traje
 def rewarded(prompt_id: int, *rewards: float) -> TrajectoryGroup:
     own = [trajectory(sample, reward, 2) for sample, reward in enumerate(rewards)]
     return group(*own, prompt=Prompt(prompt_id, "test", "text"))
+
+
+def take_recent_groups(progress: Progress, step: int, fresh: list[TrajectoryGroup], data: Data) -> CollectedGroups:
+    return add_recent_groups(progress, step, CollectedGroups(fresh, fresh, 1), data)
 
 
 def settings(groups: int = 2, max_age: int = 2) -> Data:
@@ -25,11 +29,11 @@ def test_groups_are_reused_until_they_are_too_old() -> None:
     reused = []
     for step in range(1, 6):
         fresh = [rewarded(step, 1, 0), rewarded(10 * step, 1, 1)] if step < 4 else []  # equal rewards: not kept
-        groups, metrics = take_recent_groups(progress, step, fresh, data)
-        reused.append([one.prompt.id for one in groups])
-        assert metrics["reuse/groups"] == len(groups)
+        collected = take_recent_groups(progress, step, fresh, data)
+        reused.append([one.prompt.id for one in collected.reused])
+        assert collected.metrics["reuse/groups"] == len(collected.reused)
     assert reused == [[], [1], [1, 2], [2, 3], [3]]
-    assert metrics == {"reuse/groups": 1.0, "reuse/age": 2.0}
+    assert collected.metrics == {"reuse/groups": 1.0, "reuse/age": 2.0}
 
 
 def test_a_resumed_run_reuses_the_same_groups(tmp_path: Path) -> None:
@@ -38,12 +42,12 @@ def test_a_resumed_run_reuses_the_same_groups(tmp_path: Path) -> None:
     progress.write(tmp_path)
     resumed, copied = Progress.read(tmp_path), deepcopy(progress)
     assert [step for step, _ in resumed.recent.entries] == [1] * 8
-    chosen = [take_recent_groups(one, 2, [], data)[0] for one in (progress, resumed, copied)]
+    chosen = [take_recent_groups(one, 2, [], data).reused for one in (progress, resumed, copied)]
     assert [[one.prompt.id for one in groups] for groups in chosen[1:]] == [[one.prompt.id for one in chosen[0]]] * 2
     for kept, read in zip(*chosen[:2], strict=True):
         for one, other in zip(kept.trajectories, read.trajectories, strict=True):
             assert (one.rows[0].logprobs, one.reward) == (other.rows[0].logprobs, other.reward)
-    assert take_recent_groups(copied, 3, [], settings(groups=0)) == ([], {})
+    assert take_recent_groups(copied, 3, [], settings(groups=0)) == CollectedGroups([], [], 1)
 
 
 def test_a_reused_group_keeps_its_own_baseline() -> None:

@@ -9,7 +9,7 @@ from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor, SelfTeacher, Teacher
 from alphaapollo.trainer.step.credit import WorkerOutputs, assign_credit
 from alphaapollo.trainer.step.training_batch import (
-    Batch,
+    TrainingBatch,
     build_batch,
     check_prompts_have_length_budgets,
     is_usable_for_training,
@@ -20,7 +20,7 @@ from tests.matrices import pad
 from tests.unit.trainer.samples import build, credit_of, group, make_config, matrix_of, trajectory
 
 
-def shaped(batch: Batch) -> list[float]:
+def shaped(batch: TrainingBatch) -> list[float]:
     """Each row's rewards, summed."""
     return pad(batch.layout, batch.token_rewards).sum(-1).tolist()
 
