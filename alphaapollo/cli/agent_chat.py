@@ -13,13 +13,13 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.processes.time_limit import TimeLimit
+from alphaapollo.processes.watchdog import new_run_id, start_reaper
 from alphaapollo.rollout.agents.rows import list_new_messages
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
 from alphaapollo.rollout.agents.session import Request, Session
 from alphaapollo.types import Message, Prompt, Sampling
 from alphaapollo.utils.seeds import derive_seed
-from alphaapollo.utils.time_limit import TimeLimit
-from alphaapollo.utils.watchdog import new_run_id, start_reaper
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from typing import Never
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
 from alphaapollo.environments.base import EnvironmentFailure, Services, get_environment_spec, wrap_environment_errors
 from alphaapollo.environments.environment_tools import open_toolbox
+from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.rollout.agents.runner import open_agent_runner
@@ -21,7 +22,6 @@ from alphaapollo.rollout.agents.session import Session, SessionLimits
 from alphaapollo.rollout.check_replies import check_reset_reply
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.types import JsonObject, Message, Prompt, Sampling, Score
-from alphaapollo.utils.time_limit import TimeLimit
 
 TRIAL_ANSWERS = ("<answer>TRUTH</answer>", r"The answer is \boxed{TRUTH}.", "TRUTH", "I do not know.", "")
 PLACEHOLDER = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # excludes LaTeX such as \boxed{n}

@@ -33,6 +33,7 @@ from alphaapollo.environments.base import Environment, Services, get_environment
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.memory import read_peak_memory_gib
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.processes.time_limit import pause_all_time_limits, resume_all_time_limits
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges.client import CompleteMessage
 from alphaapollo.rollout.agents.endpoint import open_endpoint
@@ -48,7 +49,6 @@ from alphaapollo.tools.tool_calls import ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import GroupRequest, Sampling, TrajectoryGroup, Turn, WeightReceipt
 from alphaapollo.utils.heartbeat import HEARTBEAT
-from alphaapollo.utils.time_limit import pause_all_time_limits, resume_all_time_limits
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.transport import TransportKind, WeightReader, get_weights_folder
 

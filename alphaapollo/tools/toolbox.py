@@ -14,10 +14,10 @@ import jsonschema
 
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.registry import suggest_similar
-from alphaapollo.utils.time_limit import exclude_from_time_limit
 
 MAX_ARGUMENT_BYTES = 1 << 16
 

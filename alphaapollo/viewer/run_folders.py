@@ -18,7 +18,7 @@ from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.launch.format import upgrade_folder
 from alphaapollo.launch.run_history import read_history
 from alphaapollo.launch.run_plan import read_input_digests
-from alphaapollo.utils.folder_lock import read_lock_owner
+from alphaapollo.processes.folder_lock import read_lock_owner
 from alphaapollo.utils.json_types import JsonObject
 
 MARKERS = ("config.yaml", "metrics.jsonl", "results.jsonl", "pool.jsonl")  # a folder with one of these files is a run

@@ -28,11 +28,11 @@ from alphaapollo.config.schema import Env, Rollout  # noqa: E402
 from alphaapollo.engines.factory import make_engine  # noqa: E402
 from alphaapollo.engines.protocol import Engine  # noqa: E402
 from alphaapollo.engines.spec import EngineSpec  # noqa: E402
+from alphaapollo.processes.time_limit import TimeLimit  # noqa: E402
 from alphaapollo.rollout.agents.endpoint import open_endpoint  # noqa: E402
 from alphaapollo.rollout.agents.session import Session, SessionLimits  # noqa: E402
 from alphaapollo.types import Sampling  # noqa: E402
 from alphaapollo.utils.seeds import derive_seed  # noqa: E402
-from alphaapollo.utils.time_limit import TimeLimit  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model  # noqa: E402
 
 FOLDER = ROOT / "outputs" / "bench"

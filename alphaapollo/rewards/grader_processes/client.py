@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.rewards.base import get_question, make_failed_score, make_wrong_format_score
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.grader_processes.process import (
@@ -33,7 +34,6 @@ from alphaapollo.rewards.judges.client import CompleteMessage, JudgeClient, Judg
 from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.rewards.registry import assign_judges
 from alphaapollo.types import JudgeUsage, Prompt, Score, Turn
-from alphaapollo.utils.time_limit import exclude_from_time_limit
 
 MAX_ATTEMPTS = 2  # attempts per completion
 ORDINARY_ANSWER = "<answer>0</answer>"  # if a grader fails on this, too, the ground truth or the machine is at fault

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
+from alphaapollo.processes.process_tree import exit_with_parent
 from alphaapollo.rewards.base import (
     adapt_to_episode,
     convert_to_float,
@@ -28,7 +29,6 @@ from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.grader_processes.protocol import IMPORTING, LoadReport, Request, encode_reply
 from alphaapollo.rewards.registry import load_answer_maker, load_grader
 from alphaapollo.types import Episode, EpisodeTurn, Prompt, Score
-from alphaapollo.utils.process_tree import exit_with_parent
 from alphaapollo.utils.user_module import format_error, load_user_module
 
 EpisodeFunction = Callable[[Prompt, Episode], object]

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Protocol
 from alphaapollo.config.schema import Env
 from alphaapollo.engines.http_api import CURRENT_REQUEST, HttpApiSettings
 from alphaapollo.engines.protocol import EngineError
+from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.base import convert_to_float
 from alphaapollo.rollout.agents.session import Request, Session
 from alphaapollo.types import JsonObject
-from alphaapollo.utils.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     import uvicorn

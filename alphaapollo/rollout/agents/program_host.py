@@ -31,8 +31,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from alphaapollo.processes.process_tree import exit_with_parent, list_child_pids
 from alphaapollo.utils.json_types import JsonObject
-from alphaapollo.utils.process_tree import exit_with_parent, list_child_pids
 
 PR_SET_CHILD_SUBREAPER = 36
 TASK, RESULT = "task.json", "result.json"  # files in the folder of a session

@@ -15,6 +15,7 @@ from functools import partial
 
 from alphaapollo.config.schema import Agent, Data, Env, GenerationData
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.openai_connection import make_openai_message
 from alphaapollo.rollout.agents.endpoint import AroundRequest, EndpointServer, HttpEngine, answer_request, open_endpoint
@@ -24,7 +25,6 @@ from alphaapollo.rollout.agents.session import Session, SessionLimits
 from alphaapollo.rollout.context import check_rows_match_turns
 from alphaapollo.rollout.episode import MAX_ATTEMPTS, EpisodeTask, make_failure_score, score_limit
 from alphaapollo.types import EpisodeEnd, Message, Prompt, Score, Trajectory, Turn
-from alphaapollo.utils.time_limit import TimeLimit
 
 logger = logging.getLogger(__name__)
 

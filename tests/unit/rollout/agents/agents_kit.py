@@ -11,12 +11,12 @@ import openai
 from alphaapollo.config.schema import Model
 from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.engines.vllm.canned import CannedEngine
+from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rollout.agents.endpoint import EndpointServer, SessionGate
 from alphaapollo.rollout.agents.rows import build_turns_and_rows
 from alphaapollo.rollout.agents.session import Session, SessionLimits
 from alphaapollo.rollout.context import check_rows_match_turns
 from alphaapollo.types import Sampling
-from alphaapollo.utils.time_limit import TimeLimit
 from tests.unit.tool_templates import tokenizer_of
 
 MAX_LENGTH = 4096

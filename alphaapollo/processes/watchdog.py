@@ -123,7 +123,8 @@ def start_reaper(run_id: str, cleanup_paths: Iterable[str | Path]) -> None:
 
     The reaper kills every process of the run on this machine, and removes `cleanup_paths`.
     """
-    command = [sys.executable, "-m", "alphaapollo.utils.watchdog", str(os.getpid()), run_id, *map(str, cleanup_paths)]
+    module = "alphaapollo.processes.watchdog"
+    command = [sys.executable, "-m", module, str(os.getpid()), run_id, *map(str, cleanup_paths)]
     environment = {name: value for name, value in os.environ.items() if name != RUN}
     subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
 
