@@ -116,10 +116,8 @@ class ToolBox:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 return f"{name}: the arguments are not JSON: {error}."
-            except RecursionError:
-                return f"{name}: the arguments are nested too deeply."
         schema_error = next(iter(self._validators[name].iter_errors(arguments)), None)
         if schema_error is not None:
             location = "".join(f" {part!r}" for part in schema_error.absolute_path)

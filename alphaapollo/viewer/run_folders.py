@@ -69,8 +69,7 @@ def read_run_state(folder: Path) -> RunState:
     except Exception as error:  # noqa: BLE001  the other runs are shown
         return RunState("unreadable", str(error))
     if owner is not None:
-        values: JsonObject = owner if isinstance(owner, dict) else {}  # the lock file may be damaged
-        host, pid = values.get("host", ""), values.get("pid", 0)
+        host, pid = owner["host"], owner["pid"]
         if host != socket.gethostname():
             return RunState("running", f"on {host}")
         if isinstance(pid, int) and 0 < pid < 2**31 and psutil.pid_exists(pid):

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import alphaapollo
+from alphaapollo.processes import watchdog
 from alphaapollo.processes.entry_point import entry_point, print_redacted_traceback
 from alphaapollo.processes.watchdog import treat_signals_as_ctrl_c
-from alphaapollo.utils import watchdog
 
 UNGUARDED = """
 import multiprocessing, os, sys
