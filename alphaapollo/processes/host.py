@@ -62,11 +62,12 @@ class ProcessHost:
 
     async def read_first_reply(self, timeout: float) -> bytes:
         """Wait until the process is ready. Returns its first reply. Raises ProcessError."""
-        return await self._wait(0, self._waiting[0], timeout)
+        return await self._wait(0, self._waiting[0], timeout, READ_GRACE)
 
-    async def request(self, payload: bytes, timeout: float) -> bytes:
-        """Send a request and return the reply. Raises ProcessError; after a timeout, the process is killed."""
-        return await self._wait(*self.send(payload), timeout)
+    async def request(self, payload: bytes, timeout: float, grace: float = READ_GRACE) -> bytes:
+        """Send a request and return the reply. Raises ProcessError; `grace` seconds after the timeout, the process is
+        killed."""
+        return await self._wait(*self.send(payload), timeout, grace)
 
     def send(self, payload: bytes) -> tuple[int, asyncio.Future[bytes]]:
         """Send a request. Returns its number and a future of the reply, which raises ProcessDiedError."""
@@ -78,10 +79,10 @@ class ProcessHost:
             self._fail_replies("it had ended before the request")
         return number, reply
 
-    async def _wait(self, number: int, reply: asyncio.Future[bytes], timeout: float) -> bytes:
+    async def _wait(self, number: int, reply: asyncio.Future[bytes], timeout: float, grace: float) -> bytes:
         try:
             await asyncio.wait((reply,), timeout=timeout)
-            await asyncio.wait((reply,), timeout=READ_GRACE)
+            await asyncio.wait((reply,), timeout=grace)
         finally:
             self._waiting.pop(number, None)
         if reply.done():

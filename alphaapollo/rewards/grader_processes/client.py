@@ -233,7 +233,7 @@ class RewardClient:
                     self._idle = [process for process in self._idle if process.is_running and not self._is_closed]
                     self._idle = self._idle or [await self._start_process()]
                 timeout = self._reward.timeout  # the process itself stops the function
-                reply = await self._idle[0].request(request, timeout + EXIT_GRACE)
+                reply = await self._idle[0].request(request, timeout, EXIT_GRACE)
                 if not reply.strip():
                     raise ProcessTimeoutError(f"the process gave no answer within {timeout:g} s")
                 score = decode_reply(reply)

@@ -88,7 +88,8 @@ def load_agent(path: str) -> Callable[..., object]:
 def serve(parent_pid: int, path: str, command: str) -> None:
     """Start and end programs until the pipe from the parent closes."""
     requests, reply_pipe = reserve_stdin_and_stdout()
-    pipe, replies = requests.raw, reply_pipe.fileno()  # without a buffer, so that `select` sees each request
+    pipe: Any = requests.raw  # without a buffer, so that `select` sees each request
+    replies = reply_pipe.fileno()
     exit_with_parent(parent_pid, signal.SIGTERM)
     run, error = None, ""
     try:

@@ -38,6 +38,7 @@ def test_random_sessions_do_not_depend_on_retries():
                 request = talk.ask(*chat, n=n, retry=retry)
                 if generator.random() < 0.5:
                     reward = float(generator.integers(1, 5)) / 4
+                    request.id = f"request {len(chats)}"
                     talk.session.give_reward(request.id, reward)
                     given += reward
                 for answer in request.answers:
