@@ -13,13 +13,13 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.processes.time_limit import TimeLimit
+from alphaapollo.processes.watchdog import new_run_id, start_reaper
 from alphaapollo.rollout.agents.rows import list_new_messages
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
-from alphaapollo.rollout.agents.session import Request, Session
+from alphaapollo.rollout.agents.session import AgentSession, Request
 from alphaapollo.types import Message, Prompt, Sampling
 from alphaapollo.utils.seeds import derive_seed
-from alphaapollo.utils.time_limit import TimeLimit
-from alphaapollo.utils.watchdog import new_run_id, start_reaper
 
 
 @asynccontextmanager
@@ -57,7 +57,7 @@ async def answer_chat(
     """Run the program once with the chat as the content of its task. Returns its last answer; None if it failed."""
     number = sum(message["role"] == "user" for message in messages)
     timeout = runner.agent.timeout
-    session = Session(sampling, partial(derive_seed, sampling.seed, "chat", number), runner.limits)
+    session = AgentSession(sampling, partial(derive_seed, sampling.seed, "chat", number), runner.limits)
     try:
         prompt = Prompt(number, "chat", messages, ground_truth="")
         error = (await runner.run_program(prompt, 0, session, TimeLimit(timeout))).error

@@ -24,9 +24,9 @@ from alphaapollo.config.schema import Env, GenerationConfig
 from alphaapollo.environments.base import Environment, Services, StepResult, get_environment_spec, register_environment
 from alphaapollo.launch.run_model import load_run_model
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.processes.entry_point import entry_point
 from alphaapollo.rewards.openai_connection import make_connection_options, make_openai_message
 from alphaapollo.types import IMAGE_MARK, EpisodeEnd, GroupRequest, Message, Picture, Prompt, Score, Trajectory
-from alphaapollo.utils.entry_point import entry_point
 from alphaapollo.utils.redaction import replace_control_characters
 
 if TYPE_CHECKING:

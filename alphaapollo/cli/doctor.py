@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from alphaapollo.utils.network import find_connection_error, reserve_port, take_reserved_socket_fd
+from alphaapollo.processes.network import find_connection_error, reserve_port, take_reserved_socket_fd
 
 GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")

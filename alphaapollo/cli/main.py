@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from alphaapollo import __version__
 from alphaapollo.cli.subcommands import SUBCOMMANDS, Subcommand
-from alphaapollo.utils.entry_point import MainFunction
+from alphaapollo.processes.entry_point import MainFunction
 from alphaapollo.utils.registry import suggest_similar
 
 HELP = ("-h", "--help", "help")

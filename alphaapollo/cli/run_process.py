@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
-from alphaapollo.utils.watchdog import exit_when_process_ends, treat_signals_as_ctrl_c
+from alphaapollo.processes.host import make_subprocess_environ
+from alphaapollo.processes.watchdog import exit_when_process_ends, treat_signals_as_ctrl_c
 
 OnIteration = Callable[[int, dict[str, float]], None]
 """Callback that receives the step and the metrics of an iteration."""

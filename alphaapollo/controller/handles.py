@@ -27,8 +27,8 @@ from alphaapollo.observability.spans import (
     take_recorded_spans,
     take_torch_spans,
 )
+from alphaapollo.processes.watchdog import remove_paths
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
-from alphaapollo.utils.watchdog import remove_paths
 from alphaapollo.weight_sync.digest import format_digest
 from alphaapollo.weight_sync.verification import Probe, merge_weight_updates
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from alphaapollo.controller.worker_groups import LocalWorkerGroups, WorkerGroups, WorkerSpecs
-from alphaapollo.utils.temp_folder import register_cleanup
-from alphaapollo.utils.watchdog import start_reaper
+from alphaapollo.processes.temp_folder import register_cleanup
+from alphaapollo.processes.watchdog import start_reaper
 
 
 async def launch_workers(

@@ -27,9 +27,9 @@ from alphaapollo.controller.nodes import (
 )
 from alphaapollo.controller.placement import Machine, query_smallest_gpu_memory_bytes
 from alphaapollo.controller.ranks import WorkerDied
+from alphaapollo.processes.network import restrict_network_to_loopback
+from alphaapollo.processes.watchdog import JOB_SIGNALS
 from alphaapollo.utils.heartbeat import read_process
-from alphaapollo.utils.network import restrict_network_to_loopback
-from alphaapollo.utils.watchdog import JOB_SIGNALS
 
 POLL_SECONDS = 1.0
 NOTICE_SECONDS = 30.0

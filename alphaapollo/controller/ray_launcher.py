@@ -30,7 +30,7 @@ from alphaapollo.controller.ray_cluster import (
 from alphaapollo.controller.ray_ranks import CPU_SHARE, ActorSlot, RayRanks, pickle_function
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, start_rollout_worker
 from alphaapollo.engines.protocol import EngineDied, EngineError
-from alphaapollo.utils.watchdog import RUN, kill_run_processes, remove_paths
+from alphaapollo.processes.watchdog import RUN, kill_run_processes, remove_paths
 from alphaapollo.weight_sync.transport import assign_weight_writers
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from alphaapollo.controller.health.stall_detector import WorkerSnapshot
 from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, await_if_awaitable, get_enclosing_method_name
 from alphaapollo.engines.protocol import EngineDied, EngineError
+from alphaapollo.processes.network import reserve_port
+from alphaapollo.processes.watchdog import JOB_SIGNALS, exit_when_process_ends
 from alphaapollo.utils.heartbeat import HEARTBEAT, ProcessTreeReport, dump_stacks, read_process
-from alphaapollo.utils.network import reserve_port
-from alphaapollo.utils.watchdog import JOB_SIGNALS, exit_when_process_ends
 
 W = TypeVar("W")
 A = TypeVar("A")

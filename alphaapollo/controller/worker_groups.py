@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, FinetuningGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ranks import LocalRanks, Ranks, ThreadRanks
-from alphaapollo.utils.network import restrict_network_to_loopback
-from alphaapollo.utils.watchdog import remove_paths
+from alphaapollo.processes.network import restrict_network_to_loopback
+from alphaapollo.processes.watchdog import remove_paths
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker

@@ -17,11 +17,13 @@ ParseAnswer = Callable[[str, list[int]], tuple[str, list[tuple[str, str]]]]
 """(text, token ids) -> content and tool calls, as the client receives them."""
 
 
+MODEL_NAME = "policy"  # name of the policy in requests
+
+
 @dataclass(frozen=True)
 class HttpApiSettings:
     """Settings of an HTTP API."""
 
-    model_names: Sequence[str]  # names of the policy that requests may use
     tool_parser: str = ""  # vLLM's parser of tool calls; empty: answers have no tool calls
     reasoning_parser: str = ""  # vLLM's parser of reasoning; empty: reasoning is part of the text
     template_arguments: Mapping[str, object] = field(default_factory=dict)  # data.apply_chat_template_kwargs

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 from alphaapollo.environments.base import FinalAnswer, Observation, Services, StepResult
 from alphaapollo.environments.tag_parser import read_action
-from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus
-from alphaapollo.tools.tool_calls import ToolCallParseError, ToolCallParser
+from alphaapollo.tools.base import Session, ToolCallParseError, ToolCallParser, ToolFailedError, ToolResult, ToolStatus
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import IMAGE_MARK, Message, Outcome, Score
 

@@ -18,7 +18,7 @@ from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Env
 from alphaapollo.config.schema.base import Section
-from alphaapollo.tools.tool_calls import ToolCallParser
+from alphaapollo.tools.base import ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.registry import Registry
@@ -170,11 +170,6 @@ def check_environment(config: Env) -> EnvironmentSpec:
         raise ValueError(
             f"env.env_name={name} does not call tools. Remove env.tools, env.mcp_servers and env.action_format, or "
             "use an environment with tools (informal_math, or your own)."
-        )
-    if config.tool_parser and not config.parses_native_calls:
-        raise ValueError(
-            f"env.tool_parser={config.tool_parser} has no effect with env.action_format=tags. Set "
-            "env.action_format=chat_template or remove env.tool_parser."
         )
     spec.read_settings(config)
     if spec.check is not None:

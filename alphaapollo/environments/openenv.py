@@ -22,10 +22,10 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.environments.text_game import derive_instance_seed
+from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.types import JsonObject, Message, Prompt, Score
 from alphaapollo.utils.redaction import map_texts, replace_surrogates
 from alphaapollo.utils.templates import fill_template
-from alphaapollo.utils.time_limit import exclude_from_time_limit
 
 logger = logging.getLogger(__name__)
 

@@ -33,9 +33,9 @@ from alphaapollo.models.folder_check import check_weight_files, list_template_no
 from alphaapollo.models.load import check_causal_lm
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import GroupRequest, Prompt, Sampling
-from alphaapollo.utils.watchdog import new_run_id
 
 RESULTS = "results.jsonl"
 

@@ -22,7 +22,7 @@ from alphaapollo.evolving.role_calls import RoleModelCaller, Transcript
 from alphaapollo.evolving.roles import ModelReply, make_user_chat
 from alphaapollo.rollout.agents.rows import list_new_messages
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
-from alphaapollo.rollout.agents.session import Request, Session
+from alphaapollo.rollout.agents.session import AgentSession, Request
 from alphaapollo.rollout.check_replies import check_messages
 from alphaapollo.rollout.episode import EpisodeTask
 from alphaapollo.types import EpisodeEnd, Message, Outcome, Prompt, Sampling, Score, Turn
@@ -55,7 +55,7 @@ class AgentProposer:
         return make_transcript(messages, session, end, score)
 
 
-def make_transcript(prompt: list[Message], session: Session, end: EpisodeEnd, score: Score) -> Transcript:
+def make_transcript(prompt: list[Message], session: AgentSession, end: EpisodeEnd, score: Score) -> Transcript:
     """Make the transcript of a session: the chat that ends with its last answer. prompt: used if there is no answer."""
     transcript = Transcript(prompt, len(prompt), score=score, ended_by_environment=True)
     if session.answers:

@@ -31,6 +31,7 @@ from alphaapollo.evolving.budget import Budget, EvolutionStopped, compute_call_p
 from alphaapollo.evolving.model_clients import ModelCallError, ModelClient
 from alphaapollo.evolving.pool import ModelCall, Pool, Usage
 from alphaapollo.evolving.roles import ROLES, ModelReply, Role, RoleView
+from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rollout.check_replies import check_messages, check_reset_reply, check_step_reply
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.rollout.episode import MAX_ATTEMPTS
@@ -39,7 +40,6 @@ from alphaapollo.types import Message, Outcome, Prompt, Sampling, Score
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.redaction import map_texts, replace_surrogates
 from alphaapollo.utils.seeds import derive_seed
-from alphaapollo.utils.time_limit import TimeLimit
 
 
 class ModelUnavailableError(ConnectionError):

@@ -15,7 +15,7 @@ from alphaapollo.launch.session import open_session
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.example_log import NUM_LOGGED, write_examples
 from alphaapollo.observability.timing import Timer
-from alphaapollo.utils.watchdog import new_run_id
+from alphaapollo.processes.watchdog import new_run_id
 
 __all__ = ["prepare_run", "run"]  # called by launch/command.py
 

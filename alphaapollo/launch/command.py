@@ -21,7 +21,7 @@ from alphaapollo.launch.run_model import resolve_model_paths
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.curve import Points, read_curves
 from alphaapollo.observability.run_view import format_duration
-from alphaapollo.utils.entry_point import MainFunction, entry_point
+from alphaapollo.processes.entry_point import MainFunction, entry_point
 
 MAIN_METRICS = (  # of each group, the first metric that the run has logged is summarized
     ("val/accuracy", "val/loss"),

@@ -27,8 +27,8 @@ from alphaapollo.launch.input_checks import detect_node_resources
 from alphaapollo.launch.resume import find_start_point, resume_hint
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
-from alphaapollo.utils.watchdog import RUN, kill_run_processes
+from alphaapollo.processes.folder_lock import FolderInUseError, lock_folder
+from alphaapollo.processes.watchdog import RUN, kill_run_processes
 
 T = TypeVar("T")
 

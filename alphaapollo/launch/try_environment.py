@@ -14,14 +14,14 @@ from typing import Never
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
 from alphaapollo.environments.base import EnvironmentFailure, Services, get_environment_spec, wrap_environment_errors
 from alphaapollo.environments.environment_tools import open_toolbox
+from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.rollout.agents.runner import open_agent_runner
-from alphaapollo.rollout.agents.session import Session, SessionLimits
+from alphaapollo.rollout.agents.session import AgentSession, SessionLimits
 from alphaapollo.rollout.check_replies import check_reset_reply
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.types import JsonObject, Message, Prompt, Sampling, Score
-from alphaapollo.utils.time_limit import TimeLimit
 
 TRIAL_ANSWERS = ("<answer>TRUTH</answer>", r"The answer is \boxed{TRUTH}.", "TRUTH", "I do not know.", "")
 PLACEHOLDER = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # excludes LaTeX such as \boxed{n}
@@ -161,7 +161,7 @@ async def _run_trial(env: Env, prompt: Prompt, model: Model, data: Data | Genera
     agent = env.agent
     name = f"env.agent.path={agent.path}" if agent.path else f"env.agent.command={agent.command}"
     limits = SessionLimits(data.max_length, agent.max_requests, env.max_tokens_per_turn)
-    session = Session(Sampling(data.max_response_length), lambda number: number, limits)
+    session = AgentSession(Sampling(data.max_response_length), lambda number: number, limits)
     async with open_agent_runner(CannedEngine(model, data.max_length), env, data) as runner:
         try:
             result = await runner.run_program(prompt, 0, session, TimeLimit(agent.timeout))

@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from alphaapollo.models.cpu.linear import use_onednn
 from alphaapollo.models.expert_parallel import distribute_experts, find_experts
-from alphaapollo.utils.network import find_interface, take_reserved_socket_fd
+from alphaapollo.processes.network import find_interface, take_reserved_socket_fd
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}

@@ -14,7 +14,7 @@ from typing import Any
 
 from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_environment_errors
 from alphaapollo.observability.spans import SPANS
-from alphaapollo.utils.time_limit import TimeLimit, exclude_from_time_limit
+from alphaapollo.processes.time_limit import TimeLimit, exclude_from_time_limit
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_environment_errors
 from alphaapollo.environments.memory import Step
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rollout.check_replies import check_reset_reply, check_step_reply
 from alphaapollo.rollout.context import Context, build_append_context_rows, check_rows_match_turns
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
@@ -37,7 +38,6 @@ from alphaapollo.types import (
     Turn,
 )
 from alphaapollo.utils.stop_strings import cut_at_stop
-from alphaapollo.utils.time_limit import TimeLimit
 
 MAX_ATTEMPTS = 2  # per episode: a failing environment is retried once
 

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from alphaapollo.config.schema import Env
 from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.data.tool_rendering import QUESTION, ToolRenderer
-from alphaapollo.tools.tool_calls import ToolCall, ToolCallParseError, ToolCallParser, strip_thinking
+from alphaapollo.tools.base import ToolCall, ToolCallParseError, ToolCallParser, strip_thinking
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.user_module import load_user_module
 

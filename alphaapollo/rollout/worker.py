@@ -27,12 +27,14 @@ from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.factory import make_engine
+from alphaapollo.engines.http_api import MODEL_NAME
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.environments.base import Environment, Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.memory import read_peak_memory_gib
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.processes.time_limit import pause_all_time_limits, resume_all_time_limits
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges.client import CompleteMessage
 from alphaapollo.rollout.agents.endpoint import open_endpoint
@@ -44,11 +46,10 @@ from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.rollout.self_teacher import TeacherPromptWriter
 from alphaapollo.rollout.suites import ModelServer, Suite, SuiteResult, run_suite
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
-from alphaapollo.tools.tool_calls import ToolCallParser
+from alphaapollo.tools.base import ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import GroupRequest, Sampling, TrajectoryGroup, Turn, WeightReceipt
 from alphaapollo.utils.heartbeat import HEARTBEAT
-from alphaapollo.utils.time_limit import pause_all_time_limits, resume_all_time_limits
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.transport import TransportKind, WeightReader, get_weights_folder
 
@@ -189,7 +190,7 @@ class RolloutWorker:
         else:
             opening = open_endpoint(self.engine, env, data.apply_chat_template_kwargs)
             endpoint = await self._agents.enter_async_context(opening)
-        key, name = endpoint.gate.suite_key, env.agent.model_names[0]
+        key, name = endpoint.gate.suite_key, MODEL_NAME
         tokenizer = model.tokenizer_path or model.path
         self._suite_server = ModelServer(f"{endpoint.url}/v1", key, name, tokenizer, data.max_length)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import PositiveFloat, PositiveInt
 
-from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, tools
-from alphaapollo.tools.sandbox import SandboxError, SandboxResult, SandboxUnavailableError, get_default_sandbox
+from alphaapollo.tools.base import Session, Tool, ToolResult, ToolStatus, tools
+from alphaapollo.tools.sandbox import SandboxResult, get_default_sandbox
 from alphaapollo.utils.json_types import JsonObject
 
 _STATUS = {"ok": ToolStatus.OK, "timeout": ToolStatus.TIMEOUT, "refused": ToolStatus.REFUSED}
@@ -44,12 +44,9 @@ class PythonCode(Tool):
         if name and self.name not in session.state:
             session.state[self.name] = name
             session.on_close(lambda: self._sandbox.end_session(name))
-        try:
-            result = await self._sandbox.run_async(
-                arguments["code"], timeout=self._timeout, memory_mb=self._memory_mb, echo=True, session=name
-            )
-        except (SandboxError, SandboxUnavailableError) as error:
-            raise ToolFailedError(f"{self.name}: {error}") from error
+        result = await self._sandbox.run_async(
+            arguments["code"], timeout=self._timeout, memory_mb=self._memory_mb, echo=True, session=name
+        )
         return ToolResult(format_result(result), _STATUS.get(result.status, ToolStatus.ERROR), seconds=result.seconds)
 
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, tools
+from alphaapollo.tools.base import Session, Tool, ToolResult, ToolStatus, tools
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.registry import suggest_similar
 
@@ -39,7 +39,6 @@ then there these they this to use was what when where which will with you your
 """
 _STOP_WORDS = frozenset(_COMMON_WORDS.split())
 MANIFEST = "index.json"
-FORMAT = 1
 MAX_TOP_K = 20
 BUILD = "python -m alphaapollo.tools.retrieval build FOLDER --out"
 
@@ -129,18 +128,12 @@ class DocumentIndex:
         self._folder = Path(folder).expanduser()
         try:
             manifest = json.loads((self._folder / MANIFEST).read_text(encoding="utf-8"))
-        except OSError as error:
+            self._subfolders: dict[str, str] = manifest["repositories"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"no index of documents at {folder} ({error.strerror}). Build it: {BUILD} {folder} (FOLDER: a folder "
+                f"no index of documents at {folder} ({error}). Build it: {BUILD} {folder} (FOLDER: a folder "
                 "with one subfolder of documents per repository)"
             ) from error
-        except ValueError:
-            manifest = None
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise ValueError(
-                f"the index at {folder} is corrupt or does not have format {FORMAT}. Build it again: {BUILD} {folder}"
-            )
-        self._subfolders: dict[str, str] = manifest["repositories"]
         self._loaded: dict[str, tuple[Any, list[Passage]]] = {}
         self._lock = threading.Lock()
 
@@ -199,7 +192,7 @@ def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dic
             raise ValueError(
                 f"{source} has no documents ({'; '.join(reasons) or 'no files'}). Choose a folder with documents."
             )
-        (partial / MANIFEST).write_text(json.dumps({"format": FORMAT, "repositories": written}, indent=1))
+        (partial / MANIFEST).write_text(json.dumps({"repositories": written}, indent=1))
         if out.exists():
             shutil.rmtree(out)
         partial.rename(out)
@@ -254,10 +247,7 @@ class LocalRag(Tool):
         if repo_name not in names:
             hint = suggest_similar(repo_name, names)
             return ToolResult(f"no repo_name {repo_name[:100]!r}.{hint} Known: {', '.join(names)}.", ToolStatus.ERROR)
-        try:
-            hits = await asyncio.to_thread(self._index.query, repo_name, query, int(arguments.get("top_k", 3)))
-        except OSError as error:
-            raise ToolFailedError(f"the tool {self.name} cannot read its index: {error}") from error
+        hits = await asyncio.to_thread(self._index.query, repo_name, query, int(arguments.get("top_k", 3)))
         if not hits:
             return ToolResult(f"no passage of {repo_name} has a word of the query.", ToolStatus.OK, score=0.0)
         return ToolResult(format_passages(hits), ToolStatus.OK, score=hits[0][1])

@@ -14,10 +14,10 @@ import jsonschema
 
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.registry import suggest_similar
-from alphaapollo.utils.time_limit import exclude_from_time_limit
 
 MAX_ARGUMENT_BYTES = 1 << 16
 
@@ -116,10 +116,8 @@ class ToolBox:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 return f"{name}: the arguments are not JSON: {error}."
-            except RecursionError:
-                return f"{name}: the arguments are nested too deeply."
         schema_error = next(iter(self._validators[name].iter_errors(arguments)), None)
         if schema_error is not None:
             location = "".join(f" {part!r}" for part in schema_error.absolute_path)

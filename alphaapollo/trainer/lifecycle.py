@@ -29,6 +29,7 @@ from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import check_trackers
+from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.suites import check_suites
 from alphaapollo.trainer.loop import list_val_suites, train, validate_and_log
 from alphaapollo.trainer.loop_async import train_async
@@ -44,7 +45,6 @@ from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.trainer.step.curriculum import make_prompt_sampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
-from alphaapollo.utils.watchdog import new_run_id
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, PROBE_TOLERANCE_FLOAT32
 
 

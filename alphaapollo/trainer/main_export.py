@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import ExportConfig
-from alphaapollo.utils.entry_point import entry_point
+from alphaapollo.processes.entry_point import entry_point
 from alphaapollo.utils.hub import is_adapter
 
 

@@ -18,7 +18,7 @@ from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.launch.format import upgrade_folder
 from alphaapollo.launch.run_history import read_history
 from alphaapollo.launch.run_plan import read_input_digests
-from alphaapollo.utils.folder_lock import read_lock_owner
+from alphaapollo.processes.folder_lock import read_lock_owner
 from alphaapollo.utils.json_types import JsonObject
 
 MARKERS = ("config.yaml", "metrics.jsonl", "results.jsonl", "pool.jsonl")  # a folder with one of these files is a run
@@ -69,8 +69,7 @@ def read_run_state(folder: Path) -> RunState:
     except Exception as error:  # noqa: BLE001  the other runs are shown
         return RunState("unreadable", str(error))
     if owner is not None:
-        values: JsonObject = owner if isinstance(owner, dict) else {}  # the lock file may be damaged
-        host, pid = values.get("host", ""), values.get("pid", 0)
+        host, pid = owner["host"], owner["pid"]
         if host != socket.gethostname():
             return RunState("running", f"on {host}")
         if isinstance(pid, int) and 0 < pid < 2**31 and psutil.pid_exists(pid):

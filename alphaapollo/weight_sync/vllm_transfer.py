@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
+from alphaapollo.processes.network import find_free_port
 from alphaapollo.types import WeightUpdate
-from alphaapollo.utils.network import find_free_port
 from alphaapollo.weight_sync.buckets import Bucket, count_bytes, make_buckets, prefetch_buckets
 from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest, format_digest
 from alphaapollo.weight_sync.vllm_import import import_vllm

@@ -28,11 +28,11 @@ from alphaapollo.config.schema import Env, Rollout  # noqa: E402
 from alphaapollo.engines.factory import make_engine  # noqa: E402
 from alphaapollo.engines.protocol import Engine  # noqa: E402
 from alphaapollo.engines.spec import EngineSpec  # noqa: E402
+from alphaapollo.processes.time_limit import TimeLimit  # noqa: E402
 from alphaapollo.rollout.agents.endpoint import open_endpoint  # noqa: E402
-from alphaapollo.rollout.agents.session import Session, SessionLimits  # noqa: E402
+from alphaapollo.rollout.agents.session import AgentSession, SessionLimits  # noqa: E402
 from alphaapollo.types import Sampling  # noqa: E402
 from alphaapollo.utils.seeds import derive_seed  # noqa: E402
-from alphaapollo.utils.time_limit import TimeLimit  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model  # noqa: E402
 
 FOLDER = ROOT / "outputs" / "bench"
@@ -64,11 +64,11 @@ async def send_chats(url: str, keys: list[str], concurrent: int, max_tokens: int
         return time.perf_counter() - start, seconds
 
 
-async def send_direct(engine: Engine, sessions: list[Session], concurrent: int) -> tuple[float, list[float]]:
+async def send_direct(engine: Engine, sessions: list[AgentSession], concurrent: int) -> tuple[float, list[float]]:
     """Send the requests of finished sessions to the engine, with the same tokens."""
     slots, seconds = asyncio.Semaphore(concurrent), []
 
-    async def chat(session: Session) -> None:
+    async def chat(session: AgentSession) -> None:
         async with slots:
             for number, answer in enumerate(session.answers):
                 tokens = len(answer.sampled.completion.token_ids)
@@ -106,7 +106,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     async def compare(count: int, concurrent: int) -> tuple[float, float, float]:
         """Return the throughput ratio, and the median latencies through the endpoint and direct."""
         sessions = [
-            Session(Sampling(MAX_MODEL_LEN), lambda number, index=index: derive_seed(index, number), limits)
+            AgentSession(Sampling(MAX_MODEL_LEN), lambda number, index=index: derive_seed(index, number), limits)
             for index in range(count)
         ]
         with ExitStack() as stack:

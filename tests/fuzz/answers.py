@@ -19,9 +19,8 @@ from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_reply
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
-from alphaapollo.tools.base import Session
+from alphaapollo.tools.base import Session, ToolCallParseError, ToolCallParser
 from alphaapollo.tools.function_tool import FunctionTool
-from alphaapollo.tools.tool_calls import ToolCallParseError, ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Prompt
 from tests.fuzz.values import anything, texts

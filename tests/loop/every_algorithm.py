@@ -25,12 +25,12 @@ from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.launch.session import TrainingSession, start_workers
 from alphaapollo.observability.console import Console
+from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.self_teacher import TeacherPromptWriter
 from alphaapollo.trainer.lifecycle import make_training_run, prepare_run
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
-from alphaapollo.utils.watchdog import new_run_id
 from examples.quickstart.make_task import make_model, make_tokenizer
 
 ALONE = ("gae", "turn_gae", "remax", "reinforce_plus_plus", "none")

@@ -24,7 +24,7 @@ from typing import Any
 
 from alphaapollo.cli.subcommands import SUBCOMMANDS
 from alphaapollo.config.keys import COMMANDS, list_keys
-from alphaapollo.utils.network import find_free_port
+from alphaapollo.processes.network import find_free_port
 from tests.loop.conftest import ROOT
 from tests.loop.warm import Program
 from tests.page_commands import HOW_TO_MARK, Block

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from alphaapollo.utils.folder_lock import lock_folder
+from alphaapollo.processes.folder_lock import lock_folder
 from tests.loop.conftest import FinishedRun, Runner
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(120)]

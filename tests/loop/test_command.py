@@ -18,8 +18,8 @@ import pytest
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages
 from alphaapollo.cli import api
 from alphaapollo.config.schema import Algorithm
+from alphaapollo.processes.network import find_free_port
 from alphaapollo.types import Prompt
-from alphaapollo.utils.network import find_free_port
 from tests.loop.conftest import MARK, ROOT, Runner, wait_until_nothing_is_left
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]

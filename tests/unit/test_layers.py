@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 
 # Lowest first. A package imports packages of lower layers, and itself.
 LAYERS = [
-    ["types", "utils"],
+    ["types", "utils", "processes"],
     ["config", "observability", "weight_sync"],
     ["algorithms", "data", "tools", "rewards"],
     ["models", "environments", "engines"],
@@ -24,7 +24,7 @@ LAYERS = [
     ["finetuning", "evolving", "viewer"],
     ["trainer", "cli", "__main__"],
 ]
-SAME_LAYER_ALLOWED = {("rewards", "tools"), ("types", "utils")}
+SAME_LAYER_ALLOWED = {("rewards", "tools"), ("types", "utils"), ("processes", "utils")}
 
 # Library -> the modules that may import it, as patterns of names under alphaapollo.
 OWNERS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
     CHANGES_CODE,
@@ -77,13 +77,9 @@ class Agent(Section):
     """Shell command of a program. It may write its reward as JSON to the file $ALPHAAPOLLO_RESULT."""
     environment: list[str] = []
     """Names of environment variables that are passed to the program, besides a few such as PATH and HOME."""
-    accept_request_rewards: bool = False
-    """Accept rewards from every process that has the session's API key. Commands that a model writes may have it."""
     grade: bool = False
     """Grade the text of the last answer with the reward function, as in other environments. A reward of the program is
     added."""
-    reward_weight: Annotated[float, ActiveWhen("grade", True)] = 1.0
-    """grade: weight of the program's reward in the sum."""
     train: Literal["all", "last", "main"] = "all"
     """Token sequences to train on, if a session has several: all; last = the one with the last answer; main = the
     longest one from the first request."""
@@ -94,8 +90,6 @@ class Agent(Section):
     max_requests: PositiveInt = 1000
     """Maximum answers that a session may request; a later request is refused, and ends the episode as the turn limit
     does."""
-    model_names: Annotated[list[str], Field(min_length=1)] = ["policy"]
-    """Names of the policy that requests may use as `model`. The first one is passed to the program."""
     reasoning_parser: str = ""
     """vLLM's parser of reasoning, e.g. qwen3, which separates it from the answer; empty = it is part of the answer."""
 

@@ -25,8 +25,8 @@ from alphaapollo.engines.vllm.process import (
     start_fork_server,
 )
 from alphaapollo.engines.vllm.settings import build_engine_arguments, build_vllm_environment, get_sockets_folder
+from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
-from alphaapollo.utils.process_tree import list_child_pids
 from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.engines.http_api import (
     CURRENT_REQUEST,
+    MODEL_NAME,
     History,
     HttpApiSettings,
     HttpRequest,
@@ -82,8 +83,7 @@ def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings
     model = engine.model_config.model
     renderer = Renderer(engine.renderer.tokenizer, settings.template_arguments, model_path=model)
     client = PolicyClient(engine, stream, settings, renderer)
-    names = [BaseModelPath(name=name, model_path=model) for name in settings.model_names]
-    models = OpenAIServingModels(client, names)
+    models = OpenAIServingModels(client, [BaseModelPath(name=MODEL_NAME, model_path=model)])
     chat = {"chat_template": None, "chat_template_content_format": "auto", "request_logger": None}
     parsing = {
         "enable_auto_tools": bool(settings.tool_parser),

@@ -22,7 +22,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.utils.watchdog import exit_when_process_ends
+from alphaapollo.processes.watchdog import exit_when_process_ends
 
 PARENT = "ALPHAAPOLLO_ENGINE_PARENT"  # pid of the process that owns the engine
 CLEANUP = "ALPHAAPOLLO_ENGINE_CLEANUP"  # folders to remove when the owner dies

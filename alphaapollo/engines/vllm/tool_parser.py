@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.tools.tool_calls import ToolCall, strip_thinking
+from alphaapollo.tools.base import ToolCall, strip_thinking
 from alphaapollo.utils.registry import suggest_similar
 
 

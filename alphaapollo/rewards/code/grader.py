@@ -19,6 +19,7 @@ from alphaapollo.rewards.code.sandbox_program import MAX_DEPTH
 from alphaapollo.rewards.code.test_cases import FunctionTests, ProgramTests, join_code, read_tests_and_time_limit
 from alphaapollo.tools.sandbox import SandboxResult, SandboxStatus, get_default_sandbox, run_python
 from alphaapollo.types import Prompt, Score
+from alphaapollo.utils.redaction import replace_control_characters
 
 TESTS_TIMEOUT = 5.0  # seconds per run of the tests
 MAX_ROUNDS = 2 * MAX_DEPTH + 1  # two chains of dependent calls that make equal calls need more rounds than one
@@ -48,7 +49,7 @@ def grade(prompt: Prompt, completion: str) -> Score:
         failure = find_program_test_failure(tests, code, time_limit)
     else:
         failure = find_function_test_failure(tests, code, time_limit)
-    return replace(make_accuracy_score(not failure), reason=escape_control_characters(failure))
+    return replace(make_accuracy_score(not failure), reason=_make_line(failure))
 
 
 def answer_from_truth(prompt: Prompt) -> None:
@@ -58,14 +59,9 @@ def answer_from_truth(prompt: Prompt) -> None:
         find_function_test_failure(tests, "", time_limit)
 
 
-def escape_control_characters(text: str) -> str:
-    """Return the first MAX_REASON characters of a text with escaped control characters.
-
-    >>> escape_control_characters("red: " + chr(27) + "[31m")
-    'red: \\\\x1b[31m'
-    """
-    shown = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text[:MAX_REASON])
-    return "".join(shown)[:MAX_REASON]
+def _make_line(text: str) -> str:
+    """Return the first MAX_REASON characters of a text in one line without control characters."""
+    return replace_control_characters(" ".join(text[:MAX_REASON].split()))
 
 
 def extract_code(completion: str) -> str:
@@ -108,7 +104,7 @@ def find_function_test_failure(tests: FunctionTests, code: str, time_limit: floa
         failure = failure or verdict.get("broken") or verdict.get("failure", "")
         if not known and (failure or "calls" not in verdict):
             failure = failure or "they do not call the answer's functions"
-            raise ValueError(f"the tests in the ground truth are broken: {escape_control_characters(failure)}")
+            raise ValueError(f"the tests in the ground truth are broken: {_make_line(failure)}")
         if failure or "passed" in verdict:
             return failure
         calls = verdict["calls"]

@@ -14,29 +14,35 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
+import json
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.processes.host import (
+    EXIT_GRACE,
+    ProcessDiedError,
+    ProcessError,
+    ProcessHost,
+    ProcessTimeoutError,
+    make_subprocess_environ,
+)
+from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.rewards.base import get_question, make_failed_score, make_wrong_format_score
 from alphaapollo.rewards.components import TASK
-from alphaapollo.rewards.grader_processes.process import (
-    START_TIMEOUT,
-    GraderError,
-    GraderProcess,
-    GraderTimeoutError,
-    ProcessDiedError,
-)
 from alphaapollo.rewards.grader_processes.protocol import LoadReport, decode_reply, encode_request
 from alphaapollo.rewards.judges.client import CompleteMessage, JudgeClient, JudgeServer, wait_for_all
 from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.rewards.registry import assign_judges
 from alphaapollo.types import JudgeUsage, Prompt, Score, Turn
-from alphaapollo.utils.time_limit import exclude_from_time_limit
 
+START_TIMEOUT = 120.0  # seconds to start a process, or to import a grader's libraries
 MAX_ATTEMPTS = 2  # attempts per completion
 ORDINARY_ANSWER = "<answer>0</answer>"  # if a grader fails on this, too, the ground truth or the machine is at fault
+WORKER = "alphaapollo.rewards.grader_processes.worker"
 SLOW_SECONDS = 0.5  # seconds after which a completion counts as slow
 MAX_SLOW = 8  # slow completions that do not count towards reward.num_workers
 MAX_OVERLAPPING = 64  # completions that an async reward function grades at the same time
@@ -59,8 +65,11 @@ class RewardClient:
         self._slots = asyncio.Semaphore(reward.num_workers)
         self._slow_slots = asyncio.Semaphore(MAX_SLOW)
         self._overlapping_slots = asyncio.Semaphore(MAX_OVERLAPPING)
-        self._processes: set[GraderProcess] = set()
-        self._idle: list[GraderProcess] = []
+        self._processes: set[ProcessHost] = set()
+        self._idle: list[ProcessHost] = []
+        self._imported: WeakKeyDictionary[ProcessHost, set[str]] = (
+            WeakKeyDictionary()
+        )  # data sources with an imported grader
         self._starting = asyncio.Lock()  # of the process of an async reward function
         self._tasks: set[asyncio.Task[tuple[Score, bool]]] = set()
         self._judge: JudgeClient | None = None  # created for the first completion that needs it
@@ -144,7 +153,8 @@ class RewardClient:
             return make_failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")
         for _ in range(MAX_ATTEMPTS):
             with exclude_from_time_limit(), SPANS("grade", timeout=max(self._reward.timeout, START_TIMEOUT)):
-                task = asyncio.create_task(self._grade_completion_once(request))
+                source = "" if TASK in judged or self._custom.path else prompt.data_source
+                task = asyncio.create_task(self._grade_completion_once(request, source))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 # If the caller is cancelled, the process finishes its work.
@@ -162,26 +172,31 @@ class RewardClient:
             await self._judge.close()
         if self._server:
             await self._server.close()
-        await asyncio.gather(*self._tasks, *(process.end_and_describe_exit() for process in self._processes))
+        await asyncio.gather(*self._tasks, *(process.close() for process in self._processes))
 
-    async def _start_process(self) -> GraderProcess:
-        process = await GraderProcess.create(self._reward, self._custom)
+    async def _start_process(self) -> ProcessHost:
+        settings = json.dumps([self._reward.model_dump(), self._custom.model_dump()])
+        process = await ProcessHost.start(WORKER, settings, make_subprocess_environ())
         self._processes.add(process)
         if self._is_closed:
             process.kill()
         try:
-            self.loaded = await process.wait_until_ready()
-        except GraderError as error:
+            report = LoadReport(**json.loads(await process.read_first_reply(START_TIMEOUT)))
+        except ProcessError as error:
             path = self._custom.path or self._reward.custom_module
             raise type(error)(f"{path}: " * bool(path) + f"the grader process does not start: {error}") from error
         except BaseException:
-            await process.end_and_describe_exit()
+            await process.close()
             raise
+        if report.error:
+            await process.close()
+            raise ValueError(report.error)
+        self.loaded = report
         return process
 
-    async def _grade_completion_once(self, request: bytes) -> tuple[Score, bool]:
+    async def _grade_completion_once(self, request: bytes, data_source: str) -> tuple[Score, bool]:
         """Send a request to an idle or a new grader process. Returns the score and whether it is final: a second
-        attempt is useless after a score or a timeout."""
+        attempt is useless after a score or a timeout. `data_source`: whose grader it needs; empty: none."""
         if self.loaded.is_async:
             return await self._grade_overlapping(request)
         await self._slots.acquire()
@@ -190,16 +205,20 @@ class RewardClient:
             if self._is_closed:
                 return make_failed_score("the graders are closed"), True
             process = self._idle.pop() if self._idle else await self._start_process()
-            answer = asyncio.create_task(process.send_request(request, self._reward.timeout))
+            imported = self._imported.setdefault(process, {""})
+            if data_source not in imported:
+                await process.request(pickle.dumps(data_source), START_TIMEOUT)
+                imported.add(data_source)
+            answer = asyncio.create_task(process.request(request, self._reward.timeout))
             await asyncio.wait({answer}, timeout=SLOW_SECONDS)
-            if not answer.done() and not process.is_importing and not self._slow_slots.locked():
+            if not answer.done() and not self._slow_slots.locked():
                 await self._slow_slots.acquire()
                 self._slots.release()
                 slots = self._slow_slots
             score = decode_reply(await answer)
             is_final = not score.outcome.failed
             self._idle.append(process)
-        except (ValueError, OSError) as error:  # GraderError, or an import that no longer works
+        except (ValueError, OSError) as error:  # ProcessError, or an import that no longer works
             score, is_final = _describe_missing_reward(error)
         finally:
             slots.release()
@@ -213,7 +232,11 @@ class RewardClient:
                 async with self._starting:
                     self._idle = [process for process in self._idle if process.is_running and not self._is_closed]
                     self._idle = self._idle or [await self._start_process()]
-                score = decode_reply(await self._idle[0].send_overlapping_request(request, self._reward.timeout))
+                timeout = self._reward.timeout  # the process itself stops the function
+                reply = await self._idle[0].request(request, timeout, EXIT_GRACE)
+                if not reply.strip():
+                    raise ProcessTimeoutError(f"the process gave no answer within {timeout:g} s")
+                score = decode_reply(reply)
             except (ValueError, OSError) as error:
                 return _describe_missing_reward(error)
             return score, not score.outcome.failed
@@ -224,13 +247,13 @@ class RewardClient:
         while self._idle and len(self._processes) > self._reward.num_workers and not self._slots.locked():
             process = self._idle.pop()
             self._processes.discard(process)
-            await process.end_and_describe_exit()
+            await process.close()
 
 
 def _describe_missing_reward(error: Exception) -> tuple[Score, bool]:
     """Return the score of a completion for which a process gave no reply, and whether it is final."""
     score = make_failed_score(f"the reward function gave no reward: {error}")
-    return score, isinstance(error, GraderTimeoutError)
+    return score, isinstance(error, ProcessTimeoutError)
 
 
 def check_reward_function(reward: Reward, custom: CustomRewardFunction) -> None:

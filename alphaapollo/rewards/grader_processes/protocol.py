@@ -1,35 +1,21 @@
 """Encode and decode the messages on the pipes of a grader process.
 
-A request is a pickled Request. A reply is a line of JSON, because a process that grades untrusted text must not send
-pickles. The first line from a process is a LoadReport. Then it writes one line per request. If grading first needs to
-import a module, the process writes IMPORTING before the import, an empty line after it, and then the reply.
-
-If the reward function is async, requests overlap: each follows a pickled number, with which its reply begins. An empty
-reply after the number is a timeout.
+A request is a pickled Request, or the pickled name of a data source, whose grader the process then imports. A reply is
+JSON; the first one is a LoadReport. If the reward function is async, requests overlap, and an empty reply is a timeout.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
 from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score, Turn
 
-IMPORTING = b"importing\n"
 NOT_JUDGED: Mapping[str, Score] = MappingProxyType({})
-
-
-def make_subprocess_environ() -> dict[str, str]:
-    """Return the environment variables of this process, with the folder of this package added to PYTHONPATH."""
-    package_root = str(Path(__file__).resolve().parents[3])
-    paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import pickle
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from inspect import isawaitable
-from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
+from alphaapollo.processes.host import reserve_stdin_and_stdout
+from alphaapollo.processes.watchdog import exit_with_parent
 from alphaapollo.rewards.base import (
     adapt_to_episode,
     convert_to_float,
@@ -25,10 +25,9 @@ from alphaapollo.rewards.base import (
 )
 from alphaapollo.rewards.components import TASK, add_component_rewards, check_component_names, load_components
 from alphaapollo.rewards.custom import load_reward_function
-from alphaapollo.rewards.grader_processes.protocol import IMPORTING, LoadReport, Request, encode_reply
+from alphaapollo.rewards.grader_processes.protocol import LoadReport, Request, encode_reply
 from alphaapollo.rewards.registry import load_answer_maker, load_grader
 from alphaapollo.types import Episode, EpisodeTurn, Prompt, Score
-from alphaapollo.utils.process_tree import exit_with_parent
 from alphaapollo.utils.user_module import format_error, load_user_module
 
 EpisodeFunction = Callable[[Prompt, Episode], object]
@@ -38,7 +37,7 @@ class GraderWorker:
     """Request loop of a grader process. The loop ends when the parent process closes the pipe or dies."""
 
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
-        self._requests, self._replies = _reserve_stdin_and_stdout()
+        self._requests, self._replies = reserve_stdin_and_stdout()
         self._reward, self._custom = reward, custom
         self._custom_function: EpisodeFunction | None = None
         self._graders: dict[str, EpisodeFunction] = {}  # by data source
@@ -49,17 +48,18 @@ class GraderWorker:
             report = self._load_reward_functions()
         except ValueError as error:
             report = LoadReport(str(error))
-        self._write_line(json.dumps(asdict(report)).encode() + b"\n")
+        self._reply(0, json.dumps(asdict(report)).encode() + b"\n")
         if report.is_async:
             asyncio.run(self._serve_overlapping_requests())
-        while not report.error and self._requests.peek(1):
-            self._write_line(encode_reply(self._grade(pickle.load(self._requests))))
+        while not report.error and (line := self._requests.readline()):
+            request = pickle.load(self._requests)
+            self._reply(int(line), self._import(request) if isinstance(request, str) else self._grade(request))
 
     async def _serve_overlapping_requests(self) -> None:
         """Serve requests to an async reward function at the same time."""
         tasks: set[asyncio.Task[None]] = set()
-        while await asyncio.to_thread(self._requests.peek, 1):
-            task = asyncio.create_task(self._answer(pickle.load(self._requests), pickle.load(self._requests)))
+        while line := await asyncio.to_thread(self._requests.readline):
+            task = asyncio.create_task(self._answer(int(line), pickle.load(self._requests)))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
@@ -69,7 +69,13 @@ class GraderWorker:
                 reply = encode_reply(await self._grade_async(request))
         except TimeoutError:
             reply = b"\n"
-        self._write_line(f"{number} ".encode() + reply)
+        self._reply(number, reply)
+
+    def _import(self, data_source: str) -> bytes:
+        """Import the grader of a data source. An error is raised again, and reported, when it grades."""
+        with suppress(ValueError, ImportError):
+            self._get_function(data_source)
+        return b"\n"
 
     def _load_reward_functions(self) -> LoadReport:
         """Load the user's reward function and the reward components."""
@@ -88,12 +94,12 @@ class GraderWorker:
             return LoadReport(takes_turns=takes_turns)
         return LoadReport("", takes_turns, loaded.is_async, loaded.columns, loaded.takes_prompt_text)
 
-    def _grade(self, request: Request) -> Score:
+    def _grade(self, request: Request) -> bytes:
         try:
             result = request.judged.get(TASK) or self._compute_task_reward(request)
-            return self._add_components(request, convert_to_score(result))
+            return encode_reply(self._add_components(request, convert_to_score(result)))
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
-            return self._describe_failure(error)
+            return encode_reply(self._describe_failure(error))
 
     async def _grade_async(self, request: Request) -> Score:
         try:
@@ -134,26 +140,12 @@ class GraderWorker:
         if self._custom_function:
             return self._custom_function
         if data_source not in self._graders:
-            self._write_line(IMPORTING)
-            try:
-                grader = load_grader(data_source)
-            finally:
-                self._write_line(b"\n")
-            self._graders[data_source] = adapt_to_episode(grader)
+            self._graders[data_source] = adapt_to_episode(load_grader(data_source))
         return self._graders[data_source]
 
-    def _write_line(self, line: bytes) -> None:
-        self._replies.write(line)
+    def _reply(self, number: int, reply: bytes) -> None:
+        self._replies.write(b"%d " % number + reply)
         self._replies.flush()
-
-
-def _reserve_stdin_and_stdout() -> tuple[BufferedReader, BinaryIO]:
-    """Return the pipes of stdin and stdout. Code that runs later gets an empty stdin, and its prints go to stderr."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    return requests, replies
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ r"""Grader of mathematical answers: compare as text where possible, else by math
     final answer -> normalize -> compare text, letters, words, clock times, units, brackets -> math-verify
 
 math-verify's timeouts are disabled: they are signal alarms, which need a main thread and cannot interrupt C code. The
-grader process is killed instead (grader_processes.process). Only that process imports this module, because importing
+grader process is killed instead (processes/host.py). Only that process imports this module, because importing
 sympy is slow.
 """
 

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Protocol
 from alphaapollo.config.schema import Env
 from alphaapollo.engines.http_api import CURRENT_REQUEST, HttpApiSettings
 from alphaapollo.engines.protocol import EngineError
+from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.base import convert_to_float
-from alphaapollo.rollout.agents.session import Request, Session
+from alphaapollo.rollout.agents.session import AgentSession, Request
 from alphaapollo.types import JsonObject
-from alphaapollo.utils.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     import uvicorn
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 COMPLETIONS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 OTHER_ROUTES = ("/v1/models", "/v1/messages/count_tokens")
 REWARDS = "/v1/rewards"
-REWARD_HEADER, KEY_HEADER, ACCEPT_KEY = "x-reward", "x-reward-key", "env.agent.accept_request_rewards"
+KEY_HEADER = "x-reward-key"
 MAX_BODY = 16 << 20  # bytes
 MAX_WAITING_CONNECTIONS = 2048
 KEEP_ALIVE_SECONDS = 24 * 3600  # a connection stays open while its program runs tools
@@ -62,7 +62,7 @@ class HttpError(Exception):
 
 @dataclass(frozen=True)
 class _OpenSession:
-    session: Session
+    session: AgentSession
     time_limit: TimeLimit
     tasks: set[asyncio.Task[object]] = field(default_factory=set)  # running requests
 
@@ -70,13 +70,13 @@ class _OpenSession:
 class SessionGate:
     """ASGI application that finds the session of a request and forwards the request to the engine's HTTP API."""
 
-    def __init__(self, app: ASGIApp, around: AroundRequest = answer_request, accepts_rewards: bool = False):
-        self._app, self._around, self._accepts_rewards = app, around, accepts_rewards
+    def __init__(self, app: ASGIApp, around: AroundRequest = answer_request):
+        self._app, self._around = app, around
         self.suite_key = secrets.token_urlsafe()  # API key of evaluation suites
         self._sessions: dict[str, _OpenSession] = {}  # by API key
 
     @contextlib.contextmanager
-    def open_session(self, session: Session, time_limit: TimeLimit) -> Iterator[None]:
+    def open_session(self, session: AgentSession, time_limit: TimeLimit) -> Iterator[None]:
         """Context manager during which the session's requests are accepted. At its end, running ones are cancelled.
 
         time_limit: time limit of the program, which does not count the time of its requests.
@@ -116,8 +116,7 @@ class SessionGate:
             opened.tasks.add(task)
             try:
                 if path == REWARDS:
-                    self._check_may_reward(opened.session, headers)
-                    _give_reward(opened.session, body)
+                    _give_reward(opened.session, headers, body)
                     await _send_json(send, 200, {})
                 elif path in COMPLETIONS and scope["method"] == "POST":
                     with opened.time_limit.exclude():
@@ -140,25 +139,18 @@ class SessionGate:
             raise HttpError(401, "authentication_error", message)
         return self._sessions[key]
 
-    def _check_may_reward(self, session: Session, headers: dict[str, str]) -> None:
-        """Raise HttpError unless the reward comes from the program itself, not from a command that a model wrote."""
-        key = headers.get(KEY_HEADER, "").encode()
-        if not (self._accepts_rewards or secrets.compare_digest(key, session.reward_key.encode())):
-            message = f"Rewards need the header {KEY_HEADER} with endpoint.reward_key, or {ACCEPT_KEY}=true."
-            raise HttpError(403, "permission_error", message)
-
     async def _serve_completion(
-        self, session: Session, scope: Scope, headers: dict[str, str], body: bytes, receive: Receive, send: Send
+        self, session: AgentSession, scope: Scope, headers: dict[str, str], body: bytes, receive: Receive, send: Send
     ) -> None:
-        if REWARD_HEADER in headers:
-            self._check_may_reward(session, headers)
+        if "x-reward" in headers:
+            message = f"The header x-reward gives no reward. Use endpoint.reward, or POST {REWARDS} after the answer."
+            raise HttpError(400, "invalid_request_error", message)
         fields = _read_fields(body)
         request = Request(
             session,
             body_digest=hashlib.blake2b(scope["path"].encode() + body).hexdigest(),
             role=headers.get("x-role", ""),
             is_retry=headers.get("x-stainless-retry-count", "0") != "0",
-            reward=_read_reward(session, headers),
         )
         wanted = fields.get("n")
         try:
@@ -251,11 +243,9 @@ async def open_endpoint(
     template_arguments: data.apply_chat_template_kwargs. allow_image_urls: data.allow_image_urls.
     """
     agent = env.agent
-    settings = HttpApiSettings(
-        agent.model_names, env.tool_parser, agent.reasoning_parser, template_arguments, allow_image_urls
-    )
+    settings = HttpApiSettings(env.tool_parser, agent.reasoning_parser, template_arguments, allow_image_urls)
     app = await asyncio.to_thread(engine.build_http_app, settings)
-    server = EndpointServer(SessionGate(app, around, agent.accept_request_rewards))
+    server = EndpointServer(SessionGate(app, around))
     try:
         await server.start()
         yield server
@@ -307,27 +297,17 @@ async def _send_json(send: Send, status: int, content: JsonObject) -> None:
     await send({"type": "http.response.body", "body": json.dumps(content).encode()})
 
 
-def _give_reward(session: Session, body: bytes) -> None:
+def _give_reward(session: AgentSession, headers: dict[str, str], body: bytes) -> None:
+    """Raise HttpError unless the reward comes from the program itself, not from a command that a model wrote."""
+    if not secrets.compare_digest(headers.get(KEY_HEADER, "").encode(), session.reward_key.encode()):
+        raise HttpError(403, "permission_error", f"Rewards need the header {KEY_HEADER} with endpoint.reward_key.")
     try:
         fields = json.loads(body)
         session.give_reward(str(fields["request_id"]), convert_to_float(float(fields["reward"]), "reward"))
     except (KeyError, TypeError, ValueError) as error:
         fix = 'Send {"request_id": the id of an answer, "reward": a number}.'
-        raise _refuse_reward(session, f"{error} {fix}") from error
-
-
-def _read_reward(session: Session, headers: dict[str, str]) -> float | None:
-    try:
-        reward = headers.get(REWARD_HEADER)
-        return None if reward is None else convert_to_float(float(reward), f"header {REWARD_HEADER}")
-    except ValueError as error:
-        raise _refuse_reward(session, str(error)) from error
-
-
-def _refuse_reward(session: Session, message: str) -> HttpError:
-    """Return the error for the client. The episode has no valid reward, also if the program ignores the error."""
-    session.refused_reward = message
-    return HttpError(400, "invalid_request_error", message)
+        session.refused_reward = f"{error} {fix}"  # no valid reward, also if the program ignores the error
+        raise HttpError(400, "invalid_request_error", session.refused_reward) from error
 
 
 def _read_fields(body: bytes) -> JsonObject:
@@ -339,7 +319,7 @@ def _read_fields(body: bytes) -> JsonObject:
     return fields if isinstance(fields, dict) else {}
 
 
-def _note_overridden_sampling(session: Session, fields: JsonObject) -> None:
+def _note_overridden_sampling(session: AgentSession, fields: JsonObject) -> None:
     """Record the client's sampling settings that differ from the policy's, which are used instead."""
     own = session.sampling
     policy = {"temperature": own.temperature, "top_p": own.top_p, "top_k": own.top_k, **NEUTRAL_SAMPLING}

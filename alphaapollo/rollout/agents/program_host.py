@@ -4,9 +4,9 @@ It imports the user's file once. For each session it forks a supervisor, which f
 ended or is to be ended, the supervisor kills all processes that the program has started, also those that left its
 process group, because the supervisor adopts them (PR_SET_CHILD_SUBREAPER).
 
-    worker -> host     one line of JSON: {"id", "folder", "environment", "reward_key"}, or {"end": id}
-    host -> worker     one line of JSON: {"error"} when the file is loaded; then the id of each session that has ended.
-                       Its result is in its folder.
+    request    a line of JSON: {"folder", "environment", "reward_key"} of a session, or {"end": number of its request}
+    reply      first, why the file cannot be loaded ("": it is loaded); for a session, null when it has ended. Its
+               result is in its folder.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from alphaapollo.processes.host import format_signal, reserve_stdin_and_stdout
+from alphaapollo.processes.watchdog import exit_with_parent, list_child_pids
 from alphaapollo.utils.json_types import JsonObject
-from alphaapollo.utils.process_tree import exit_with_parent, list_child_pids
 
 PR_SET_CHILD_SUBREAPER = 36
 TASK, RESULT = "task.json", "result.json"  # files in the folder of a session
@@ -85,55 +87,58 @@ def load_agent(path: str) -> Callable[..., object]:
 
 def serve(parent_pid: int, path: str, command: str) -> None:
     """Start and end programs until the pipe from the parent closes."""
-    replies = os.dup(1)
-    os.dup2(2, 1)  # what the user's file prints is no reply
+    requests, reply_pipe = reserve_stdin_and_stdout()
+    pipe: Any = requests.raw  # without a buffer, so that `select` sees each request
+    replies = reply_pipe.fileno()
     exit_with_parent(parent_pid, signal.SIGTERM)
     run, error = None, ""
     try:
         run = load_agent(path) if path else None
     except ValueError as failure:
         error = str(failure)
-    os.write(replies, json.dumps({"error": error}).encode() + b"\n")
-    supervisors: dict[str, int] = {}  # session id -> pid
+    os.write(replies, b"0 " + json.dumps(error).encode() + b"\n")
+    supervisors: dict[int, int] = {}  # number of the session's request -> pid
     signal.signal(signal.SIGCHLD, lambda *_: None)
     wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     selector = selectors.DefaultSelector()
-    selector.register(0, selectors.EVENT_READ)
+    selector.register(pipe, selectors.EVENT_READ)
     selector.register(wake, selectors.EVENT_READ)
-    unread = b""
     while not error:
         for key, _ in selector.select():
-            data = os.read(key.fd, 1 << 16)
             if key.fd == wake:
+                os.read(wake, 1 << 16)
                 _report_ended(supervisors, replies)
-                continue
-            if not data:
+            elif not (line := pipe.readline()):
                 for pid in supervisors.values():
                     os.kill(pid, signal.SIGTERM)
                 return
-            *lines, unread = (unread + data).split(b"\n")
-            for order in map(json.loads, lines):
-                if "end" in order:
-                    if order["end"] in supervisors:
-                        os.kill(supervisors[order["end"]], signal.SIGTERM)
-                else:
-                    supervisors[order["id"]] = _fork_supervisor(order, run, command)
+            else:
+                order = json.loads(pipe.readline())
+                if "end" not in order:
+                    supervisors[int(line)] = _fork_supervisor(order, run, command, requests)
+                    continue
+                if order["end"] in supervisors:
+                    os.kill(supervisors[order["end"]], signal.SIGTERM)
+                os.write(replies, b"%d null\n" % int(line))
 
 
-def _report_ended(supervisors: dict[str, int], replies: int) -> None:
-    for session_id, pid in list(supervisors.items()):
+def _report_ended(supervisors: dict[int, int], replies: int) -> None:
+    for number, pid in list(supervisors.items()):
         if os.waitpid(pid, os.WNOHANG)[0]:
-            del supervisors[session_id]
-            os.write(replies, session_id.encode() + b"\n")
+            del supervisors[number]
+            os.write(replies, b"%d null\n" % number)
 
 
-def _fork_supervisor(order: JsonObject, run: Callable[..., object] | None, command: str) -> int:
+def _fork_supervisor(
+    order: JsonObject, run: Callable[..., object] | None, command: str, requests: BufferedReader
+) -> int:
     """Fork the supervisor of a session. Returns its pid."""
     host = os.getpid()
     if pid := os.fork():
         return pid
     try:
+        requests.close()  # it has the reward keys of other sessions
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, _end_descendants)
@@ -157,8 +162,8 @@ def _supervise(order: JsonObject, run: Callable[..., object] | None, command: st
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             exit_with_parent(supervisor, signal.SIGKILL)
-            for stream, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, write_end), (2, write_end)):
-                os.dup2(target, stream)
+            os.dup2(write_end, 1)
+            os.dup2(write_end, 2)
             os.environ.update(order["environment"])
             if run is None:
                 _run_command(command, folder, environment)
@@ -178,7 +183,7 @@ def _supervise(order: JsonObject, run: Callable[..., object] | None, command: st
     with contextlib.suppress(ChildProcessError):
         _, status = os.waitpid(program, 0)
         if os.WIFSIGNALED(status):
-            name = signal.Signals(os.WTERMSIG(status)).name
+            name = format_signal(os.WTERMSIG(status))
             (folder / RESULT).write_text(json.dumps({"error": f"the program was killed by {name}"}))
     _end_descendants()
     reading.join(END_SECONDS)

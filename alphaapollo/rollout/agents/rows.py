@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from alphaapollo.rollout.agents.session import Answer, Request, Session
+from alphaapollo.rollout.agents.session import AgentSession, Answer, Request
 from alphaapollo.rollout.context import build_row
 from alphaapollo.types import ImageInput, Message, Row, Turn
 
@@ -20,7 +20,7 @@ TrainedRows = Literal["all", "last", "main"]
 
 
 def build_turns_and_rows(
-    session: Session, trained_rows: TrainedRows, untrained_roles: Sequence[str]
+    session: AgentSession, trained_rows: TrainedRows, untrained_roles: Sequence[str]
 ) -> tuple[list[Turn], list[Row], list[list[int]], list[tuple[ImageInput, ...]]]:
     """Return the turns of a session, its rows to train on, and tokens and pictures of the engine's prompt of each turn.
 

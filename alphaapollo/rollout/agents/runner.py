@@ -14,17 +14,18 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from alphaapollo.config.schema import Agent, Data, Env, GenerationData
+from alphaapollo.engines.http_api import MODEL_NAME
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.openai_connection import make_openai_message
 from alphaapollo.rollout.agents.endpoint import AroundRequest, EndpointServer, HttpEngine, answer_request, open_endpoint
 from alphaapollo.rollout.agents.programs import ProgramResult, ProgramRunner
 from alphaapollo.rollout.agents.rows import build_turns_and_rows, list_new_messages
-from alphaapollo.rollout.agents.session import Session, SessionLimits
+from alphaapollo.rollout.agents.session import AgentSession, SessionLimits
 from alphaapollo.rollout.context import check_rows_match_turns
 from alphaapollo.rollout.episode import MAX_ATTEMPTS, EpisodeTask, make_failure_score, score_limit
 from alphaapollo.types import EpisodeEnd, Message, Prompt, Score, Trajectory, Turn
-from alphaapollo.utils.time_limit import TimeLimit
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +78,11 @@ class AgentRunner:
                 task.prompt.id, task.sample_index, turns, rows, score, end, seconds, _get_first_messages(session)
             )
 
-    async def run_session(self, task: EpisodeTask) -> tuple[Session, EpisodeEnd, Score]:
+    async def run_session(self, task: EpisodeTask) -> tuple[AgentSession, EpisodeEnd, Score]:
         """Run the program, twice if it fails. Returns its last session, how it ended, and its score."""
         time_limit = TimeLimit(self.agent.timeout)
         for number in range(1, MAX_ATTEMPTS + 1):
-            session = Session(task.sampling, task.derive_turn_seed, self.limits, task.name)
+            session = AgentSession(task.sampling, task.derive_turn_seed, self.limits, task.name)
             try:
                 result = await self.run_program(task.prompt, task.sample_index, session, time_limit)
             except TimeoutError:
@@ -95,10 +96,10 @@ class AgentRunner:
         return session, end, score
 
     async def run_program(
-        self, prompt: Prompt, sample_index: int, session: Session, time_limit: TimeLimit
+        self, prompt: Prompt, sample_index: int, session: AgentSession, time_limit: TimeLimit
     ) -> ProgramResult:
         """Run the program once. Raises TimeoutError at the time limit, and the error of an engine that fails."""
-        variables = make_environment_variables(self.endpoint.url, session.token, self.agent.model_names[0])
+        variables = make_environment_variables(self.endpoint.url, session.token, MODEL_NAME)
         content = prompt.content if isinstance(prompt.content, str) else [*map(make_openai_message, prompt.content)]
         inputs = {**asdict(prompt), "content": content, "sample": sample_index, "seed": session.derive_seed(0)}
         with self.endpoint.gate.open_session(session, time_limit):
@@ -117,7 +118,7 @@ class AgentRunner:
             raise session.engine_error
         return running.result()
 
-    async def _score(self, prompt: Prompt, session: Session, result: ProgramResult) -> tuple[EpisodeEnd, Score]:
+    async def _score(self, prompt: Prompt, session: AgentSession, result: ProgramResult) -> tuple[EpisodeEnd, Score]:
         """Return how the episode ended, and its score."""
         answers, failed = session.answers, EpisodeEnd.ENVIRONMENT_FAILED
         if session.refused_reward:
@@ -140,22 +141,20 @@ class AgentRunner:
             return failed, make_failure_score(f"the program's result is no reward: {error}")
         if self.grade is not None:
             graded = await self._grade(prompt, session, answers[-1].sampled.text)
-            score = graded if score is None or graded.outcome.failed else self._add_scores(graded, score)
+            if score is not None and not graded.outcome.failed:  # the sum
+                parts = {**graded.components, **score.components, "agent": score.reward}
+                graded = replace(graded, reward=graded.reward + score.reward, components=parts)
+            score = graded
         if score is None and all(answer.reward is None for answer in answers):
             fix = "Return a number or a dict of numbers, or set env.agent.grade=true."
             return failed, make_failure_score(f"the program returned no reward. {fix}")
         end = EpisodeEnd.TURN_LIMIT if session.reached_limit else EpisodeEnd.DONE
         return EpisodeEnd.TOKEN_LIMIT if answers[-1].is_truncated else end, score or Score(0.0)
 
-    async def _grade(self, prompt: Prompt, session: Session, text: str) -> Score:
+    async def _grade(self, prompt: Prompt, session: AgentSession, text: str) -> Score:
         assert self.grade is not None
         turns, *_ = build_turns_and_rows(session, "all", ())
         return await self.grade(prompt, text, turns)
-
-    def _add_scores(self, graded: Score, own: Score) -> Score:
-        """Add the weighted reward of the program to the score of the reward function."""
-        parts = {**graded.components, **own.components, "agent": own.reward}
-        return replace(graded, reward=graded.reward + self.agent.reward_weight * own.reward, components=parts)
 
 
 @asynccontextmanager
@@ -182,7 +181,7 @@ async def open_agent_runner(
             await programs.close()  # before the endpoint, which their requests use
 
 
-def _read_result(session: Session, result: object) -> Score | None:
+def _read_result(session: AgentSession, result: object) -> Score | None:
     """Return the score in a program's result, if it has one, and give its `turn_rewards` to the session's answers."""
     if isinstance(result, dict) and "turn_rewards" in result:
         session.give_turn_rewards(result["turn_rewards"])
@@ -190,7 +189,7 @@ def _read_result(session: Session, result: object) -> Score | None:
     return None if result is None else convert_to_score(result)
 
 
-def _warn_of_overridden_sampling(session: Session) -> None:
+def _warn_of_overridden_sampling(session: AgentSession) -> None:
     for name, value in session.overridden.items():
         if name not in _warned:
             _warned.add(name)
@@ -204,7 +203,7 @@ def _warn_of_overridden_sampling(session: Session) -> None:
 _warned: set[str] = set()  # sampling settings with a warning, once per process
 
 
-def _get_first_messages(session: Session) -> list[Message] | None:
+def _get_first_messages(session: AgentSession) -> list[Message] | None:
     if not session.requests:
         return None
     return list_new_messages(session.requests[0], None)

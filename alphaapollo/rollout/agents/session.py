@@ -153,7 +153,7 @@ class SessionLimits:
 
 
 @dataclass(eq=False)
-class Session:
+class AgentSession:
     """Requests of one program that runs for one sample of a prompt.
 
     Args:
@@ -177,7 +177,6 @@ class Session:
     refused_reward: str = ""  # error of a reward that the program gave
     overridden: JsonObject = field(default_factory=dict)  # sampling settings of clients that are not used
     _answers: dict[bytes, Answer] = field(default_factory=dict)  # by digest of template variables, chat and answer
-    _rewarded_bodies: set[str] = field(default_factory=set)  # digests of the requests whose x-reward was given
     _samplings: Counter[str] = field(default_factory=Counter)  # prompt digest -> how often it was sampled
 
     @property
@@ -201,22 +200,6 @@ class Session:
             raise ValueError(f"request_id={request_id}: this session has no such request. The last ones are: {known}.")
         for answer in found[0].answers:
             answer.add_reward(reward / len(found[0].answers))
-
-    def give_header_reward(self, request: Request, continued: Answer | None) -> None:
-        """Add the reward in the header of a request to the answer that it continues, once for all its retries.
-
-        A request that continues no answer rewards the last answer of its role, if this role has only one path.
-        """
-        if request.reward is None or request.body_digest in self._rewarded_bodies:
-            return
-        self._rewarded_bodies.add(request.body_digest)
-        if continued is None:
-            same_role = [answer for answer in self.answers if answer.request.role == request.role]
-            continued = next(reversed(same_role), None)
-            if continued is None or not set(same_role) <= set(continued.path):
-                self.refused_reward = "header x-reward: it is not clear which answer it rewards; use /v1/rewards"
-                return
-        continued.add_reward(request.reward)
 
     def give_turn_rewards(self, rewards: object) -> None:
         """Add one reward for each answer, in order. Raises TypeError for a value that is no list of numbers, ValueError
@@ -302,11 +285,10 @@ def _describe_change(old: str, new: str) -> str:
 class Request:
     """One request of a program for a completion (engines/http_api.py: HttpRequest)."""
 
-    session: Session
+    session: AgentSession
     body_digest: str
     role: str = ""  # header x-role
     is_retry: bool = False  # the client says that it did not receive an earlier answer to this request
-    reward: float | None = None  # header x-reward: reward for the answer that this request continues
     id: str = ""
     seed: int = 0  # of the sampling
     prompt_ids: list[int] = field(default_factory=list)
@@ -319,8 +301,7 @@ class Request:
     is_delivered: bool | None = None  # whether the client received the complete answer, None until it is sent
     parse_answer: ParseAnswer | None = None
     token_limit: int = 0  # tokens of an answer that the session's own limits allow
-    _continued: Answer | None = None  # last answer of the session in the chat
-    _parent: Answer | None = None  # the same, if its tokens are reused
+    _parent: Answer | None = None  # last answer of the session in the chat, if its tokens are reused
     _earlier: Request | None = None  # identical request whose answer is sent again
     _outputs: Any = None
 
@@ -334,7 +315,6 @@ class Request:
         found, count = self.session.find_answer(self.keys, template_variables)
         if any(key.role == "assistant" for key in self.keys[count:-1]):
             self.difference = self.session.describe_difference(self.keys, template_variables)
-        self._continued = found
         if found is None:
             return None
         self._parent = found
@@ -381,7 +361,6 @@ class Request:
         for answer, earlier in zip(self.answers, self._earlier.answers if self._earlier else (), strict=False):
             answer.reward = earlier.reward
         self._outputs = outputs
-        self.session.give_header_reward(self, self._continued)
         self.session.add_answers(self)
 
     def record_engine_error(self, error: Exception) -> None:

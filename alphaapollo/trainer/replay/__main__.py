@@ -11,7 +11,7 @@ from pathlib import Path
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import drop_unknown_keys, load_config
 from alphaapollo.config.schema import Config
-from alphaapollo.utils.entry_point import entry_point
+from alphaapollo.processes.entry_point import entry_point
 
 USAGE = """python -m alphaapollo.trainer.replay DIR [--float64] [KEY=VALUE ...]
 

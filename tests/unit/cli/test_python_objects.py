@@ -12,8 +12,8 @@ from alphaapollo.cli.python_objects import PythonObjects, is_user_module
 from alphaapollo.config.schema import Algorithm, CustomRewardFunction
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.evolving.roles import ROLES, ModelReply, Verifier, VerifierReport
+from alphaapollo.processes.host import make_subprocess_environ
 from alphaapollo.rewards.custom import load_reward_function
-from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
 from alphaapollo.tools.base import tools
 from alphaapollo.types import Prompt
 from alphaapollo.utils.user_module import load_user_module

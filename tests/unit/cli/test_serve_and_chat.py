@@ -21,8 +21,8 @@ from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.environments.base import Observation, Services, StepResult, get_environment_spec
 from alphaapollo.launch import run_model
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.processes.network import find_free_port
 from alphaapollo.types import Message, Prompt, Score
-from alphaapollo.utils.network import find_free_port
 from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.unit.tiny import save_model
 
@@ -80,7 +80,7 @@ def test_taken_port_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
 SERVE = """
 import sys
 from alphaapollo.cli.serve import run_server
-from alphaapollo.utils.entry_point import entry_point
+from alphaapollo.processes.entry_point import entry_point
 
 @entry_point
 def main(argv=None):

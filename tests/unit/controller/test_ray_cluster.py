@@ -20,8 +20,8 @@ from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ray_cluster import RayProcess
 from alphaapollo.controller.ray_launcher import RayWorkerGroups
 from alphaapollo.controller.worker_groups import WorkerSpecs
+from alphaapollo.processes.watchdog import RUN
 from alphaapollo.utils.heartbeat import read_process
-from alphaapollo.utils.watchdog import RUN
 
 Process = subprocess.Popen[bytes]
 

@@ -14,7 +14,7 @@ from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Services, StepResult
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.environments.informal_math import make_tag_instruction
-from alphaapollo.tools.tool_calls import ToolCall
+from alphaapollo.tools.base import ToolCall
 from alphaapollo.types import Prompt, Score
 
 COMMAND = [sys.executable, str(Path(__file__).parents[1] / "tools" / "mcp_server.py")]

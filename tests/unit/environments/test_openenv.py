@@ -13,9 +13,9 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
 from alphaapollo.environments import openenv as adapter
 from alphaapollo.launch.try_environment import try_environment_resets
+from alphaapollo.processes.network import find_connection_error, find_free_port
+from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import Message, Prompt, Score
-from alphaapollo.utils.network import find_connection_error, find_free_port
-from alphaapollo.utils.time_limit import TimeLimit
 from tests.processes import wait_until
 from tests.unit import virtual_time
 from tests.unit.environments.episode_helpers import check_results, make, play, random_agent, take_turns

@@ -10,9 +10,8 @@ from alphaapollo.environments.actions import ChatTemplateActionHandler, TagActio
 from alphaapollo.environments.base import Services, StepResult
 from alphaapollo.environments.informal_math import InformalMathEnvironment
 from alphaapollo.rollout.check_replies import check_reset_reply, check_step_reply
-from alphaapollo.tools.base import Session, ToolResult, ToolStatus
+from alphaapollo.tools.base import Session, ToolCall, ToolResult, ToolStatus
 from alphaapollo.tools.function_tool import FunctionTool
-from alphaapollo.tools.tool_calls import ToolCall
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Prompt
 from tests.unit.rollout.test_pictures import SMALL, WIDE

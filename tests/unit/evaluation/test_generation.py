@@ -16,8 +16,8 @@ from alphaapollo.controller.ranks import RunStalled
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.evaluation import generation
 from alphaapollo.observability.console import Console
+from alphaapollo.processes.watchdog import RUN
 from alphaapollo.trainer.main_generation import main
-from alphaapollo.utils.watchdog import RUN
 from tests.builders import write_rows
 from tests.unit.environments.episode_helpers import EXAMPLES
 from tests.unit.evaluation.small_run import SmallRun, save_chat_model

@@ -20,9 +20,9 @@ from alphaapollo.launch.resume import find_start_point
 from alphaapollo.launch.run_command import clean_up_processes, run_with_restarts
 from alphaapollo.launch.run_plan import RunPlan
 from alphaapollo.observability.console import Console
+from alphaapollo.processes.watchdog import RUN, list_run_processes, new_run_id
 from alphaapollo.trainer.lifecycle import PreparedRun
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.utils.watchdog import RUN, list_run_processes, new_run_id
 
 DIED = WorkerDied("the policy worker of rank 0 (pid 7) died: killed", "policy")
 

@@ -15,12 +15,12 @@ from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.launch.failures import RestartRefused
 from alphaapollo.launch.run_command import run_coroutine, run_in_locked_folder
 from alphaapollo.observability.console import Console
-from alphaapollo.utils.watchdog import treat_signals_as_ctrl_c
+from alphaapollo.processes.watchdog import treat_signals_as_ctrl_c
 
 HOLD = """
 import sys
 from pathlib import Path
-from alphaapollo.utils.folder_lock import lock_folder
+from alphaapollo.processes.folder_lock import lock_folder
 with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()

@@ -15,7 +15,7 @@ from torch import nn
 
 from alphaapollo.models.export.hf_folder import gather_parameters
 from alphaapollo.models.sharding import FsdpRoot, full_tensor, join_process_group, make_mesh, shard_model
-from alphaapollo.utils.network import reserve_port
+from alphaapollo.processes.network import reserve_port
 from tests.unit.tiny import build_model, run_ranks
 
 

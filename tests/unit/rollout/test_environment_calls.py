@@ -4,7 +4,7 @@ import sys
 HANGING = """
 import asyncio, time
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
-from alphaapollo.utils.time_limit import TimeLimit
+from alphaapollo.processes.time_limit import TimeLimit
 
 class Game:
     def reset(self, prompt):

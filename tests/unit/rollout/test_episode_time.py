@@ -7,9 +7,9 @@ import pytest
 
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import StepResult
+from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeTask
 from alphaapollo.types import EpisodeEnd, Prompt, Sampling, Score, Trajectory
-from alphaapollo.utils.time_limit import exclude_from_time_limit
 from scripts.simulation.timed_engine import TimedFakeEngine
 from tests.unit import virtual_time
 from tests.unit.rollout.test_episode import PROMPT, STOP, Environment, done, make_runner, play, show

@@ -7,7 +7,7 @@ import pytest
 from alphaapollo.config.schema import Env
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.rollout.tool_call_parser import check_tool_call_parser, make_tool_call_parser
-from alphaapollo.tools.tool_calls import ToolCall, ToolCallParseError
+from alphaapollo.tools.base import ToolCall, ToolCallParseError
 from tests.unit.tool_templates import (
     MISTRAL,
     MISTRAL_TOKENS,

@@ -9,6 +9,7 @@ import alphaapollo.rollout.worker as rollout_worker
 from alphaapollo.config.schema import Judge, Reward
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
+from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import (
     EpisodeEnd,
     GroupRequest,
@@ -19,7 +20,6 @@ from alphaapollo.types import (
     Score,
     TrajectoryGroup,
 )
-from alphaapollo.utils.time_limit import TimeLimit
 from tests.unit import virtual_time
 from tests.unit.rollout.test_pictures import SMALL
 from tests.unit.rollout.worker_kit import generate, make_worker, write_model

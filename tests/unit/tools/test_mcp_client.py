@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("mcp")
 
 from alphaapollo.config.schema.env import ToolLimits
+from alphaapollo.processes.network import find_connection_error, find_free_port
 from alphaapollo.tools.base import Session, ToolFailedError, ToolStatus
 from alphaapollo.tools.mcp_client import McpClient, find_root_cause
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.utils.network import find_connection_error, find_free_port
 from tests.processes import wait_until
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]

@@ -107,10 +107,10 @@ def test_error_for_a_missing_index_has_the_command(tmp_path: Path) -> None:
         make_tools(["local_rag"], {"local_rag": {"index": str(tmp_path / "none")}})
 
 
-@pytest.mark.parametrize("manifest", ["{", "[]", "{}", '{"format": 0}'])
+@pytest.mark.parametrize("manifest", ["{", "[]", "{}"])
 def test_corrupt_index(tmp_path: Path, manifest: str) -> None:
     (tmp_path / "index.json").write_text(manifest)
-    with pytest.raises(ValueError, match=r"corrupt.* format 1"):
+    with pytest.raises(ValueError, match="no index of documents"):
         make_tools(["local_rag"], {"local_rag": {"index": str(tmp_path)}})
 
 

@@ -19,8 +19,8 @@ from alphaapollo.launch.run_history import record_in_history
 from alphaapollo.launch.run_plan import RunPlan, write_run_plan
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.training_log import TrainedRow
+from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.types import Outcome, Score
-from alphaapollo.utils.folder_lock import lock_folder
 from alphaapollo.viewer.app import make_app
 from alphaapollo.viewer.index import RunIndex
 from tests.unit.viewer.run_kit import HOSTILE, make_group, update_index, write_groups, write_run, write_suite_results

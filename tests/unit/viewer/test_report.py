@@ -22,7 +22,7 @@ from alphaapollo.launch.run_history import record_in_history
 from alphaapollo.launch.run_plan import RunPlan, write_run_plan
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.rollout_log import format_trajectory_lines
-from alphaapollo.utils.folder_lock import lock_folder
+from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.viewer.report import FORMATS, make_report
 from alphaapollo.viewer.report.data import choose_evenly, read_run
 from alphaapollo.viewer.report.formats import make_code, make_fence, make_table, to_markdown

@@ -115,10 +115,10 @@ def test_answer_cannot_cause_a_grader_failure(code, test):
     assert result.reason
 
 
-def test_reason_is_short_and_escaped():
+def test_reason_is_one_short_line():
     code = "import os\nos.write(1, b'\\n{\"broken\": \"%s\"}' % (b'\\\\u001b\\\\n' + b'x' * 10**6)); os._exit(0)"
     result = score(code, {"asserts": [ONE_CALL]})
-    assert result.reason == ("\\x1b\\n" + 500 * "x")[: len(result.reason)] and len(result.reason) == 500, result
+    assert result.reason == "  " + 498 * "x", result
 
 
 @pytest.mark.parametrize(

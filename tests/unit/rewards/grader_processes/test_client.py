@@ -197,9 +197,9 @@ def test_an_answer_that_hangs_its_grader_scores_zero_at_the_first_attempt():
     async def scenario(client):
         once = client._grade_completion_once
 
-        async def grade_once(request):
+        async def grade_once(request, data_source):
             requests.append(pickle.loads(request).completion)
-            return await once(request)
+            return await once(request, data_source)
 
         client._grade_completion_once = grade_once
         return await client.score(MATH, TOWER)

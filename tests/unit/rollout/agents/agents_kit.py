@@ -11,12 +11,12 @@ import openai
 from alphaapollo.config.schema import Model
 from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.engines.vllm.canned import CannedEngine
+from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rollout.agents.endpoint import EndpointServer, SessionGate
 from alphaapollo.rollout.agents.rows import build_turns_and_rows
-from alphaapollo.rollout.agents.session import Session, SessionLimits
+from alphaapollo.rollout.agents.session import AgentSession, SessionLimits
 from alphaapollo.rollout.context import check_rows_match_turns
 from alphaapollo.types import Sampling
-from alphaapollo.utils.time_limit import TimeLimit
 from tests.unit.tool_templates import tokenizer_of
 
 MAX_LENGTH = 4096
@@ -63,7 +63,7 @@ class Server:
         self.clients: list[Any] = []
         engine = CannedEngine(Model(path=str(folder)), max_length, self.script)
         self.tokenizer = engine.renderer.tokenizer
-        self.app = engine.build_http_app(HttpApiSettings(["policy"], tool_parser="hermes", reasoning_parser=""))
+        self.app = engine.build_http_app(HttpApiSettings(tool_parser="hermes"))
 
     def build_http_app(self, settings: HttpApiSettings) -> Any:
         return self.app
@@ -78,7 +78,7 @@ class Server:
         prompts. Then forget the script's answers."""
         self.script.prompts.clear()
         limits = SessionLimits(max_model_len, max_requests)
-        session = Session(Sampling(budget), lambda number: number % 2**31, limits)
+        session = AgentSession(Sampling(budget), lambda number: number % 2**31, limits)
 
         async def serve():
             endpoint = EndpointServer(SessionGate(self.app))
@@ -96,7 +96,7 @@ class Server:
         return session, rows_of(session)
 
 
-def rows_of(session: Session, train="all", untrained_roles=()):
+def rows_of(session: AgentSession, train="all", untrained_roles=()):
     turns, rows, *prompts = build_turns_and_rows(session, train, untrained_roles)
     check_rows_match_turns(rows, turns, *prompts)
     return rows

@@ -25,13 +25,11 @@ def post(endpoint, route, body, **headers):
 
 def run(task, endpoint):
     answer = ask(endpoint)
-    chat = {"model": endpoint.model, "messages": [{"role": "user", "content": "one"}]}
     taken = {"request_id": answer.id, "reward": 1000}
     codes = [
         post(endpoint, "rewards", taken),
         post(endpoint, "rewards", {"request_id": "unknown", "reward": "x"}),
-        post(endpoint, "chat/completions", chat, **{"x-reward": "1000"}),
-        post(endpoint, "chat/completions", chat, **{"x-reward": "nan", "x-reward-key": "guess\u00e9"}),
+        post(endpoint, "rewards", taken, **{"x-reward-key": "guess\u00e9"}),
     ]
     KEY
     return {"reward": 0.25, "refused": float(codes.count(403))}
@@ -42,16 +40,9 @@ WITH_KEY = f'post(endpoint, {REWARD}, **{{"x-reward-key": endpoint.reward_key}})
 
 def test_who_has_the_api_key_alone_gives_no_reward(server, tmp_path):
     (one,) = run(server, tmp_path, TAKES_REWARD.replace("KEY", ""))
-    assert one.score == Score(0.25, {"refused": 4.0}) and one.reward == 0.25
+    assert one.score == Score(0.25, {"refused": 3.0}) and one.reward == 0.25
     (one,) = run(server, tmp_path, TAKES_REWARD.replace("KEY", WITH_KEY))
     assert one.reward == 0.75
-
-
-def test_rewards_of_requests_can_be_accepted(server, tmp_path):
-    code = TAKES_REWARD.replace("KEY", "return 0.0").replace('"unknown", "reward": "x"', 'answer.id, "reward": 1')
-    code = code.replace('"nan", "x-reward-key": "guess\u00e9"', '"0"')
-    (one,) = run(server, tmp_path, code, accept_request_rewards=True)
-    assert one.reward == 1000 + 1 + 1000
 
 
 def test_programs_have_only_listed_variables(monkeypatch):

@@ -113,8 +113,8 @@ def test_graded_text_and_reward_of_the_program(server, tmp_path):
         return Score(float(text == "OK"), {"accuracy": 1.0})
 
     code = "def run(task, endpoint):\n    ask(endpoint)\n    return 4\n"
-    (one,) = run(server, tmp_path, code, grade, grade=True, reward_weight=0.5)
-    assert one.score == Score(3.0, {"accuracy": 1.0, "agent": 4.0})
+    (one,) = run(server, tmp_path, code, grade, grade=True)
+    assert one.score == Score(5.0, {"accuracy": 1.0, "agent": 4.0})
     (one,) = run(server, tmp_path, code.replace("return 4", "return None"), grade, grade=True)
     assert one.score.reward == 1.0
 

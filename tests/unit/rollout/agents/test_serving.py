@@ -158,10 +158,12 @@ def test_roles_and_rewards(server):
             wrong = await plain.post(f"{endpoint.url}/v1/rewards", json=reward | {"request_id": "no"})
             assert wrong.status_code == 400 and "no such request" in wrong.json()["error"]["message"]
         again = [user("solve"), assistant("OK"), user("go on")]
-        await chat(client, again, extra_headers={"x-reward": "2", **key})
+        await chat(client, again)
+        with pytest.raises(openai.BadRequestError, match="x-reward"):
+            await chat(client, again, extra_headers={"x-reward": "2", **key})
 
     session, _ = server.run(play)
-    assert [answer.reward for answer in session.answers] == [0.5, 2.0, None]
+    assert [answer.reward for answer in session.answers] == [0.5, None, None]
     assert [len(row.turn_ends) for row in rows_of(session, untrained_roles=["planner"])] == [2]
 
 

@@ -8,7 +8,7 @@ from alphaapollo.engines.http_api import RequestedSampling, SampledAnswer
 from alphaapollo.evaluation.metrics import convert_to_sample_result, read_sample_result
 from alphaapollo.observability.rollout_log import make_trajectory_record
 from alphaapollo.rollout.agents.rows import build_turns_and_rows, find_branches
-from alphaapollo.rollout.agents.session import Request, Session, SessionLimits, make_answer_key, make_message_keys
+from alphaapollo.rollout.agents.session import AgentSession, Request, SessionLimits, make_answer_key, make_message_keys
 from alphaapollo.rollout.context import check_rows_match_turns
 from alphaapollo.types import EpisodeEnd, ImageInput, Prompt, Sampling, Score, Trajectory
 from tests.builders import make_completion
@@ -62,16 +62,16 @@ class Talk:
     """Session whose tokens are numbers: each message and each answer is one token, followed by END."""
 
     def __init__(self, max_tokens=100, max_requests=10):
-        self.session = Session(Sampling(max_tokens), lambda number: number, SessionLimits(2 * max_tokens, max_requests))
+        self.session = AgentSession(
+            Sampling(max_tokens), lambda number: number, SessionLimits(2 * max_tokens, max_requests)
+        )
         self.count = 10
 
-    def ask(
-        self, *texts, n=1, role="", tools="", delivered=True, constrained=False, retry=False, reward=None
-    ) -> Request:
+    def ask(self, *texts, n=1, role="", tools="", delivered=True, constrained=False, retry=False) -> Request:
         """Send a chat of user messages and answers in turn. The n answers are a11, a12, ..., counted over all requests;
         a retry gets those of the request that was not delivered."""
         messages = make_chat(*texts)
-        request = Request(self.session, str((texts, reward)), role, retry, reward)
+        request = Request(self.session, str(texts), role, retry)
         self.session.count_request(request, n)
         history = request.find_history(messages, tools)
         known = history.token_ids if history else []
@@ -222,17 +222,11 @@ def test_wrong_rewards_of_turns(rewards, reason):
     assert [answer.reward for answer in talk.session.answers] == [None, None]
 
 
-def test_a_reward_before_the_first_answer_is_refused():
-    session = Talk().session
-    session.give_header_reward(Request(session, body_digest="", reward=0.5), None)
-    assert "x-reward" in session.refused_reward
-
-
 def test_rows_have_the_pictures_of_their_requests():
     """A picture in the first message, one in the third, and another branch with a picture of its own. The processor
     prepares the first picture again for the second request, as if it were no longer in its cache."""
     first, again, second, other = (ImageInput({}, [5] * count, 5, str(count)) for count in (2, 2, 3, 1))
-    session = Session(Sampling(100), lambda number: number, SessionLimits(200, 10))
+    session = AgentSession(Sampling(100), lambda number: number, SessionLimits(200, 10))
 
     def ask(texts: list[str], images: tuple[ImageInput, ...], answer: str) -> None:
         request = Request(session, body_digest=str(texts))

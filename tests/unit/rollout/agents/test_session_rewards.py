@@ -14,30 +14,11 @@ def rewards_of(talk: Talk) -> dict[str, float]:
     return {one.sampled.content: one.reward for one in talk.session.answers if one.reward is not None}
 
 
-def test_a_retry_repeats_no_reward():
-    talk = Talk()
-    talk.ask("q")
-    talk.ask("q", "a11", "next", reward=0.5, delivered=False)
-    talk.ask("q", "a11", "next", reward=0.5, retry=True)
-    assert rewards_of(talk) == {"a11": 0.5}
-    assert talk.session.num_started == 2
-
-
 def test_a_reward_of_several_answers_is_shared():
     talk = Talk()
     talk.ask("q", n=4)
     talk.session.give_reward("id10", 1.0)
     assert rewards_of(talk) == {"a11": 0.25, "a12": 0.25, "a13": 0.25, "a14": 0.25}
-
-
-def test_header_of_a_new_chat_rewards_the_answer_of_its_role():
-    talk = Talk()
-    talk.ask("q", role="main")
-    talk.ask("sub", role="helper")
-    talk.ask("compacted", role="main", reward=0.5)
-    assert rewards_of(talk) == {"a11": 0.5} and not talk.session.refused_reward
-    talk.ask("another", role="main", reward=0.5)  # this role now has two paths
-    assert rewards_of(talk) == {"a11": 0.5} and "x-reward" in talk.session.refused_reward
 
 
 def test_random_sessions_do_not_depend_on_retries():
@@ -47,21 +28,25 @@ def test_random_sessions_do_not_depend_on_retries():
         for may_lose in (False, True):
             generator, losses = np.random.default_rng(seed), np.random.default_rng(seed + 1000)
             talk = Talk(max_requests=100)
-            chats, given = [["q"]], {}
+            chats, given = [["q"]], 0.0
             for _ in range(int(generator.integers(1, 9))):
                 chat = chats[int(generator.integers(len(chats)))]
-                reward = float(generator.integers(1, 5)) / 4 if len(chat) > 1 and generator.random() < 0.5 else None
                 n, retry = int(generator.integers(1, 4)), False
                 while may_lose and losses.random() < 0.3:
-                    talk.ask(*chat, n=n, reward=reward, delivered=False, retry=retry)
+                    talk.ask(*chat, n=n, delivered=False, retry=retry)
                     retry = True
-                given[str((chat, reward))] = reward or 0.0
-                for answer in talk.ask(*chat, n=n, reward=reward, retry=retry).answers:
+                request = talk.ask(*chat, n=n, retry=retry)
+                if generator.random() < 0.5:
+                    reward = float(generator.integers(1, 5)) / 4
+                    request.id = f"request {len(chats)}"
+                    talk.session.give_reward(request.id, reward)
+                    given += reward
+                for answer in request.answers:
                     chats.append([*chat, answer.sampled.content, f"more {len(chats)}"])
             turns, made, *_ = build_turns_and_rows(talk.session, "all", ())
             rows.append([(row.token_ids, row.action_mask, row.num_earlier_tokens) for row in made])
             rewards.append([(turn.answer_number, turn.reward) for turn in turns])
-            assert sum(turn.reward for turn in turns) == sum(given.values())
+            assert sum(turn.reward for turn in turns) == pytest.approx(given)
         assert rows[0] == rows[1] and rewards[0] == rewards[1]
 
 

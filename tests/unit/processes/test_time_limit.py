@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.utils.time_limit import (
+from alphaapollo.processes.time_limit import (
     TimeLimit,
     exclude_from_time_limit,
     pause_all_time_limits,

@@ -7,6 +7,7 @@ processes that the run has started on this machine, e.g. Ray's agents (start_rea
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import select
@@ -25,6 +26,7 @@ import psutil
 
 RUN = "ALPHAAPOLLO_RUN"  # environment variable with the run's id, set in every process of a run
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # of job systems and closed terminals, treated as Ctrl-C
+PR_SET_PDEATHSIG = 1
 _REPEAT_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 2.0  # for processes that end on their own
@@ -64,6 +66,22 @@ def treat_signals_as_ctrl_c() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
+
+
+def exit_with_parent(parent_pid: int, signal_number: int) -> None:
+    """Make the kernel send a signal to this process when its parent dies (Linux only). Exits if it has already died."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
+        if os.getppid() != parent_pid:
+            os._exit(0)
+
+
+def list_child_pids(pid: int) -> list[int]:
+    """Return the pids of a process's direct children; empty if the process has ended."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends while its file is read
+        return []
 
 
 def exit_when_process_ends(
@@ -123,7 +141,8 @@ def start_reaper(run_id: str, cleanup_paths: Iterable[str | Path]) -> None:
 
     The reaper kills every process of the run on this machine, and removes `cleanup_paths`.
     """
-    command = [sys.executable, "-m", "alphaapollo.utils.watchdog", str(os.getpid()), run_id, *map(str, cleanup_paths)]
+    module = "alphaapollo.processes.watchdog"
+    command = [sys.executable, "-m", module, str(os.getpid()), run_id, *map(str, cleanup_paths)]
     environment = {name: value for name, value in os.environ.items() if name != RUN}
     subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
 

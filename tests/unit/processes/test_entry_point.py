@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import alphaapollo
-from alphaapollo.utils import watchdog
-from alphaapollo.utils.entry_point import entry_point, print_redacted_traceback
-from alphaapollo.utils.watchdog import treat_signals_as_ctrl_c
+from alphaapollo.processes import watchdog
+from alphaapollo.processes.entry_point import entry_point, print_redacted_traceback
+from alphaapollo.processes.watchdog import treat_signals_as_ctrl_c
 
 UNGUARDED = """
 import multiprocessing, os, sys
-from alphaapollo.utils.entry_point import entry_point
+from alphaapollo.processes.entry_point import entry_point
 
 print("the script runs")
 
@@ -61,7 +61,7 @@ def test_call_in_a_running_event_loop_is_refused_with_a_fix(capsys: pytest.Captu
 
 BUG = """
 import os, sys
-from alphaapollo.utils.entry_point import entry_point
+from alphaapollo.processes.entry_point import entry_point
 
 @entry_point
 def main(argv=None):

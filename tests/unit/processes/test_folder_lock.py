@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.utils import folder_lock
-from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
+from alphaapollo.processes import folder_lock
+from alphaapollo.processes.folder_lock import FolderInUseError, lock_folder
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from alphaapollo.utils.folder_lock import lock_folder
+from alphaapollo.processes.folder_lock import lock_folder
 with lock_folder(Path(sys.argv[1])):
     if os.fork() == 0:
         os.close(1)

@@ -15,9 +15,9 @@ from functools import wraps
 from types import TracebackType
 from typing import Protocol
 
+from alphaapollo.processes.temp_folder import run_in_temp_folder
+from alphaapollo.processes.watchdog import treat_signals_as_ctrl_c
 from alphaapollo.utils.redaction import redact, replace_control_characters
-from alphaapollo.utils.temp_folder import run_in_temp_folder
-from alphaapollo.utils.watchdog import treat_signals_as_ctrl_c
 
 
 class MainFunction(Protocol):

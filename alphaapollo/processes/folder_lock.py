@@ -48,12 +48,13 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def read_lock_owner(folder: Path) -> JsonObject | None:
     """Return pid, host and start time (`since`) of the process that has locked the folder; None if it is not locked.
 
-    A process that was killed leaves its lock file behind.
+    A process that was killed leaves its lock file behind. An incomplete file, which its owner is writing, is ignored.
     """
     for path in _list_lock_files(folder):
         with suppress(OSError, ValueError):
             owner: JsonObject = json.loads(path.read_bytes())
-            return owner
+            if isinstance(owner, dict) and owner.keys() >= {"pid", "host", "since"}:
+                return owner
     return None
 
 
@@ -73,7 +74,7 @@ def _lock_file(lock_file: Path, folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=TIMEOUT)
     except Timeout:
-        raise FolderInUseError(_format_in_use_message(lock_file, folder)) from None
+        raise FolderInUseError(_format_in_use_message(folder)) from None
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
@@ -87,12 +88,9 @@ def _lock_file(lock_file: Path, folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _format_in_use_message(lock_file: Path, folder: Path) -> str:
-    try:
-        owner = json.loads(lock_file.read_text())
-        process = f"process {owner['pid']} on {owner['host']}, since {owner['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # the lock file is incomplete, because its owner is writing it
-        process = "another process"
+def _format_in_use_message(folder: Path) -> str:
+    owner = read_lock_owner(folder)
+    process = f"process {owner['pid']} on {owner['host']}, since {owner['since']}" if owner else "another process"
     return (
         f"{folder} is in use by {process}. Wait until that run has ended, stop it, or set another "
         "trainer.experiment_name: two runs in the same folder would damage each other's files."

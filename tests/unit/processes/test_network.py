@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from alphaapollo.utils.network import (
+from alphaapollo.processes.network import (
     find_interface,
     reserve_port,
     restrict_network_to_loopback,

@@ -23,7 +23,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from alphaapollo.utils.watchdog import remove_paths
+from alphaapollo.processes.watchdog import remove_paths
 
 NAME = re.compile(r"alphaapollo-[a-z0-9_]{8}")
 LOCK, CLEANUP_LIST = "lock", "elsewhere"  # file names

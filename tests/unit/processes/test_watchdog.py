@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.utils.watchdog import exit_when_process_ends, list_mapped_shared_memory, remove_paths, wait_for_exit
+from alphaapollo.processes.watchdog import (
+    exit_when_process_ends,
+    list_mapped_shared_memory,
+    remove_paths,
+    wait_for_exit,
+)
 from tests.processes import wait_until
 
 pytestmark = pytest.mark.timeout(30)
@@ -99,7 +104,7 @@ def test_remove_paths_takes_links_not_their_targets(tmp_path: Path):
 
 DRIVER = """
 import os, subprocess, sys
-from alphaapollo.utils.watchdog import RUN, start_reaper
+from alphaapollo.processes.watchdog import RUN, start_reaper
 start_reaper("this-run", sys.argv[1:])
 os.environ[RUN] = "this-run"
 sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -125,7 +130,7 @@ def test_reaper_ends_only_processes_of_the_run(tmp_path):
 
 def test_signals_of_job_systems_do_not_end_the_reaper() -> None:
     driver = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    reaper = subprocess.Popen([sys.executable, "-m", "alphaapollo.utils.watchdog", str(driver.pid), "no-run"])
+    reaper = subprocess.Popen([sys.executable, "-m", "alphaapollo.processes.watchdog", str(driver.pid), "no-run"])
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     mask = sum(1 << (number - 1) for number in numbers)
     status = Path(f"/proc/{reaper.pid}/status")

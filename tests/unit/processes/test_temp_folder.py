@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import alphaapollo
-from alphaapollo.utils import temp_folder
-from alphaapollo.utils.temp_folder import register_cleanup, remove_stale_folders, run_in_temp_folder
+from alphaapollo.processes import temp_folder
+from alphaapollo.processes.temp_folder import register_cleanup, remove_stale_folders, run_in_temp_folder
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_folder_that_is_still_written_to_is_removed_by_the_next_command(
 
 OTHER = """
 import os, sys, tempfile, time
-from alphaapollo.utils.temp_folder import register_cleanup, run_in_temp_folder
+from alphaapollo.processes.temp_folder import register_cleanup, run_in_temp_folder
 
 def command():
     register_cleanup(sys.argv[1:])
@@ -128,7 +128,7 @@ def test_sockets_with_too_long_paths_stay_outside(base: Path, monkeypatch: pytes
 
 TWICE = """
 import multiprocessing, os, sys
-from alphaapollo.utils.temp_folder import run_in_temp_folder
+from alphaapollo.processes.temp_folder import run_in_temp_folder
 
 def command():
     process = multiprocessing.get_context("forkserver").Process(target=os.getpid)

@@ -1,0 +1,1 @@
+"""Processes: their start and end, time limits, locks, temporary folders and addresses."""
