@@ -48,7 +48,7 @@ def build_batch_layout(
         prefixes: shared prefixes of the B rows, which are computed once. Rows are not padded then.
         min_sharing_ratio: prefixes are shared only if row tokens / computed tokens is at least this ratio.
     """
-    members, lengths = _list_group_members(trajectory_ids), [row.max_length for row in rows]
+    members, lengths = _list_group_members(trajectory_ids), [row.packed_length for row in rows]
     groups = [[index] for index in range(len(members))] if group_ids is None else _list_group_members(group_ids)
     count = min(-(-len(members) // mini_batch_size), len(groups))
     step_trajectories = [
@@ -112,7 +112,7 @@ def _filter_micro_batches(
     for micro in mini_batch.micro_batches:
         kept = [index for index in micro if keep[index]]
         joined = (micros[-1] if micros else []) + kept
-        tokens = max(one.count_computed_tokens(joined, padded) for one in (rows, rows.teacher_rows))
+        tokens = max(one.count_computed_tokens(joined, padded) for one in (rows, rows.rows_with_longer_prompts))
         if micros and kept and tokens <= max_tokens:
             micros[-1] = joined
         elif kept:

@@ -36,7 +36,7 @@ class PairTask(FinetuningTask):
     async def begin_run(self, run: FinetuningRun) -> None:
         """Decide whether prompts are shared. Raises ValueError if data.use_prefix_grouper=true is not supported."""
         ranks: Any = run.trainer.ranks  # workers with a `sharing` check
-        problem: str | None = (await ranks.call(lambda worker: worker.sharing.unsupported_reason))[0]
+        problem: str | None = (await ranks.call(lambda worker: worker.shared_prompts.unsupported_reason))[0]
         if problem is None and self.config.model.router_aux_loss_coef:
             problem = "model.router_aux_loss_coef needs a copy of the prompt for each response"
         wanted = self.config.data.use_prefix_grouper

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +59,7 @@ class MicroBatch:
     token_ids: Tensor  # int64 [b, T] or [1, sum T], this rank's part of T; a shared prompt counts once
     position_ids: Tensor  # int64 [1, T] or [1, sum T], this rank's part; with M-RoPE [3, b, T] or [3, 1, sum T]
     is_real_token: Tensor  # bool, shape of token_ids: false for padding and the dummy
-    routed_experts: Tensor | None  # integers, token_ids.shape + [L, k]: see data.batch.Rows
+    token_columns: dict[str, Tensor]  # token_ids.shape + [...]: Rows.columns with one entry per token
     images: ImageBatch | None  # pictures of this rank's tokens
     packing: Packing | None  # segments, complete on every rank; None: padded
     predicting_tokens: TokenSelection  # the n tokens before the response tokens, whose hidden states predict them
@@ -107,12 +108,15 @@ class MicroBatchBuilder:
         predictors = self._select_tokens(layout, token_index - 1)
         targets = self._to_device(chosen.token_ids[token_index].astype(np.int64))
         matrix_indices = np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _concatenate_ranges(responses)
-        experts = None if rows.routed_experts is None else _lay_out_routed_experts(rows.routed_experts, chosen, layout)
+        per_token = {name: column for name, column in rows.columns.items() if isinstance(column, np.ndarray)}
         return MicroBatch(
             token_ids=self._to_device(layout.token_ids[:, part]),
             position_ids=self._to_device(_compute_position_ids(chosen, layout)[..., part]),
             is_real_token=self._to_device(layout.is_real_token[:, part] & (not is_dummy)),
-            routed_experts=None if experts is None else self._to_device(experts[:, part]),
+            token_columns={
+                name: self._to_device(_lay_out_column(column, chosen.columns.get(name), layout)[:, part])
+                for name, column in per_token.items()
+            },
             images=self._select_images(chosen, layout),
             packing=self._make_packing(layout),
             predicting_tokens=predictors,
@@ -241,14 +245,14 @@ def _compute_position_ids(rows: Rows, layout: _TokenLayout) -> np.ndarray:
     return placed.reshape(3, *layout.token_ids.shape)
 
 
-def _lay_out_routed_experts(routed_experts: np.ndarray, selected_rows: Rows, layout: _TokenLayout) -> np.ndarray:
-    """Place the expert indices of the selected rows like their tokens, with zeros for padding and the dummy row. uint16
+def _lay_out_column(column: np.ndarray, selected: Any, layout: _TokenLayout) -> np.ndarray:
+    """Place the part `selected` of a column like its tokens, with zeros for padding and the dummy row (None). uint16
     becomes int32, because few torch operations support uint16."""
-    dtype = np.int32 if routed_experts.dtype == np.uint16 else routed_experts.dtype
-    placed = np.zeros((layout.token_ids.size, *routed_experts.shape[1:]), dtype)
-    if selected_rows.routed_experts is not None:
-        placed[layout.flat_indices] = selected_rows.routed_experts
-    return placed.reshape(*layout.token_ids.shape, *routed_experts.shape[1:])
+    dtype = np.int32 if column.dtype == np.uint16 else column.dtype
+    placed = np.zeros((layout.token_ids.size, *column.shape[1:]), dtype)
+    if selected is not None:
+        placed[layout.flat_indices] = selected
+    return placed.reshape(*layout.token_ids.shape, *column.shape[1:])
 
 
 def make_rows(

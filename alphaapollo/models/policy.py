@@ -20,6 +20,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids
 from alphaapollo.data.vocabulary import find_excluded_ids
+from alphaapollo.models import lora
 from alphaapollo.models.attention.backends import uses_alphaapollo_backend
 from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layers
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
@@ -95,21 +96,26 @@ class PolicyModel(FsdpRoot):
         # Clones instead of views, because FSDP hooks the output.
         return stats._replace(**{name: row.clone() for name, row in zip(present, gathered, strict=True)})
 
-    def make_logprobs_function(
-        self, temperature: float, replays_routing: bool = True
-    ) -> Callable[[MicroBatch], Tensor]:
-        """Return a function that computes the log-probs [n] of a micro-batch's response tokens at `temperature`.
-        `replays_routing`: use the experts that the policy's engine chose, if they are recorded."""
-        if replays_routing:
-            return lambda micro: self(micro, temperature).logprobs
-        return lambda micro: self(replace(micro, routed_experts=None), temperature).logprobs
+    def make_logprobs_function(self, temperature: float) -> Callable[[MicroBatch], Tensor]:
+        """Return a function that computes the log-probs [n] of a micro-batch's response tokens at `temperature`."""
+        return lambda micro: self(micro, temperature).logprobs
+
+    @contextmanager
+    def disable_adapters(self) -> Iterator[None]:
+        """Context manager in which the model computes without its LoRA adapters, and chooses experts itself."""
+        with lora.disable_adapters(self):
+            if self.routers is not None:
+                self.routers.follows_engine = False
+            yield
+        if self.routers is not None:
+            self.routers.follows_engine = True
 
     def compute_lm_head_input(self, micro: MicroBatch) -> LmHeadInput:
         """Compute the hidden states that predict this rank's response tokens, and return them with the output head."""
         output = self.model.get_output_embeddings()
         excluded = self.excluded if len(self.excluded) else None
         head = LmHead(output.weight, output.bias, self.scale, self.softcap, self.num_tokens, excluded)
-        routing = self.routers and self.routers.start_recording(micro.is_real_token, micro.routed_experts)
+        routing = self.routers and self.routers.start_recording(micro.is_real_token, micro.token_columns)
         states = compute_hidden_states(self.model.base_model, micro, micro.predicting_tokens)
         if routing:
             routing.is_recording = False
@@ -174,6 +180,8 @@ def load_policy(
         return PolicyModel(load_trainable_lm(model, attention, parameter_dtype, adapter_seed), excluded_ids)
 
     policy = shard_model(load(dtype), lambda: load(None), mesh, dtype, offload_policy)
+    if policy.routers and adapter_seed is None:  # the engine has the trained policy's routers
+        policy.routers.follows_engine = False
     policy.example_image = load_example_image(model) if find_vision_modules(policy.model) else None
     return policy
 

@@ -73,19 +73,17 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         """Run one optimizer step. A non-finite gradient skips it (`skip_bad_step`) or raises FloatingPointError."""
         (mini_batch,) = batch.mini_batches
         counts, sums = self._count_loss_terms_on_all_ranks(batch), MetricSums(self.data_group)
-        balancer = self.make_expert_load_balancer(self.routers)
-        if balancer:
-            balancer.begin_step(batch.rows, mini_batch.row_indices)
-        for row_indices in self.state.iterate_micro_batches(mini_batch.micro_batches):
+        self.balancer = self.make_expert_load_balancer(self.routers)
+
+        def compute_loss(row_indices: list[int]) -> Tensor:
             loss, reported = self.compute_loss(batch, row_indices, counts)
             sums.add(reported)
-            if balancer:
-                loss = loss + balancer.compute_last_pass_loss()
-            (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
-        step = self.state.step(skip_bad_step)
+            return loss
+
+        step = self.run_step(batch.rows, mini_batch, compute_loss, skip_bad_step)
         self.state.offload()
         metrics = {"grad_norm": step.grad_norm, "lr": step.lr, "steps_skipped": float(step.skipped)}
-        metrics |= balancer.compute_metrics() if balancer else {}
+        metrics |= self.balancer.compute_metrics() if self.balancer else {}
         return FinetuningStepResult(counts | sums.reduce(self.device), metrics)
 
     @torch.no_grad()

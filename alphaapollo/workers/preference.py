@@ -42,7 +42,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         if self.preference.custom_module:
             load_user_module(self.preference.custom_module, "preference.custom_module")
         self.preference_loss = get_preference_loss(self.preference.loss)
-        self.sharing = SharedPromptCheck(
+        self.shared_prompts = SharedPromptCheck(
             self.model, self.model.make_logprobs_function(1.0), self.builder, self.dtype, FINETUNING_KEY
         )
         self.reference: PolicyModel | None = None
@@ -84,7 +84,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     def compute_loss(
         self, batch: PreferenceBatch, row_indices: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        self.sharing.check_batch(batch)
+        self.shared_prompts.begin_update(batch)
         micro = self.builder.build(batch.rows, row_indices)
         ref_logp = self._get_ref_logp(batch.ref_logps, micro, row_indices)
         logp, lengths = _sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)

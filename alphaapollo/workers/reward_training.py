@@ -36,7 +36,7 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
         self.hf_model = load_trainable_reward_model(*settings, self.dtype, seed)
         self.model = shard_model(ScoreModel(self.hf_model), load_weights, self.mesh, self.dtype, offload)
         self.centring = self.tuning.bradley_terry.centring_coef
-        self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype, FINETUNING_KEY)
+        self.shared_prompts = SharedPromptCheck(self.model, self.model, self.builder, self.dtype, FINETUNING_KEY)
 
     def compute_loss_denominators(self, batch: PreferenceBatch) -> dict[str, Tensor]:
         return {"compared": torch.tensor(len(batch.rows) // 2), "tokens": torch.tensor(int(batch.rows.lengths.sum()))}
@@ -44,7 +44,7 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
     def compute_loss(
         self, batch: PreferenceBatch, row_indices: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        self.sharing.check_batch(batch)
+        self.shared_prompts.begin_update(batch)
         micro = self.builder.build(batch.rows, row_indices)
         scores = micro.drop_dummy_row(self.model(micro))
         margins = torch.from_numpy(batch.margins[row_indices[::2]]).to(self.device)

@@ -18,6 +18,7 @@ from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_r
 from alphaapollo.models.sharding import FsdpRoot, reshard
 from alphaapollo.models.ulysses import describe_stateful_layers
 from alphaapollo.models.vision import replace_placeholder_ids
+from alphaapollo.workers.companion import Companion
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
 FINETUNING_KEY = "data.use_prefix_grouper"
@@ -26,7 +27,7 @@ LIMIT = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25}
 NUM_ROWS = 2  # rows of a batch to compare; with more, both layouts may not fit into memory
 
 
-class SharedPromptCheck:
+class SharedPromptCheck(Companion):
     """Comparison of a model's results with and without shared prompts, in the constructor and on the first batch.
 
     Args:
@@ -59,7 +60,7 @@ class SharedPromptCheck:
             if not mismatch <= self.limit:
                 self.unsupported_reason = self._describe_mismatch(mismatch)
 
-    def check_batch(self, batch: RankBatch) -> None:
+    def begin_update(self, batch: RankBatch) -> None:
         """Raise ValueError if sharing changes the results too much, in the first batch that shares prompts."""
         if self.mismatch is None and batch.rows.prefixes is not None:
             self.mismatch = self._measure_mismatch(batch.rows, batch.mini_batches[0].micro_batches[0][:NUM_ROWS])

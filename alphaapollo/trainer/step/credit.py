@@ -34,7 +34,7 @@ from alphaapollo.trainer.step.training_batch import (
     list_trained_turns,
     sum_rewards_per_trajectory,
 )
-from alphaapollo.types import JsonObject, Trajectory, Turn
+from alphaapollo.types import LONGER_PROMPT, JsonObject, Trajectory, Turn
 
 CHUNK_CELLS = 2**22
 """Largest size of the matrices of one chunk, unless a single group is larger: 32 MiB in float64."""
@@ -55,8 +55,8 @@ class WorkerOutputs:
     ref_logprobs: np.ndarray | None = None
     values: np.ndarray | None = None
     teacher_logprobs: np.ndarray | None = None
-    teacher_tokens: np.ndarray | None = None  # [n, S, k], as in ServerScores
-    teacher_token_logprobs: np.ndarray | None = None  # [n, S, k + 1]
+    top_tokens: np.ndarray | None = None  # [n, S, k], as in ServerScores
+    top_token_logprobs: np.ndarray | None = None  # [n, S, k + 1]
 
     def describe_non_finite(self, mask: np.ndarray, offsets: np.ndarray) -> str:
         """Name the arrays with NaN or infinite values on action tokens; "" if there are none.
@@ -116,9 +116,9 @@ def assign_credit(
     owners, has_weight = batch.trajectory_ids.numpy(), (batch.loss_weights != 0) | (batch.sequence_weights != 0)
     has_gradient = has_advantage & has_weight
     if config.teacher.uses_self_teacher:
-        has_context = np.array([bool(row.teacher_prompt_ids) for row in batch.rows])
+        has_context = np.array([LONGER_PROMPT in row.columns for row in batch.rows])
         metrics["distill/rows_with_context"] = float(has_context.mean())
-        has_gradient |= has_context & (batch.teacher_weights != 0)
+        has_gradient |= has_context & (batch.divergence_weights != 0)
     return AssignedCredit(columns, np.isin(owners, owners[has_gradient]), metrics)
 
 
@@ -259,8 +259,8 @@ def _pack_columns(
         "ref_logprobs": computed.ref_logprobs,
         "values": computed.values,
         "selected_tokens": choose_loss_tokens(batch, computed, advantages, actor),
-        "teacher_tokens": computed.teacher_tokens,
-        "teacher_token_logprobs": computed.teacher_token_logprobs,
+        "top_tokens": computed.top_tokens,
+        "top_token_logprobs": computed.top_token_logprobs,
     }
     columns: JsonObject = {
         name: layout.split_by_rank(values) for name, values in arrays.items() if values is not None
@@ -268,7 +268,7 @@ def _pack_columns(
         "loss_weights": layout.split_row_values(batch.loss_weights.astype(dtype)),
         "sequence_weights": layout.split_row_values(batch.sequence_weights.astype(dtype)),
         "value_weights": layout.split_row_values(batch.value_weights.astype(dtype)),
-        "teacher_weights": layout.split_row_values(batch.teacher_weights.astype(dtype)),
+        "divergence_weights": layout.split_row_values(batch.divergence_weights.astype(dtype)),
         "trajectory_ids": layout.split_row_values(batch.trajectory_ids.numpy()),
     }
     return [

@@ -116,9 +116,9 @@ async def compute_logprobs_and_values(run: LearnerState, batch: TrainingBatch) -
         old: list[np.ndarray] | None = [rank.rows.rollout_logprobs for rank in layout.rank_batches]
     else:
         old = await policy.compute_log_probs() if run.plan.needs_old_logprobs else None
-    ref = await policy.compute_ref_log_probs() if config.needs_ref_log_probs else None
+    ref = await policy.compute_log_probs("reference") if config.needs_ref_log_probs else None
     local = config.teacher.uses_sampled_tokens and config.teacher.local_models
-    teacher = await policy.compute_teacher_log_probs() if local else None
+    teacher = await policy.compute_log_probs("teacher") if local else None
     if critic:
         await policy.offload()
     values = await critic.compute_values() if critic else None
@@ -136,5 +136,5 @@ async def _add_server_scores(outputs: WorkerOutputs, run: LearnerState, batch: T
     if logprobs is not None and outputs.teacher_logprobs is not None:
         logprobs = outputs.teacher_logprobs + logprobs
     return replace(
-        outputs, teacher_logprobs=logprobs, teacher_tokens=scores.tokens, teacher_token_logprobs=scores.token_logprobs
+        outputs, teacher_logprobs=logprobs, top_tokens=scores.tokens, top_token_logprobs=scores.token_logprobs
     )

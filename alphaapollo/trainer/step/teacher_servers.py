@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 import numpy as np
 
+from alphaapollo.algorithms.divergence import TEACHER_SHARES
 from alphaapollo.config.schema import Teacher, TeacherModel
 from alphaapollo.types import JsonObject, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
@@ -84,7 +85,8 @@ async def score_rows(teacher: Teacher, rows: Sequence[Row], vocabulary_size: int
         async with asyncio.TaskGroup() as group:
             for server, client in enumerate(clients):
                 for index, row in enumerate(rows):
-                    if weight := row.teacher_shares[keys.index(client.key)] if row.teacher_shares else 1.0:
+                    shares = row.columns.get(TEACHER_SHARES) or [1.0] * len(keys)
+                    if weight := shares[keys.index(client.key)]:
                         group.create_task(score_row(client, index, weight, server))
     except* TeacherServerError as errors:
         raise errors.exceptions[0] from None

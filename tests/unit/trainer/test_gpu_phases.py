@@ -70,12 +70,8 @@ class Trainer:
     def sum_logprob_mismatch(self) -> MismatchSums:
         return sum_mismatch(*np.zeros((4, 0), dtype=np.int64))  # in host memory
 
-    def compute_log_probs(self) -> np.ndarray:
-        self.gpu.work(self.role, "log_probs")
-        return self._zeros()
-
-    def compute_ref_log_probs(self) -> np.ndarray:
-        self.gpu.work(self.role, "ref_log_probs")
+    def compute_log_probs(self, role: str = "policy") -> np.ndarray:
+        self.gpu.work(self.role, "log_probs" if role == "policy" else "ref_log_probs")
         return self._zeros()
 
     def compute_values(self) -> np.ndarray:

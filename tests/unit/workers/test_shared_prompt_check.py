@@ -42,7 +42,7 @@ def shared(batch: RankBatch) -> RankBatch:
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_a_batch_is_checked_once(start, lora_rank: int):
     worker, columns = start(max_tokens=60, lora_rank=lora_rank)
-    assert worker.sharing.unsupported_reason is None
+    assert worker.shared_prompts.unsupported_reason is None
     metrics = []
     for _ in range(2):
         worker.load_batch(shared(worker.batch))
@@ -69,7 +69,7 @@ def test_a_layer_with_state_is_detected(start):
     function = worker.policy.make_logprobs_function(worker.temperature)
     check = SharedPromptCheck(worker.policy, function, worker.builder, torch.float32)
     assert check.unsupported_reason is not None and "Qwen3ForCausalLM" in check.unsupported_reason
-    worker.sharing.mismatch = None
+    worker.shared_prompts.mismatch = None
     worker.load_batch(shared(worker.batch))
     with pytest.raises(ValueError, match=rf"^{KEY}=true .* Qwen3ForCausalLM, .* {KEY}=false\.$"):
         worker.compute_log_probs()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alphaapollo.algorithms.divergence import TEACHER_SHARES
 from alphaapollo.config.schema import Teacher
 from alphaapollo.trainer.step import teacher_servers
 from alphaapollo.trainer.step.teacher_servers import (
@@ -23,8 +24,8 @@ from tests.unit.trainer.teacher_server import Answer, make_completion, serve
 
 TOP = {1: math.log(0.5), 2: math.log(0.25), 99: math.log(0.125)}
 ROWS = [
-    Row([3, 4, 5, 6], [0, 0, 1, 1], [0.0] * 4, [3], teacher_shares=(0.25, 0.75)),
-    Row([3, 8], [0, 1], [0.0] * 2, [1], teacher_shares=(1.0, 0.0)),
+    Row([3, 4, 5, 6], [0, 0, 1, 1], [0.0] * 4, [3], columns={TEACHER_SHARES: (0.25, 0.75)}),
+    Row([3, 8], [0, 1], [0.0] * 2, [1], columns={TEACHER_SHARES: (1.0, 0.0)}),
 ]
 
 

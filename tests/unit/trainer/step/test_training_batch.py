@@ -14,7 +14,7 @@ from alphaapollo.trainer.step.training_batch import (
     check_prompts_have_length_budgets,
     is_usable_for_training,
 )
-from alphaapollo.types import EpisodeEnd, Outcome, Prompt
+from alphaapollo.types import LONGER_PROMPT, EpisodeEnd, Outcome, Prompt
 from tests.builders import make_trajectory, make_turn
 from tests.matrices import pad
 from tests.unit.trainer.samples import build, credit_of, group, make_config, matrix_of, trajectory
@@ -239,16 +239,16 @@ def test_rows_without_a_teacher_context_are_in_no_denominator() -> None:
     sequences of 1 / (2 x 2), 0, 1 / (2 x 4)."""
     samples = [trajectory(0, 1.0, 2), trajectory(1, 0.0, 3), trajectory(2, 0.0, 4)]
     for one in (samples[0], samples[2]):
-        one.rows[0].teacher_prompt_ids = [1, 2, 3]
+        one.rows[0].columns[LONGER_PROMPT] = [1, 2, 3]
     teacher = Teacher(divergence="jsd", self_teacher=SelfTeacher(context="feedback"))
     for mode, expected in (("token-mean", [1 / 6, 0, 1 / 6]), ("seq-mean-token-mean", [1 / 4, 0, 1 / 8])):
         actor = Actor(shuffle=False, loss_agg_mode=mode)
         config = replace_value(make_config(actor, adv_estimator="none"), "teacher", teacher)
         batch = build_batch([group(*samples)], config, 1, 1, 100, padded=False, share_prompts=False)
-        assert batch.teacher_weights.tolist() == pytest.approx(expected)
+        assert batch.divergence_weights.tolist() == pytest.approx(expected)
         credit = assign_credit(batch, WorkerOutputs(), config)
         assert credit.has_gradient.tolist() == [True, False, True]
         assert credit.metrics["distill/rows_with_context"] == pytest.approx(2 / 3)
     plain = replace_value(config, "teacher", Teacher())
     batch = build_batch([group(*samples)], plain, 1, 1, 100, padded=False, share_prompts=False)
-    assert batch.teacher_weights.tolist() == batch.loss_weights.tolist()
+    assert batch.divergence_weights.tolist() == batch.loss_weights.tolist()
