@@ -147,7 +147,7 @@ class RLWorkerGroup(TrainingWorkerGroup[R]):
     """Handle to a model that is trained on rollouts: `load_batch` sends the token sequences of an iteration once, and
     the other methods use them. Per-token results are flat float32 arrays [sum of response lengths], one per batch."""
 
-    async def get_prompt_sharing_obstacle(self) -> str | None:
+    async def get_shared_prompts_obstacle(self) -> str | None:
         """Return why this model cannot compute a prompt once for all responses of its group, or None if it can."""
         return (await self.ranks.call(lambda worker: worker.shared_prompts.unsupported_reason))[0]
 

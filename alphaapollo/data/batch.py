@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from alphaapollo.data.shared_prompts import SharedPrefixes
+from alphaapollo.data.shared_prompts import SharedPrompts
 from alphaapollo.types import LONGER_PROMPT, ImageInput, Row
 
 A = TypeVar("A")
@@ -43,13 +43,13 @@ class Rows:
     response_starts: NDArray[np.int64]  # [R], always >= 1, because the first token has no log-prob
     action_mask: np.ndarray  # uint8 [sum responses]
     rollout_logprobs: np.ndarray  # float32 [sum responses], from the engine; 0 off the mask
-    prefixes: SharedPrefixes | None = None  # prefixes that rows of a micro-batch share; None: no sharing
+    shared_prompts: SharedPrompts | None = None  # prefixes that rows of a micro-batch share; None: no sharing
     images: tuple[tuple[ImageInput, ...], ...] | None = None  # pictures of each row; None: no row has a picture
     columns: dict[str, np.ndarray | tuple[Any, ...]] = field(default_factory=dict)
     """Row.columns: an array [sum T, ...] over the tokens, or a tuple [R] of values of rows (None: the row has none)."""
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row], prefixes: SharedPrefixes | None = None) -> Rows:
+    def from_rows(cls, rows: Sequence[Row], shared_prompts: SharedPrompts | None = None) -> Rows:
         """Concatenate token sequences. Each needs at least one prompt token and one token sampled by the model."""
         starts = [row.response_start for row in rows]
         assert all(start >= 1 for start in starts), "a row needs at least one prompt token"
@@ -60,7 +60,7 @@ class Rows:
             response_starts=np.array(starts, dtype=np.int64),
             action_mask=_concatenate_sequences([row.action_mask[start:] for row, start in responses], np.uint8),
             rollout_logprobs=_concatenate_sequences([row.logprobs[start:] for row, start in responses], np.float32),
-            prefixes=prefixes,
+            shared_prompts=shared_prompts,
             images=tuple(tuple(row.images) for row in rows) if any(row.images for row in rows) else None,
             columns={name: _join_column(name, rows) for name in {name: None for row in rows for name in row.columns}},
         )
@@ -91,7 +91,7 @@ class Rows:
             response_starts=self.response_starts[list(row_indices)],
             action_mask=concatenate_segments(self.action_mask, self.response_offsets, row_indices),
             rollout_logprobs=concatenate_segments(self.rollout_logprobs, self.response_offsets, row_indices),
-            prefixes=None if self.prefixes is None else self.prefixes.select(row_indices),
+            shared_prompts=None if self.shared_prompts is None else self.shared_prompts.select(row_indices),
             images=None if self.images is None else tuple(self.images[index] for index in row_indices),
             columns={
                 name: concatenate_segments(column, self.token_offsets, row_indices)
@@ -111,7 +111,7 @@ class Rows:
         """The rows with their second prompts, where there are any, before the same responses."""
         if LONGER_PROMPT not in self.columns:
             return self
-        assert self.images is None and self.prefixes is None, "longer prompts have no pictures and are not shared"
+        assert self.images is None and self.shared_prompts is None, "longer prompts have no pictures and are not shared"
         starts, ends = self.token_offsets[:-1] + self.response_starts, self.token_offsets[1:]
         prompts = [
             np.array(prompt, dtype=np.int32) if prompt else self.token_ids[first:start]
@@ -134,14 +134,14 @@ class Rows:
         Returns two int64 arrays [sequences]: lengths, and number of prefix tokens that the sequence also attends to.
         """
         lengths = self.lengths[list(row_indices)]
-        if self.prefixes is None:
+        if self.shared_prompts is None:
             return lengths, np.zeros_like(lengths)
-        return self.prefixes.select(row_indices).get_segment_and_prefix_lengths(lengths)
+        return self.shared_prompts.select(row_indices).get_segment_and_prefix_lengths(lengths)
 
     def count_computed_tokens(self, row_indices: Sequence[int], padded: bool) -> int:
         """Count the tokens of a forward pass over some rows, with padding if `padded`. Shared prefixes count once."""
         lengths = self.get_segment_and_prefix_lengths(row_indices)[0]
-        is_padded = padded and self.prefixes is None
+        is_padded = padded and self.shared_prompts is None
         return len(lengths) * int(lengths.max(initial=0)) if is_padded else int(lengths.sum())
 
 
@@ -163,6 +163,7 @@ class Columns(Generic[A]):
     divergence_weights: A | None = None  # float32 [R], weight of its divergence from other models; None: loss_weights
     trajectory_ids: A | None = None  # int64 [R], equal for all rows of a trajectory
     selected_tokens: A | None = None  # uint8 [sum responses], tokens selected by PolicyLoss.select_tokens
+    target_logprobs: A | None = None  # float32 [sum responses] log-probs of the sampled tokens under the teachers
     top_tokens: A | None = None  # int32 [sum responses, servers, k], most probable tokens of each model behind a server
     top_token_logprobs: A | None = None  # float32 [sum responses, servers, k + 1]; the last is of all other tokens
 
@@ -260,6 +261,15 @@ class BatchLayout:
                 column[start:end] = values[first : first + end - start]
             columns.append(column)
         return columns
+
+    def split_columns(self, columns: Columns[np.ndarray]) -> list[Columns[np.ndarray]]:
+        """Split columns over the batch, [n, ...] or [B], into the columns of each rank."""
+        parts = {
+            name: self.split_row_values(values) if name in PER_ROW else self.split_by_rank(values)
+            for name, values in vars(columns).items()
+            if values is not None
+        }
+        return [Columns(**{name: part[rank] for name, part in parts.items()}) for rank in range(len(self.rank_batches))]
 
     def split_row_values(self, values: np.ndarray) -> list[np.ndarray]:
         """Split an array [B] with one value per token sequence into one array [R] per rank."""

@@ -95,7 +95,11 @@ class DpoTask(PairTask):
             run.console.show_phase("reference", start, len(examples))
             batch_examples = examples[start : start + REFERENCE_BATCH]
             split = distribute_rows_for_reference(
-                batch_examples, plan.placement.data_parallel_size, plan.max_tokens, plan.padded, self.share_prompts
+                batch_examples,
+                plan.placement.data_parallel_size,
+                plan.max_tokens,
+                plan.padded,
+                self.uses_shared_prompts,
             )
             batches = [batch for batch in split.rank_batches for _ in range(shared)]
             columns = await ranks.call_with_items(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)

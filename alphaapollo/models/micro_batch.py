@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.data.batch import INTEGERS, Columns, Rows, compute_offsets
-from alphaapollo.data.shared_prompts import SharedPrefixes
+from alphaapollo.data.shared_prompts import SharedPrompts
 from alphaapollo.models.ulysses import SequenceGroup, TokenSelection, find_local_positions
 from alphaapollo.models.vision import ImageBatch, PlaceholderLayout, compute_mrope_positions
 from alphaapollo.types import ImageInput, Row
@@ -203,15 +203,15 @@ class _TokenLayout:
 
 def _lay_out_rows(rows: Rows, padded: bool, width_multiple: int) -> _TokenLayout:
     """Place rows in a padded [b, T] or packed [1, T] array, with T rounded up to a multiple of `width_multiple`."""
-    if padded and rows.prefixes is None:
+    if padded and rows.shared_prompts is None:
         width = -(-int(rows.lengths.max()) // width_multiple) * width_multiple
         is_real_token = np.arange(width) < rows.lengths[:, None]
         token_ids = np.zeros(is_real_token.shape, dtype=np.int64)
         token_ids[is_real_token] = rows.token_ids
         return _TokenLayout(token_ids, np.arange(width), is_real_token, np.flatnonzero(is_real_token))
     lengths, prefixes, positions = rows.lengths, None, np.arange(len(rows.token_ids))
-    if rows.prefixes is not None:
-        lengths, prefixes, positions = _compute_shared_prompt_layout(rows, rows.prefixes)
+    if rows.shared_prompts is not None:
+        lengths, prefixes, positions = _compute_shared_prompt_layout(rows, rows.shared_prompts)
     needed = int(lengths.sum())
     width = -(-needed // width_multiple) * width_multiple  # rounded up
     token_ids, position_ids = np.zeros((1, width), dtype=np.int64), np.zeros(width, dtype=np.int64)
@@ -222,14 +222,16 @@ def _lay_out_rows(rows: Rows, padded: bool, width_multiple: int) -> _TokenLayout
     return _TokenLayout(token_ids, position_ids, np.arange(width)[None] < needed, positions, lengths, prefixes)
 
 
-def _compute_shared_prompt_layout(rows: Rows, prefixes: SharedPrefixes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _compute_shared_prompt_layout(
+    rows: Rows, shared_prompts: SharedPrompts
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lay out a packed micro-batch: each shared prompt once, then each row without its prompt. Returns the fields
     segment_lengths, prefix_segments and flat_indices of _TokenLayout."""
-    _, first, family = np.unique(prefixes.prefix_ids, return_index=True, return_inverse=True)
-    lengths = np.concatenate([prefixes.lengths[first], rows.lengths - prefixes.lengths])
+    _, first, family = np.unique(shared_prompts.prefix_ids, return_index=True, return_inverse=True)
+    lengths = np.concatenate([shared_prompts.lengths[first], rows.lengths - shared_prompts.lengths])
     starts = compute_offsets(lengths)[:-1]
     within = _concatenate_ranges(rows.lengths)  # position of each token in its row
-    before = np.repeat(prefixes.lengths, rows.lengths)
+    before = np.repeat(shared_prompts.lengths, rows.lengths)
     remainder = np.repeat(starts[len(first) :], rows.lengths) + within - before
     positions = np.where(within < before, np.repeat(starts[family], rows.lengths) + within, remainder)
     return lengths, np.concatenate([np.arange(len(first)), family]), positions
@@ -258,7 +260,7 @@ def _lay_out_column(column: np.ndarray, selected: Any, layout: _TokenLayout) -> 
 def make_rows(
     token_ids: Sequence[np.ndarray],
     response_starts: Sequence[int],
-    prefixes: SharedPrefixes | None = None,
+    shared_prompts: SharedPrompts | None = None,
     images: Sequence[tuple[ImageInput, ...]] | None = None,
 ) -> Rows:
     """Build training rows from token ids, for self-checks. Tokens from `response_starts` on are marked as sampled."""
@@ -266,7 +268,7 @@ def make_rows(
         Row(ids.tolist(), [0] * start + [1] * (len(ids) - start), [0.0] * len(ids), [len(ids) - 1], images=pictures)
         for ids, start, pictures in zip(token_ids, response_starts, images or [()] * len(token_ids), strict=True)
     ]
-    return Rows.from_rows(rows, prefixes)
+    return Rows.from_rows(rows, shared_prompts)
 
 
 def _concatenate_ranges(lengths: np.ndarray) -> np.ndarray:

@@ -40,7 +40,7 @@ from alphaapollo.workers.model_worker import (
 from alphaapollo.workers.policy_objective import build_objective_inputs, compute_policy_objective, normalize_metrics
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
-from alphaapollo.workers.teacher import FrozenTeacher, SelfTeacher, TeacherGroup
+from alphaapollo.workers.teacher import FrozenTeacher, MovingAverageTeacher, TeacherGroup
 
 
 @dataclass(frozen=True)
@@ -228,11 +228,11 @@ class PolicyWorker(TrainingWorker):
             companion.load(checkpoint_folder)
         self.offload()
 
-    def load_teacher(self, teacher: Teacher, models: Mapping[str, Model]) -> TeacherGroup | SelfTeacher:
+    def load_teacher(self, teacher: Teacher, models: Mapping[str, Model]) -> TeacherGroup | MovingAverageTeacher:
         """Load the teachers on the ranks, `models` by configuration key, or a self-teacher."""
         fsdp = self.actor.fsdp_config
         if teacher.uses_self_teacher:
-            return SelfTeacher(teacher, self.policy, self.config, fsdp, self.mesh, self.builder, self.seed)
+            return MovingAverageTeacher(teacher, self.policy, self.config, fsdp, self.mesh, self.builder, self.seed)
         vocabulary = self.policy.model.get_output_embeddings().weight.shape[0]
         loaded = {
             key: FrozenTeacher(models[key], one.fsdp_config, self.mesh, self.builder, self.temperature, vocabulary)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from alphaapollo.data.batch import RankBatch, Rows
 from alphaapollo.data.images import find_placeholder_ids
-from alphaapollo.data.shared_prompts import SharedPrefixes
+from alphaapollo.data.shared_prompts import SharedPrompts
 from alphaapollo.models.attention.backends import uses_alphaapollo_backend
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.sharding import FsdpRoot, reshard
@@ -62,7 +62,7 @@ class SharedPromptCheck(Companion):
 
     def begin_update(self, batch: RankBatch) -> None:
         """Raise ValueError if sharing changes the results too much, in the first batch that shares prompts."""
-        if self.mismatch is None and batch.rows.prefixes is not None:
+        if self.mismatch is None and batch.rows.shared_prompts is not None:
             self.mismatch = self._measure_mismatch(batch.rows, batch.mini_batches[0].micro_batches[0][:NUM_ROWS])
             self._unreported = {"sharing_gap": self.mismatch}
             if not self.mismatch <= self.limit:
@@ -86,7 +86,7 @@ class SharedPromptCheck(Companion):
         """Compute mean(|shared - plain|) / std(plain) of results with (shared) and without (plain) shared prompts."""
         shared, plain = (
             self.compute_outputs(self.builder.build(layout, row_indices)).float()
-            for layout in (rows, replace(rows, prefixes=None))
+            for layout in (rows, replace(rows, shared_prompts=None))
         )
         reshard(self.root)
         deviation = plain.std(correction=0).clamp(min=1e-6)  # small for a model near its random initialization
@@ -99,4 +99,4 @@ def _make_example_rows(vocabulary_size: int, placeholder_ids: Sequence[int]) -> 
     prompt = np.arange(5) * 37 + 11
     texts = [np.append(prompt, [3, 1, 4, 1]) % vocabulary_size, np.append(prompt, [5, 9, 2]) % vocabulary_size]
     texts = [replace_placeholder_ids(text, placeholder_ids) for text in texts]
-    return make_rows(texts, [6, 5], SharedPrefixes(np.zeros(2, dtype=np.int64), np.full(2, 5)))
+    return make_rows(texts, [6, 5], SharedPrompts(np.zeros(2, dtype=np.int64), np.full(2, 5)))

@@ -198,7 +198,7 @@ def sum_distillation_metrics(stats: TokenStats, mask: Tensor) -> dict[str, Tenso
     return sums | {"distilled_tokens": mask.sum()}
 
 
-class SelfTeacher(Companion):
+class MovingAverageTeacher(Companion):
     """One rank of a self-teacher, a moving average of the policy.
 
     It is loaded and sharded like the policy, so its weights are float32 and, with LoRA, it has adapters.

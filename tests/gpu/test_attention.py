@@ -69,7 +69,7 @@ def check_near(expected: Computed, ours: Computed) -> None:
 @pytest.mark.parametrize("kind", ["padded", *KINDS])
 def test_shared_prompts_are_the_plain_layout(folder: Path, kind: str):
     rows, policy = draw_rows(3, 12, 9), load(folder, kind)
-    check_near(*(compute(policy, layout, kind == "padded") for layout in (replace(rows, prefixes=None), rows)))
+    check_near(*(compute(policy, layout, kind == "padded") for layout in (replace(rows, shared_prompts=None), rows)))
 
 
 KL = {"optim": {"lr": 1e-3}, "use_kl_loss": True, "kl_loss_type": "full"}

@@ -31,7 +31,7 @@ from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.utils.watchdog import new_run_id
-from alphaapollo.workers.teacher import SelfTeacher
+from alphaapollo.workers.teacher import MovingAverageTeacher
 from examples.quickstart.make_task import make_model, make_tokenizer
 
 ALONE = ("gae", "turn_gae", "remax", "reinforce_plus_plus", "none")
@@ -117,7 +117,7 @@ def use(worker: Any, actor: Actor, correction: RolloutCorrection, teacher: Teach
     worker.actor, worker.correction = actor, correction
     worker.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     worker.find("teacher").teacher = NO_TEACHER if teacher.uses_self_teacher else teacher
-    worker.companions = [one for one in worker.companions if not isinstance(one, SelfTeacher)]
+    worker.companions = [one for one in worker.companions if not isinstance(one, MovingAverageTeacher)]
     worker.companions += [worker.load_teacher(teacher, {})] if teacher.uses_self_teacher else []
 
 

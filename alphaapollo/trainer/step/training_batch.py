@@ -33,7 +33,7 @@ from alphaapollo.algorithms.reward_shaping import (
 from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
 from alphaapollo.data.batch import BatchLayout
 from alphaapollo.data.packing import build_batch_layout
-from alphaapollo.data.shared_prompts import find_shared_prefixes
+from alphaapollo.data.shared_prompts import find_shared_prompts
 from alphaapollo.types import LONGER_PROMPT, Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 
@@ -95,14 +95,14 @@ def build_batch(
     num_ranks: int,
     max_tokens: int,
     padded: bool,
-    share_prompts: bool,
+    uses_shared_prompts: bool,
 ) -> TrainingBatch:
     """Flatten groups into rows (token sequences), assign these to ranks, and compute rewards and loss weights.
 
     Args:
         max_tokens: token budget of a micro-batch on each of the num_ranks data-parallel ranks.
         padded: micro-batches are padded to their longest row; padding counts in the token budget.
-        share_prompts: compute the common prefix of a group's rows once, if this saves enough tokens.
+        uses_shared_prompts: compute the common prefix of a group's rows once, if this saves enough tokens.
     """
     actor, algorithm, seed = config.actor_rollout_ref.actor, config.algorithm, config.trainer.seed
     pairs, trajectories, group_of = _list_trainable(groups)
@@ -121,7 +121,7 @@ def build_batch(
         group_ids=_get_unsplittable_group_ids(group_of, actor, algorithm),
         needs_full_trajectories=policy_loss.needs_full_trajectories
         or needs_full_sequences(algorithm.rollout_correction),
-        prefixes=find_shared_prefixes(rows, group_of[owners].tolist()) if share_prompts else None,
+        shared_prompts=find_shared_prompts(rows, group_of[owners].tolist()) if uses_shared_prompts else None,
     )
     mask = layout.join_columns([rank.rows.action_mask for rank in layout.rank_batches])
     offsets = layout.response_offsets[np.searchsorted(owners.numpy(), np.arange(len(trajectories) + 1))]

@@ -113,7 +113,7 @@ class Trainer:
     def load(self, folder: str) -> None:
         self.gpu.work(self.role, "load")
 
-    sharing = SimpleNamespace(unsupported_reason=None)
+    shared_prompts = SimpleNamespace(unsupported_reason=None)
     logprob_check_warnings = ("bfloat16 is doubtful",)
 
     def get_memory_metrics(self) -> dict[str, float]:
@@ -227,7 +227,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
             uses_rollout_logprobs=False,
             sampling=Sampling(8),
             greedy_baseline=False,
-            shares_prompts=True,
+            uses_shared_prompts=True,
             skips_rows_without_advantage=False,
         ),
         weights=WeightPublisher(workers.policy, workers.engines, Probe([1, 2]), 0.1),
@@ -249,7 +249,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         profiler=Profiler(),
         reward_model_scorer=reward,
         column_dtype="float32",
-        shares_prompts=False,
+        uses_shared_prompts=False,
     )
 
 

@@ -72,7 +72,7 @@ def learner(workers: Workers, **trainer: Any) -> Any:
             skips_rows_without_advantage=True,
         ),
         column_dtype="float32",
-        shares_prompts=False,
+        uses_shared_prompts=False,
         progress=Progress(kl_coef=1e-3),
         console=Console(),
     )

@@ -7,7 +7,8 @@ import pytest
 
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor, SelfTeacher, Teacher
-from alphaapollo.trainer.step.credit import WorkerOutputs, assign_credit
+from alphaapollo.data.batch import Columns
+from alphaapollo.trainer.step.credit import assign_credit
 from alphaapollo.trainer.step.training_batch import (
     TrainingBatch,
     build_batch,
@@ -96,7 +97,7 @@ def test_tokens_are_chosen_over_the_mini_batch_by_the_old_log_probs() -> None:
 
     def chosen(order: list[int], **more: Any) -> np.ndarray:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor, **more))
-        credit = credit_of(batch, "dr_grpo", WorkerOutputs(old_logprobs=old[order].flatten()), Actor(**actor))
+        credit = credit_of(batch, "dr_grpo", Columns(old_logprobs=old[order].flatten()), Actor(**actor))
         return matrix_of(batch, credit, "selected_tokens")[np.argsort(order)]
 
     assert np.argwhere(chosen([0, 1, 2, 3])).tolist() == [[0, 2], [3, 6]]
@@ -110,7 +111,7 @@ def test_draws_do_not_depend_on_the_order_of_samples() -> None:
 
     def chosen(order: list[int]) -> np.ndarray:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor))
-        computed = WorkerOutputs(old_logprobs=np.zeros(40, dtype=np.float32))
+        computed = Columns(old_logprobs=np.zeros(40, dtype=np.float32))
         credit = credit_of(batch, "dr_grpo", computed, Actor(**actor))
         return matrix_of(batch, credit, "selected_tokens")[np.argsort(order)]
 
@@ -149,7 +150,7 @@ def test_loss_weights_are_the_same_for_any_number_of_ranks() -> None:
 
 def test_kl_in_the_reward_is_per_token_k1() -> None:
     batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))])
-    computed = WorkerOutputs(
+    computed = Columns(
         old_logprobs=np.array([-1.0, -2.0, -1.0, -1.0], dtype=np.float32),
         ref_logprobs=np.array([-1.5, -2.0, -1.0, -3.0], dtype=np.float32),
         values=np.zeros(4, dtype=np.float32),
@@ -244,11 +245,11 @@ def test_rows_without_a_teacher_context_are_in_no_denominator() -> None:
     for mode, expected in (("token-mean", [1 / 6, 0, 1 / 6]), ("seq-mean-token-mean", [1 / 4, 0, 1 / 8])):
         actor = Actor(shuffle=False, loss_agg_mode=mode)
         config = replace_value(make_config(actor, adv_estimator="none"), "teacher", teacher)
-        batch = build_batch([group(*samples)], config, 1, 1, 100, padded=False, share_prompts=False)
+        batch = build_batch([group(*samples)], config, 1, 1, 100, padded=False, uses_shared_prompts=False)
         assert batch.divergence_weights.tolist() == pytest.approx(expected)
-        credit = assign_credit(batch, WorkerOutputs(), config)
+        credit = assign_credit(batch, Columns(), config)
         assert credit.has_gradient.tolist() == [True, False, True]
         assert credit.metrics["distill/rows_with_context"] == pytest.approx(2 / 3)
     plain = replace_value(config, "teacher", Teacher())
-    batch = build_batch([group(*samples)], plain, 1, 1, 100, padded=False, share_prompts=False)
+    batch = build_batch([group(*samples)], plain, 1, 1, 100, padded=False, uses_shared_prompts=False)
     assert batch.divergence_weights.tolist() == batch.loss_weights.tolist()
