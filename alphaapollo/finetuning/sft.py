@@ -20,7 +20,7 @@ from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, Finetunin
 from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.observability.example_log import LoggedExample, make_example_row
 from alphaapollo.types import Prompt, Row
-from alphaapollo.workers.sft import SftWorker
+from alphaapollo.workers.finetuning_worker import SftWorker
 
 
 class SftTask(FinetuningTask):

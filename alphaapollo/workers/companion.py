@@ -15,14 +15,13 @@ from torch import Tensor
 from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.config.schema import Actor
 from alphaapollo.data.batch import MiniBatch, RankBatch, Rows
-from alphaapollo.models.checkpoint.snapshot import CheckpointSnapshot, load_snapshot, take_snapshot
+from alphaapollo.models.checkpoint import CheckpointSnapshot, load_snapshot, take_snapshot
 from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.lm_head import DivergenceTarget, TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import local_tensor, reshard
-from alphaapollo.models.training.offload import make_parameter_offloader
-from alphaapollo.models.training.train_state import TrainState
+from alphaapollo.models.training.train_state import TrainState, make_parameter_offloader
 from alphaapollo.workers.model_worker import compute_token_outputs
 from alphaapollo.workers.process_group import RankPlacement
 

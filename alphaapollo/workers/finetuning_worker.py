@@ -2,24 +2,27 @@
 
     count over all ranks, e.g. tokens -> for each micro-batch: its share of the loss, backward -> optimizer step
 
-Each kind of fine-tuning is a subclass with `compute_loss_denominators` and `compute_loss` (e.g. sft.py).
+Each kind of fine-tuning is a subclass with `compute_loss_denominators` and `compute_loss` (e.g. SftWorker).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch
 from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.data.batch import FinetuningStepResult, RankBatch
 from alphaapollo.models.moe_routing import RouterHooks
-from alphaapollo.models.policy import check_policy, load_policy
+from alphaapollo.models.policy import PolicyModel, check_policy, load_policy
 from alphaapollo.models.sharding import FsdpRoot, reshard
 from alphaapollo.models.training.train_state import TrainState
+from alphaapollo.types import Completion, Sampling, SamplingRequest
 from alphaapollo.workers.model_worker import MetricSums, TrainingWorker
 from alphaapollo.workers.process_group import RankPlacement
 
@@ -100,3 +103,39 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         sums = MetricSums(self.data_group)
         sums.add(self.compute_loss_denominators(batch))
         return sums.reduce(self.device)
+
+
+class SftWorker(FinetuningWorker[RankBatch]):
+    """Worker that trains one rank in SFT. The action mask of a batch marks the tokens to train on."""
+
+    def compute_loss_denominators(self, batch: RankBatch) -> dict[str, Tensor]:
+        return {"tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
+
+    def compute_loss(
+        self, batch: RankBatch, row_indices: list[int], counts: Mapping[str, float]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        micro = self.builder.build(batch.rows, row_indices)
+        total = -(self.model(micro, 1.0).logprobs * micro.mask).sum()
+        return total / counts["tokens"], {"loss": total}
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[SamplingRequest], version: int) -> list[Completion]:
+        """Sample one completion for each of this rank's requests, all at once, with the current weights.
+
+        A collective: a rank whose completions are finished still takes part in the forward passes of other ranks.
+        """
+        assert isinstance(self.model, PolicyModel)
+        pending = [PendingCompletion(request.token_ids, request.sampling) for request in requests]
+        dummy = PendingCompletion([0], Sampling(max_tokens=1))
+        with self.model.generation_mode():
+            decode_batch(self.model.next_logits, pending or [dummy], self.device, is_true_on_all_ranks)
+        reshard(self.model)
+        torch.cuda.empty_cache()
+        return [completion.to_completion(version) for completion in pending]
+
+
+def is_true_on_all_ranks(value: bool) -> bool:
+    """Return whether `value` is true on every rank (a collective)."""
+    minimum = torch.tensor(int(value))
+    dist.all_reduce(minimum, dist.ReduceOp.MIN)
+    return bool(minimum)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from alphaapollo.config.schema import Fsdp, LoraForm, Model
 from alphaapollo.data.batch import MiniBatch, RankBatch, Rows
-from alphaapollo.models.checkpoint.writer import CheckpointWriter
-from alphaapollo.models.export.hf_folder import export_model
+from alphaapollo.models.checkpoint import CheckpointWriter
+from alphaapollo.models.export import export_model
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.moe_routing import ExpertLoadBalancer, RouterHooks
 from alphaapollo.models.sharding import FsdpRoot, reshard

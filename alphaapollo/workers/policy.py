@@ -20,7 +20,7 @@ from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.data.batch import Columns, MiniBatch
-from alphaapollo.models.export.hf_folder import gather_parameters
+from alphaapollo.models.export import gather_parameters
 from alphaapollo.models.lora import gather_scaled_adapter
 from alphaapollo.models.micro_batch import make_rows
 from alphaapollo.models.policy import check_policy, load_policy

@@ -13,7 +13,7 @@ from torch import Tensor
 from alphaapollo.data.batch import RankBatch, Rows
 from alphaapollo.data.images import find_placeholder_ids
 from alphaapollo.data.shared_prompts import SharedPrompts
-from alphaapollo.models.attention.backends import uses_alphaapollo_backend
+from alphaapollo.models.attention import uses_alphaapollo_backend
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.sharding import FsdpRoot, reshard
 from alphaapollo.models.ulysses import describe_stateful_layers

@@ -121,7 +121,7 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     from alphaapollo.finetuning.dpo import assign_reference_logps
     from alphaapollo.workers.preference import PreferenceWorker
     from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
-    from alphaapollo.workers.reward_training import RewardTrainingWorker
+    from alphaapollo.workers.reward_model import RewardTrainingWorker
 
     def worker(path: str, keys: dict[str, Any]) -> PreferenceWorker:
         config = DpoConfig(model={"path": path, "attention": "sdpa"}, preference=keys)

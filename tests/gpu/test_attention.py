@@ -17,14 +17,13 @@ from alphaapollo.data.batch import Columns, Rows
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
-from tests.unit.models.attention.test_shared_prompts import draw_rows
+from tests.unit.models.test_attention_shared_prompts import draw_rows
 from tests.unit.tiny import build_model, free_address, save_tokenizer, some_rows
 from tests.unit.workers.training import Case, make_batch, make_columns, make_worker
 
 KINDS = [
     "sdpa",
     "varlen",
-    "flex",
     pytest.param("flash", marks=pytest.mark.skipif(not has_flash_attn(), reason="no flash-attn 2")),
 ]
 

@@ -123,7 +123,7 @@ LENGTHS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 20)), min_size=1,
 def test_kept_rows_are_computed_once_and_others_are_not(shapes, num_ranks, max_tokens, shares, data):
     rows, groups = [row([group + 1] * (group + 1), length) for group, length in shapes], [group for group, _ in shapes]
     more = {"num_ranks": num_ranks, "mini_batch_size": 7, "seed": 1, "shuffle": True}
-    batch = train_batch(rows, groups, max_tokens, **more if shares else more | {"prefixes": None})
+    batch = train_batch(rows, groups, max_tokens, **more if shares else more | {"shared_prompts": None})
     keep = np.array(data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))))
     steps = filter_mini_batches(batch, keep, max_tokens, padded=True)
     seen = []

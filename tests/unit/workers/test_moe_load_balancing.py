@@ -12,8 +12,8 @@ import torch
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model, SftConfig
 from alphaapollo.models.moe_routing import ROUTED_EXPERTS
+from alphaapollo.workers.finetuning_worker import SftWorker
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import build_model
 from tests.unit.workers import training
 from tests.unit.workers.training import Case

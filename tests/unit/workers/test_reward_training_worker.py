@@ -18,8 +18,7 @@ from alphaapollo.models import sharding
 from alphaapollo.models.load import load_or_init_reward_model
 from alphaapollo.types import Row
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.reward_model import RewardModelWorker
-from alphaapollo.workers.reward_training import RewardTrainingWorker
+from alphaapollo.workers.reward_model import RewardModelWorker, RewardTrainingWorker
 from tests.unit.tiny import run_ranks
 from tests.unit.workers.test_preference_worker import Case, assert_alike, some_pairs
 from tests.unit.workers.training import record_gradients, scale_weights

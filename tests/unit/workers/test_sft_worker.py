@@ -19,8 +19,8 @@ from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.models import sharding
 from alphaapollo.types import Row
+from alphaapollo.workers.finetuning_worker import SftWorker
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import run_ranks, some_rows
 from tests.unit.workers.training import assert_close, load_plain, parameters
 
