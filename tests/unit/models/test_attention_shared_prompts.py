@@ -17,7 +17,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.batch import Rows
 from alphaapollo.data.shared_prompts import SharedPrompts, find_shared_prompts
 from alphaapollo.models import attention as backends
-from alphaapollo.models import make_causal_mask
+from alphaapollo.models.attention import make_causal_mask
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder, Packing, make_rows
