@@ -304,20 +304,6 @@ def attend_eager(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor,
     return scores.softmax(dim=-1)[..., :width].to(value.dtype) @ value
 
 
-_UNSUPPORTED: dict[Attention, tuple[str, ...]] = {
-    "varlen": ("softcap", "sinks"),
-    "flash": ("sinks",),
-}
-
-
-BACKENDS: dict[Attention, Callable[[AttentionCall], Tensor]] = {
-    "padded": _attend_padded,
-    "sdpa": _attend_sdpa,
-    "varlen": _attend_varlen,
-    "flash": _attend_flash,
-}
-
-
 @dataclass(frozen=True)
 class PaddedIndices:
     """Indices that gather packed tokens into padded matrices, for attention over b rows that share f prompts. A row's
@@ -388,3 +374,17 @@ def gather_and_split_heads(tokens: Tensor, indices: Tensor, num_heads: int) -> T
 def _pad_token_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the token indices of n ranges, each padded by repeating its last index. [n], [n] -> [n, longest]"""
     return starts[:, None] + np.minimum(np.arange(lengths.max(initial=1)), lengths[:, None] - 1)
+
+
+_UNSUPPORTED: dict[Attention, tuple[str, ...]] = {
+    "varlen": ("softcap", "sinks"),
+    "flash": ("sinks",),
+}
+
+
+BACKENDS: dict[Attention, Callable[[AttentionCall], Tensor]] = {
+    "padded": _attend_padded,
+    "sdpa": _attend_sdpa,
+    "varlen": _attend_varlen,
+    "flash": _attend_flash,
+}

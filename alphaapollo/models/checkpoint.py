@@ -47,6 +47,14 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from alphaapollo.models.sharding import COLLECTIVE_TIMEOUT, reshard
 from alphaapollo.utils.json_types import JsonObject
 
+METADATA_TYPES = [kind for kind in vars(dcp).values() if getattr(kind, "__module__", "") == dcp.__name__]
+METADATA_CLASSES: Mapping[tuple[str, str], Any] = {
+    (kind.__module__, kind.__name__): kind for kind in (*METADATA_TYPES, _StorageInfo, torch.Size, pathlib.PosixPath)
+} | {("torch.serialization", "_get_layout"): torch.serialization._get_layout}
+GENERATOR_CLASSES: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
+"""Classes in the saved state of numpy's random number generator, which is an array."""
+
+
 Optimizer = torch.optim.Optimizer
 
 
@@ -195,14 +203,6 @@ class CheckpointWriter:
         for snapshot in snapshots:
             write_snapshot(snapshot, self._group)
         return time.perf_counter() - started
-
-
-METADATA_TYPES = [kind for kind in vars(dcp).values() if getattr(kind, "__module__", "") == dcp.__name__]
-METADATA_CLASSES: Mapping[tuple[str, str], Any] = {
-    (kind.__module__, kind.__name__): kind for kind in (*METADATA_TYPES, _StorageInfo, torch.Size, pathlib.PosixPath)
-} | {("torch.serialization", "_get_layout"): torch.serialization._get_layout}
-GENERATOR_CLASSES: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
-"""Classes in the saved state of numpy's random number generator, which is an array."""
 
 
 def read_checkpoint_tensors(tensors: dict[str, object], folder: Path) -> None:

@@ -29,6 +29,18 @@ if TYPE_CHECKING:
     from alphaapollo.models.scalar_models import ValueModel
 
 
+ModelKind = Literal["policy", "reward model", "critic"]
+AUTO_CLASSES: dict[ModelKind, str] = {
+    "policy": "AutoModelForCausalLM",
+    "reward model": "AutoModelForSequenceClassification",
+    "critic": "AutoModelForTokenClassification",
+}
+OUTPUT_NAMES: dict[ModelKind, str] = {"policy": "log-probs", "reward model": "scores", "critic": "values"}
+PROBE_TOKENS = 64
+TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 0.2}
+"""Allowed mean |difference| from rounding the weights, relative to 1 + the mean absolute value."""
+
+
 @torch.no_grad()
 def gather_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) of all parameters, gathered by layer, in `dtype` (a collective: every rank must exhaust it).
@@ -160,18 +172,6 @@ def _group_parameter_names_by_layer(model: PreTrainedModel) -> list[list[str]]:
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
         groups.setdefault(prefix, []).append(name)
     return list(groups.values())
-
-
-ModelKind = Literal["policy", "reward model", "critic"]
-AUTO_CLASSES: dict[ModelKind, str] = {
-    "policy": "AutoModelForCausalLM",
-    "reward model": "AutoModelForSequenceClassification",
-    "critic": "AutoModelForTokenClassification",
-}
-OUTPUT_NAMES: dict[ModelKind, str] = {"policy": "log-probs", "reward model": "scores", "critic": "values"}
-PROBE_TOKENS = 64
-TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 0.2}
-"""Allowed mean |difference| from rounding the weights, relative to 1 + the mean absolute value."""
 
 
 def make_probe_tokens(vocab_size: int, pad_token_id: int | None) -> list[int]:

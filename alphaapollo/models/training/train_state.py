@@ -30,6 +30,9 @@ from alphaapollo.models.training.optimizer import (
     set_learning_rate,
 )
 
+T = TypeVar("T")
+MAX_SKIPPED_STEPS = 20  # in a row; after that, the weights are probably damaged
+
 
 class TensorOffloader:
     """Moves a set of tensors to host memory and back.
@@ -105,10 +108,6 @@ def lock_pages(host_tensor: Tensor) -> None:
         cuda, address = torch.cuda.cudart(), host_tensor.data_ptr()
         torch.cuda.check_error(cuda.cudaHostRegister(address, host_tensor.nbytes, 0))
         weakref.finalize(host_tensor, cuda.cudaHostUnregister, address).atexit = False
-
-
-T = TypeVar("T")
-MAX_SKIPPED_STEPS = 20  # in a row; after that, the weights are probably damaged
 
 
 @dataclass(frozen=True)
