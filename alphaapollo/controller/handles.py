@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from alphaapollo.algorithms.mismatch import MismatchSums
+from alphaapollo.batching.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied, await_if_awaitable
-from alphaapollo.data.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.observability.spans import (
     Span,
     start_recording_spans,

@@ -16,9 +16,9 @@ import numpy as np
 
 from alphaapollo.algorithms.preference_losses import compute_preference_metrics, get_preference_loss
 from alphaapollo.algorithms.user_function_checks import check_preference_loss
+from alphaapollo.batching.preference_batch import collect_row_values, distribute_rows_for_reference
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import DpoConfig, Preference
-from alphaapollo.data.preference_batch import collect_row_values, distribute_rows_for_reference
 from alphaapollo.data.preference_examples import PreferenceExample, load_labelled_answers, load_pairs
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples

@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from alphaapollo.data.preference_batch import PreferenceBatch, distribute_preference_examples
+from alphaapollo.batching.preference_batch import PreferenceBatch, distribute_preference_examples
+from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.data.preference_examples import PreferenceExample
-from alphaapollo.data.shared_prompts import decide_shared_prompts
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
 from alphaapollo.observability.example_log import LoggedExample, make_example_row
 

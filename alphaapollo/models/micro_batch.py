@@ -3,7 +3,7 @@
 padded  [b, T]: each row starts at column 0, zeros on the right. Causal attention needs no mask for right padding.
 packed  [1, sum T]: rows end to end; `cu_seqlens` has the row boundaries.
 shared  [1, sum T]: packed, first each shared prompt once, then the rest of each row, which also attends to its prompt
-        (data/shared_prompts.py). Rows that share prompts always have this layout.
+        (batching/shared_prompts.py). Rows that share prompts always have this layout.
 
 With sequence parallelism (models/ulysses.py) each rank has its part of T, which is padded to a multiple of the group
 size. Values of response tokens, e.g. log-probs and masks, are complete on every rank.
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.data.batch import INTEGERS, Columns, Rows, compute_offsets
-from alphaapollo.data.shared_prompts import SharedPrompts
+from alphaapollo.batching.batch import INTEGERS, Columns, Rows, compute_offsets
+from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.models.ulysses import SequenceGroup, TokenSelection, find_local_positions
 from alphaapollo.models.vision import ImageBatch, PlaceholderLayout, compute_mrope_positions
 from alphaapollo.types import ImageInput, Row

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from alphaapollo.batching.batch import Rows
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.load import load_without_weights
 from alphaapollo.models.vision import find_language_model

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms import sampling
+from alphaapollo.batching.batch import Rows
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
 from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids
 from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.models import lora

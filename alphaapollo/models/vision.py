@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from alphaapollo.batching.batch import Rows, compute_offsets
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows, compute_offsets
 from alphaapollo.data.images import find_placeholders, load_image_processor, make_example_picture, reads_pictures
 from alphaapollo.types import ImageInput
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.config.load import UserSettings
 from alphaapollo.config.schema import Config
-from alphaapollo.data.shared_prompts import decide_shared_prompts
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder

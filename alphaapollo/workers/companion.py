@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.divergence import REVERSE
+from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.config.schema import Actor
-from alphaapollo.data.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.models.checkpoint import CheckpointSnapshot, load_snapshot, take_snapshot
 from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.lm_head import DivergenceTarget, TokenStats

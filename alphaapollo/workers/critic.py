@@ -16,9 +16,9 @@ from torch import Tensor
 from alphaapollo.algorithms.aggregation import aggregate_token_losses
 from alphaapollo.algorithms.masked import apply_mask
 from alphaapollo.algorithms.value_loss import value_loss
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Critic, Model
-from alphaapollo.data.batch import Columns
 from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.scalar_models import ValueModel
 from alphaapollo.models.sharding import shard_model

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch
+from alphaapollo.batching.batch import FinetuningStepResult, RankBatch
 from alphaapollo.config.schema import Model, TuningConfig
-from alphaapollo.data.batch import FinetuningStepResult, RankBatch
 from alphaapollo.models.moe_routing import RouterHooks
 from alphaapollo.models.policy import PolicyModel, check_policy, load_policy
 from alphaapollo.models.sharding import FsdpRoot, reshard

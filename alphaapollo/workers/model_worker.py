@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.config.schema import Fsdp, LoraForm, Model
-from alphaapollo.data.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.models.checkpoint import CheckpointWriter
 from alphaapollo.models.export import export_model
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.batching.batch import Columns, MiniBatch
 from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Reference, RolloutCorrection, Teacher
-from alphaapollo.data.batch import Columns, MiniBatch
 from alphaapollo.models.export import gather_parameters
 from alphaapollo.models.lora import gather_scaled_adapter
 from alphaapollo.models.micro_batch import make_rows

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
+from alphaapollo.batching.batch import RankBatch
+from alphaapollo.batching.preference_batch import PreferenceBatch
 from alphaapollo.config.schema import DpoConfig
-from alphaapollo.data.batch import RankBatch
-from alphaapollo.data.preference_batch import PreferenceBatch
 from alphaapollo.models.lora import disable_adapters, is_adapter_parameter
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import PolicyModel, load_policy

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.preference_losses import bradley_terry
+from alphaapollo.batching.batch import RankBatch
+from alphaapollo.batching.preference_batch import PreferenceBatch
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import FrozenFsdp, Model, RmConfig
-from alphaapollo.data.batch import RankBatch
-from alphaapollo.data.preference_batch import PreferenceBatch
 from alphaapollo.models.load import load_reward_model
 from alphaapollo.models.lora import load_trainable_reward_model
 from alphaapollo.models.scalar_models import ScoreModel

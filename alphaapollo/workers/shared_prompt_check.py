@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.data.batch import RankBatch, Rows
+from alphaapollo.batching.batch import RankBatch, Rows
+from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.data.images import find_placeholder_ids
-from alphaapollo.data.shared_prompts import SharedPrompts
 from alphaapollo.models.attention import uses_alphaapollo_backend
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.sharding import FsdpRoot, reshard

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_token_losses
 from alphaapollo.algorithms.divergence import TEACHER_SHARES, make_divergence, truncated_ratios, update_moving_average
+from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.config.schema import Actor, FrozenFsdp, Model, RoleFsdp, Teacher
-from alphaapollo.data.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.models.checkpoint import CheckpointSnapshot, load_snapshot, take_snapshot
 from alphaapollo.models.lm_head import DivergenceTarget, LmHeadInput, TokenStats, TopTokens, WeightedModel
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder

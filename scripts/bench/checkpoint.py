@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from alphaapollo.data.batch import Columns  # noqa: E402
+from alphaapollo.batching.batch import Columns  # noqa: E402
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, write_progress  # noqa: E402
 from alphaapollo.models.checkpoint import CheckpointWriter  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker  # noqa: E402

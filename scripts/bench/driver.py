@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from alphaapollo.batching.batch import Columns  # noqa: E402
 from alphaapollo.config.schema import Algorithm, Config, Data, Env  # noqa: E402
-from alphaapollo.data.batch import Columns  # noqa: E402
 from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
 from alphaapollo.observability.rollout_log import RolloutLog  # noqa: E402

@@ -30,9 +30,9 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # noqa: E402
 
+from alphaapollo.batching.batch import Rows  # noqa: E402
+from alphaapollo.batching.shared_prompts import find_shared_prompts  # noqa: E402
 from alphaapollo.config.schema import Model  # noqa: E402
-from alphaapollo.data.batch import Rows  # noqa: E402
-from alphaapollo.data.shared_prompts import find_shared_prompts  # noqa: E402
 from alphaapollo.models.lora import load_trainable_lm  # noqa: E402
 from alphaapollo.models.micro_batch import MicroBatchBuilder  # noqa: E402
 from alphaapollo.models.policy import PolicyModel  # noqa: E402

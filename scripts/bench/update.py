@@ -27,11 +27,11 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from alphaapollo.batching.batch import Columns, RankBatch  # noqa: E402
+from alphaapollo.batching.packing import build_batch_layout  # noqa: E402
+from alphaapollo.batching.shared_prompts import find_shared_prompts  # noqa: E402
 from alphaapollo.config.resolve import resolve_model  # noqa: E402
 from alphaapollo.config.schema import Actor, Model, Optimizer, Reference  # noqa: E402
-from alphaapollo.data.batch import Columns, RankBatch  # noqa: E402
-from alphaapollo.data.packing import build_batch_layout  # noqa: E402
-from alphaapollo.data.shared_prompts import find_shared_prompts  # noqa: E402
 from alphaapollo.types import Row  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig  # noqa: E402
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement  # noqa: E402

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from alphaapollo.batching.batch import Rows
+from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.config.resolve import Attention, resolve_model
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
-from alphaapollo.data.shared_prompts import SharedPrompts
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from alphaapollo.batching.batch import Columns, Rows
 from alphaapollo.config.resolve import has_flash_attn
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Columns, Rows
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel

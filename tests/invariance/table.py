@@ -18,8 +18,8 @@ from torch.nn.functional import softplus
 from alphaapollo.algorithms.aggregation import aggregate_token_losses
 from alphaapollo.algorithms.policy_losses import PolicyLoss
 from alphaapollo.algorithms.value_loss import value_loss
+from alphaapollo.batching.batch import concatenate_segments
 from alphaapollo.config.schema import Config
-from alphaapollo.data.batch import concatenate_segments
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.workers.model_worker import MAX_SUFFIX

@@ -13,10 +13,10 @@ import numpy as np
 
 from alphaapollo.algorithms.advantages import Estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.batching.batch import Columns, MiniBatch
+from alphaapollo.batching.packing import filter_mini_batches
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
-from alphaapollo.data.batch import Columns, MiniBatch
-from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.step import training_batch
 from alphaapollo.trainer.step.credit import assign_credit

@@ -4,7 +4,7 @@ from array import array
 import numpy as np
 import pytest
 
-from alphaapollo.data.batch import Rows
+from alphaapollo.batching.batch import Rows
 from alphaapollo.observability.rollout_log import format_trajectory_lines
 from alphaapollo.types import (
     LONGER_PROMPT,

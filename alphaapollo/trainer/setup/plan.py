@@ -11,12 +11,12 @@ from alphaapollo.algorithms.user_function_checks import (
     check_user_policy_loss,
     has_gradient_without_advantages,
 )
+from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
 from alphaapollo.config.resolve import count_engine_gpus, explain_dtype, resolve_device, resolve_model, resolve_rollout
 from alphaapollo.config.schema import Actor, Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
-from alphaapollo.data.shared_prompts import decide_shared_prompts
 from alphaapollo.launch.input_checks import choose_kernels, collect_environment_notices, find_environment_spec
 from alphaapollo.launch.memory.fit import fit_config_to_memory, get_max_tokens
 from alphaapollo.launch.memory.plan import DEFAULT_ENGINE_SHARE, UNMEASURED, MemoryPlan, format_memory_planning_failure

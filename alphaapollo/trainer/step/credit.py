@@ -25,8 +25,8 @@ from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.kl import subtract_kl
 from alphaapollo.algorithms.masked import standardize
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
-from alphaapollo.data.batch import Columns
 from alphaapollo.trainer.metrics import compute_advantage_metrics, compute_mean_length_penalty
 from alphaapollo.trainer.step.training_batch import (
     WEIGHTS,

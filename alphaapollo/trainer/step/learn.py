@@ -13,8 +13,8 @@ import numpy as np
 
 from alphaapollo.algorithms.kl import next_kl_coef
 from alphaapollo.algorithms.mismatch import mismatch_metrics
-from alphaapollo.data.batch import Columns
-from alphaapollo.data.packing import filter_mini_batches
+from alphaapollo.batching.batch import Columns
+from alphaapollo.batching.packing import filter_mini_batches
 from alphaapollo.models.load import load_config
 from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer

@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from alphaapollo.algorithms.divergence import TEACHER_SHARES
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Teacher, TeacherModel
-from alphaapollo.data.batch import Columns
 from alphaapollo.types import JsonObject, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
 

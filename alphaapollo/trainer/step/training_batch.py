@@ -30,10 +30,10 @@ from alphaapollo.algorithms.reward_shaping import (
     overlong_filter,
     soft_overlong_punishment,
 )
+from alphaapollo.batching.batch import BatchLayout
+from alphaapollo.batching.packing import build_batch_layout
+from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
-from alphaapollo.data.batch import BatchLayout
-from alphaapollo.data.packing import build_batch_layout
-from alphaapollo.data.shared_prompts import find_shared_prompts
 from alphaapollo.types import LONGER_PROMPT, Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 

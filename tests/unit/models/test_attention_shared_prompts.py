@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from alphaapollo.algorithms.divergence import REVERSE
+from alphaapollo.batching.batch import Rows
+from alphaapollo.batching.shared_prompts import SharedPrompts, find_shared_prompts
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
-from alphaapollo.data.shared_prompts import SharedPrompts, find_shared_prompts
 from alphaapollo.models import attention as backends
 from alphaapollo.models.attention import make_causal_mask
 from alphaapollo.models.lm_head import DivergenceTarget

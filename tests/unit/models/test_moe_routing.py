@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers
 
+from alphaapollo.batching.batch import Rows
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.moe_routing import ROUTED_EXPERTS, ExpertSizes, RouterHooks, check_routers_supported

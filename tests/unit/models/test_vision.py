@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.batching.batch import Rows
+from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
 from alphaapollo.data.images import EXCLUDED_LOGIT, reads_pictures
-from alphaapollo.data.shared_prompts import find_shared_prompts
 from alphaapollo.models import micro_batch
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm, resolve_target_modules

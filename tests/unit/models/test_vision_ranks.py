@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.batching.batch import Rows
+from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
-from alphaapollo.data.shared_prompts import find_shared_prompts
 from alphaapollo.models import sharding
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import load_policy

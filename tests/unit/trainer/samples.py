@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor, Algorithm, Config
-from alphaapollo.data.batch import Columns
 from alphaapollo.launch.memory.fit import get_max_tokens
 from alphaapollo.trainer.step.credit import AssignedCredit, assign_credit
 from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
-from alphaapollo.config.resolve import resolve_model
-from alphaapollo.config.schema import DpoConfig
-from alphaapollo.data.batch import RankBatch
-from alphaapollo.data.preference_batch import (
+from alphaapollo.batching.batch import RankBatch
+from alphaapollo.batching.preference_batch import (
     PreferenceBatch,
     collect_row_values,
     distribute_preference_examples,
     distribute_rows_for_reference,
 )
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.schema import DpoConfig
 from alphaapollo.data.preference_examples import PreferenceExample, make_unrelated_answers
 from alphaapollo.finetuning.dpo import assign_reference_logps
 from alphaapollo.models import sharding

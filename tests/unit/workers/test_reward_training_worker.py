@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
+from alphaapollo.batching.packing import build_batch_layout
+from alphaapollo.batching.preference_batch import distribute_preference_examples
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import FrozenFsdp, Model, RmConfig
-from alphaapollo.data.packing import build_batch_layout
-from alphaapollo.data.preference_batch import distribute_preference_examples
 from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.models import sharding
 from alphaapollo.models.load import load_or_init_reward_model

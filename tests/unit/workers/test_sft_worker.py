@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from alphaapollo.batching.batch import RankBatch
+from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.load import load_config
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.data.batch import RankBatch
-from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.models import sharding
 from alphaapollo.types import Row

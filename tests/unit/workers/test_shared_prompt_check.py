@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.batching.batch import RankBatch
+from alphaapollo.batching.packing import filter_mini_batches
+from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.data.batch import RankBatch
-from alphaapollo.data.packing import filter_mini_batches
-from alphaapollo.data.shared_prompts import SharedPrompts
 from alphaapollo.trainer.lifecycle import can_use_shared_prompts
 from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage, make_plan
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.divergence import TEACHER_SHARES
-from alphaapollo.data.batch import RankBatch
+from alphaapollo.batching.batch import RankBatch
 from tests.unit.plain import jsd, kl_full
 from tests.unit.tiny import run_ranks, save_tokenizer
 from tests.unit.workers import training

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Columns
 from alphaapollo.workers.export import export_checkpoint
 from alphaapollo.workers.policy import PolicyWorker
 from tests.unit.workers.test_policy_worker import FAST

@@ -15,11 +15,11 @@ import torch
 from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.divergence import TEACHER_SHARES
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.batching.batch import BatchLayout, Columns, Rows
+from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.config.schema.base import Device
-from alphaapollo.data.batch import BatchLayout, Columns, Rows
-from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.launch.builders import make_teacher_model_sections
 from alphaapollo.models import sharding
 from alphaapollo.models.moe_routing import ROUTED_EXPERTS

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, estimator_names, get_estimator
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor
-from alphaapollo.data.batch import Columns
 from alphaapollo.trainer.step import credit
 from alphaapollo.trainer.step.credit import AssignedCredit, assign_credit, split_into_chunks
 from alphaapollo.trainer.step.training_batch import build_batch

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from alphaapollo.algorithms.divergence import TEACHER_SHARES
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Teacher
-from alphaapollo.data.batch import Columns
 from alphaapollo.trainer.step import teacher_servers
 from alphaapollo.trainer.step.teacher_servers import (
     TeacherServerError,

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor, SelfTeacher, Teacher
-from alphaapollo.data.batch import Columns
 from alphaapollo.trainer.step.credit import assign_credit
 from alphaapollo.trainer.step.training_batch import (
     TrainingBatch,

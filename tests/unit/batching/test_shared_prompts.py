@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaapollo.data.packing import filter_mini_batches
-from alphaapollo.data.shared_prompts import find_shared_prompts
+from alphaapollo.batching.packing import filter_mini_batches
+from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.types import Row
-from tests.unit.data.rows import lay_out, make_row
+from tests.unit.batching.rows import lay_out, make_row
 
 
 def row(prompt: list[int], response: int = 2) -> Row:

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from alphaapollo.data.batch import Columns, Rows
+from alphaapollo.batching.batch import Columns, Rows
 from alphaapollo.types import LONGER_PROMPT, Row
 from tests.matrices import join
-from tests.unit.data.rows import lay_out
-from tests.unit.data.rows import make_row as row
+from tests.unit.batching.rows import lay_out
+from tests.unit.batching.rows import make_row as row
 
 ROWS = [row([1, 2], [10, 11, 12]), row([3], [20]), row([4, 5, 6], [30, 31], [1, 0]), row([7], [40, 41, 42, 43])]
 

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from alphaapollo.data.shared_prompts import SharedPrompts
+from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.types import LONGER_PROMPT, ImageInput, Row
 
 A = TypeVar("A")

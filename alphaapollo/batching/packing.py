@@ -13,8 +13,8 @@ from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
-from alphaapollo.data.batch import BatchLayout, MiniBatch, RankBatch, Rows
-from alphaapollo.data.shared_prompts import MIN_SHARING_RATIO, SharedPrompts
+from alphaapollo.batching.batch import BatchLayout, MiniBatch, RankBatch, Rows
+from alphaapollo.batching.shared_prompts import MIN_SHARING_RATIO, SharedPrompts
 from alphaapollo.types import Row
 from alphaapollo.utils.seeds import derive_seed
 
@@ -73,13 +73,10 @@ def build_batch_layout(
             ends = [*accumulate(map(len, micro_rows), initial=len(orders[rank]))]
             mini_batches[rank].append(MiniBatch([list(range(*bounds)) for bounds in pairwise(ends)]))
             orders[rank] += chain.from_iterable(micro_rows)
+    shared = [shared_prompts and shared_prompts.select(order) for order in orders]
+    rank_rows = [Rows.from_rows([rows[row] for row in order], one) for order, one in zip(orders, shared, strict=True)]
     return BatchLayout(
-        rank_batches=[
-            RankBatch(
-                Rows.from_rows([rows[row] for row in order], shared_prompts and shared_prompts.select(order)), steps
-            )
-            for order, steps in zip(orders, mini_batches, strict=True)
-        ],
+        rank_batches=[RankBatch(*pair) for pair in zip(rank_rows, mini_batches, strict=True)],
         row_order=[np.array(order, dtype=np.int64) for order in orders],
         mini_batch_rows=[[row for trajectory in step for row in members[trajectory]] for step in step_trajectories],
     )

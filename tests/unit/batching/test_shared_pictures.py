@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from alphaapollo.data.shared_prompts import find_shared_prompts
+from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.types import ImageInput, Row
 
 

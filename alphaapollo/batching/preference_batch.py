@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alphaapollo.data.batch import BatchLayout, RankBatch
-from alphaapollo.data.packing import build_batch_layout
+from alphaapollo.batching.batch import BatchLayout, RankBatch
+from alphaapollo.batching.packing import build_batch_layout
+from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.data.preference_examples import PreferenceExample
-from alphaapollo.data.shared_prompts import find_shared_prompts
 from alphaapollo.types import Row
 
 
