@@ -17,7 +17,7 @@ from alphaapollo.config.errors import ConfigError
 
 RENAMED_KEYS: dict[str, tuple[str, str]] = {}
 """Old key or section -> (new key or section, version that renamed it), e.g. ("trainer.seed", "0.3.0"); oldest first."""
-REMOVED_KEYS = {"actor_rollout_ref.ref.log_probs_ahead": "0.3.0"}
+REMOVED_KEYS = {"actor_rollout_ref.ref.log_probs_ahead": "0.3.0", "preference.reference": "0.3.0"}
 """Removed key -> version that removed it. Saved configurations may contain it."""
 
 
