@@ -79,7 +79,7 @@ class WeightedModel:
 
 @dataclass(frozen=True)
 class DivergenceTarget:
-    """Frozen models (reference or teachers) from which the policy's divergence is computed, at the same temperature."""
+    """Frozen models from which the policy's divergence is computed, at the same temperature."""
 
     hidden: LmHeadInput | Sequence[WeightedModel]
     """Hidden states of the frozen model without gradient, and its head with the policy's vocabulary; or several models,

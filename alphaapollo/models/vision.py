@@ -124,12 +124,6 @@ def find_vision_modules(model: PreTrainedModel) -> list[nn.Module]:
     return [] if language is model else [part for part in model.base_model.children() if part is not language]
 
 
-def freeze_vision_tower(model: PreTrainedModel) -> None:
-    """Exclude the parameters of the vision tower from training."""
-    for part in find_vision_modules(model):
-        part.requires_grad_(False)
-
-
 def find_vision_blocks(model: PreTrainedModel) -> list[nn.Module]:
     """Return the blocks of the vision tower: the modules in its longest module list."""
     modules = [module for part in find_vision_modules(model) for module in part.modules()]

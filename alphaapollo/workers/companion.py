@@ -1,4 +1,4 @@
-"""Parts of a policy worker that optional features add: reference model, teachers, shared prompts, MFU."""
+"""Parts of a policy worker that optional features add, e.g. a reference model."""
 
 from __future__ import annotations
 

@@ -238,9 +238,9 @@ class PolicyWorker(TrainingWorker):
             key: FrozenTeacher(models[key], one.fsdp_config, self.mesh, self.builder, self.temperature, vocabulary)
             for key, one in teacher.local_models.items()
         }
-        group = TeacherGroup(teacher, loaded)
-        self.shared_prompts.unsupported_reason = self.shared_prompts.unsupported_reason or group.shared_prompts_obstacle
-        return group
+        obstacles = [one.shared_prompts.unsupported_reason for one in (self, *loaded.values())]
+        self.shared_prompts.unsupported_reason = next(filter(None, obstacles), None)
+        return TeacherGroup(teacher, loaded)
 
     def _load_reference(self, ref: Reference) -> ReferenceModel:
         settings = self.policy, self.state, self.builder, self.temperature

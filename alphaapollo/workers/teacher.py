@@ -126,11 +126,6 @@ class TeacherGroup(Companion):
         self.teacher, self.models = teacher, models
         self.keys, self.servers = list(teacher.models_by_key), list(teacher.servers)
 
-    @property
-    def shared_prompts_obstacle(self) -> str | None:
-        """Why a teacher cannot compute a prompt once for all responses of its group; None if all can."""
-        return next(filter(None, (model.shared_prompts.unsupported_reason for model in self.models.values())), None)
-
     def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
         """Compute log-probs of the response tokens, summed over the frozen models with the weights of each row."""
         rows, total = batch.rows, np.zeros(batch.rows.response_offsets[-1], np.float32)

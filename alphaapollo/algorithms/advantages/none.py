@@ -13,5 +13,5 @@ NO_ESTIMATOR = "none"
 
 @register_estimator(NO_ESTIMATOR, scope="trajectories", reads=())
 def _return_zero_advantages(trajectories: Trajectories, config: Algorithm) -> Tensor:
-    """Return zeros, for training from a teacher alone (docs/algorithms/distill.md)."""
+    """Return zeros, for on-policy distillation alone (docs/algorithms/distill.md)."""
     return torch.zeros_like(trajectories.scores)
