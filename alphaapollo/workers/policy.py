@@ -238,8 +238,10 @@ class PolicyWorker(TrainingWorker):
             key: FrozenTeacher(models[key], one.fsdp_config, self.mesh, self.builder, self.temperature, vocabulary)
             for key, one in teacher.local_models.items()
         }
-        obstacles = [one.shared_prompts.unsupported_reason for one in (self, *loaded.values())]
-        self.shared_prompts.unsupported_reason = next(filter(None, obstacles), None)
+        checks = [self.shared_prompts, *(one.shared_prompts for one in loaded.values())]
+        self.shared_prompts.unsupported_reason = next(
+            filter(None, (check.unsupported_reason for check in checks)), None
+        )
         return TeacherGroup(teacher, loaded)
 
     def _load_reference(self, ref: Reference) -> ReferenceModel:
