@@ -121,14 +121,13 @@ class Completion:
     num_cached_tokens: int = 0  # prompt tokens served from the prefix cache
     earlier_version_token_counts: tuple[tuple[int, int], ...] = ()
     """(weight version, number of tokens) of earlier parts, if weights changed during sampling."""
-    routed_experts: np.ndarray | None = None
-    """uint8 or uint16 [prompt + T - 1, layers, k]: experts of every token but the last, with rollout.router_replay.
-    rollout/context.py moves them to Row.routed_experts."""
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+    """Named arrays [prompt + T - 1, ...] over all tokens but the last. rollout/context.py moves them to Row.columns."""
 
     def __reduce__(self) -> tuple[object, ...]:
         small = (self.stop_reason, self.weight_version, self.num_cached_tokens, self.earlier_version_token_counts)
         compact = (array("i", self.token_ids), array("d", self.logprobs))
-        return Completion, (*compact, *small, self.routed_experts)
+        return Completion, (*compact, *small, self.columns)
 
     @property
     def weight_versions(self) -> list[tuple[int, int]]:
@@ -258,6 +257,10 @@ class Episode:
     max_steps: int = 0  # iterations of the run; 0 outside training
 
 
+LONGER_PROMPT = "teacher_prompt_ids"
+"""Column of a row: token ids of a prompt with more context, after which a frozen model reads the same response."""
+
+
 @dataclass(slots=True)
 class Row:
     """Token sequence to train on: a complete trajectory, or one turn if each turn has a new prompt (memory context)."""
@@ -268,21 +271,17 @@ class Row:
     turn_ends: list[int]  # position of the last action token of each turn
     first_turn: int = 0  # index in Trajectory.turns of the first turn of the row
     weight_versions: list[tuple[int, int]] = field(default_factory=list)  # (version, number of action tokens) in order
-    routed_experts: np.ndarray | None = None  # [T, layers, k], see Completion
     images: Sequence[ImageInput] = ()  # pictures whose placeholders are in token_ids, in order
-    teacher_prompt_ids: Sequence[int] = ()
-    """Prompt with more context, after which a self-teacher reads the row's response; empty: without a self-teacher, or
-    no context was found."""
-    teacher_shares: Sequence[float] = ()  # weight of each teacher, set by the trainer; empty: one teacher or none
+    columns: dict[str, Any] = field(default_factory=dict)
+    """Named inputs of optional features. An array [T, ...] has one entry per token; another value is of the row."""
     num_earlier_tokens: int = 0
     """Tokens before the row's response that count towards the same data.max_response_length: with agents, of earlier
     answers and observations of its path; in memory context, of earlier turns."""
 
     def __reduce__(self) -> tuple[object, ...]:
         compact = (array("i", self.token_ids), array("b", self.action_mask), array("d", self.logprobs))
-        fields = (self.turn_ends, self.first_turn, self.weight_versions, self.routed_experts, self.images)
-        teacher = (array("i", self.teacher_prompt_ids), self.teacher_shares)
-        return Row, (*compact, *fields, *teacher, self.num_earlier_tokens)
+        fields = (self.turn_ends, self.first_turn, self.weight_versions, self.images, self.columns)
+        return Row, (*compact, *fields, self.num_earlier_tokens)
 
     @property
     def response_start(self) -> int:
@@ -295,10 +294,9 @@ class Row:
         return len(self.token_ids) - self.response_start + self.num_earlier_tokens
 
     @property
-    def max_length(self) -> int:
-        """Number of tokens, with the longer of the policy's and the self-teacher's prompt."""
-        longer = len(self.teacher_prompt_ids) - self.response_start if self.teacher_prompt_ids else 0
-        return len(self.token_ids) + max(0, longer)
+    def packed_length(self) -> int:
+        """Number of tokens, with the longer of the row's two prompts (LONGER_PROMPT)."""
+        return len(self.token_ids) + max(0, len(self.columns.get(LONGER_PROMPT, ())) - self.response_start)
 
 
 @dataclass(slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from alphaapollo.data.batch import Columns, RankBatch
-from alphaapollo.data.packing import build_batch_layout
+from alphaapollo.batching.batch import Columns, RankBatch
+from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.types import Row
 
 PROMPT = 16  # tokens; half of a row shorter than twice that

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from alphaapollo.data.batch import BatchLayout
+from alphaapollo.batching.batch import BatchLayout
 
 
 def pad(batch: BatchLayout, values: np.ndarray) -> np.ndarray:

@@ -24,6 +24,8 @@ from torch import Tensor
 from alphaapollo.algorithms.masked import apply_mask, log_ratio, masked_mean
 from alphaapollo.config.schema import Teacher
 
+TEACHER_SHARES = "teacher_shares"
+"""Column of a row: the weight of each teacher in its loss, in the order of Teacher.models_by_key."""
 DivergenceKind = Literal["reverse", "forward", "jsd"]
 
 

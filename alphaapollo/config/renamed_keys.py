@@ -22,6 +22,7 @@ REMOVED_KEYS = {
     "env.agent.accept_request_rewards": "0.3.0",
     "env.agent.model_names": "0.3.0",
     "env.agent.reward_weight": "0.3.0",
+    "preference.reference": "0.3.0",
 }
 """Removed key -> version that removed it. Saved configurations may contain it."""
 

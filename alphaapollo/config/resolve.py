@@ -13,7 +13,7 @@ from alphaapollo.config.schema import GenerationConfig, GenerationTrainer, Model
 from alphaapollo.config.schema.base import Device
 
 Dtype = Literal["float32", "bfloat16"]
-Attention = Literal["varlen", "flex", "flash", "sdpa", "padded"]
+Attention = Literal["varlen", "flash", "sdpa", "padded"]
 Number = TypeVar("Number", int, float)
 
 MIN_SEQUENCES, MAX_SEQUENCES = 256, 1024  # that an engine on a GPU decodes at a time; on a CPU the minimum
@@ -157,10 +157,10 @@ def _choose_attention(requested: Literal["auto"] | Attention, dtype: Dtype, devi
         if dtype == "float32":
             return "sdpa"
         return "flash" if has_flash else "varlen"
-    if device == "cpu" and requested in ("varlen", "flex", "flash"):
+    if device == "cpu" and requested in ("varlen", "flash"):
         raise ValueError(f"model.attention={requested} cannot train on a CPU. Set it to auto, padded or sdpa.")
     if requested in ("varlen", "flash") and dtype == "float32":
-        fix = "Set model.dtype=bfloat16, model.attention=sdpa or model.attention=flex."
+        fix = "Set model.dtype=bfloat16 or model.attention=sdpa."
         raise ValueError(f"model.attention={requested} supports only bfloat16, but model.dtype=float32. {fix}")
     if requested == "flash" and not has_flash:
         fix = "Build it (pip install flash-attn --no-build-isolation; docs/install.md), or set model.attention=varlen."

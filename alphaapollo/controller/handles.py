@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from alphaapollo.algorithms.mismatch import MismatchSums
+from alphaapollo.batching.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied, await_if_awaitable
-from alphaapollo.data.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.observability.spans import (
     Span,
     start_recording_spans,
@@ -147,9 +147,9 @@ class RLWorkerGroup(TrainingWorkerGroup[R]):
     """Handle to a model that is trained on rollouts: `load_batch` sends the token sequences of an iteration once, and
     the other methods use them. Per-token results are flat float32 arrays [sum of response lengths], one per batch."""
 
-    async def get_prompt_sharing_obstacle(self) -> str | None:
+    async def get_shared_prompts_obstacle(self) -> str | None:
         """Return why this model cannot compute a prompt once for all responses of its group, or None if it can."""
-        return (await self.ranks.call(lambda worker: worker.sharing.unsupported_reason))[0]
+        return (await self.ranks.call(lambda worker: worker.shared_prompts.unsupported_reason))[0]
 
     async def load_batch(self, batches: Sequence[RankBatch]) -> None:
         """Send the token sequences of this iteration, one batch per data-parallel rank."""
@@ -173,19 +173,12 @@ def release_sent_weights(worker: PolicyWorker) -> tuple[None, dict[str, float]]:
 
 
 class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
-    """Handle to the policy and, if the run needs them, the reference model and the teacher."""
+    """Handle to the policy and to the other models on its ranks, e.g. the reference."""
 
-    async def compute_log_probs(self) -> list[np.ndarray]:
-        """Compute the policy's log-probs of the response tokens in the loaded batches, under the current weights."""
-        return await self._call_all_ranks(lambda worker: worker.compute_log_probs())
-
-    async def compute_ref_log_probs(self) -> list[np.ndarray]:
-        """Compute the reference model's log-probs of the response tokens in the loaded batches."""
-        return await self._call_all_ranks(lambda worker: worker.compute_ref_log_probs())
-
-    async def compute_teacher_log_probs(self) -> list[np.ndarray]:
-        """Compute the teacher's log-probs of the response tokens in the loaded batches."""
-        return await self._call_all_ranks(lambda worker: worker.compute_teacher_log_probs())
+    async def compute_log_probs(self, role: str = "policy") -> list[np.ndarray]:
+        """Compute log-probs of the response tokens in the loaded batches with the policy or another model on its ranks,
+        e.g. the "reference"."""
+        return await self._call_all_ranks(lambda worker: worker.compute_log_probs(role))
 
     async def update(
         self,

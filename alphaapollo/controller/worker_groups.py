@@ -113,5 +113,5 @@ async def start_rollout_worker(build: Callable[[], RolloutWorker], without_gpu: 
     """Build a rollout worker in this process, start its engine and return the worker. without_gpu: only import the
     libraries that the start needs."""
     worker = build()
-    await (worker.prepare_start_without_gpu() if without_gpu else worker.start())
+    await (worker.preload_libraries() if without_gpu else worker.start())
     return worker

@@ -53,7 +53,7 @@ class HFEngine(Engine):
         self._serving: asyncio.Task[None] | None = None
         self._paused = False
 
-    async def prepare_start_without_gpu(self) -> None:
+    async def preload_libraries(self) -> None:
         await asyncio.to_thread(importlib.import_module, "transformers")
 
     async def start(self) -> None:

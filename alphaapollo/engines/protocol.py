@@ -26,7 +26,7 @@ class Engine:
     a default implementation.
     """
 
-    async def prepare_start_without_gpu(self) -> None:
+    async def preload_libraries(self) -> None:
         """Do the part of `start` that needs no GPU, such as imports, while other processes use the GPU."""
 
     async def start(self) -> None:

@@ -10,14 +10,14 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from alphaapollo.algorithms.preference_losses import compute_preference_metrics, get_preference_loss
+from alphaapollo.batching.preference_batch import collect_row_values, distribute_rows_for_reference
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import DpoConfig, Preference
-from alphaapollo.data.preference_batch import collect_row_values, distribute_rows_for_reference
 from alphaapollo.data.preference_examples import PreferenceExample, load_labelled_answers, load_pairs
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
@@ -57,9 +57,7 @@ class DpoTask(PairTask):
 
     def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
         longest = max(example.longest_row_length for example in examples)
-        return MemoryRequest(
-            longest, rows_per_example=len(examples[0].rows), needs_reference=self._uses_reference_mode("live")
-        )
+        return MemoryRequest(longest, rows_per_example=len(examples[0].rows))
 
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         return compute_preference_metrics(sums) | compute_pair_accuracy_metrics(sums) | {"tokens": sums["tokens"]}
@@ -67,7 +65,7 @@ class DpoTask(PairTask):
     async def begin_run(self, run: FinetuningRun) -> None:
         """Read the saved reference log-probs. If there are none, compute them with the initial weights."""
         await super().begin_run(run)
-        if not self._uses_reference_mode("kept"):
+        if not get_preference_loss(self.config.preference.loss).needs_reference:
             return
         plan = run.plan
         ranks: Any = run.trainer.ranks  # ranks of PreferenceWorker
@@ -81,11 +79,6 @@ class DpoTask(PairTask):
             save_reference_logps(path, digest, logps)
         assign_reference_logps(examples, logps)
 
-    def _uses_reference_mode(self, mode: Literal["kept", "live"]) -> bool:
-        """Return whether the loss needs a reference model and preference.reference has the value `mode`."""
-        preference = self.config.preference
-        return get_preference_loss(preference.loss).needs_reference and preference.reference == mode
-
     async def _compute_reference_logps(self, run: FinetuningRun, examples: Sequence[PreferenceExample]) -> np.ndarray:
         plan, shared = run.plan, run.trainer.sequence_parallel
         ranks: Any = run.trainer.ranks
@@ -94,7 +87,11 @@ class DpoTask(PairTask):
             run.console.show_phase("reference", start, len(examples))
             batch_examples = examples[start : start + REFERENCE_BATCH]
             split = distribute_rows_for_reference(
-                batch_examples, plan.placement.data_parallel_size, plan.max_tokens, plan.padded, self.share_prompts
+                batch_examples,
+                plan.placement.data_parallel_size,
+                plan.max_tokens,
+                plan.padded,
+                self.uses_shared_prompts,
             )
             batches = [batch for batch in split.rank_batches for _ in range(shared)]
             columns = await ranks.call_with_items(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
@@ -114,10 +111,8 @@ def list_loss_errors(config: DpoConfig) -> Iterator[str]:
 def list_ineffective_keys(config: DpoConfig) -> list[tuple[str, str]]:
     """Return (config key, reason) for each key that has no effect with the selected loss."""
     loss = get_preference_loss(config.preference.loss)
-    unused = {*Preference.model_fields} - {*loss.reads, "loss", "reference", "custom_module"}
+    unused = {*Preference.model_fields} - {*loss.reads, "loss", "custom_module"}
     keys = [(f"preference.{name}", f"preference.loss={loss.name} does not use it") for name in sorted(unused)]
-    if not loss.needs_reference:
-        keys.append(("preference.reference", f"preference.loss={loss.name} has no reference"))
     if loss.is_pairwise:
         keys += [(f"data.{name}_key", f"preference.loss={loss.name} uses pairs") for name in ("response", "label")]
     return keys

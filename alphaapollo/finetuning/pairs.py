@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from alphaapollo.data.preference_batch import PreferenceBatch, distribute_preference_examples
+from alphaapollo.batching.preference_batch import PreferenceBatch, distribute_preference_examples
+from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.data.preference_examples import PreferenceExample
-from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
 from alphaapollo.observability.example_log import LoggedExample, make_example_row
 
@@ -17,12 +17,12 @@ from alphaapollo.observability.example_log import LoggedExample, make_example_ro
 class PairTask(FinetuningTask):
     """Fine-tuning on pairs of responses to one prompt."""
 
-    share_prompts = False  # whether the prompt of a pair is computed once for both responses; set by `begin_run`
+    uses_shared_prompts = False  # whether the prompt of a pair is computed once for both responses; set by `begin_run`
 
     def make_batches(self, examples: Sequence[PreferenceExample], plan: FinetuningPlan) -> list[PreferenceBatch]:
         """Build one batch per data-parallel rank. Both responses of a pair are on the same rank."""
         groups = plan.placement.data_parallel_size
-        return distribute_preference_examples(examples, groups, plan.max_tokens, plan.padded, self.share_prompts)
+        return distribute_preference_examples(examples, groups, plan.max_tokens, plan.padded, self.uses_shared_prompts)
 
     def describe_example(self, example: PreferenceExample, decode: Callable[[Sequence[int]], str]) -> LoggedExample:
         names = ("rejected", "chosen") if len(example.rows) == 2 else ("undesirable", "desirable")
@@ -36,11 +36,11 @@ class PairTask(FinetuningTask):
     async def begin_run(self, run: FinetuningRun) -> None:
         """Decide whether prompts are shared. Raises ValueError if data.use_prefix_grouper=true is not supported."""
         ranks: Any = run.trainer.ranks  # workers with a `sharing` check
-        problem: str | None = (await ranks.call(lambda worker: worker.sharing.unsupported_reason))[0]
+        problem: str | None = (await ranks.call(lambda worker: worker.shared_prompts.unsupported_reason))[0]
         if problem is None and self.config.model.router_aux_loss_coef:
             problem = "model.router_aux_loss_coef needs a copy of the prompt for each response"
         wanted = self.config.data.use_prefix_grouper
-        self.share_prompts = decide_prompt_sharing("data.use_prefix_grouper", wanted, problem, run.console.notify)
+        self.uses_shared_prompts = decide_shared_prompts("data.use_prefix_grouper", wanted, problem, run.console.notify)
 
 
 def compute_pair_accuracy_metrics(metric_sums: Mapping[str, float]) -> dict[str, float]:

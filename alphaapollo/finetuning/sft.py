@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from alphaapollo.batching.batch import RankBatch
+from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.data.batch import RankBatch
-from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.sources import LoadedExamples
@@ -20,7 +20,7 @@ from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, Finetunin
 from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.observability.example_log import LoggedExample, make_example_row
 from alphaapollo.types import Prompt, Row
-from alphaapollo.workers.sft import SftWorker
+from alphaapollo.workers.finetuning_worker import SftWorker
 
 
 class SftTask(FinetuningTask):

@@ -25,7 +25,7 @@ from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from alphaapollo.models.export.verification import ModelKind
+    from alphaapollo.models.export import ModelKind
 
 REPO = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -111,7 +111,7 @@ def write_export(export: ExportPlan) -> str:
     """
     import torch
 
-    from alphaapollo.models.export.verification import OUTPUT_NAMES
+    from alphaapollo.models.export import OUTPUT_NAMES
     from alphaapollo.workers.export import export_checkpoint
 
     export.output.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from alphaapollo.algorithms.divergence import Divergence
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
-from alphaapollo.models.attention.backends import AttentionCall, attend_eager, register_attn_implementation
+from alphaapollo.models.attention import AttentionCall, attend_eager, register_attn_implementation
 from alphaapollo.models.decoder import find_decoder_layers, get_attention_head_size
 from alphaapollo.models.expert_parallel import find_experts
 from alphaapollo.models.lm_head import CHUNK_LOGITS, DivergenceTarget, LmHead, LmHeadInput, compute_token_stats

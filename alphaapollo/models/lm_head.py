@@ -21,7 +21,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.divergence import Divergence, distribution_overlap, forward_kl, kl, spread_tail
 from alphaapollo.data.images import EXCLUDED_LOGIT
-from alphaapollo.models.cpu.linear import compute_weight_grad, linear
+from alphaapollo.models.cpu_linear import compute_weight_grad, linear
 
 CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}  # per chunk: 16 MiB of float32 fit into a CPU cache, 512 MiB fill a GPU
 
@@ -79,7 +79,7 @@ class WeightedModel:
 
 @dataclass(frozen=True)
 class DivergenceTarget:
-    """Frozen models (reference or teachers) from which the policy's divergence is computed, at the same temperature."""
+    """Frozen models from which the policy's divergence is computed, at the same temperature."""
 
     hidden: LmHeadInput | Sequence[WeightedModel]
     """Hidden states of the frozen model without gradient, and its head with the policy's vocabulary; or several models,

@@ -21,7 +21,7 @@ from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
 from alphaapollo.models.load import load_causal_lm, load_or_init_reward_model, load_without_weights
 from alphaapollo.models.sharding import full_tensor, local_tensor
-from alphaapollo.models.vision import find_vision_modules, freeze_vision_tower
+from alphaapollo.models.vision import find_vision_modules
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def load_trainable_lm(model: Model, attention: Attention, dtype: torch.dtype | N
     """
     loaded = load_causal_lm(model, attention, _get_parameter_dtype(model, dtype))
     if model.freeze_vision:
-        freeze_vision_tower(loaded)
+        for part in find_vision_modules(loaded):
+            part.requires_grad_(False)
     if model.lora_rank:
         add_adapters(loaded, model, seed)
     return loaded

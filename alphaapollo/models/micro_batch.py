@@ -3,7 +3,7 @@
 padded  [b, T]: each row starts at column 0, zeros on the right. Causal attention needs no mask for right padding.
 packed  [1, sum T]: rows end to end; `cu_seqlens` has the row boundaries.
 shared  [1, sum T]: packed, first each shared prompt once, then the rest of each row, which also attends to its prompt
-        (data/shared_prompts.py). Rows that share prompts always have this layout.
+        (batching/shared_prompts.py). Rows that share prompts always have this layout.
 
 With sequence parallelism (models/ulysses.py) each rank has its part of T, which is padded to a multiple of the group
 size. Values of response tokens, e.g. log-probs and masks, are complete on every rank.
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.data.batch import INTEGERS, Columns, Rows, compute_offsets
-from alphaapollo.data.shared_prompts import SharedPrefixes
+from alphaapollo.batching.batch import INTEGERS, Columns, Rows, compute_offsets
+from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.models.ulysses import SequenceGroup, TokenSelection, find_local_positions
 from alphaapollo.models.vision import ImageBatch, PlaceholderLayout, compute_mrope_positions
 from alphaapollo.types import ImageInput, Row
@@ -58,7 +59,7 @@ class MicroBatch:
     token_ids: Tensor  # int64 [b, T] or [1, sum T], this rank's part of T; a shared prompt counts once
     position_ids: Tensor  # int64 [1, T] or [1, sum T], this rank's part; with M-RoPE [3, b, T] or [3, 1, sum T]
     is_real_token: Tensor  # bool, shape of token_ids: false for padding and the dummy
-    routed_experts: Tensor | None  # integers, token_ids.shape + [L, k]: see data.batch.Rows
+    token_columns: dict[str, Tensor]  # token_ids.shape + [...]: Rows.columns with one entry per token
     images: ImageBatch | None  # pictures of this rank's tokens
     packing: Packing | None  # segments, complete on every rank; None: padded
     predicting_tokens: TokenSelection  # the n tokens before the response tokens, whose hidden states predict them
@@ -107,12 +108,15 @@ class MicroBatchBuilder:
         predictors = self._select_tokens(layout, token_index - 1)
         targets = self._to_device(chosen.token_ids[token_index].astype(np.int64))
         matrix_indices = np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _concatenate_ranges(responses)
-        experts = None if rows.routed_experts is None else _lay_out_routed_experts(rows.routed_experts, chosen, layout)
+        per_token = {name: column for name, column in rows.columns.items() if isinstance(column, np.ndarray)}
         return MicroBatch(
             token_ids=self._to_device(layout.token_ids[:, part]),
             position_ids=self._to_device(_compute_position_ids(chosen, layout)[..., part]),
             is_real_token=self._to_device(layout.is_real_token[:, part] & (not is_dummy)),
-            routed_experts=None if experts is None else self._to_device(experts[:, part]),
+            token_columns={
+                name: self._to_device(_lay_out_column(column, chosen.columns.get(name), layout)[:, part])
+                for name, column in per_token.items()
+            },
             images=self._select_images(chosen, layout),
             packing=self._make_packing(layout),
             predicting_tokens=predictors,
@@ -199,15 +203,15 @@ class _TokenLayout:
 
 def _lay_out_rows(rows: Rows, padded: bool, width_multiple: int) -> _TokenLayout:
     """Place rows in a padded [b, T] or packed [1, T] array, with T rounded up to a multiple of `width_multiple`."""
-    if padded and rows.prefixes is None:
+    if padded and rows.shared_prompts is None:
         width = -(-int(rows.lengths.max()) // width_multiple) * width_multiple
         is_real_token = np.arange(width) < rows.lengths[:, None]
         token_ids = np.zeros(is_real_token.shape, dtype=np.int64)
         token_ids[is_real_token] = rows.token_ids
         return _TokenLayout(token_ids, np.arange(width), is_real_token, np.flatnonzero(is_real_token))
     lengths, prefixes, positions = rows.lengths, None, np.arange(len(rows.token_ids))
-    if rows.prefixes is not None:
-        lengths, prefixes, positions = _compute_shared_prompt_layout(rows, rows.prefixes)
+    if rows.shared_prompts is not None:
+        lengths, prefixes, positions = _compute_shared_prompt_layout(rows, rows.shared_prompts)
     needed = int(lengths.sum())
     width = -(-needed // width_multiple) * width_multiple  # rounded up
     token_ids, position_ids = np.zeros((1, width), dtype=np.int64), np.zeros(width, dtype=np.int64)
@@ -218,14 +222,16 @@ def _lay_out_rows(rows: Rows, padded: bool, width_multiple: int) -> _TokenLayout
     return _TokenLayout(token_ids, position_ids, np.arange(width)[None] < needed, positions, lengths, prefixes)
 
 
-def _compute_shared_prompt_layout(rows: Rows, prefixes: SharedPrefixes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _compute_shared_prompt_layout(
+    rows: Rows, shared_prompts: SharedPrompts
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lay out a packed micro-batch: each shared prompt once, then each row without its prompt. Returns the fields
     segment_lengths, prefix_segments and flat_indices of _TokenLayout."""
-    _, first, family = np.unique(prefixes.prefix_ids, return_index=True, return_inverse=True)
-    lengths = np.concatenate([prefixes.lengths[first], rows.lengths - prefixes.lengths])
+    _, first, family = np.unique(shared_prompts.prefix_ids, return_index=True, return_inverse=True)
+    lengths = np.concatenate([shared_prompts.lengths[first], rows.lengths - shared_prompts.lengths])
     starts = compute_offsets(lengths)[:-1]
     within = _concatenate_ranges(rows.lengths)  # position of each token in its row
-    before = np.repeat(prefixes.lengths, rows.lengths)
+    before = np.repeat(shared_prompts.lengths, rows.lengths)
     remainder = np.repeat(starts[len(first) :], rows.lengths) + within - before
     positions = np.where(within < before, np.repeat(starts[family], rows.lengths) + within, remainder)
     return lengths, np.concatenate([np.arange(len(first)), family]), positions
@@ -241,20 +247,20 @@ def _compute_position_ids(rows: Rows, layout: _TokenLayout) -> np.ndarray:
     return placed.reshape(3, *layout.token_ids.shape)
 
 
-def _lay_out_routed_experts(routed_experts: np.ndarray, selected_rows: Rows, layout: _TokenLayout) -> np.ndarray:
-    """Place the expert indices of the selected rows like their tokens, with zeros for padding and the dummy row. uint16
+def _lay_out_column(column: np.ndarray, selected: Any, layout: _TokenLayout) -> np.ndarray:
+    """Place the part `selected` of a column like its tokens, with zeros for padding and the dummy row (None). uint16
     becomes int32, because few torch operations support uint16."""
-    dtype = np.int32 if routed_experts.dtype == np.uint16 else routed_experts.dtype
-    placed = np.zeros((layout.token_ids.size, *routed_experts.shape[1:]), dtype)
-    if selected_rows.routed_experts is not None:
-        placed[layout.flat_indices] = selected_rows.routed_experts
-    return placed.reshape(*layout.token_ids.shape, *routed_experts.shape[1:])
+    dtype = np.int32 if column.dtype == np.uint16 else column.dtype
+    placed = np.zeros((layout.token_ids.size, *column.shape[1:]), dtype)
+    if selected is not None:
+        placed[layout.flat_indices] = selected
+    return placed.reshape(*layout.token_ids.shape, *column.shape[1:])
 
 
 def make_rows(
     token_ids: Sequence[np.ndarray],
     response_starts: Sequence[int],
-    prefixes: SharedPrefixes | None = None,
+    shared_prompts: SharedPrompts | None = None,
     images: Sequence[tuple[ImageInput, ...]] | None = None,
 ) -> Rows:
     """Build training rows from token ids, for self-checks. Tokens from `response_starts` on are marked as sampled."""
@@ -262,7 +268,7 @@ def make_rows(
         Row(ids.tolist(), [0] * start + [1] * (len(ids) - start), [0.0] * len(ids), [len(ids) - 1], images=pictures)
         for ids, start, pictures in zip(token_ids, response_starts, images or [()] * len(token_ids), strict=True)
     ]
-    return Rows.from_rows(rows, prefixes)
+    return Rows.from_rows(rows, shared_prompts)
 
 
 def _concatenate_ranges(lengths: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ same time, with one all-reduce of 2 x num_experts values per micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from alphaapollo.batching.batch import Rows
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.load import load_without_weights
 from alphaapollo.models.vision import find_language_model
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+
+ROUTED_EXPERTS = "routed_experts"
+"""Column of a row with rollout.router_replay, uint8 or uint16 [T, layers, k]: experts that the engine chose."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ class RouterHooks:
         self.sizes = sizes
         layers = find_decoder_layers(model)
         self.num_layers = len(layers)
+        self.follows_engine = True  # force the experts that the engine chose, if the micro-batch has them
         self.needs_probabilities = False  # collect `probabilities` for load_balancing_loss in passes with gradients
         self.current: RoutingRecord | None = None  # None: do not record or force the next forward pass
         kinds = _find_router_classes(model)
@@ -104,9 +109,10 @@ class RouterHooks:
         routers = cls(model, sizes) if sizes else None
         return routers if routers and routers.layers else None
 
-    def start_recording(self, is_real_token: Tensor, forced_experts: Tensor | None) -> RoutingRecord:
-        """Start to record a forward pass. `is_real_token`: false for padding. `forced_experts`: [*is_real_token.shape,
-        layers, experts per token]. Raises ValueError if the model has other numbers of layers or experts."""
+    def start_recording(self, is_real_token: Tensor, token_columns: Mapping[str, Tensor]) -> RoutingRecord:
+        """Start to record a forward pass. The arguments are fields of MicroBatch. Raises ValueError if the model has
+        other numbers of layers or experts per token than ROUTED_EXPERTS."""
+        forced_experts = token_columns.get(ROUTED_EXPERTS) if self.follows_engine else None
         expected = (self.num_layers, self.sizes.experts_per_token)
         if forced_experts is not None and (found := forced_experts.shape[-2:]) != expected:
             raise ValueError(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,19 +14,20 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms import sampling
+from alphaapollo.batching.batch import Rows
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
 from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids
 from alphaapollo.data.vocabulary import find_excluded_ids
-from alphaapollo.models.attention.backends import uses_alphaapollo_backend
+from alphaapollo.models import lora
+from alphaapollo.models.attention import uses_alphaapollo_backend
 from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layers
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.moe_routing import RouterHooks
-from alphaapollo.models.sharding import FsdpRoot, ModelMesh, reshard, shard_model
+from alphaapollo.models.sharding import FsdpRoot, ModelMesh, shard_model
 from alphaapollo.models.ulysses import gather_token_values
 from alphaapollo.models.vision import (
     find_language_model,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 # bfloat16 a difference above WARN_ABOVE may be rounding, so it is only a warning.
 LIMIT = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 1.0}
 WARN_ABOVE = 0.1
-FUSED_HEAD_LIMIT = 1e-2  # relative difference of the fused head; rounding to bfloat16 is 4e-3
 
 
 class PolicyModel(FsdpRoot):
@@ -74,7 +73,6 @@ class PolicyModel(FsdpRoot):
         excluded = [index for index in self.excluded_ids if index < self.num_tokens]
         device = model.get_output_embeddings().weight.device
         self.register_buffer("excluded", torch.tensor(excluded, device=device, dtype=torch.int64), persistent=False)
-        self.fuses_head = False  # the head's operations on logits are compiled (fuse_head_if_equal)
 
     def forward(
         self,
@@ -86,7 +84,7 @@ class PolicyModel(FsdpRoot):
         """Compute log-probs [n] of the response tokens, and optionally entropy and divergence (compute_token_stats)."""
         hidden = PolicyModel.compute_lm_head_input(self, micro)  # without the FSDP hooks of self.compute_lm_head_input
         stats = compute_token_stats(
-            hidden, micro.targets, temperature, needs_entropy, divergence_target, fused=self.fuses_head
+            hidden, micro.targets, temperature, needs_entropy, divergence_target, fused=hidden.states.is_cuda
         )
         if micro.sequence is None:
             return stats
@@ -95,21 +93,26 @@ class PolicyModel(FsdpRoot):
         # Clones instead of views, because FSDP hooks the output.
         return stats._replace(**{name: row.clone() for name, row in zip(present, gathered, strict=True)})
 
-    def make_logprobs_function(
-        self, temperature: float, replays_routing: bool = True
-    ) -> Callable[[MicroBatch], Tensor]:
-        """Return a function that computes the log-probs [n] of a micro-batch's response tokens at `temperature`.
-        `replays_routing`: use the experts that the policy's engine chose, if they are recorded."""
-        if replays_routing:
-            return lambda micro: self(micro, temperature).logprobs
-        return lambda micro: self(replace(micro, routed_experts=None), temperature).logprobs
+    def make_logprobs_function(self, temperature: float) -> Callable[[MicroBatch], Tensor]:
+        """Return a function that computes the log-probs [n] of a micro-batch's response tokens at `temperature`."""
+        return lambda micro: self(micro, temperature).logprobs
+
+    @contextmanager
+    def disable_adapters(self) -> Iterator[None]:
+        """Context manager in which the model computes without its LoRA adapters, and chooses experts itself."""
+        with lora.disable_adapters(self):
+            if self.routers is not None:
+                self.routers.follows_engine = False
+            yield
+        if self.routers is not None:
+            self.routers.follows_engine = True
 
     def compute_lm_head_input(self, micro: MicroBatch) -> LmHeadInput:
         """Compute the hidden states that predict this rank's response tokens, and return them with the output head."""
         output = self.model.get_output_embeddings()
         excluded = self.excluded if len(self.excluded) else None
         head = LmHead(output.weight, output.bias, self.scale, self.softcap, self.num_tokens, excluded)
-        routing = self.routers and self.routers.start_recording(micro.is_real_token, micro.routed_experts)
+        routing = self.routers and self.routers.start_recording(micro.is_real_token, micro.token_columns)
         states = compute_hidden_states(self.model.base_model, micro, micro.predicting_tokens)
         if routing:
             routing.is_recording = False
@@ -174,6 +177,8 @@ def load_policy(
         return PolicyModel(load_trainable_lm(model, attention, parameter_dtype, adapter_seed), excluded_ids)
 
     policy = shard_model(load(dtype), lambda: load(None), mesh, dtype, offload_policy)
+    if policy.routers and adapter_seed is None:  # the engine has the trained policy's routers
+        policy.routers.follows_engine = False
     policy.example_image = load_example_image(model) if find_vision_modules(policy.model) else None
     return policy
 
@@ -243,38 +248,13 @@ def _compute_native_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, ro
     return policy.compute_logprobs_with_hf_attention(tokens, tensors)[rows.response_starts[row] - 1 :]
 
 
-def fuse_head_if_equal(policy: PolicyModel, builder: MicroBatchBuilder) -> list[str]:
-    """On a GPU, let torch.compile fuse the head's operations on logits, if log-probs, entropy and gradient of a short
-    sequence stay the same up to rounding (a collective). Returns a warning if they do not."""
-    if builder.device.type != "cuda":
-        return []
-    tokens = np.arange(8) % policy.model.config.get_text_config().vocab_size
-    micro = builder.build(make_rows([replace_placeholder_ids(tokens, policy.excluded_ids)], [1]), [0])
-    with torch.no_grad():
-        hidden = policy.compute_lm_head_input(micro)
-    results = []
-    for fused in (False, True):
-        states = hidden.states.detach().requires_grad_()
-        stats = compute_token_stats(replace(hidden, states=states), micro.targets, 1.0, needs_entropy=True, fused=fused)
-        assert stats.entropy is not None
-        gradient = torch.autograd.grad((stats.logprobs + stats.entropy).sum(), states)[0]
-        results.append((stats.logprobs.detach(), stats.entropy.detach(), gradient))
-    reshard(policy)
-    difference = max(float((fused - plain).norm() / plain.norm()) for plain, fused in zip(*results, strict=True))
-    policy.fuses_head = difference < FUSED_HEAD_LIMIT
-    if policy.fuses_head:
-        return []
-    return [f"the fused output head differs by {difference:.2g} from the separate operations, which are used instead."]
-
-
 def check_policy(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> list[str]:
-    """Run check_forward_vs_hf and fuse_head_if_equal on a policy to be trained (a collective). Returns warnings."""
+    """Run check_forward_vs_hf on a policy to be trained (a collective). Returns warnings."""
     mismatch = check_forward_vs_hf(policy, builder, dtype)
-    warnings = fuse_head_if_equal(policy, builder)
     if mismatch > WARN_ABOVE:
-        warnings.append(
+        return [
             f"in bfloat16 the trainer's log-probs differ from those of transformers by {mismatch:.2g} nats on "
             "average. This may be rounding. To find out, run one iteration with model.dtype=float32: a real error "
             "stops it."
-        )
-    return warnings
+        ]
+    return []

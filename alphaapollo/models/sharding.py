@@ -33,7 +33,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from alphaapollo.models.cpu.linear import use_onednn
+from alphaapollo.models.cpu_linear import use_onednn
 from alphaapollo.models.expert_parallel import distribute_experts, find_experts
 from alphaapollo.processes.network import find_interface, take_reserved_socket_fd
 

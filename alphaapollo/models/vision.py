@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from alphaapollo.batching.batch import Rows, compute_offsets
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows, compute_offsets
 from alphaapollo.data.images import find_placeholders, load_image_processor, make_example_picture, reads_pictures
 from alphaapollo.types import ImageInput
 
@@ -122,12 +122,6 @@ def find_vision_modules(model: PreTrainedModel) -> list[nn.Module]:
     """Return the modules of the vision tower: children of the base model except the language model."""
     language = find_language_model(model)
     return [] if language is model else [part for part in model.base_model.children() if part is not language]
-
-
-def freeze_vision_tower(model: PreTrainedModel) -> None:
-    """Exclude the parameters of the vision tower from training."""
-    for part in find_vision_modules(model):
-        part.requires_grad_(False)
 
 
 def find_vision_blocks(model: PreTrainedModel) -> list[nn.Module]:

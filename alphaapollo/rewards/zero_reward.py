@@ -1,4 +1,4 @@
-"""Reward function for runs that train on a reward model or a teacher only."""
+"""Reward function for runs without rewards, and for those of a reward model only."""
 
 from __future__ import annotations
 

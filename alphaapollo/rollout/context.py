@@ -8,6 +8,7 @@ A Row (token sequence to train on) has exactly the engine's prompts and sampled 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
 from operator import itemgetter
@@ -43,7 +44,7 @@ def build_row(turns: Sequence[Turn], first_turn: int = 0, num_earlier_tokens: in
     action_mask: list[int] = []
     logprobs: list[float] = []
     ends: list[int] = []
-    experts: list[np.ndarray] = []  # [T, layers, k] of each turn's new tokens, but the last
+    parts: dict[str, list[np.ndarray]] = defaultdict(list)  # Completion.columns of each turn's new tokens
     for turn in turns:
         context, action = turn.context_ids, turn.completion
         token_ids += [*context, *action.token_ids]
@@ -51,15 +52,16 @@ def build_row(turns: Sequence[Turn], first_turn: int = 0, num_earlier_tokens: in
         logprobs += [0.0] * len(context) + [*action.logprobs]
         previous_end = ends[-1] if ends else 0
         ends.append(len(token_ids) - 1)
-        if action.routed_experts is not None:
-            experts.append(action.routed_experts[previous_end : ends[-1]])
+        for name, values in action.columns.items():
+            parts[name].append(values[previous_end : ends[-1]])
     runs = groupby((run for turn in turns for run in turn.completion.weight_versions), itemgetter(0))
     versions = [(version, sum(count for _, count in same)) for version, same in runs]
-    # The engine never computes the last token. Training does not use the outputs of the experts that it gets here.
-    routed_experts = np.concatenate([*experts, experts[-1][-1:]]) if len(experts) == len(turns) else None
+    # The engine never computes the last token. Training does not use what it gets here.
+    columns = {
+        name: np.concatenate([*found, found[-1][-1:]]) for name, found in parts.items() if len(found) == len(turns)
+    }
     images = tuple(image for turn in turns for image in turn.context_images)
-    parts = (token_ids, action_mask, logprobs, ends, first_turn, versions, routed_experts, images)
-    return Row(*parts, num_earlier_tokens=num_earlier_tokens)
+    return Row(token_ids, action_mask, logprobs, ends, first_turn, versions, images, columns, num_earlier_tokens)
 
 
 class AppendContext:

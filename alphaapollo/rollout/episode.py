@@ -128,7 +128,7 @@ class EpisodeRunner:
                 rows, attempt.turns, attempt.engine_prompts, attempt.engine_images, self.placeholder_id
             )
             for turn in attempt.turns:  # the rows contain them
-                turn.completion = replace(turn.completion, routed_experts=None)
+                turn.completion = replace(turn.completion, columns={})
             seconds = time.perf_counter() - started
             return Trajectory(
                 task.prompt.id, task.sample_index, attempt.turns, rows, score, end, seconds, attempt.first_observation

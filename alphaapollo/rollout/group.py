@@ -45,7 +45,7 @@ async def run_group(
         baseline = trajectories.pop() if request.greedy_baseline else None
         untrained = [*(trajectories if request.validate else []), *([baseline] if baseline else [])]
         for row in [row for trajectory in untrained for row in trajectory.rows]:
-            row.routed_experts = None  # only training uses them
+            row.columns = {}  # only training uses them
         return TrajectoryGroup(prompt, trajectories, baseline)
     finally:
         for episode in episodes:

@@ -5,11 +5,12 @@ The response tokens of the policy follow the teacher's prompt unchanged; they ar
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from alphaapollo.config.schema import SelfTeacher
-from alphaapollo.types import Message, Prompt, Trajectory, TrajectoryGroup
+from alphaapollo.types import LONGER_PROMPT, Message, Prompt, Trajectory, TrajectoryGroup
 from alphaapollo.utils.templates import fill_template
 
 
@@ -33,7 +34,7 @@ class TeacherPromptWriter:
     max_tokens: int
 
     def add_prompts(self, group: TrajectoryGroup) -> None:
-        """Set `teacher_prompt_ids` of the rows for which the teacher has a context."""
+        """Set the column LONGER_PROMPT of the rows for which the teacher has a context."""
         for trajectory in group.trajectories:
             context = choose_context(group, trajectory, self.config)
             if context is None or trajectory.first_observation is None:
@@ -41,7 +42,7 @@ class TeacherPromptWriter:
             token_ids = self.encode(add_context(trajectory.first_observation, context))
             if len(token_ids) <= self.max_tokens:
                 for row in trajectory.rows:
-                    row.teacher_prompt_ids = token_ids
+                    row.columns[LONGER_PROMPT] = array("i", token_ids)
 
 
 def choose_context(group: TrajectoryGroup, trajectory: Trajectory, config: SelfTeacher) -> TeacherContext | None:

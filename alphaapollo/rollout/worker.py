@@ -127,9 +127,9 @@ class RolloutWorker:
         self._agents = AsyncExitStack()  # endpoints, and the programs of env.env_name=agent
         self._suite_server: ModelServer | None = None
 
-    async def prepare_start_without_gpu(self) -> None:
+    async def preload_libraries(self) -> None:
         """Import libraries. Needs no GPU, so it may run while other workers use the GPU."""
-        await self.engine.prepare_start_without_gpu()
+        await self.engine.preload_libraries()
 
     async def start(self) -> None:
         """Open the tools, then start engine, graders and tokenizer. Raises ValueError if a tool is unusable."""
@@ -139,7 +139,7 @@ class RolloutWorker:
         gc.disable()  # garbage collection takes a quarter of the import time and finds nothing
         try:
             # Before the tokenizer is loaded: concurrent imports would see a partly initialized module.
-            await self.engine.prepare_start_without_gpu()
+            await self.engine.preload_libraries()
             tokenizer, *_ = await asyncio.gather(
                 asyncio.to_thread(load_tokenizer, model.tokenizer_path or model.path, model.trust_remote_code),
                 self.engine.start(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import msgspec
 import numpy as np
 
 from alphaapollo.observability.json_values import to_json_value
-from alphaapollo.types import ImageInput, JsonObject, Trajectory, TrajectoryGroup
+from alphaapollo.types import ImageInput, JsonObject, Row, Trajectory, TrajectoryGroup
 
 GROUPS, IMAGES = "groups.msgpack", "images.msgpack"
 ARRAY = 1  # extension code of numpy arrays in msgpack
+ROW_FIELDS = {field.name for field in fields(Row)} - {"columns"}
 
 
 def write_groups(folder: Path, groups: Sequence[TrajectoryGroup]) -> None:
@@ -30,9 +32,10 @@ def write_groups(folder: Path, groups: Sequence[TrajectoryGroup]) -> None:
         images[image.digest] = image.tensors
         return replace(image, tensors={})
 
-    groups = _replace_images(groups, remove_tensors)
+    groups = _change_trajectories(groups, partial(_replace_images, remove_tensors))
     if images:
         (folder / IMAGES).write_bytes(msgspec.msgpack.encode(images, enc_hook=_encode_for_msgpack))
+    groups = _change_trajectories(groups, _flatten_columns)
     try:
         encoded = msgspec.msgpack.encode(groups, enc_hook=_encode_for_msgpack)
     except UnicodeEncodeError:  # a lone surrogate, e.g. from an environment, has no UTF-8 encoding
@@ -42,33 +45,51 @@ def write_groups(folder: Path, groups: Sequence[TrajectoryGroup]) -> None:
 
 def read_groups(folder: Path) -> list[TrajectoryGroup]:
     """Read the rollout groups that `write_groups` wrote."""
-    groups: list[TrajectoryGroup] = _decode_msgpack_file(folder / GROUPS, list[TrajectoryGroup])
+    values = _restore_columns(_decode_msgpack_file(folder / GROUPS, list[JsonObject]))
+    groups = msgspec.convert(values, list[TrajectoryGroup])
     if not (folder / IMAGES).is_file():
         return groups
     tensors, images = _decode_msgpack_file(folder / IMAGES, dict[str, JsonObject]), dict[str, ImageInput]()
-    return _replace_images(
-        groups, lambda image: images.setdefault(image.digest, replace(image, tensors=tensors[image.digest]))
-    )
+
+    def add_tensors(image: ImageInput) -> ImageInput:
+        return images.setdefault(image.digest, replace(image, tensors=tensors[image.digest]))
+
+    return _change_trajectories(groups, partial(_replace_images, add_tensors))
 
 
-def _replace_images(
-    groups: Sequence[TrajectoryGroup], change: Callable[[ImageInput], ImageInput]
+def _replace_images(change: Callable[[ImageInput], ImageInput], trajectory: Trajectory) -> Trajectory:
+    """Return a copy of a trajectory with other pictures."""
+    turns = [replace(turn, context_images=tuple(map(change, turn.context_images))) for turn in trajectory.turns]
+    rows = [replace(row, images=tuple(map(change, row.images))) for row in trajectory.rows]
+    return replace(trajectory, turns=turns, rows=rows)
+
+
+def _change_trajectories(
+    groups: Sequence[TrajectoryGroup], change: Callable[[Trajectory], Trajectory]
 ) -> list[TrajectoryGroup]:
-    """Return a copy of the groups with other pictures."""
-
-    def replace_in(trajectory: Trajectory) -> Trajectory:
-        turns = [replace(turn, context_images=tuple(map(change, turn.context_images))) for turn in trajectory.turns]
-        rows = [replace(row, images=tuple(map(change, row.images))) for row in trajectory.rows]
-        return replace(trajectory, turns=turns, rows=rows)
-
     return [
         replace(
             group,
-            trajectories=list(map(replace_in, group.trajectories)),
-            baseline=group.baseline and replace_in(group.baseline),
+            trajectories=list(map(change, group.trajectories)),
+            baseline=group.baseline and change(group.baseline),
         )
         for group in groups
     ]
+
+
+def _flatten_columns(trajectory: Trajectory) -> Trajectory:
+    """Replace rows by their form in files: fields, with the columns beside them."""
+    rows: Any = [{name: getattr(row, name) for name in ROW_FIELDS} | row.columns for row in trajectory.rows]
+    return replace(trajectory, rows=rows)
+
+
+def _restore_columns(groups: list[JsonObject]) -> list[JsonObject]:
+    """Move the columns of rows from their form in files to Row.columns, in place. Returns the groups."""
+    trajectories = (one for group in groups for one in [*group["trajectories"], group["baseline"]] if one)
+    for row in (row for trajectory in trajectories for row in trajectory["rows"]):
+        found = {name: row.pop(name) for name in row.keys() - ROW_FIELDS}
+        row["columns"] = {name: value for name, value in found.items() if value is not None and len(value)}
+    return groups
 
 
 def _decode_msgpack_file(path: Path, kind: Any) -> Any:

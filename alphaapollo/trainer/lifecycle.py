@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.config.load import UserSettings
 from alphaapollo.config.schema import Config
-from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.cpu_threads import choose_cpu_threads
@@ -185,7 +185,7 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
     """
     for warning in await run.workers.policy.get_logprob_check_warnings():
         run.console.notify(warning)
-    run.shares_prompts = run.plan.shares_prompts and await can_share_prompt_computation(run)
+    run.uses_shared_prompts = run.plan.uses_shared_prompts and await can_use_shared_prompts(run)
     await run.workers.engines.sleep()
     if checkpoint:
         with SPANS("load"):
@@ -207,13 +207,13 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
         run.console.show_step(0, metrics)
 
 
-async def can_share_prompt_computation(run: TrainingRun) -> bool:
+async def can_use_shared_prompts(run: TrainingRun) -> bool:
     """Whether each prompt may be computed once for all its samples: policy and critic must pass a self-check. Raises
     ValueError if the self-check fails and the configuration requires shared prompts."""
     roles = [role for role in (run.workers.policy, run.workers.critic) if role]
-    problems = [problem for role in roles if (problem := await role.get_prompt_sharing_obstacle())]
+    problems = [problem for role in roles if (problem := await role.get_shared_prompts_obstacle())]
     wanted = run.config.actor_rollout_ref.actor.use_prefix_grouper
-    return decide_prompt_sharing(SHARING, wanted, next(iter(problems), None), run.console.notify)
+    return decide_shared_prompts(SHARING, wanted, next(iter(problems), None), run.console.notify)
 
 
 async def finish_run(run: TrainingRun, session: TrainingSession) -> None:

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from torch import Tensor
 
-from alphaapollo.data.batch import BatchLayout
+from alphaapollo.batching.batch import BatchLayout
 from alphaapollo.evaluation.metrics import CORRECT_ACCURACY
 from alphaapollo.types import EpisodeEnd, JudgeUsage, Outcome, Trajectory, TrajectoryGroup, Turn
 

@@ -51,7 +51,7 @@ class LearnerState:
     progress: Progress
     console: Console
     column_dtype: ColumnDtype = "float32"  # dtype of the columns that the driver computes
-    shares_prompts: bool = False  # prompts are computed once for all their samples
+    uses_shared_prompts: bool = False  # prompts are computed once for all their samples
 
 
 @dataclass(kw_only=True)

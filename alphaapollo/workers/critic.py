@@ -7,19 +7,22 @@ Computing methods are collectives and reload offloaded tensors. `offload` frees 
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_token_losses
 from alphaapollo.algorithms.masked import apply_mask
 from alphaapollo.algorithms.value_loss import value_loss
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Critic, Model
-from alphaapollo.data.batch import Columns
 from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.scalar_models import ValueModel
 from alphaapollo.models.sharding import shard_model
-from alphaapollo.models.training.train_state import OptimizerStep, TrainState
+from alphaapollo.models.training.train_state import TrainState
 from alphaapollo.workers.model_worker import (
     MetricSums,
     TrainingWorker,
@@ -56,7 +59,7 @@ class CriticWorker(TrainingWorker):
             return ValueModel(load_trainable_lm(model, get_attention_kernel(model), dtype, seed), seed)
 
         self.model = shard_model(load(self.dtype), lambda: load(None), self.mesh, self.dtype, fsdp.offload_policy)
-        self.sharing = SharedPromptCheck(self.model, self.model, self.builder, self.dtype)
+        self.shared_prompts = SharedPromptCheck(self.model, self.model, self.builder, self.dtype)
         self.state = TrainState(self.model, critic, optimizer_steps, "critic", "critic.optim")
         self.offload()
 
@@ -66,7 +69,7 @@ class CriticWorker(TrainingWorker):
         Raises ValueError if the first batch shares prompts and the model does not support shared prompts.
         """
         self.state.reload()
-        self.sharing.check_batch(self.batch)
+        self.shared_prompts.begin_update(self.batch)
         return compute_token_outputs(self.model, self.model, self.batch.rows, self.batch.mini_batches, self.builder)
 
     def update(self, columns: Columns[np.ndarray], skip_bad_step: bool = False) -> dict[str, float]:
@@ -76,20 +79,17 @@ class CriticWorker(TrainingWorker):
         """
         sums = MetricSums(self.data_group)
         self.state.reload()
-        steps: list[OptimizerStep] = []
-        for _ in range(self.critic.ppo_epochs):
-            for mini_batch in self.batch.mini_batches:
-                for row_indices in self.state.iterate_micro_batches(mini_batch.micro_batches):
-                    self._accumulate_gradients(row_indices, columns, sums)
-                steps.append(self.state.step(skip_bad_step))
+        steps = [
+            self.run_step(self.batch.rows, mini_batch, partial(self._compute_loss, columns, sums), skip_bad_step)
+            for _ in range(self.critic.ppo_epochs)
+            for mini_batch in self.batch.mini_batches
+        ]
         metrics = _normalize_metrics(sums.reduce(self.device), len(steps))
         metrics |= compute_optimizer_metrics(steps, self.critic.grad_clip)
-        return {f"critic/{name}": value for name, value in (metrics | self.sharing.pop_metrics()).items()}
+        return {f"critic/{name}": value for name, value in (metrics | self.shared_prompts.pop_metrics()).items()}
 
-    def _accumulate_gradients(
-        self, row_indices: list[int], columns: Columns[np.ndarray], metric_sums: MetricSums
-    ) -> None:
-        """Run the forward and backward pass of one micro-batch and add its metrics to `metric_sums`."""
+    def _compute_loss(self, columns: Columns[np.ndarray], metric_sums: MetricSums, row_indices: list[int]) -> Tensor:
+        """Compute the loss of one micro-batch and add its metrics to `metric_sums`."""
         micro = self.builder.build(self.batch.rows, row_indices, columns)
         inputs = micro.columns
         assert inputs.returns is not None and inputs.values is not None and inputs.value_weights is not None
@@ -97,7 +97,6 @@ class CriticWorker(TrainingWorker):
         returns, mask = micro.to_matrix(inputs.returns), micro.to_matrix(micro.mask)
         losses, clipped = value_loss(values, micro.to_matrix(inputs.values), returns, mask, self.critic.cliprange_value)
         loss = aggregate_token_losses(losses, mask, inputs.value_weights)
-        (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
         metric_sums.add(
             {
                 "loss": loss,
@@ -110,6 +109,7 @@ class CriticWorker(TrainingWorker):
                 "tokens": mask.sum(),
             }
         )
+        return loss
 
 
 def _normalize_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:

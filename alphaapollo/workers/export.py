@@ -11,10 +11,15 @@ import torch
 
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.data.images import find_placeholder_ids
-from alphaapollo.models.checkpoint.snapshot import load_snapshot
-from alphaapollo.models.export import verification
-from alphaapollo.models.export.hf_folder import export_critic, export_model
-from alphaapollo.models.export.verification import ModelKind
+from alphaapollo.models.checkpoint import load_snapshot
+from alphaapollo.models.export import (
+    ModelKind,
+    check_exported_outputs,
+    compute_transformers_outputs,
+    export_critic,
+    export_model,
+    make_probe_tokens,
+)
 from alphaapollo.models.lora import load_trainable_lm, load_trainable_reward_model
 from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel
@@ -39,7 +44,7 @@ def export_checkpoint(
     fine-tuned language model has the kind "policy".
 
     Returns the mean absolute difference between the checkpoint's outputs on a few tokens and the outputs that
-    transformers computes with the exported folder (models/export/verification.py).
+    transformers computes with the exported folder (models/export.py).
 
     Raises:
         ValueError: the model cannot be loaded, the checkpoint belongs to another model, or the outputs differ too much.
@@ -47,8 +52,8 @@ def export_checkpoint(
     """
     probe, expected = _write_hf_folder_and_run_probe(checkpoint_folder, model, dtype, output_folder, form, kind)
     rounding = torch.float32 if form == "adapter" else dtype  # adapters stay float32
-    return verification.check_exported_outputs(
-        expected, verification.compute_transformers_outputs(Path(output_folder), kind, probe, model), rounding
+    return check_exported_outputs(
+        expected, compute_transformers_outputs(Path(output_folder), kind, probe, model), rounding
     )
 
 
@@ -69,7 +74,7 @@ def _write_hf_folder_and_run_probe(
         else:
             export_model(output_folder, loaded, model, dtype, form)
         config = loaded.config.get_text_config()
-        tokens = verification.make_probe_tokens(config.vocab_size, config.pad_token_id)
+        tokens = make_probe_tokens(config.vocab_size, config.pad_token_id)
         probe = replace_placeholder_ids(np.array(tokens), find_placeholder_ids(loaded.config)).tolist()
         builder = MicroBatchBuilder(padded=True, device=torch.device("cpu"))
         micro = builder.build(make_rows([np.array(probe)], [1]), [0])  # the response is all tokens except the first

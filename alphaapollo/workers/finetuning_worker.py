@@ -2,24 +2,27 @@
 
     count over all ranks, e.g. tokens -> for each micro-batch: its share of the loss, backward -> optimizer step
 
-Each kind of fine-tuning is a subclass with `compute_loss_denominators` and `compute_loss` (e.g. sft.py).
+Each kind of fine-tuning is a subclass with `compute_loss_denominators` and `compute_loss` (e.g. SftWorker).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch
+from alphaapollo.batching.batch import FinetuningStepResult, RankBatch
 from alphaapollo.config.schema import Model, TuningConfig
-from alphaapollo.data.batch import FinetuningStepResult, RankBatch
 from alphaapollo.models.moe_routing import RouterHooks
-from alphaapollo.models.policy import check_policy, load_policy
+from alphaapollo.models.policy import PolicyModel, check_policy, load_policy
 from alphaapollo.models.sharding import FsdpRoot, reshard
 from alphaapollo.models.training.train_state import TrainState
+from alphaapollo.types import Completion, Sampling, SamplingRequest
 from alphaapollo.workers.model_worker import MetricSums, TrainingWorker
 from alphaapollo.workers.process_group import RankPlacement
 
@@ -73,19 +76,17 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         """Run one optimizer step. A non-finite gradient skips it (`skip_bad_step`) or raises FloatingPointError."""
         (mini_batch,) = batch.mini_batches
         counts, sums = self._count_loss_terms_on_all_ranks(batch), MetricSums(self.data_group)
-        balancer = self.make_expert_load_balancer(self.routers)
-        if balancer:
-            balancer.begin_step(batch.rows, mini_batch.row_indices)
-        for row_indices in self.state.iterate_micro_batches(mini_batch.micro_batches):
+        self.balancer = self.make_expert_load_balancer(self.routers)
+
+        def compute_loss(row_indices: list[int]) -> Tensor:
             loss, reported = self.compute_loss(batch, row_indices, counts)
             sums.add(reported)
-            if balancer:
-                loss = loss + balancer.compute_last_pass_loss()
-            (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
-        step = self.state.step(skip_bad_step)
+            return loss
+
+        step = self.run_step(batch.rows, mini_batch, compute_loss, skip_bad_step)
         self.state.offload()
         metrics = {"grad_norm": step.grad_norm, "lr": step.lr, "steps_skipped": float(step.skipped)}
-        metrics |= balancer.compute_metrics() if balancer else {}
+        metrics |= self.balancer.compute_metrics() if self.balancer else {}
         return FinetuningStepResult(counts | sums.reduce(self.device), metrics)
 
     @torch.no_grad()
@@ -102,3 +103,39 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         sums = MetricSums(self.data_group)
         sums.add(self.compute_loss_denominators(batch))
         return sums.reduce(self.device)
+
+
+class SftWorker(FinetuningWorker[RankBatch]):
+    """Worker that trains one rank in SFT. The action mask of a batch marks the tokens to train on."""
+
+    def compute_loss_denominators(self, batch: RankBatch) -> dict[str, Tensor]:
+        return {"tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
+
+    def compute_loss(
+        self, batch: RankBatch, row_indices: list[int], counts: Mapping[str, float]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        micro = self.builder.build(batch.rows, row_indices)
+        total = -(self.model(micro, 1.0).logprobs * micro.mask).sum()
+        return total / counts["tokens"], {"loss": total}
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[SamplingRequest], version: int) -> list[Completion]:
+        """Sample one completion for each of this rank's requests, all at once, with the current weights.
+
+        A collective: a rank whose completions are finished still takes part in the forward passes of other ranks.
+        """
+        assert isinstance(self.model, PolicyModel)
+        pending = [PendingCompletion(request.token_ids, request.sampling) for request in requests]
+        dummy = PendingCompletion([0], Sampling(max_tokens=1))
+        with self.model.generation_mode():
+            decode_batch(self.model.next_logits, pending or [dummy], self.device, is_true_on_all_ranks)
+        reshard(self.model)
+        torch.cuda.empty_cache()
+        return [completion.to_completion(version) for completion in pending]
+
+
+def is_true_on_all_ranks(value: bool) -> bool:
+    """Return whether `value` is true on every rank (a collective)."""
+    minimum = torch.tensor(int(value))
+    dist.all_reduce(minimum, dist.ReduceOp.MIN)
+    return bool(minimum)

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.config.schema import Fsdp, LoraForm, Model
-from alphaapollo.data.batch import MiniBatch, RankBatch, Rows
-from alphaapollo.models.checkpoint.writer import CheckpointWriter
-from alphaapollo.models.export.hf_folder import export_model
+from alphaapollo.models.checkpoint import CheckpointWriter
+from alphaapollo.models.export import export_model
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.moe_routing import ExpertLoadBalancer, RouterHooks
 from alphaapollo.models.sharding import FsdpRoot, reshard
@@ -147,6 +147,7 @@ class TrainingWorker(ModelWorker):
     state: TrainState
     hf_model: Any  # transformers model to be written by `export`
     logprob_check_warnings: Sequence[str] = ()  # of the check against a reference when the model is loaded
+    balancer: ExpertLoadBalancer | None = None  # of the current update of a mixture of experts
 
     def __init__(self, model: Model, placement: RankPlacement, fsdp: Fsdp, saves_in_background: bool):
         super().__init__(model, placement, fsdp)
@@ -155,6 +156,22 @@ class TrainingWorker(ModelWorker):
     def load_batch(self, batch: RankBatch) -> None:
         """Set the batch that the following calls compute with and, in RL, train on."""
         self.batch = batch
+
+    def run_step(
+        self, rows: Rows, mini_batch: MiniBatch, compute_loss: Callable[[list[int]], Tensor], skip_bad_step: bool
+    ) -> OptimizerStep:
+        """Run forward and backward passes over the micro-batches of a mini-batch, and an optimizer step.
+
+        compute_loss: computes this rank's share of the loss of the rows with some indices.
+        """
+        if self.balancer:
+            self.balancer.begin_step(rows, mini_batch.row_indices)
+        for row_indices in self.state.iterate_micro_batches(mini_batch.micro_batches):
+            loss = compute_loss(row_indices)
+            if self.balancer:
+                loss = loss + self.balancer.compute_last_pass_loss()
+            (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
+        return self.state.step(skip_bad_step)
 
     def offload(self) -> None:
         """Free GPU memory for other workers: reshard the model and offload the configured tensors."""

@@ -1,12 +1,11 @@
-"""Policy loss of one micro-batch, with KL, distillation and entropy terms.
+"""Policy loss of one micro-batch, with KL and entropy terms.
 
 The loss is a weighted sum over token sequences. The driver computes the weights for the complete mini-batch, so the sum
 of all losses, and of their gradients, does not depend on micro-batches, ranks or packing:
 
-    sum_i w_i sum_t m_it (rho_it * policy loss + kl_coef * KL + teacher.coef * D - entropy_coef * entropy)
+    sum_i w_i sum_t m_it (rho_it * policy loss + kl_coef * KL - entropy_coef * entropy)
 
-m: action mask. rho: weight or mask of algorithm.rollout_correction, or 1. D: divergence from the teacher, whose row
-weights differ from w_i if a self-teacher has no context for some rows.
+m: action mask. rho: weight or mask of algorithm.rollout_correction, or 1. Companions of the policy worker add terms.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses
 from alphaapollo.algorithms.correction import off_policy_sequence_mask, rollout_correction_weights
-from alphaapollo.algorithms.divergence import truncated_ratios
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.kl import kl_penalty, unbiased_kl
 from alphaapollo.algorithms.masked import apply_mask, log_ratio, row_mean
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
-from alphaapollo.config.schema import NO_TEACHER, Actor, RolloutCorrection, Teacher
+from alphaapollo.config.schema import Actor, RolloutCorrection
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.workers.model_worker import MAX_SUFFIX
@@ -34,11 +32,11 @@ class ObjectiveInputs(PolicyLossInputs):
     """Inputs of the policy loss of a micro-batch, as matrices [rows, tokens of the longest response]."""
 
     entropy: Tensor | None = None
-    divergence: Tensor | None = None  # from the teacher's distributions, or from the reference's for the full KL
+    divergence: Tensor | None = None  # from the distributions of a DivergenceTarget
     ref_logp: Tensor | None = None  # for a KL estimated from sampled tokens
     loss_weights: Tensor  # [b] weight of the sum over a row's tokens
     sequence_weights: Tensor  # [b] weight of a row in a sequence-level loss
-    teacher_weights: Tensor  # [b] weight of the sum over a row's divergences from the teacher
+    divergence_weights: Tensor  # [b] weight of the sum over a row's divergences
 
 
 def build_objective_inputs(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor | None = None) -> ObjectiveInputs:
@@ -57,29 +55,25 @@ def build_objective_inputs(micro: MicroBatch, stats: TokenStats, old_logprobs: T
     matrices = {name: micro.to_matrix(column) for name, column in flat.items() if column is not None}
     mask, loss_weights, sequence_weights = micro.to_matrix(micro.mask), columns.loss_weights, columns.sequence_weights
     assert loss_weights is not None and sequence_weights is not None
-    teacher_weights = loss_weights if columns.teacher_weights is None else columns.teacher_weights
+    divergence_weights = loss_weights if columns.divergence_weights is None else columns.divergence_weights
     if columns.trajectory_ids is not None:  # concatenate the rows of each trajectory
         joined = JoinedTrajectories.from_mask(mask, columns.trajectory_ids)
         matrices = {name: joined.join(matrix) for name, matrix in matrices.items()}
         mask = joined.mask
         loss_weights = joined.rows_by_trajectory.take_value_per_group(loss_weights)
         sequence_weights = joined.rows_by_trajectory.take_value_per_group(sequence_weights)
-        teacher_weights = joined.rows_by_trajectory.take_value_per_group(teacher_weights)
+        divergence_weights = joined.rows_by_trajectory.take_value_per_group(divergence_weights)
     return ObjectiveInputs(
         mask=mask,
         loss_weights=loss_weights,
         sequence_weights=sequence_weights,
-        teacher_weights=teacher_weights,
+        divergence_weights=divergence_weights,
         **matrices,
     )
 
 
 def compute_policy_objective(
-    matrices: ObjectiveInputs,
-    actor: Actor,
-    policy_loss: PolicyLoss,
-    correction: RolloutCorrection,
-    teacher: Teacher = NO_TEACHER,
+    matrices: ObjectiveInputs, actor: Actor, policy_loss: PolicyLoss, correction: RolloutCorrection
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the loss of a micro-batch and its metrics, which add up over micro-batches and ranks.
 
@@ -113,12 +107,6 @@ def compute_policy_objective(
         kl = _estimate_reference_kl(matrices, actor)
         loss = loss + actor.kl_loss_coef * aggregate_token_losses(kl, mask, weights)
         metrics["ref_kl"] = apply_mask(kl, mask).sum()
-    if teacher.uses_full_vocabulary:
-        assert matrices.divergence is not None
-        divergence, max_ratio = matrices.divergence, teacher.self_teacher.max_ratio
-        if teacher.uses_self_teacher and max_ratio is not None:
-            divergence = divergence * truncated_ratios(matrices.logp, matrices.old_logp, mask, max_ratio)
-        loss = loss + teacher.coef * aggregate_token_losses(divergence, mask, matrices.teacher_weights)
     metrics["loss"] = loss
     return loss, metrics
 
@@ -167,8 +155,8 @@ def _estimate_reference_kl(matrices: ObjectiveInputs, actor: Actor) -> Tensor:
 
 
 def normalize_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float]:
-    """Convert sums over all ranks to means: losses per optimizer step, distances to the teacher per token that it reads
-    with its context, other metrics per sampled token or row."""
+    """Convert sums over all ranks to means: losses per optimizer step, metrics of distillation per token with a weight
+    in the divergence, other metrics per sampled token or row."""
     tokens, rows = sums["tokens"], sums.get("rows", 0.0)
     if not tokens:
         return {name: sums[name] / num_steps for name in ("loss", "pg_loss")}
@@ -181,7 +169,7 @@ def normalize_metrics(sums: dict[str, float], num_steps: int) -> dict[str, float
         elif name.startswith("row_"):
             metrics[name.removeprefix("row_")] = value / max(rows, 1.0)
         elif name.startswith("distill/"):
-            metrics[name] = value / max(sums["taught_tokens"], 1.0)
-        elif name not in ("tokens", "rows", "taught_tokens"):
+            metrics[name] = value / max(sums["distilled_tokens"], 1.0)
+        elif name not in ("tokens", "rows", "distilled_tokens"):
             metrics[name] = value / tokens
     return metrics

@@ -2,26 +2,24 @@
 
     compute_loss_denominators [KTO: KL on answers to other prompts] -> for each micro-batch: answer log-probs -> loss
 
-Reference log-probs come with the batch if they were computed before the first step (`compute_ref_log_probs`).
-Otherwise each step computes them with a frozen second model or, if LoRA is used, with the model without its adapters.
+Reference log-probs come with the batch; they are computed before the first step (`compute_ref_log_probs`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
+from alphaapollo.batching.batch import RankBatch
+from alphaapollo.batching.preference_batch import PreferenceBatch
 from alphaapollo.config.schema import DpoConfig
-from alphaapollo.data.batch import RankBatch
-from alphaapollo.data.preference_batch import PreferenceBatch
-from alphaapollo.models.lora import disable_adapters, is_adapter_parameter
+from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.models.micro_batch import MicroBatch
-from alphaapollo.models.policy import PolicyModel, load_policy
+from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.digest import compute_joint_digest
@@ -36,30 +34,28 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     model: PolicyModel
 
     def load_model(self) -> None:
-        """Load the model. If steps compute reference log-probs and LoRA is off, also load a frozen reference model."""
         super().load_model()
         self.preference = self.tuning.preference
         if self.preference.custom_module:
             load_user_module(self.preference.custom_module, "preference.custom_module")
         self.preference_loss = get_preference_loss(self.preference.loss)
-        self.sharing = SharedPromptCheck(
+        self.shared_prompts = SharedPromptCheck(
             self.model, self.model.make_logprobs_function(1.0), self.builder, self.dtype, FINETUNING_KEY
         )
-        self.reference: PolicyModel | None = None
-        is_live = self.preference_loss.needs_reference and self.preference.reference == "live"
-        if is_live and not self.config.lora_rank:
-            offload = self.tuning.fsdp_config.offload_policy
-            self.reference = load_policy(self.config, self.mesh, self.dtype, offload)
 
     @torch.no_grad()
     def compute_ref_log_probs(self, batch: RankBatch) -> np.ndarray:
-        """Compute the reference log-prob of each of R answers (sum over its tokens). float64 [R]"""
+        """Compute the reference log-prob of each of R answers (sum over its tokens). float64 [R]
+
+        The reference is the model before its first step, or with LoRA without its adapters.
+        """
+        assert self.config.lora_rank or not self.state.num_steps, "a trained model cannot be the reference"
         sums = np.empty(len(batch.rows))
-        with self._use_reference_model() as reference:
+        with self.model.disable_adapters():
             for mini_batch in batch.mini_batches:
                 for row_indices in mini_batch.micro_batches:
                     micro = self.builder.build(batch.rows, row_indices)
-                    logp, _ = _sum_answer_logprobs(micro, reference(micro, 1.0).logprobs)
+                    logp, _ = _sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)
                     sums[row_indices] = logp.cpu().numpy()
         reshard(self.model)
         return sums
@@ -84,15 +80,16 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     def compute_loss(
         self, batch: PreferenceBatch, row_indices: list[int], counts: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        self.sharing.check_batch(batch)
+        self.shared_prompts.begin_update(batch)
         micro = self.builder.build(batch.rows, row_indices)
-        ref_logp = self._get_ref_logp(batch.ref_logps, micro, row_indices)
         logp, lengths = _sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)
         answers = AnswerBatch(
             logp=logp,
             lengths=lengths,
             is_desirable=torch.from_numpy(batch.is_good[row_indices]).to(self.device),
-            ref_logp=ref_logp,
+            ref_logp=None
+            if batch.ref_logps is None
+            else torch.from_numpy(batch.ref_logps[row_indices]).to(self.device),
             kl=None if self.preference_loss.is_pairwise else torch.tensor(counts["kl"] / counts["compared"]),
         )
         output = self.preference_loss(answers, self.preference)
@@ -107,29 +104,10 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
             for row_indices in mini_batch.micro_batches:
                 micro = self.builder.build(batch.unrelated_answers.rows, row_indices)
                 logp, _ = _sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)
-                ref = self._get_ref_logp(batch.unrelated_ref_logps, micro, row_indices)
-                assert ref is not None, "KTO needs a reference"
-                total += (logp - ref).sum()
+                assert batch.unrelated_ref_logps is not None, "KTO needs a reference"
+                total += (logp - torch.from_numpy(batch.unrelated_ref_logps[row_indices]).to(self.device)).sum()
         reshard(self.model)
         return total
-
-    def _get_ref_logp(self, precomputed: np.ndarray | None, micro: MicroBatch, row_indices: list[int]) -> Tensor | None:
-        """Return the reference log-prob of each answer of a micro-batch, [b]. None if the loss needs no reference."""
-        if not self.preference_loss.needs_reference:
-            return None
-        if precomputed is not None:
-            return torch.from_numpy(precomputed[row_indices]).to(self.device)
-        with torch.no_grad(), self._use_reference_model() as reference:
-            return _sum_answer_logprobs(micro, reference(micro, 1.0).logprobs)[0]
-
-    @contextmanager
-    def _use_reference_model(self) -> Iterator[PolicyModel]:
-        if self.reference is not None:
-            yield self.reference
-            return
-        with disable_adapters(self.model):  # without LoRA: the model itself before its first step
-            assert self.config.lora_rank or not self.state.num_steps, "a trained model cannot be the reference"
-            yield self.model
 
 
 def _sum_answer_logprobs(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:

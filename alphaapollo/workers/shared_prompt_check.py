@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.data.batch import RankBatch, Rows
+from alphaapollo.batching.batch import RankBatch, Rows
+from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.data.images import find_placeholder_ids
-from alphaapollo.data.shared_prompts import SharedPrefixes
-from alphaapollo.models.attention.backends import uses_alphaapollo_backend
+from alphaapollo.models.attention import uses_alphaapollo_backend
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.sharding import FsdpRoot, reshard
 from alphaapollo.models.ulysses import describe_stateful_layers
 from alphaapollo.models.vision import replace_placeholder_ids
+from alphaapollo.workers.companion import Companion
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
 FINETUNING_KEY = "data.use_prefix_grouper"
@@ -26,7 +27,7 @@ LIMIT = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25}
 NUM_ROWS = 2  # rows of a batch to compare; with more, both layouts may not fit into memory
 
 
-class SharedPromptCheck:
+class SharedPromptCheck(Companion):
     """Comparison of a model's results with and without shared prompts, in the constructor and on the first batch.
 
     Args:
@@ -59,9 +60,9 @@ class SharedPromptCheck:
             if not mismatch <= self.limit:
                 self.unsupported_reason = self._describe_mismatch(mismatch)
 
-    def check_batch(self, batch: RankBatch) -> None:
+    def begin_update(self, batch: RankBatch) -> None:
         """Raise ValueError if sharing changes the results too much, in the first batch that shares prompts."""
-        if self.mismatch is None and batch.rows.prefixes is not None:
+        if self.mismatch is None and batch.rows.shared_prompts is not None:
             self.mismatch = self._measure_mismatch(batch.rows, batch.mini_batches[0].micro_batches[0][:NUM_ROWS])
             self._unreported = {"sharing_gap": self.mismatch}
             if not self.mismatch <= self.limit:
@@ -85,7 +86,7 @@ class SharedPromptCheck:
         """Compute mean(|shared - plain|) / std(plain) of results with (shared) and without (plain) shared prompts."""
         shared, plain = (
             self.compute_outputs(self.builder.build(layout, row_indices)).float()
-            for layout in (rows, replace(rows, prefixes=None))
+            for layout in (rows, replace(rows, shared_prompts=None))
         )
         reshard(self.root)
         deviation = plain.std(correction=0).clamp(min=1e-6)  # small for a model near its random initialization
@@ -98,4 +99,4 @@ def _make_example_rows(vocabulary_size: int, placeholder_ids: Sequence[int]) -> 
     prompt = np.arange(5) * 37 + 11
     texts = [np.append(prompt, [3, 1, 4, 1]) % vocabulary_size, np.append(prompt, [5, 9, 2]) % vocabulary_size]
     texts = [replace_placeholder_ids(text, placeholder_ids) for text in texts]
-    return make_rows(texts, [6, 5], SharedPrefixes(np.zeros(2, dtype=np.int64), np.full(2, 5)))
+    return make_rows(texts, [6, 5], SharedPrompts(np.zeros(2, dtype=np.int64), np.full(2, 5)))

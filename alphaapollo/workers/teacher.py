@@ -14,20 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.divergence import make_divergence, update_moving_average
-from alphaapollo.config.schema import FrozenFsdp, Model, RoleFsdp, Teacher
-from alphaapollo.data.batch import MiniBatch, RankBatch, Rows
-from alphaapollo.models.checkpoint.snapshot import CheckpointSnapshot, load_snapshot, take_snapshot
+from alphaapollo.algorithms.aggregation import aggregate_token_losses
+from alphaapollo.algorithms.divergence import TEACHER_SHARES, make_divergence, truncated_ratios, update_moving_average
+from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
+from alphaapollo.config.schema import Actor, FrozenFsdp, Model, RoleFsdp, Teacher
+from alphaapollo.models.checkpoint import CheckpointSnapshot, load_snapshot, take_snapshot
 from alphaapollo.models.lm_head import DivergenceTarget, LmHeadInput, TokenStats, TopTokens, WeightedModel
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf, load_policy
 from alphaapollo.models.sharding import ModelMesh, local_tensor, reshard
-from alphaapollo.models.training.offload import make_parameter_offloader
+from alphaapollo.models.training.train_state import make_parameter_offloader
 from alphaapollo.models.ulysses import gather_token_values
+from alphaapollo.workers.companion import Companion
 from alphaapollo.workers.model_worker import compute_token_outputs
+from alphaapollo.workers.policy_objective import ObjectiveInputs
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
-FOLDER = "teacher"  # of a self-teacher in the policy's checkpoint
+TEACHER = "teacher"  # role, and folder of a self-teacher in the policy's checkpoint
 
 
 class FrozenTeacher:
@@ -52,8 +55,8 @@ class FrozenTeacher:
         dtype: torch.dtype = getattr(torch, model.dtype)
         self.model = load_policy(model, ModelMesh(mesh.dense), dtype, fsdp.offload_policy)
         check_forward_vs_hf(self.model, builder, dtype)
-        self.compute_logprobs = self.model.make_logprobs_function(temperature, replays_routing=False)
-        self.sharing = SharedPromptCheck(self.model, self.compute_logprobs, builder, dtype)
+        self.compute_logprobs = self.model.make_logprobs_function(temperature)
+        self.shared_prompts = SharedPromptCheck(self.model, self.compute_logprobs, builder, dtype)
         self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
         self.offload()
 
@@ -68,12 +71,12 @@ class FrozenTeacher:
     def reload_and_check_batch(self, batch: RankBatch) -> None:
         """Reload the parameters, and check that the teacher supports the shared prompts of the batch."""
         self.parameters.reload()
-        self.sharing.check_batch(batch)
+        self.shared_prompts.begin_update(batch)
 
     @torch.no_grad()
     def compute_lm_head_input(self, micro: MicroBatch) -> LmHeadInput:
         """Compute the hidden states of a micro-batch's response tokens, with the head for the policy's vocabulary."""
-        hidden: LmHeadInput = self.model.compute_lm_head_input(replace(micro, routed_experts=None))
+        hidden: LmHeadInput = self.model.compute_lm_head_input(micro)
         head, count = hidden.head, self.vocabulary  # rows beyond the policy's vocabulary are padding
         bias = None if head.bias is None else head.bias[:count]
         common = replace(head, weight=head.weight[:count], bias=bias)
@@ -100,27 +103,31 @@ class FrozenTeacher:
         self.parameters.offload()
 
 
-class TeacherGroup:
-    """The teachers of one rank: frozen models, and the distributions that servers returned. Methods are collectives.
+def compute_distillation_loss(inputs: ObjectiveInputs, teacher: Teacher) -> Tensor:
+    """Compute teacher.coef * D, with the divergence D summed over tokens and rows with their weights."""
+    assert inputs.divergence is not None
+    divergence, max_ratio = inputs.divergence, teacher.self_teacher.max_ratio
+    if teacher.uses_self_teacher and max_ratio is not None:
+        divergence = divergence * truncated_ratios(inputs.logp, inputs.old_logp, inputs.mask, max_ratio)
+    return teacher.coef * aggregate_token_losses(divergence, inputs.mask, inputs.divergence_weights)
+
+
+class TeacherGroup(Companion):
+    """The teachers of one rank: frozen models, and the distributions that servers returned.
 
     Args:
         teacher: section `teacher` with a divergence.
         models: the frozen models by their configuration key.
     """
 
-    def __init__(self, teacher: Teacher, models: dict[str, FrozenTeacher]):
-        self.models, self.keys, self.servers = models, list(teacher.models_by_key), list(teacher.servers)
+    role = TEACHER
 
-    @property
-    def sharing_obstacle(self) -> str | None:
-        """Why a teacher cannot compute a prompt once for all responses of its group; None if all can."""
-        return next(filter(None, (model.sharing.unsupported_reason for model in self.models.values())), None)
+    def __init__(self, teacher: Teacher, models: dict[str, FrozenTeacher]):
+        self.teacher, self.models = teacher, models
+        self.keys, self.servers = list(teacher.models_by_key), list(teacher.servers)
 
     def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
-        """Compute log-probs of the response tokens, summed over the frozen models with the weights of each row.
-
-        float32 [response tokens]
-        """
+        """Compute log-probs of the response tokens, summed over the frozen models with the weights of each row."""
         rows, total = batch.rows, np.zeros(batch.rows.response_offsets[-1], np.float32)
         for key, model in self.models.items():
             weights = self._get_weights(rows, key)
@@ -131,12 +138,15 @@ class TeacherGroup:
             total = total + np.repeat(weights, rows.response_lengths) * model.compute_log_probs(batch, used)
         return total
 
-    def reload_and_check_batch(self, batch: RankBatch) -> None:
-        for model in self.models.values():
+    def begin_update(self, batch: RankBatch) -> None:
+        for model in self.models.values() if self.teacher.uses_full_vocabulary else ():
             model.reload_and_check_batch(batch)
 
-    def make_divergence_target(self, micro: MicroBatch, teacher: Teacher) -> DivergenceTarget:
-        """Return the next-token distributions of the teachers, to compute the divergence of the policy's."""
+    def make_divergence_target(
+        self, batch: RankBatch, row_indices: list[int], micro: MicroBatch, actor: Actor
+    ) -> DivergenceTarget | None:
+        if not self.teacher.uses_full_vocabulary:
+            return None
         parts, lengths = [], micro.rows.response_lengths
         local = micro.predicting_tokens.selection_indices  # the tokens of this rank with sequence parallelism
         for key in self.keys:
@@ -148,7 +158,14 @@ class TeacherGroup:
             else:
                 output = self._get_top_tokens(micro, self.servers.index(key), local)
             parts.append(WeightedModel(output, of_tokens))
-        return DivergenceTarget(parts, make_divergence(teacher), with_statistics=True, top_k=teacher.top_k)
+        return DivergenceTarget(parts, make_divergence(self.teacher), with_statistics=True, top_k=self.teacher.top_k)
+
+    def compute_loss(
+        self, micro: MicroBatch, stats: TokenStats, inputs: ObjectiveInputs
+    ) -> tuple[Tensor, dict[str, Tensor]] | None:
+        if not self.teacher.uses_full_vocabulary:
+            return None
+        return compute_distillation_loss(inputs, self.teacher), sum_distillation_metrics(stats, micro.mask)
 
     def offload(self) -> None:
         for model in self.models.values():
@@ -156,12 +173,12 @@ class TeacherGroup:
 
     def _get_weights(self, rows: Rows, key: str) -> np.ndarray:
         """Return the weight of a teacher in the loss of each row. float32 [R]"""
-        if rows.teacher_shares is None:
-            return np.ones(len(rows), np.float32)
-        return rows.teacher_shares[:, self.keys.index(key)]
+        index = self.keys.index(key)
+        shares = rows.columns.get(TEACHER_SHARES)
+        return np.ones(len(rows), np.float32) if shares is None else np.array([x[index] for x in shares], np.float32)
 
     def _get_top_tokens(self, micro: MicroBatch, server: int, local: Tensor | None) -> TopTokens:
-        tokens, logprobs = micro.columns.teacher_tokens, micro.columns.teacher_token_logprobs
+        tokens, logprobs = micro.columns.top_tokens, micro.columns.top_token_logprobs
         assert tokens is not None and logprobs is not None
         tokens, logprobs = tokens[:, server].long(), logprobs[:, server]
         if local is not None:
@@ -170,70 +187,81 @@ class TeacherGroup:
 
 
 def sum_distillation_metrics(stats: TokenStats, mask: Tensor) -> dict[str, Tensor]:
-    """Sum divergences etc. over the tokens in `mask` [n]. {} if the teacher's full distributions are not used."""
-    if stats.reverse_kl is None:
-        return {}
+    """Sum divergences etc. over the tokens in `mask` [n]."""
     names = ("divergence", "reverse_kl", "forward_kl", "agreement")
     sums = {f"distill/{name}": (mask * getattr(stats, name).detach()).sum() for name in names}
-    return sums | {"taught_tokens": mask.sum()}
+    return sums | {"distilled_tokens": mask.sum()}
 
 
-class SelfTeacher:
-    """One rank of a self-teacher. All methods are collectives, called while the policy uses the GPU.
+class MovingAverageTeacher(Companion):
+    """One rank of a self-teacher, a moving average of the policy.
 
     It is loaded and sharded like the policy, so its weights are float32 and, with LoRA, it has adapters.
 
     Args:
-        model, fsdp, mesh, seed: those of the policy.
+        model, fsdp, seed: those of the policy.
     """
 
-    def __init__(self, model: Model, fsdp: RoleFsdp, mesh: ModelMesh, seed: int):
+    role = TEACHER
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        policy: PolicyModel,
+        model: Model,
+        fsdp: RoleFsdp,
+        mesh: ModelMesh,
+        builder: MicroBatchBuilder,
+        seed: int,
+    ):
+        self.teacher, self.policy, self.builder = teacher, policy, builder
         self.model = load_policy(model, mesh, getattr(torch, model.dtype), fsdp.offload_policy, seed)
         self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
         self.offload()
 
-    @torch.no_grad()
-    def make_divergence_target(self, student: MicroBatch, longer: MicroBatch, teacher: Teacher) -> DivergenceTarget:
-        """Return the next-token distributions of the teacher at the response tokens of `student`.
-
-        longer: the same rows with the teacher's prompts (Rows.teacher_rows).
-        """
+    def make_divergence_target(
+        self, batch: RankBatch, row_indices: list[int], micro: MicroBatch, actor: Actor
+    ) -> DivergenceTarget:
+        longer = self.builder.build(batch.rows.rows_with_longer_prompts, row_indices)
         self.parameters.reload()
         hidden = self.model.compute_lm_head_input(longer)
-        if (sequence := student.sequence) is not None:  # a longer prompt moves tokens to other ranks
+        if (sequence := micro.sequence) is not None:  # a longer prompt moves tokens to other ranks
             every = gather_token_values(hidden.states.t(), longer.predicting_tokens, sequence)
-            hidden = replace(hidden, states=every.t()[student.predicting_tokens.selection_indices].contiguous())
-        divergence = make_divergence(teacher)
-        return DivergenceTarget(hidden, divergence, True, teacher.top_k, selects_policy_tokens=True)
+            hidden = replace(hidden, states=every.t()[micro.predicting_tokens.selection_indices].contiguous())
+        divergence = make_divergence(self.teacher)
+        return DivergenceTarget(hidden, divergence, True, self.teacher.top_k, selects_policy_tokens=True)
+
+    def compute_loss(
+        self, micro: MicroBatch, stats: TokenStats, inputs: ObjectiveInputs
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        has_context = np.repeat(micro.rows.has_longer_prompt, micro.rows.response_lengths)
+        mask = micro.mask * torch.from_numpy(has_context).to(micro.mask.device)
+        return compute_distillation_loss(inputs, self.teacher), sum_distillation_metrics(stats, mask)
+
+    def end_step(self, rows: Rows, mini_batch: MiniBatch) -> None:
+        self._follow(self.teacher.self_teacher.ema_rate)
 
     @torch.no_grad()
-    def follow(self, policy: PolicyModel, rate: float) -> None:
+    def _follow(self, rate: float) -> None:
         """Move the weights towards the policy's: teacher = (1 - rate) teacher + rate policy."""
         self.parameters.reload()
         reshard(self.model)  # the gathered copies of the weights become invalid
-        for own, trained in zip(self.model.parameters(), policy.parameters(), strict=True):
+        for own, trained in zip(self.model.parameters(), self.policy.parameters(), strict=True):
             if own.requires_grad:
                 update_moving_average(local_tensor(own), local_tensor(trained), rate)
 
-    def snapshot(self, checkpoint_folder: str) -> CheckpointSnapshot:
+    def snapshot(self, checkpoint_folder: str) -> list[CheckpointSnapshot]:
         self.parameters.reload()
-        return take_snapshot(f"{checkpoint_folder}/{FOLDER}", self.model, (), {})
+        return [take_snapshot(f"{checkpoint_folder}/{TEACHER}", self.model, (), {})]
 
-    def load(self, checkpoint_folder: str, policy: PolicyModel) -> None:
+    def load(self, checkpoint_folder: str) -> None:
         """Load the weights, or copy those of the policy if the run that saved the checkpoint had no self-teacher."""
         self.parameters.reload()
-        if Path(checkpoint_folder, FOLDER).is_dir():
-            load_snapshot(f"{checkpoint_folder}/{FOLDER}", self.model, ())
+        if Path(checkpoint_folder, TEACHER).is_dir():
+            load_snapshot(f"{checkpoint_folder}/{TEACHER}", self.model, ())
         else:
-            self.follow(policy, 1.0)
+            self._follow(1.0)
 
     def offload(self) -> None:
-        """Free GPU memory: reshard the model and offload the configured tensors."""
         reshard(self.model)
         self.parameters.offload()
-
-
-def select_taught_tokens(micro: MicroBatch) -> Tensor:
-    """Return the action mask [n] without the tokens of rows for which the teacher has no context."""
-    has_context = np.repeat(micro.rows.has_teacher_prompt, micro.rows.response_lengths)
-    return micro.mask * torch.from_numpy(has_context).to(micro.mask.device)

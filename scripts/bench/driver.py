@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from alphaapollo.batching.batch import Columns  # noqa: E402
 from alphaapollo.config.schema import Algorithm, Config, Data, Env  # noqa: E402
 from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
@@ -29,7 +30,7 @@ from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
 from alphaapollo.rollout.group import run_group  # noqa: E402
 from alphaapollo.trainer.metrics import compute_batch_metrics, compute_rollout_metrics  # noqa: E402
-from alphaapollo.trainer.step.credit import WorkerOutputs, assign_credit  # noqa: E402
+from alphaapollo.trainer.step.credit import assign_credit  # noqa: E402
 from alphaapollo.trainer.step.training_batch import build_batch  # noqa: E402
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, Score, TrajectoryGroup  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
@@ -87,10 +88,10 @@ def measure(count: int, max_tokens: int) -> dict[str, float]:
     compute_rollout_metrics(groups, groups, 1, 1.0)
     start = span("metrics", start)
     config = Config(data=Data(max_response_length=max_tokens), algorithm=Algorithm(adv_estimator="grpo"))
-    batch = build_batch(groups, config, step=1, num_ranks=2, max_tokens=16384, padded=False, share_prompts=False)
+    batch = build_batch(groups, config, step=1, num_ranks=2, max_tokens=16384, padded=False, uses_shared_prompts=False)
     start = span("batch", start)
     compute_batch_metrics(batch.layout, False, 0, len(batch.trajectories))
-    assign_credit(batch, WorkerOutputs(), config)
+    assign_credit(batch, Columns(), config)
     start = span("credit", start)
     with tempfile.TemporaryDirectory() as folder:
         log = RolloutLog(Path(folder))

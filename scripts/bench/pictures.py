@@ -30,9 +30,9 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # noqa: E402
 
+from alphaapollo.batching.batch import Rows  # noqa: E402
+from alphaapollo.batching.shared_prompts import find_shared_prompts  # noqa: E402
 from alphaapollo.config.schema import Model  # noqa: E402
-from alphaapollo.data.batch import Rows  # noqa: E402
-from alphaapollo.data.shared_prompts import find_shared_prefixes  # noqa: E402
 from alphaapollo.models.lora import load_trainable_lm  # noqa: E402
 from alphaapollo.models.micro_batch import MicroBatchBuilder  # noqa: E402
 from alphaapollo.models.policy import PolicyModel  # noqa: E402
@@ -83,7 +83,7 @@ def make_batches(args: argparse.Namespace) -> dict[str, Rows]:
         replace(row, images=tuple(replace(image, digest=f"{image.digest} of {index}") for image in images))
         for index, row in enumerate(rows)
     ]
-    prefixes = find_shared_prefixes(rows, [0] * args.samples)
+    prefixes = find_shared_prompts(rows, [0] * args.samples)
     return {"per sample": Rows.from_rows(own), "once": Rows.from_rows(rows), "shared": Rows.from_rows(rows, prefixes)}
 
 

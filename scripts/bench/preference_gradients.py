@@ -109,19 +109,19 @@ def make_inputs() -> dict[str, str]:
 
 def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     """Gradients and loss of each case, computed by the workers of main_dpo and main_rm."""
-    from alphaapollo.config.resolve import resolve_model
-    from alphaapollo.config.schema import DpoConfig, RmConfig
-    from alphaapollo.data.preference_batch import (
+    from alphaapollo.batching.preference_batch import (
         collect_row_values,
         distribute_preference_examples,
         distribute_rows_for_reference,
     )
+    from alphaapollo.config.resolve import resolve_model
+    from alphaapollo.config.schema import DpoConfig, RmConfig
     from alphaapollo.data.preference_examples import load_labelled_answers, load_pairs
     from alphaapollo.data.rendering import Renderer, load_tokenizer
     from alphaapollo.finetuning.dpo import assign_reference_logps
     from alphaapollo.workers.preference import PreferenceWorker
     from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
-    from alphaapollo.workers.reward_training import RewardTrainingWorker
+    from alphaapollo.workers.reward_model import RewardTrainingWorker
 
     def worker(path: str, keys: dict[str, Any]) -> PreferenceWorker:
         config = DpoConfig(model={"path": path, "attention": "sdpa"}, preference=keys)

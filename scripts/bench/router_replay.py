@@ -23,8 +23,8 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from alphaapollo.algorithms.mismatch import mismatch_metrics, sum_mismatch  # noqa: E402
+from alphaapollo.batching.batch import Rows  # noqa: E402
 from alphaapollo.config.schema import Model, Rollout  # noqa: E402
-from alphaapollo.data.batch import Rows  # noqa: E402
 from alphaapollo.engines.spec import EngineSpec  # noqa: E402
 from alphaapollo.engines.vllm.engine import VllmEngine  # noqa: E402
 from alphaapollo.models.load import load_causal_lm  # noqa: E402
@@ -84,7 +84,7 @@ def gap(policy: PolicyModel, rows: Rows) -> dict[str, float]:
     figures = mismatch_metrics([sum_mismatch(np.concatenate(columns), rows.rollout_logprobs, ids, positions)])
     names = ("k3", "abs", "rho_p01", "rho_p99", "ess", "ess_sequence")
     found = {name: round(figures[f"mismatch/{name}"], 6) for name in names}
-    return found | ({"router_differs": round(differs / chosen, 4)} if rows.routed_experts is not None else {})
+    return found | ({"router_differs": round(differs / chosen, 4)} if "routed_experts" in rows.columns else {})
 
 
 def main() -> None:

@@ -27,11 +27,11 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from alphaapollo.batching.batch import Columns, RankBatch  # noqa: E402
+from alphaapollo.batching.packing import build_batch_layout  # noqa: E402
+from alphaapollo.batching.shared_prompts import find_shared_prompts  # noqa: E402
 from alphaapollo.config.resolve import resolve_model  # noqa: E402
 from alphaapollo.config.schema import Actor, Model, Optimizer, Reference  # noqa: E402
-from alphaapollo.data.batch import Columns, RankBatch  # noqa: E402
-from alphaapollo.data.packing import build_batch_layout  # noqa: E402
-from alphaapollo.data.shared_prompts import find_shared_prefixes  # noqa: E402
 from alphaapollo.types import Row  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig  # noqa: E402
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement  # noqa: E402
@@ -181,7 +181,9 @@ def make_batch(args: argparse.Namespace) -> tuple[RankBatch, Columns]:
         padded=True,
         seed=0,
         shuffle=True,
-        prefixes=None if args.plain else find_shared_prefixes(rows, [index // GROUP for index in range(len(rows))]),
+        shared_prompts=None
+        if args.plain
+        else find_shared_prompts(rows, [index // GROUP for index in range(len(rows))]),
     )
     batch = layout.rank_batches[0]
     total = int(batch.rows.response_offsets[-1])

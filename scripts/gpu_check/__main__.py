@@ -36,7 +36,7 @@ from scripts.gpu_check.wheels import unpack_wheels  # noqa: E402
 # The most informative checks first. Compilation is last: it takes minutes and rarely fails.
 CHECKS: dict[str, tuple[int, str]] = {  # NAME or NAME:PART of check_NAME.py -> (deadline in seconds, what it checks)
     "versions": (40, "installed versions, and the speed of matrix products and copies"),
-    "attention": (40, "each attention kind but flex against float64, forward and backward; rows are independent"),
+    "attention": (40, "each attention kind against float64, forward and backward; rows are independent"),
     "throughput:0.5b": (80, "update of 0.5B: tokens/s, MFU, its parts, a bare loop in bfloat16, Liger"),
     "memory": (80, "planned and measured memory: checkpointing, LoRA, each offload; speed of offloading"),
     "throughput:1.5b": (80, "the same update of 1.5B"),
@@ -51,7 +51,6 @@ CHECKS: dict[str, tuple[int, str]] = {  # NAME or NAME:PART of check_NAME.py -> 
     "vision": (225, "two iterations with pictures and a trained vision tower, three families: log-prob mismatch"),
     "graphs": (70, "vLLM's decoding with and without CUDA graphs"),
     "throughput:compiled": (120, "update of 0.5B with and without torch.compile"),
-    "attention:flex": (180, "flex attention, which compiles for minutes"),
 }
 PATIENCE = 5  # factor on all times on a CPU, which may be shared
 MIN_SECONDS = 15.0  # a check needs about this long to import its libraries

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.config.resolve import has_flash_attn
-from alphaapollo.models.attention.backends import BACKENDS, AttentionCall
+from alphaapollo.models.attention import BACKENDS, AttentionCall
 from alphaapollo.models.micro_batch import Packing, SegmentAttentionKeys
 from scripts.checks import Untested
 from scripts.gpu_check.kit import Kit, relative
@@ -44,7 +44,7 @@ SHAPES = [
 
 
 def run(kit: Kit, only: str = "") -> None:
-    """Check all kinds but flex, or the kind `only`."""
+    """Check all kinds, or the kind `only`."""
     kinds = [only] if only else list(KINDS[kit.device])
     for kind in kinds:
         with kit.part(kind):
@@ -54,10 +54,8 @@ def run(kit: Kit, only: str = "") -> None:
 def check_kind(kit: Kit, kind: str) -> None:
     if kind == "flash" and not has_flash_attn():
         raise Untested("flash-attn 2 not installed")
-    if kind == "flex":
-        kit.need_gpu("the backward pass of flex attention")
     dtypes = [torch.bfloat16] if kit.on_gpu else [torch.float32]
-    dtypes += [torch.float32] * (kit.on_gpu and kind in ("sdpa", "flex"))
+    dtypes += [torch.float32] * (kit.on_gpu and kind == "sdpa")
     for dtype in dtypes:
         shapes = [shape for shape in SHAPES if shape.shared or kind != "padded"]  # padded rows have no packing
         worst = max(compare(kind, shape, kit.device, dtype) for shape in shapes)
@@ -124,7 +122,7 @@ def written_out(tensors: list[Tensor], shape: Shape) -> Tensor:
     query, key, value = tensors
     groups = shape.heads // shape.kv_heads
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    lengths, prefixes = torch.tensor(LENGTHS), torch.tensor(shape.prefixes)
+    lengths, prefixes = torch.tensor(LENGTHS), torch.tensor(shape.shared_prompts)
     before = torch.where(prefixes == torch.arange(len(LENGTHS)), 0, lengths[prefixes])
     row = torch.repeat_interleave(lengths).to(query.device)
     prefix = prefixes.to(query.device)[row]

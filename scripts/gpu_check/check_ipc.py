@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 
-from alphaapollo.models.export.hf_folder import gather_parameters
+from alphaapollo.models.export import gather_parameters
 from alphaapollo.weight_sync import buckets
 from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest
 from alphaapollo.workers.policy import PolicyWorker

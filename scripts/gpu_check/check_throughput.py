@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from alphaapollo.batching.batch import Columns, RankBatch
 from alphaapollo.config.resolve import get_attention_kernel
-from alphaapollo.data.batch import Columns, RankBatch
 from alphaapollo.launch.memory.model import plan_trained_model
 from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.load import LIGER_ARCHITECTURES, load_causal_lm

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from alphaapollo.models.checkpoint.writer import CheckpointWriter
+from alphaapollo.models.checkpoint import CheckpointWriter
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.workers.policy import PolicyWorker
 from scripts.gpu_check.kit import Kit, relative, vocabulary_of

@@ -106,7 +106,7 @@ class Cluster:
         return TrainingRun(
             config=config,
             plan=plan,
-            shares_prompts=plan.shares_prompts,
+            uses_shared_prompts=plan.uses_shared_prompts,
             workers=groups,
             weights=WeightPublisher(
                 policy,

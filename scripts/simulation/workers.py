@@ -21,9 +21,9 @@ import numpy as np
 from ray import cloudpickle
 
 from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
+from alphaapollo.batching.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.controller.ranks import await_if_awaitable
 from alphaapollo.controller.ray_ranks import RayRanks
-from alphaapollo.data.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,

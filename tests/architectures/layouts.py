@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from alphaapollo.batching.batch import Rows
+from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.config.resolve import Attention, resolve_model
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
-from alphaapollo.data.shared_prompts import SharedPrefixes
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel
@@ -33,14 +33,14 @@ class Case:
     folder: Path
     attention: Attention = "padded"
     batches: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3),)  # rows of each micro-batch
-    shares_prompts: bool = False
+    uses_shared_prompts: bool = False
     checkpointing: bool = False
 
 
-def draw_rows(shares_prompts: bool = False) -> Rows:
+def draw_rows(uses_shared_prompts: bool = False) -> Rows:
     tokens = np.random.default_rng(5).integers(2, VOCABULARY, (len(LENGTHS), max(LENGTHS)))
     tokens[1, : STARTS[0]] = tokens[0, : STARTS[0]]
-    prefixes = SharedPrefixes(np.array([0, 0, 1, 2]), np.array(STARTS)) if shares_prompts else None
+    prefixes = SharedPrompts(np.array([0, 0, 1, 2]), np.array(STARTS)) if uses_shared_prompts else None
     return make_rows([row[:length] for row, length in zip(tokens, LENGTHS, strict=True)], STARTS, prefixes)
 
 
@@ -56,7 +56,7 @@ def weigh(logprobs: Tensor) -> Tensor:
 
 def compute(case: Case, sequence: SequenceGroup | None = None) -> Result:
     """Compute the log-probs of all rows and the gradients of their losses, on the rank's part of `sequence`."""
-    policy, rows = load_policy(case.folder, case.attention, case.checkpointing), draw_rows(case.shares_prompts)
+    policy, rows = load_policy(case.folder, case.attention, case.checkpointing), draw_rows(case.uses_shared_prompts)
     builder = MicroBatchBuilder(case.attention == "padded", CPU, sequence)
     found: list[Tensor] = []
     for batch in case.batches:

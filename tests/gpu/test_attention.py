@@ -11,20 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from alphaapollo.batching.batch import Columns, Rows
 from alphaapollo.config.resolve import has_flash_attn
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Columns, Rows
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
-from tests.unit.models.attention.test_shared_prompts import draw_rows
+from tests.unit.models.test_attention_shared_prompts import draw_rows
 from tests.unit.tiny import build_model, free_address, save_tokenizer, some_rows
 from tests.unit.workers.training import Case, make_batch, make_columns, make_worker
 
 KINDS = [
     "sdpa",
     "varlen",
-    "flex",
     pytest.param("flash", marks=pytest.mark.skipif(not has_flash_attn(), reason="no flash-attn 2")),
 ]
 
@@ -69,7 +68,7 @@ def check_near(expected: Computed, ours: Computed) -> None:
 @pytest.mark.parametrize("kind", ["padded", *KINDS])
 def test_shared_prompts_are_the_plain_layout(folder: Path, kind: str):
     rows, policy = draw_rows(3, 12, 9), load(folder, kind)
-    check_near(*(compute(policy, layout, kind == "padded") for layout in (replace(rows, prefixes=None), rows)))
+    check_near(*(compute(policy, layout, kind == "padded") for layout in (replace(rows, shared_prompts=None), rows)))
 
 
 KL = {"optim": {"lr": 1e-3}, "use_kl_loss": True, "kl_loss_type": "full"}

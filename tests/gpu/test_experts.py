@@ -48,16 +48,18 @@ async def three_turns(model: Any, folder: Path, device: Device, dtype: str) -> R
         seen += completion.token_ids
     await engine.close()
     (row,) = build_append_context_rows(turns)
-    assert row.token_ids == seen and row.routed_experts is not None and len(row.routed_experts) == len(seen)
+    assert row.token_ids == seen and len(row.columns["routed_experts"]) == len(seen)
     return row
 
 
 def share_of_others(model: Any, row: Row, device: Device) -> float:
     """Share of the engine's expert choices that transformers would not make. The last token was never computed."""
     routers = RouterHooks.wrap_routers(model)
-    assert routers is not None and row.routed_experts is not None
-    experts = torch.from_numpy(row.routed_experts[:-1]).to(device)
-    now = routers.start_recording(torch.ones(len(experts), dtype=torch.bool, device=device), experts)
+    assert routers is not None
+    experts = torch.from_numpy(row.columns["routed_experts"][:-1]).to(device)
+    now = routers.start_recording(
+        torch.ones(len(experts), dtype=torch.bool, device=device), {"routed_experts": experts}
+    )
     with torch.inference_mode():
         model(torch.tensor([row.token_ids[:-1]], device=device))
     return float(now.num_overridden / now.counts.sum())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaapollo.data.batch import Rows
+from alphaapollo.batching.batch import Rows
 from alphaapollo.models.load import LIGER_ARCHITECTURES
 from tests.gpu.test_attention import check_near, compute, load
 from tests.unit.tiny import build_model, free_address, save_tokenizer, some_rows

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from alphaapollo.batching.batch import Rows
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
-from alphaapollo.models.export.hf_folder import gather_parameters
+from alphaapollo.models.export import gather_parameters
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel

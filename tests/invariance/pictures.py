@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from PIL import Image
 
+from alphaapollo.batching.batch import Rows
+from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
 from alphaapollo.data.images import ImageProcessor, find_placeholder_ids, load_image_processor
 from alphaapollo.data.rendering import load_tokenizer
-from alphaapollo.data.shared_prompts import find_shared_prefixes
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel, load_policy
 from alphaapollo.models.sharding import full_tensor, join_process_group, make_mesh
@@ -163,7 +163,7 @@ def compute_with_policy(
     policy: PolicyModel, builder: MicroBatchBuilder, case: PictureCase, shares: bool, micro_batches: list[list[int]]
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Return the log-probs of each row's response, and the gradients, of the policy model."""
-    rows = Rows.from_rows(case.rows, find_shared_prefixes(case.rows, case.group_ids) if shares else None)
+    rows = Rows.from_rows(case.rows, find_shared_prompts(case.rows, case.group_ids) if shares else None)
     policy.zero_grad()
     logprobs: dict[int, np.ndarray] = {}
     for chosen in micro_batches:

@@ -18,12 +18,13 @@ from torch.nn.functional import softplus
 from alphaapollo.algorithms.aggregation import aggregate_token_losses
 from alphaapollo.algorithms.policy_losses import PolicyLoss
 from alphaapollo.algorithms.value_loss import value_loss
+from alphaapollo.batching.batch import concatenate_segments
 from alphaapollo.config.schema import Config
-from alphaapollo.data.batch import concatenate_segments
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.workers.model_worker import MAX_SUFFIX
 from alphaapollo.workers.policy_objective import build_objective_inputs, compute_policy_objective
+from alphaapollo.workers.teacher import compute_distillation_loss
 from tests.invariance.views import Prepared, View
 
 SIZE = 12  # of theta
@@ -105,7 +106,10 @@ def policy_step(
     actor, total = config.actor_rollout_ref.actor, torch.zeros((), dtype=torch.float64)
     for micro, tokens in micro_batches(prepared, step, view.padded):
         matrices = build_objective_inputs(micro, table.stats(theta, tokens))
-        one, sums = compute_policy_objective(matrices, actor, loss, config.algorithm.rollout_correction, config.teacher)
+        one, sums = compute_policy_objective(matrices, actor, loss, config.algorithm.rollout_correction)
+        if config.teacher.uses_full_vocabulary:
+            one = one + compute_distillation_loss(matrices, config.teacher)
+            sums["loss"] = one
         total = total + one
         for name, value in sums.items():
             known, own = metrics.get(name, 0.0), float(value.detach())

@@ -13,13 +13,13 @@ import numpy as np
 
 from alphaapollo.algorithms.advantages import Estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.batching.batch import Columns, MiniBatch
+from alphaapollo.batching.packing import filter_mini_batches
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
-from alphaapollo.data.batch import Columns, MiniBatch
-from alphaapollo.data.packing import filter_mini_batches
 from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.step import training_batch
-from alphaapollo.trainer.step.credit import WorkerOutputs, assign_credit
+from alphaapollo.trainer.step.credit import assign_credit
 from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch, is_usable_for_training
 from tests.invariance.episodes import MAX_LENGTH, Context, Episodes
 from tests.matrices import flatten, is_inside, join, split
@@ -98,15 +98,18 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
             view.padded,
             view.shared,
         )
-    assert all((rank.rows.prefixes is not None) is view.shared for rank in batch.layout.rank_batches)
+    assert all((rank.rows.shared_prompts is not None) is view.shared for rank in batch.layout.rank_batches)
     tokens = token_numbers(batch, episodes)
 
     def by_position(values: np.ndarray) -> np.ndarray:
         return flatten(batch.layout, np.where(tokens >= 0, values[tokens.clip(min=0)], np.float32(0)))
 
     values = by_position(logprobs.values) if "values" in estimator.needs else None
-    computed = WorkerOutputs(
-        by_position(logprobs.old), by_position(logprobs.ref), values, teacher_logprobs=by_position(logprobs.ref)
+    computed = Columns(
+        old_logprobs=by_position(logprobs.old),
+        ref_logprobs=by_position(logprobs.ref),
+        values=values,
+        target_logprobs=by_position(logprobs.ref),
     )
     credit = assign_credit(batch, computed, config, kl_coef=0.1)
     may_skip = view.skips and can_skip_rows_without_advantage(config, get_policy_loss(actor.policy_loss.loss_mode))

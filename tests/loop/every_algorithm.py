@@ -21,7 +21,7 @@ import yaml
 from alphaapollo.algorithms.advantages import estimator_names
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
 from alphaapollo.config.load import NO_USER_SETTINGS, find_shipped_config_folder, flatten_maps, load_config
-from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
+from alphaapollo.config.schema import NO_TEACHER, Actor, Config, RolloutCorrection, Teacher
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.launch.session import TrainingSession, start_workers
 from alphaapollo.observability.console import Console
@@ -31,6 +31,7 @@ from alphaapollo.trainer.lifecycle import make_training_run, prepare_run
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
+from alphaapollo.workers.teacher import MovingAverageTeacher
 from examples.quickstart.make_task import make_model, make_tokenizer
 
 ALONE = ("gae", "turn_gae", "remax", "reinforce_plus_plus", "none")
@@ -113,9 +114,11 @@ class ListTracker:
 
 def use(worker: Any, actor: Actor, correction: RolloutCorrection, teacher: Teacher) -> None:
     """Change the settings of a training rank."""
-    worker.actor, worker.correction, worker.teacher_config = actor, correction, teacher
+    worker.actor, worker.correction = actor, correction
     worker.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
-    worker.self_teacher = worker.load_self_teacher() if teacher.uses_self_teacher else None
+    worker.find("teacher").teacher = NO_TEACHER if teacher.uses_self_teacher else teacher
+    worker.companions = [one for one in worker.companions if not isinstance(one, MovingAverageTeacher)]
+    worker.companions += [worker.load_teacher(teacher, {})] if teacher.uses_self_teacher else []
 
 
 def use_self_teacher(worker: Any, teacher: Teacher) -> None:

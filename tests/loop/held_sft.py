@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.controller.handles import FinetuningGroup
-from alphaapollo.models.checkpoint import writer
+from alphaapollo.models import checkpoint
 from alphaapollo.trainer import main_sft
 
 released = Path(os.environ.get("HELD_UNTIL", "")).exists
@@ -30,15 +30,15 @@ def hold_step(number: int) -> None:
     FinetuningGroup.step = held  # type: ignore[method-assign]
 
 
-def hold_write(checkpoint: str) -> None:
-    write = writer.write_snapshot
+def hold_write(path: str) -> None:
+    write = checkpoint.write_snapshot
 
     def held(part: Any, group: Any) -> None:
-        while checkpoint in part.folder and not released():
+        while path in part.folder and not released():
             time.sleep(0.01)
         write(part, group)
 
-    writer.write_snapshot = held
+    checkpoint.write_snapshot = held
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,16 +20,16 @@ SETTINGS = (
 HOLD = """
 import time
 from pathlib import Path
-from alphaapollo.models.checkpoint import writer
+from alphaapollo.models import checkpoint
 
-write = writer.write_snapshot
+write = checkpoint.write_snapshot
 
 def hold(part, group):
     while "step_000004" in part.folder and not Path({release!r}).exists():
         time.sleep(0.01)
     write(part, group)
 
-writer.write_snapshot = hold
+checkpoint.write_snapshot = hold
 """
 
 

@@ -140,7 +140,7 @@ PRELOADED = [
     "alphaapollo.workers.critic",
     "alphaapollo.workers.policy",
     "alphaapollo.workers.reward_model",
-    "alphaapollo.workers.sft",
+    "alphaapollo.workers.finetuning_worker",
     "transformers.models.qwen3.modeling_qwen3",
     "torch.distributed.fsdp",
 ]

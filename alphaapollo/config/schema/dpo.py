@@ -63,9 +63,6 @@ class Preference(Section):
     sft_coef: NonNegativeFloat = 0.0
     """Weight of an added next-token loss on the chosen answer: a mean over its tokens (RPO, arXiv 2404.19733); with
     slic a sum (SLiC-HF's lambda)."""
-    reference: Annotated[Literal["kept", "live"], CHANGES_ROUNDING] = "kept"
-    """Source of the reference's log-probs: kept = computed once before training and stored in <run>/reference.npz; live
-    = a frozen second model in every step (with LoRA: the model without its adapters)."""
     custom_module: Annotated[str, CHANGES_CODE, CODE] = ""
     """Python file that registers your own losses (docs/preferences.md)."""
 

@@ -69,7 +69,7 @@ class Model(Lora):
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], CHANGES_ROUNDING] = "auto"
     """Precision of the forward and backward pass; master weights are always float32. auto = bfloat16 on a GPU, float32
     on a CPU."""
-    attention: Annotated[Literal["auto", "varlen", "flex", "flash", "sdpa", "padded"], CHANGES_ROUNDING] = "auto"
+    attention: Annotated[Literal["auto", "varlen", "flash", "sdpa", "padded"], CHANGES_ROUNDING] = "auto"
     """Attention kernel. auto = on a GPU flash if flash-attn 2 is installed, otherwise varlen (part of torch), or
     sdpa in float32; on a CPU padded, over sequences sorted by length."""
     enable_gradient_checkpointing: bool | Literal["auto"] = "auto"

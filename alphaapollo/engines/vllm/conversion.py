@@ -43,7 +43,7 @@ def build_completion(answer: CompletionOutput, num_cached_tokens: int) -> Comple
         weight_version=version,
         num_cached_tokens=num_cached_tokens,
         earlier_version_token_counts=tuple(earlier),
-        routed_experts=answer.routed_experts,
+        columns={} if answer.routed_experts is None else {"routed_experts": answer.routed_experts},
     )
 
 

@@ -60,7 +60,7 @@ class VllmEngine(Engine):
 
     # Start and shutdown.
 
-    async def prepare_start_without_gpu(self) -> None:
+    async def preload_libraries(self) -> None:
         if self._prepared:
             return
         self._prepared = True
@@ -82,7 +82,7 @@ class VllmEngine(Engine):
     async def start(self) -> None:
         """Start the engine core and load the model. Raises ValueError if vLLM cannot serve the model, EngineError if
         the core does not start, EngineDied if a signal kills the core."""
-        await self.prepare_start_without_gpu()
+        await self.preload_libraries()
         await asyncio.to_thread(self._start_core)
         self._watch_core()
         await self._await_core(self._running_llm.update_weight_version(str(self.version)))

@@ -57,7 +57,7 @@ def build_turns_and_rows(
         if number not in trained:
             turns.append(_make_turn(numbers, answer, answer.prompt_ids, answer.images))
     for turn in turns:  # the rows contain them
-        turn.completion = replace(turn.completion, routed_experts=None)
+        turn.completion = replace(turn.completion, columns={})
     return turns, rows, prompts, images
 
 

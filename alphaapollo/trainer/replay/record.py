@@ -59,7 +59,7 @@ async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[Tr
         step=iteration,
         iterations=run.goal.max_steps,
         kl_coef=run.progress.kl_coef,
-        shares_prompts=run.shares_prompts,
+        shares_prompts=run.uses_shared_prompts,
         ranks=placement.num_ranks,
         threads=placement.threads,
         max_tokens=run.plan.max_tokens,

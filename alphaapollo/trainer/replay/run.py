@@ -117,7 +117,7 @@ async def replay(prepared: PreparedReplay) -> LearningOutcome:
                 progress=Progress(step=info.step - 1, kl_coef=info.kl_coef),
                 console=Console(Terminal(quiet=True)),
                 column_dtype="float64" if prepared.float64 else "float32",
-                shares_prompts=info.shares_prompts and plan.shares_prompts,
+                uses_shared_prompts=info.shares_prompts and plan.uses_shared_prompts,
             )
             try:
                 learned = await learn(run, info.step, recording.groups, Timer())

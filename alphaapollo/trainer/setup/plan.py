@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
+from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
 from alphaapollo.config.resolve import count_engine_gpus, explain_dtype, resolve_device, resolve_model, resolve_rollout
 from alphaapollo.config.schema import Actor, Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
-from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.launch.input_checks import choose_kernels, collect_environment_notices, find_environment_spec
 from alphaapollo.launch.memory.fit import fit_config_to_memory, get_max_tokens
 from alphaapollo.launch.memory.plan import DEFAULT_ENGINE_SHARE, UNMEASURED, MemoryPlan, format_memory_planning_failure
@@ -33,7 +33,7 @@ class Plan:
     needs_old_logprobs: bool  # the driver needs old log-probs before the update
     uses_rollout_logprobs: bool  # the old log-probs are those of the rollout engine; the trainer computes none
     greedy_baseline: bool  # generate one additional greedy rollout per prompt
-    shares_prompts: bool  # prompts are computed once for all their samples, if the models pass a self-check
+    uses_shared_prompts: bool  # prompts are computed once for all their samples, if the models pass a self-check
     skips_rows_without_advantage: bool  # rows with zero advantage have no gradient; the policy update skips them
     sampling: Sampling  # sampling parameters of training rollouts
     presets: tuple[str, ...]  # presets chosen on the command line, e.g. algorithm=dapo
@@ -87,7 +87,7 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         or config.teacher.uses_sampled_tokens,
         uses_rollout_logprobs=algorithm.rollout_correction.bypass or policy_loss.anchor == "rollout",
         greedy_baseline="greedy_rewards" in estimator.needs,
-        shares_prompts=_decide_prompt_sharing(config, notices),
+        uses_shared_prompts=_decide_shared_prompts(config, notices),
         skips_rows_without_advantage=can_skip_rows_without_advantage(config, policy_loss),
         sampling=Sampling(
             config.data.max_response_length, rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed
@@ -107,7 +107,7 @@ def can_skip_rows_without_advantage(config: Config, policy_loss: PolicyLoss) -> 
     return not other_terms and policy_loss.zero_without_advantage
 
 
-def _decide_prompt_sharing(config: Config, notices: list[str]) -> bool:
+def _decide_shared_prompts(config: Config, notices: list[str]) -> bool:
     """Decide whether each prompt is computed once for all its samples (docs/shared_prompts.md).
 
     Router losses and router replay of mixture-of-experts models, and self-teachers do not support this.
@@ -121,7 +121,7 @@ def _decide_prompt_sharing(config: Config, notices: list[str]) -> bool:
     problem = next(
         (f"{name} needs a copy of the prompt for each sample" for name, value in experts.items() if value), None
     )
-    return decide_prompt_sharing(SHARING, role.actor.use_prefix_grouper, problem, notices.append)
+    return decide_shared_prompts(SHARING, role.actor.use_prefix_grouper, problem, notices.append)
 
 
 def _get_max_tokens(actor: Actor) -> int:

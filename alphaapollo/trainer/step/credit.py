@@ -9,7 +9,7 @@ token rewards -> KL in the reward -> advantage estimator -> add the teacher's ad
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -24,16 +24,17 @@ from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.kl import subtract_kl
 from alphaapollo.algorithms.masked import standardize
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
-from alphaapollo.data.batch import Columns
 from alphaapollo.trainer.metrics import compute_advantage_metrics, compute_mean_length_penalty
 from alphaapollo.trainer.step.training_batch import (
+    WEIGHTS,
     TrainingBatch,
     get_invalid_action_penalty,
     list_trained_turns,
     sum_rewards_per_trajectory,
 )
-from alphaapollo.types import JsonObject, Trajectory, Turn
+from alphaapollo.types import LONGER_PROMPT, Trajectory, Turn
 
 CHUNK_CELLS = 2**22
 """Largest size of the matrices of one chunk, unless a single group is larger: 32 MiB in float64."""
@@ -42,33 +43,22 @@ COLUMN_NAMES = {
     "old_logprobs": "log-probs of the policy",
     "ref_logprobs": "log-probs of the reference",
     "values": "values of the critic",
-    "teacher_logprobs": "log-probs of the teacher",
+    "target_logprobs": "log-probs of the teacher",
 }
 
 
-@dataclass(frozen=True)
-class WorkerOutputs:
-    """Log-probs and values from workers and servers, as arrays [n] in the order of the batch. None: not needed."""
+def describe_non_finite(columns: Columns[np.ndarray], mask: np.ndarray, offsets: np.ndarray) -> str:
+    """Name the columns [n] with NaN or infinite values on action tokens; "" if there are none.
 
-    old_logprobs: np.ndarray | None = None
-    ref_logprobs: np.ndarray | None = None
-    values: np.ndarray | None = None
-    teacher_logprobs: np.ndarray | None = None
-    teacher_tokens: np.ndarray | None = None  # [n, S, k], as in ServerScores
-    teacher_token_logprobs: np.ndarray | None = None  # [n, S, k + 1]
-
-    def describe_non_finite(self, mask: np.ndarray, offsets: np.ndarray) -> str:
-        """Name the arrays with NaN or infinite values on action tokens; "" if there are none.
-
-        mask: [n], 1 on action tokens (tokens that the model sampled). offsets: [B + 1], position of each row.
-        """
-        found = []
-        for name, words in COLUMN_NAMES.items():
-            values = getattr(self, name)
-            if values is not None and not np.isfinite(values.sum(dtype=np.float64)):
-                bad = np.logical_or.reduceat(~np.isfinite(values) & (mask != 0), offsets[:-1])
-                found += [f"the {words} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
-        return "; ".join(found)
+    mask: [n], 1 on action tokens (tokens that the model sampled). offsets: [B + 1], position of each row.
+    """
+    found = []
+    for name, words in COLUMN_NAMES.items():
+        values = getattr(columns, name)
+        if values is not None and not np.isfinite(values.sum(dtype=np.float64)):
+            bad = np.logical_or.reduceat(~np.isfinite(values) & (mask != 0), offsets[:-1])
+            found += [f"the {words} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
+    return "; ".join(found)
 
 
 @dataclass(frozen=True)
@@ -81,10 +71,15 @@ class AssignedCredit:
 
 
 def assign_credit(
-    batch: TrainingBatch, computed: WorkerOutputs, config: Config, kl_coef: float = 0.0, dtype: ColumnDtype = "float32"
+    batch: TrainingBatch,
+    computed: Columns[np.ndarray],
+    config: Config,
+    kl_coef: float = 0.0,
+    dtype: ColumnDtype = "float32",
 ) -> AssignedCredit:
     """Compute advantages and returns of a batch of B sequences, and split them by training rank.
 
+    computed: log-probs and values from workers and servers, as arrays [n] in the order of the batch.
     kl_coef: coefficient of the KL penalty in the reward. dtype: of the computed columns.
     """
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
@@ -115,14 +110,14 @@ def assign_credit(
     owners, has_weight = batch.trajectory_ids.numpy(), (batch.loss_weights != 0) | (batch.sequence_weights != 0)
     has_gradient = has_advantage & has_weight
     if config.teacher.uses_self_teacher:
-        has_context = np.array([bool(row.teacher_prompt_ids) for row in batch.rows])
+        has_context = np.array([LONGER_PROMPT in row.columns for row in batch.rows])
         metrics["distill/rows_with_context"] = float(has_context.mean())
-        has_gradient |= has_context & (batch.teacher_weights != 0)
+        has_gradient |= has_context & (batch.divergence_weights != 0)
     return AssignedCredit(columns, np.isin(owners, owners[has_gradient]), metrics)
 
 
 def _add_kl_penalty(
-    batch: TrainingBatch, computed: WorkerOutputs, algorithm: Algorithm, kl_coef: float
+    batch: TrainingBatch, computed: Columns[np.ndarray], algorithm: Algorithm, kl_coef: float
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Subtract the KL penalty from the token rewards [n] if algorithm.use_kl_in_reward. Also returns metrics."""
     if not algorithm.use_kl_in_reward:
@@ -229,13 +224,13 @@ def _pad(values: np.ndarray, inside: np.ndarray) -> Tensor:
 
 
 def _add_teacher_advantages(
-    advantages: np.ndarray, batch: TrainingBatch, computed: WorkerOutputs, teacher: Teacher
+    advantages: np.ndarray, batch: TrainingBatch, computed: Columns[np.ndarray], teacher: Teacher
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Add the distillation advantages (from teacher and policy log-probs) if teacher.divergence=sampled."""
     if not teacher.uses_sampled_tokens:
         return advantages, {}
-    assert computed.old_logprobs is not None and computed.teacher_logprobs is not None
-    logps = _to_float64_tensor(computed.old_logprobs), _to_float64_tensor(computed.teacher_logprobs)
+    assert computed.old_logprobs is not None and computed.target_logprobs is not None
+    logps = _to_float64_tensor(computed.old_logprobs), _to_float64_tensor(computed.target_logprobs)
     taught = compute_teacher_advantages(*logps, torch.from_numpy(batch.mask))
     combined = advantages + teacher.coef * taught.advantages.numpy()
     return combined, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
@@ -243,40 +238,27 @@ def _add_teacher_advantages(
 
 def _pack_columns(
     batch: TrainingBatch,
-    computed: WorkerOutputs,
+    computed: Columns[np.ndarray],
     advantages: np.ndarray,
     returns: np.ndarray,
     actor: Actor,
     dtype: np.dtype,
 ) -> list[Columns[np.ndarray]]:
-    """Split arrays [n] and [B] by training rank."""
-    layout = batch.layout
-    arrays = {
-        "advantages": advantages,
-        "returns": None if computed.values is None else returns.astype(dtype, copy=False),
-        "old_logprobs": computed.old_logprobs,
-        "ref_logprobs": computed.ref_logprobs,
-        "values": computed.values,
-        "selected_tokens": choose_loss_tokens(batch, computed, advantages, actor),
-        "teacher_tokens": computed.teacher_tokens,
-        "teacher_token_logprobs": computed.teacher_token_logprobs,
-    }
-    columns: JsonObject = {
-        name: layout.split_by_rank(values) for name, values in arrays.items() if values is not None
-    } | {
-        "loss_weights": layout.split_row_values(batch.loss_weights.astype(dtype)),
-        "sequence_weights": layout.split_row_values(batch.sequence_weights.astype(dtype)),
-        "value_weights": layout.split_row_values(batch.value_weights.astype(dtype)),
-        "teacher_weights": layout.split_row_values(batch.teacher_weights.astype(dtype)),
-        "trajectory_ids": layout.split_row_values(batch.trajectory_ids.numpy()),
-    }
-    return [
-        Columns(**{name: parts[rank] for name, parts in columns.items()}) for rank in range(len(layout.rank_batches))
-    ]
+    """Add the columns [n] and [B] of the loss, and split all by training rank."""
+    every = replace(
+        computed,
+        advantages=advantages,
+        returns=None if computed.values is None else returns.astype(dtype, copy=False),
+        target_logprobs=None,  # the advantages contain them
+        selected_tokens=choose_loss_tokens(batch, computed, advantages, actor),
+        trajectory_ids=batch.trajectory_ids.numpy(),
+        **{name: getattr(batch, name).astype(dtype) for name in WEIGHTS},
+    )
+    return batch.layout.split_columns(every)
 
 
 def choose_loss_tokens(
-    batch: TrainingBatch, computed: WorkerOutputs, advantages: np.ndarray, actor: Actor
+    batch: TrainingBatch, computed: Columns[np.ndarray], advantages: np.ndarray, actor: Actor
 ) -> np.ndarray | None:
     """Choose the tokens that the policy loss treats differently, e.g. tokens with high covariance (clip_cov, kl_cov).
 

@@ -15,14 +15,15 @@ import numpy as np
 
 from alphaapollo.algorithms.kl import next_kl_coef
 from alphaapollo.algorithms.mismatch import mismatch_metrics
-from alphaapollo.data.packing import filter_mini_batches
+from alphaapollo.batching.batch import Columns
+from alphaapollo.batching.packing import filter_mini_batches
 from alphaapollo.models.load import load_config
 from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.training_log import TrainedRow
 from alphaapollo.trainer.metrics import compute_batch_metrics
 from alphaapollo.trainer.run_state import LearnerState, TrainingRun
-from alphaapollo.trainer.step.credit import AssignedCredit, WorkerOutputs, assign_credit
+from alphaapollo.trainer.step.credit import AssignedCredit, assign_credit, describe_non_finite
 from alphaapollo.trainer.step.teacher_servers import score_rows
 from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch
 from alphaapollo.types import TrajectoryGroup
@@ -79,11 +80,17 @@ async def learn(run: LearnerState, iteration: int, groups: list[TrajectoryGroup]
     placement = plan.placement
     with timer("batch"):
         batch = build_batch(
-            groups, config, iteration, placement.data_parallel_size, plan.max_tokens, plan.padded, run.shares_prompts
+            groups,
+            config,
+            iteration,
+            placement.data_parallel_size,
+            plan.max_tokens,
+            plan.padded,
+            run.uses_shared_prompts,
         )
     with timer("columns"):
         computed = await compute_logprobs_and_values(run, batch)
-    if error := computed.describe_non_finite(batch.mask, batch.layout.response_offsets):
+    if error := describe_non_finite(computed, batch.mask, batch.layout.response_offsets):
         return await _skip_iteration(run, iteration, error)
     with timer("advantage"):
         credit = assign_credit(batch, computed, config, coef, run.column_dtype)
@@ -137,7 +144,7 @@ async def _skip_iteration(run: LearnerState, iteration: int, error: str) -> Upda
     return UpdateResult({"batch/left_out": 1.0}, run.progress.kl_coef, iterations_skipped=skipped_before + 1)
 
 
-async def compute_logprobs_and_values(run: LearnerState, batch: TrainingBatch) -> WorkerOutputs:
+async def compute_logprobs_and_values(run: LearnerState, batch: TrainingBatch) -> Columns[np.ndarray]:
     """Send the batch to the workers, which compute the log-probs and values that the algorithm needs (often none)."""
     config, policy, critic, layout = run.config, run.workers.policy, run.workers.critic, batch.layout
     await policy.load_batch(layout.rank_batches)
@@ -148,25 +155,18 @@ async def compute_logprobs_and_values(run: LearnerState, batch: TrainingBatch) -
         old: list[np.ndarray] | None = [rank.rows.rollout_logprobs for rank in layout.rank_batches]
     else:
         old = await policy.compute_log_probs() if run.plan.needs_old_logprobs else None
-    ref = await policy.compute_ref_log_probs() if config.needs_ref_log_probs else None
+    ref = await policy.compute_log_probs("reference") if config.needs_ref_log_probs else None
     local = config.teacher.uses_sampled_tokens and config.teacher.local_models
-    teacher = await policy.compute_teacher_log_probs() if local else None
+    teacher = await policy.compute_log_probs("teacher") if local else None
     if critic:
         await policy.offload()
     values = await critic.compute_values() if critic else None
-    columns = {"old_logprobs": old, "ref_logprobs": ref, "values": values, "teacher_logprobs": teacher}
+    columns = {"old_logprobs": old, "ref_logprobs": ref, "values": values, "target_logprobs": teacher}
     joined = {name: layout.join_columns(parts) for name, parts in columns.items() if parts is not None}
-    outputs = WorkerOutputs(**joined)
-    return await _add_server_scores(outputs, run, batch) if config.teacher.servers else outputs
-
-
-async def _add_server_scores(outputs: WorkerOutputs, run: LearnerState, batch: TrainingBatch) -> WorkerOutputs:
-    """Request the log-probs of teachers behind servers, and add them to those of the teachers on the ranks."""
-    teacher, vocabulary_size = run.config.teacher, load_config(run.plan.model).get_text_config().vocab_size
-    scores = await score_rows(teacher, batch.rows, vocabulary_size)
-    logprobs = scores.logprobs
-    if logprobs is not None and outputs.teacher_logprobs is not None:
-        logprobs = outputs.teacher_logprobs + logprobs
-    return replace(
-        outputs, teacher_logprobs=logprobs, teacher_tokens=scores.tokens, teacher_token_logprobs=scores.token_logprobs
-    )
+    if not config.teacher.servers:
+        return Columns(**joined)
+    vocabulary_size = load_config(run.plan.model).get_text_config().vocab_size
+    scores = await score_rows(config.teacher, batch.rows, vocabulary_size)
+    if scores.target_logprobs is not None and teacher is not None:
+        scores = replace(scores, target_logprobs=joined.pop("target_logprobs") + scores.target_logprobs)
+    return replace(scores, **joined)

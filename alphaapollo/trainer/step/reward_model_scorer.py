@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
+from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.schema import Config, Model, RewardModel
 from alphaapollo.controller.handles import EngineGroup, RewardModelGroup
-from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.models.load import find_reward_model_class, load_config
 from alphaapollo.rewards.base import make_failed_score

@@ -13,12 +13,13 @@ import os
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import aiohttp
 import msgspec
 import numpy as np
 
+from alphaapollo.algorithms.divergence import TEACHER_SHARES
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Teacher, TeacherModel
 from alphaapollo.types import JsonObject, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
@@ -46,17 +47,10 @@ class CompletionReply(msgspec.Struct):
     choices: list[Choice]
 
 
-@dataclass(frozen=True)
-class ServerScores:
-    """Scores of the n response tokens of a batch, by S servers. None: not needed."""
+async def score_rows(teacher: Teacher, rows: Sequence[Row], vocabulary_size: int) -> Columns[np.ndarray]:
+    """Request the log-probs of the n response tokens from the S teachers behind servers.
 
-    logprobs: np.ndarray | None = None  # float32 [n], of the sampled tokens, summed with the weights of each row
-    tokens: np.ndarray | None = None  # int32 [n, S, k], most probable tokens
-    token_logprobs: np.ndarray | None = None  # float32 [n, S, k + 1]; the last is of all other tokens together
-
-
-async def score_rows(teacher: Teacher, rows: Sequence[Row], vocabulary_size: int) -> ServerScores:
-    """Request the log-probs of all response tokens from the teachers behind servers.
+    Returns target_logprobs [n], summed with the weights of each row, or top_tokens [n, S, k] and top_token_logprobs.
 
     vocabulary_size: number of the policy's logits. A teacher's further tokens count as tokens beyond the top k.
 
@@ -84,14 +78,17 @@ async def score_rows(teacher: Teacher, rows: Sequence[Row], vocabulary_size: int
         async with asyncio.TaskGroup() as group:
             for server, client in enumerate(clients):
                 for index, row in enumerate(rows):
-                    if weight := row.teacher_shares[keys.index(client.key)] if row.teacher_shares else 1.0:
+                    shares = row.columns.get(TEACHER_SHARES) or [1.0] * len(keys)
+                    if weight := shares[keys.index(client.key)]:
                         group.create_task(score_row(client, index, weight, server))
     except* TeacherServerError as errors:
         raise errors.exceptions[0] from None
     finally:
         for client in clients:
             await client.close()
-    return ServerScores(logprobs) if teacher.uses_sampled_tokens else ServerScores(None, tokens, token_logprobs)
+    if teacher.uses_sampled_tokens:
+        return Columns(target_logprobs=logprobs)
+    return Columns(top_tokens=tokens, top_token_logprobs=token_logprobs)
 
 
 def select_top_tokens(scores: dict[int, TokenLogprob], k: int, vocabulary_size: int) -> tuple[list[int], list[float]]:

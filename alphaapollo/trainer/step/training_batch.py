@@ -20,6 +20,7 @@ from torch import Tensor
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.correction import needs_full_sequence
+from alphaapollo.algorithms.divergence import TEACHER_SHARES
 from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.algorithms.reward_shaping import (
@@ -29,14 +30,14 @@ from alphaapollo.algorithms.reward_shaping import (
     overlong_filter,
     soft_overlong_punishment,
 )
+from alphaapollo.batching.batch import BatchLayout
+from alphaapollo.batching.packing import build_batch_layout
+from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
-from alphaapollo.data.batch import BatchLayout
-from alphaapollo.data.packing import build_batch_layout
-from alphaapollo.data.shared_prompts import find_shared_prefixes
-from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.types import LONGER_PROMPT, Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 
-WEIGHTS = ("loss_weights", "sequence_weights", "value_weights", "teacher_weights")
+WEIGHTS = ("loss_weights", "sequence_weights", "value_weights", "divergence_weights")
 PromptTrajectory = tuple[Prompt, Trajectory]
 BUDGET = "length_budget"
 """Key in extra_info that algorithm.length_budget reads: a number of tokens."""
@@ -64,7 +65,7 @@ class TrainingBatch:
     loss_weights: np.ndarray  # float64 [B], as in Columns
     sequence_weights: np.ndarray  # float64 [B]
     value_weights: np.ndarray  # float64 [B]
-    teacher_weights: np.ndarray  # float64 [B]
+    divergence_weights: np.ndarray  # float64 [B]
     token_order_keys: np.ndarray | None  # float64 [n] random order of the action tokens, for losses that choose tokens
 
     @property
@@ -94,14 +95,14 @@ def build_batch(
     num_ranks: int,
     max_tokens: int,
     padded: bool,
-    share_prompts: bool,
+    uses_shared_prompts: bool,
 ) -> TrainingBatch:
     """Flatten groups into rows (token sequences), assign these to ranks, and compute rewards and loss weights.
 
     Args:
         max_tokens: token budget of a micro-batch on each of the num_ranks data-parallel ranks.
         padded: micro-batches are padded to their longest row; padding counts in the token budget.
-        share_prompts: compute the common prefix of a group's rows once, if this saves enough tokens.
+        uses_shared_prompts: compute the common prefix of a group's rows once, if this saves enough tokens.
     """
     actor, algorithm, seed = config.actor_rollout_ref.actor, config.algorithm, config.trainer.seed
     pairs, trajectories, group_of = _list_trainable(groups)
@@ -119,7 +120,7 @@ def build_batch(
         shuffle=actor.shuffle,
         group_ids=_get_unsplittable_group_ids(group_of, actor, algorithm),
         needs_full_sequence=policy_loss.needs_full_sequence or needs_full_sequence(algorithm.rollout_correction),
-        prefixes=find_shared_prefixes(rows, group_of[owners].tolist()) if share_prompts else None,
+        shared_prompts=find_shared_prompts(rows, group_of[owners].tolist()) if uses_shared_prompts else None,
     )
     mask = layout.join_columns([rank.rows.action_mask for rank in layout.rank_batches])
     offsets = layout.response_offsets[np.searchsorted(owners.numpy(), np.arange(len(trajectories) + 1))]
@@ -163,7 +164,7 @@ def _list_rows(prompt: Prompt, trajectory: Trajectory, teacher: Teacher) -> list
     if not teacher.models:
         return trajectory.rows
     weights = teacher.find_shares(prompt.data_source)
-    return [replace(row, teacher_shares=weights) for row in trajectory.rows]
+    return [replace(row, columns=row.columns | {TEACHER_SHARES: weights}) for row in trajectory.rows]
 
 
 def draw_token_order(
@@ -312,7 +313,7 @@ def _compute_loss_weights(
     horizon = actor.loss_scale_factor or float(config.data.max_response_length)
     cut = torch.tensor([config.algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
     loss_lengths = overlong_filter(num_actions.unsqueeze(1), cut).squeeze(1)
-    has_context = [any(row.teacher_prompt_ids for row in trajectory.rows) for trajectory in trajectories]
+    has_context = [any(LONGER_PROMPT in row.columns for row in trajectory.rows) for trajectory in trajectories]
     has_teacher = torch.tensor(has_context) | (not config.teacher.uses_self_teacher)
     weights = torch.zeros(4, len(trajectories), dtype=torch.float64)
     for ids in mini_batches:

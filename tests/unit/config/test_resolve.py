@@ -78,7 +78,7 @@ def test_float32_on_a_gpu_needs_a_kernel_that_knows_it():
         resolve_model(Model(attention="varlen", dtype="float32"), "cuda")
 
 
-@pytest.mark.parametrize("requested", ["varlen", "flex", "flash"])
+@pytest.mark.parametrize("requested", ["varlen", "flash"])
 def test_attention_that_a_cpu_cannot_train_with(requested: str):
     with pytest.raises(ValueError, match=f"model.attention={requested} .*CPU"):
         resolve_model(Model(attention=requested), "cpu")

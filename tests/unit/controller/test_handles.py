@@ -179,7 +179,7 @@ def test_ranks_that_share_rows_get_the_same_batch_and_return_one_result() -> Non
         ranks.results = list(range(4))
         columns = [
             await policy.compute_log_probs(),
-            await policy.compute_ref_log_probs(),
+            await policy.compute_log_probs("reference"),
             await policy.get_old_log_probs(),
         ]
         return [*columns, await critic.compute_values(), await reward.compute_scores(["e", "f"])]

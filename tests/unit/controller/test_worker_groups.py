@@ -19,7 +19,7 @@ class Worker:
     def __init__(self, calls: list[str]):
         self.calls = calls
 
-    async def prepare_start_without_gpu(self) -> None:
+    async def preload_libraries(self) -> None:
         self.calls.append("engine imports")
 
     async def start(self) -> None:

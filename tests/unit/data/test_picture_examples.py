@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
+from alphaapollo.batching.batch import Rows
 from alphaapollo.config.schema import PairData, PreferenceData, SftData
-from alphaapollo.data.batch import Rows
 from alphaapollo.data.images import find_placeholders, load_image_processor
 from alphaapollo.data.preference_examples import load_labelled_answers, load_pairs
 from alphaapollo.data.rendering import Renderer, load_tokenizer

@@ -1,7 +1,7 @@
 import pytest
 
+from alphaapollo.batching.batch import Rows
 from alphaapollo.config.schema import SftData
-from alphaapollo.data.batch import Rows
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.stream import choose_rows

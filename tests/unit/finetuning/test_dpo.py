@@ -37,11 +37,11 @@ def test_truncated_responses_and_adapter_only_export_cannot_be_configured():
 
 
 def test_keys_without_effect_are_reported():
-    given = {"loss": "simpo", "label_smoothing": 0.1, "reference": "live", "simpo_gamma": 0.5}
+    given = {"loss": "simpo", "label_smoothing": 0.1, "simpo_gamma": 0.5}
     config = DpoConfig(preference=given, data={"label_key": "good"})
     notices = describe_ineffective_keys(config, dpo.list_ineffective_keys(config))
     assert all("preference.loss=simpo" in notice for notice in notices)
-    ineffective = ["preference.label_smoothing=0.1", "preference.reference=live", "data.label_key=good"]
+    ineffective = ["preference.label_smoothing=0.1", "data.label_key=good"]
     assert [notice.split(" has no effect")[0] for notice in notices] == ineffective
 
 

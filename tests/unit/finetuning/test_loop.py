@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from alphaapollo.batching.batch import FinetuningStepResult
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.data.batch import FinetuningStepResult
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.finetuning.loop import train

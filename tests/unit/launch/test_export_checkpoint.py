@@ -15,11 +15,11 @@ from alphaapollo.launch import export_checkpoint as push_module
 from alphaapollo.launch.checkpoint_folder import write_manifest, write_progress
 from alphaapollo.launch.export_checkpoint import prepare_export
 from alphaapollo.models import sharding
-from alphaapollo.models.export import verification
 from alphaapollo.trainer.main_export import main
+from alphaapollo.workers import export as worker_export
 from alphaapollo.workers.critic import CriticWorker
+from alphaapollo.workers.finetuning_worker import SftWorker
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import run_ranks, save_model
 
 GENERATION_CONFIG = '{"eos_token_id": [1, 3], "temperature": 0.6, "top_k": 20, "of_the_model": {"any": 1}}'
@@ -116,9 +116,9 @@ def test_invalid_exports_are_refused(run: Path, tmp_path: Path) -> None:
 def test_what_computes_otherwise_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = verification.compute_transformers_outputs
+    right = worker_export.compute_transformers_outputs
     monkeypatch.setattr(
-        verification, "compute_transformers_outputs", lambda *given: [one + 0.5 for one in right(*given)]
+        worker_export, "compute_transformers_outputs", lambda *given: [one + 0.5 for one in right(*given)]
     )
     assert main([f"checkpoint={run}", f"output={tmp_path / 'hf'}", "dtype=float32"]) == 1
     assert "of the checkpoint by 5.0e-01" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def test_results_do_not_depend_on_the_layout(folders, expected, architecture: Ar
     for attention in ("padded",) if "packed" in refusals else ("padded", "sdpa"):
         cases = [Case(folder, attention), Case(folder, attention, ALONE), Case(folder, attention, checkpointing=True)]
         if "shared prompts" not in refusals:
-            cases.append(Case(folder, attention, shares_prompts=True))
+            cases.append(Case(folder, attention, uses_shared_prompts=True))
         for case in cases:
             assert_same(compute(case), expected[architecture.name])
 

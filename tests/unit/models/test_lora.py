@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Model
-from alphaapollo.models.cpu import linear
+from alphaapollo.models import cpu_linear as linear
 from alphaapollo.models.lora import (
     check_target_modules,
     gather_adapter,

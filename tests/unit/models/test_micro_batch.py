@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphaapollo.data.batch import Columns, Rows
+from alphaapollo.batching.batch import Columns, Rows
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 
 CPU = torch.device("cpu")

@@ -7,11 +7,11 @@ import pytest
 import torch
 import transformers
 
+from alphaapollo.batching.batch import Rows
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
-from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks, check_routers_supported
+from alphaapollo.models.moe_routing import ROUTED_EXPERTS, ExpertSizes, RouterHooks, check_routers_supported
 from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf
 from tests.unit.tiny import build_model, some_rows
 
@@ -59,11 +59,10 @@ def test_forced_experts_are_used(model_folder, padded: bool, norm: bool):
     for router in (one for model in (policy.model, plain) for one in model.modules() if hasattr(one, "norm_topk_prob")):
         router.norm_topk_prob = norm
     rows = Rows.from_rows(some_rows(3))
-    forced = replace(rows, routed_experts=some_experts(rows, dtype=np.uint8 if padded else np.uint16))
+    forced = replace(rows, columns={ROUTED_EXPERTS: some_experts(rows, dtype=np.uint8 if padded else np.uint16)})
     stats = policy(MicroBatchBuilder(padded, CPU).build(forced, [2, 0, 1]), 1.0)
-    assert forced.routed_experts is not None
     spans = [slice(*rows.token_offsets[row : row + 2]) for row in (2, 0, 1)]
-    every = [hand_made(plain, rows.token_ids[span].tolist(), forced.routed_experts[span]) for span in spans]
+    every = [hand_made(plain, rows.token_ids[span].tolist(), forced.columns[ROUTED_EXPERTS][span]) for span in spans]
     expected = [one[rows.response_starts[row] - 1 :] for one, row in zip(every, (2, 0, 1), strict=True)]
     torch.testing.assert_close(stats.logprobs, torch.cat(expected), rtol=1e-4, atol=1e-5)
     stats.logprobs.sum().backward()
@@ -79,9 +78,9 @@ def test_forced_experts_are_used(model_folder, padded: bool, norm: bool):
 def test_the_dummy_does_not_count_and_experts_of_another_shape_are_refused(model_folder):
     policy = PolicyModel(load_causal_lm(Model(path=str(model_folder("qwen3_moe"))), "padded"))
     rows = Rows.from_rows(some_rows(3))
-    policy(MicroBatchBuilder(True, CPU).build(replace(rows, routed_experts=some_experts(rows)), []), 1.0)
+    policy(MicroBatchBuilder(True, CPU).build(replace(rows, columns={ROUTED_EXPERTS: some_experts(rows)}), []), 1.0)
     assert policy.routers.current.counts.sum() == 0 == policy.routers.current.num_overridden
-    other = replace(rows, routed_experts=np.zeros((len(rows.token_ids), 3, 2), np.uint8))
+    other = replace(rows, columns={ROUTED_EXPERTS: np.zeros((len(rows.token_ids), 3, 2), np.uint8)})
     with pytest.raises(ValueError, match=r"3 layers x 2 experts.* 2 x 2"):
         policy(MicroBatchBuilder(True, CPU).build(other, [0]), 1.0)
 
@@ -115,7 +114,7 @@ def test_routers_of_other_models_use_forced_experts(name: str, more: dict[str, o
     routers = RouterHooks.wrap_routers(model)
     assert routers is not None and routers.layers == layers
     forced = torch.stack([torch.randperm(4)[:2] for _ in range(14)]).view(7, 2, 2)
-    routing = routers.start_recording(torch.ones(7, dtype=torch.bool), forced)
+    routing = routers.start_recording(torch.ones(7, dtype=torch.bool), {ROUTED_EXPERTS: forced})
     model(torch.arange(2, 9)[None], use_cache=False)
     for layer in layers:
         assert routing.counts[layer].tolist() == forced[:, layer].flatten().bincount(minlength=4).tolist()

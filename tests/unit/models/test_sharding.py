@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from alphaapollo.models.export.hf_folder import gather_parameters
+from alphaapollo.models.export import gather_parameters
 from alphaapollo.models.sharding import FsdpRoot, full_tensor, join_process_group, make_mesh, shard_model
 from alphaapollo.processes.network import reserve_port
 from tests.unit.tiny import build_model, run_ranks
@@ -92,7 +92,7 @@ def test_weights_are_cast_before_they_are_gathered(monkeypatch: pytest.MonkeyPat
         gathered.append(tensor.dtype)
         return tensor
 
-    monkeypatch.setattr("alphaapollo.models.export.hf_folder.full_tensor", full_tensor)
+    monkeypatch.setattr("alphaapollo.models.export.full_tensor", full_tensor)
     model: Any = build_model("qwen3")
     named = dict(gather_parameters(model, torch.bfloat16))
     assert set(gathered) == {torch.bfloat16} and len(gathered) == len(named)

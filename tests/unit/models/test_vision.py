@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.batching.batch import Rows
+from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
 from alphaapollo.data.images import EXCLUDED_LOGIT, reads_pictures
-from alphaapollo.data.shared_prompts import find_shared_prefixes
 from alphaapollo.models import micro_batch
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm, resolve_target_modules
@@ -94,7 +94,7 @@ def test_every_layout_gives_the_same_logprobs(vision_folder, family: str, monkey
     responses = np.random.default_rng(3).integers(0, 250, (8, 5)).tolist()
     rows = [make_row([first, second], response[: 2 + index % 4]) for index, response in enumerate(responses)]
     batch, padded = Rows.from_rows(rows), load(folder)
-    packed, prefixes = load(folder, "sdpa"), find_shared_prefixes(rows, [0] * 8)
+    packed, prefixes = load(folder, "sdpa"), find_shared_prompts(rows, [0] * 8)
     assert prefixes.lengths.tolist() == [rows[0].response_start] * 8
     encoded = []
     for policy in (padded, packed):
@@ -110,7 +110,7 @@ def test_every_layout_gives_the_same_logprobs(vision_folder, family: str, monkey
         alone = torch.cat([padded(MicroBatchBuilder(True, CPU).build(batch, [row]), 1.0).logprobs for row in range(8)])
         encoded.clear()
         for policy, is_padded in ((padded, True), (packed, False)):
-            for rows_of_batch in (batch, replace(batch, prefixes=prefixes)):
+            for rows_of_batch in (batch, replace(batch, shared_prompts=prefixes)):
                 micro = MicroBatchBuilder(is_padded, CPU).build(rows_of_batch, range(8))
                 torch.testing.assert_close(policy(micro, 1.0).logprobs, alone, rtol=0, atol=1e-5)
     pixels = sum(len(image.tensors["pixel_values"]) for image in (first, second))
@@ -123,7 +123,7 @@ def test_prompts_that_share_a_part_of_their_pictures(vision_folder, family: str)
     folder = vision_folder(family)
     first, second, third = prepare_pictures(folder)
     rows = [make_row(images, seed=4) for images in ([first], [first, second], [first, third], [first, second])]
-    prefixes = find_shared_prefixes(rows, [0] * 4)
+    prefixes = find_shared_prompts(rows, [0] * 4)
     assert 3 + len(first.token_ids) <= min(prefixes.lengths) and any(prefixes.lengths < rows[0].response_start + 4)
     with torch.no_grad():
         for attention in ("padded", "sdpa"):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.batching.batch import Rows
+from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
-from alphaapollo.data.shared_prompts import find_shared_prefixes
 from alphaapollo.models import sharding
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import load_policy
@@ -39,7 +39,7 @@ def compute(rank: int, num_ranks: int, folder: str, size: int) -> list[Any]:
     for attention, shares in (("padded", False), ("sdpa", False), ("sdpa", True)):
         model = Model(path=folder, attention=attention, freeze_vision=False)
         policy = load_policy(model, make_mesh("cpu"), torch.float32, offload_policy=False, adapter_seed=0)
-        prefixes = find_shared_prefixes(rows, [0] * len(rows)) if shares else None
+        prefixes = find_shared_prompts(rows, [0] * len(rows)) if shares else None
         batch = Rows.from_rows(rows, prefixes)
         micro = MicroBatchBuilder(attention == "padded", torch.device("cpu"), sequence).build(batch, chosen)
         logprobs = policy(micro, 1.0).logprobs

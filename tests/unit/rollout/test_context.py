@@ -133,19 +133,19 @@ def test_rows_must_equal_the_engine_prompts():
 def routed(context_ids: list[int], actions: int, tokens: int, cut: int = 0) -> Turn:
     """A turn with expert ids equal to positions, one layer and one expert per token."""
     experts = np.arange(tokens, dtype=np.uint8).reshape(-1, 1, 1)
-    return make_turn(make_completion([5] * (actions - cut), routed_experts=experts), context_ids)
+    return make_turn(make_completion([5] * (actions - cut), columns={"routed_experts": experts}), context_ids)
 
 
 def test_experts_of_a_row_come_from_the_turn_that_computed_them():
     """Two prompt tokens, an action of three cut to two, three tokens of the environment, an action of two."""
     first, second = routed([1, 2], 3, 2 + 3 - 1, cut=1), routed([7, 8, 9], 2, 7 + 2 - 1)
-    second.completion.routed_experts[:] += 100
+    second.completion.columns["routed_experts"][:] += 100
     (row,) = build_append_context_rows([first, second])
-    assert row.routed_experts is not None and row.turn_ends == [3, 8]
+    assert row.turn_ends == [3, 8]
     # Position 3, the last that is left of the first action, was computed in the second turn; position 8 never.
-    assert row.routed_experts.ravel().tolist() == [0, 1, 2, 103, 104, 105, 106, 107, 107]
+    assert row.columns["routed_experts"].ravel().tolist() == [0, 1, 2, 103, 104, 105, 106, 107, 107]
     one, other = build_memory_context_rows([first, replace(second, context_ids=[1, 2, 7, 8, 9, 9, 9])])
-    assert one.routed_experts.ravel().tolist() == [0, 1, 2, 2]
-    assert other.routed_experts.ravel().tolist() == [*range(100, 108), 107]
-    second.completion = replace(second.completion, routed_experts=None)
-    assert build_append_context_rows([first, second])[0].routed_experts is None
+    assert one.columns["routed_experts"].ravel().tolist() == [0, 1, 2, 2]
+    assert other.columns["routed_experts"].ravel().tolist() == [*range(100, 108), 107]
+    second.completion = replace(second.completion, columns={})
+    assert build_append_context_rows([first, second])[0].columns == {}

@@ -16,7 +16,7 @@ from alphaapollo.rollout.self_teacher import (
     choose_context,
     get_answer_text,
 )
-from alphaapollo.types import Message, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
+from alphaapollo.types import LONGER_PROMPT, Message, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
 from tests.builders import make_group as group
 from tests.unit.trainer.samples import trajectory
 
@@ -93,8 +93,8 @@ def test_rows_get_prompts_within_the_limit() -> None:
         samples = group(attempt(0, 0.0), attempt(1, 1.0))
         TeacherPromptWriter(FEEDBACK, encode, limit).add_prompts(samples)
         rows = [one.rows[0] for one in samples.trajectories]
-        assert "".join(map(chr, rows[0].teacher_prompt_ids)) == expected
-        assert not rows[1].teacher_prompt_ids  # no other success, and no feedback
+        assert "".join(map(chr, rows[0].columns.get(LONGER_PROMPT, []))) == expected
+        assert not rows[1].columns  # no other success, and no feedback
 
 
 def test_a_missing_demonstration_is_named() -> None:

@@ -113,7 +113,7 @@ def test_the_engine_imports_its_libraries_before_the_tokenizer_is_loaded(folder,
     events = []
 
     class Noting(FakeEngine):
-        async def prepare_start_without_gpu(self) -> None:
+        async def preload_libraries(self) -> None:
             events.append("imports")
 
         async def start(self) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor, Algorithm, Config
 from alphaapollo.launch.memory.fit import get_max_tokens
-from alphaapollo.trainer.step.credit import AssignedCredit, WorkerOutputs, assign_credit
+from alphaapollo.trainer.step.credit import AssignedCredit, assign_credit
 from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch
 from alphaapollo.types import EpisodeEnd, Outcome, Score, Trajectory, TrajectoryGroup
 from tests.builders import make_group, make_trajectory, make_turn
@@ -47,13 +48,13 @@ def make_config(actor: Actor, **algorithm: Any) -> Config:
 def credit_of(
     batch: TrainingBatch,
     estimator: str,
-    computed: WorkerOutputs | None = None,
+    computed: Columns[np.ndarray] | None = None,
     actor: Actor | None = None,
     kl_coef: float = 0.0,
     **algorithm: Any,
 ) -> AssignedCredit:
     config = make_config(actor or Actor(), **algorithm | {"adv_estimator": estimator})
-    return assign_credit(batch, computed or WorkerOutputs(), config, kl_coef)
+    return assign_credit(batch, computed or Columns(), config, kl_coef)
 
 
 def matrix_of(batch: TrainingBatch, credit: AssignedCredit, name: str = "advantages") -> np.ndarray:

@@ -72,12 +72,8 @@ class Trainer:
     def sum_logprob_mismatch(self) -> MismatchSums:
         return sum_mismatch(*np.zeros((4, 0), dtype=np.int64))  # in host memory
 
-    def compute_log_probs(self) -> np.ndarray:
-        self.gpu.work(self.role, "log_probs")
-        return self._zeros()
-
-    def compute_ref_log_probs(self) -> np.ndarray:
-        self.gpu.work(self.role, "ref_log_probs")
+    def compute_log_probs(self, role: str = "policy") -> np.ndarray:
+        self.gpu.work(self.role, "log_probs" if role == "policy" else "ref_log_probs")
         return self._zeros()
 
     def compute_values(self) -> np.ndarray:
@@ -119,7 +115,7 @@ class Trainer:
     def load(self, folder: str) -> None:
         self.gpu.work(self.role, "load")
 
-    sharing = SimpleNamespace(unsupported_reason=None)
+    shared_prompts = SimpleNamespace(unsupported_reason=None)
     logprob_check_warnings = ("bfloat16 is doubtful",)
 
     def get_memory_metrics(self) -> dict[str, float]:
@@ -233,7 +229,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
             uses_rollout_logprobs=False,
             sampling=Sampling(8),
             greedy_baseline=False,
-            shares_prompts=True,
+            uses_shared_prompts=True,
             skips_rows_without_advantage=False,
         ),
         weights=WeightPublisher(workers.policy, workers.engines, Probe([1, 2]), 0.1),
@@ -256,7 +252,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         profiler=Profiler(),
         reward_model_scorer=reward,
         column_dtype="float32",
-        shares_prompts=False,
+        uses_shared_prompts=False,
     )
 
 

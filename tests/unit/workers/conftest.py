@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.data.batch import Columns
+from alphaapollo.batching.batch import Columns
 
 
 @pytest.fixture

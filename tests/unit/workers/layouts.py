@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaapollo.models.export.hf_folder import gather_parameters
+from alphaapollo.models.export import gather_parameters
 from alphaapollo.models.sharding import local_tensor
 from alphaapollo.weight_sync.digest import compute_joint_digest
 from alphaapollo.workers.policy import PolicyWorker

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaapollo.models.checkpoint import writer
-from alphaapollo.models.checkpoint.writer import CheckpointWriter
+from alphaapollo.models import checkpoint
+from alphaapollo.models.checkpoint import CheckpointWriter
 from alphaapollo.models.sharding import full_tensor
 from tests.unit.tiny import run_ranks
 from tests.unit.workers.training import Case, assert_close, make_batch, make_columns, make_worker, parameters
@@ -21,7 +21,7 @@ from tests.unit.workers.training import Case, assert_close, make_batch, make_col
 def save_and_continue(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> dict[str, np.ndarray]:
     """Save two checkpoints. Before each is written, weights, moments and reference change, and while it is written the
     ranks train. The first is also written in the foreground. Returns the weights at the second."""
-    gate, write = threading.Event(), writer.write_snapshot
+    gate, write = threading.Event(), checkpoint.write_snapshot
 
     def write_later(*arguments: Any) -> None:
         gate.wait()
@@ -34,27 +34,27 @@ def save_and_continue(rank: int, num_ranks: int, address: str, case: Case, folde
     at_once = CheckpointWriter(in_background=False)
     for name in ("first", "second"):
         worker.update(columns)
-        if worker.reference is not None:
+        if worker.find("reference") is not None:
             worker.reset_reference_and_optimizer()
             worker.update(columns)
         saved = parameters(worker)
         if name == "first":
             at_once.start([worker.state.snapshot(f"{folder}/at_once")])
         gate.clear()
-        writer.write_snapshot = write_later
+        checkpoint.write_snapshot = write_later
         worker.save(f"{folder}/{name}")
         worker.offload()
         assert not worker.get_save_future().done()
         with pytest.raises(AssertionError, match="previous checkpoint"):
             worker.save(f"{folder}/another")
         worker.update(columns)
-        if worker.reference is not None:
+        if worker.find("reference") is not None:
             worker.reset_reference_and_optimizer()
         worker.update(columns)
         gate.set()
         worker.update(columns)
         assert worker.get_save_future().result() > 0
-        writer.write_snapshot = write
+        checkpoint.write_snapshot = write
     worker.close()
     return saved
 
@@ -63,8 +63,11 @@ def load(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> di
     worker = make_worker(case, rank, num_ranks, address)
     worker.load(folder)
     found = parameters(worker)
-    if worker.reference is not None:
-        found |= {f"reference {name}": full_tensor(p).numpy().copy() for name, p in worker.reference.named_parameters()}
+    if worker.find("reference") is not None:
+        found |= {
+            f"reference {name}": full_tensor(p).numpy().copy()
+            for name, p in worker.find("reference").model.named_parameters()
+        }
     worker.close()
     return found
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Critic, Model
-from alphaapollo.data.batch import Columns
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import local_tensor
 from alphaapollo.workers.critic import CriticWorker

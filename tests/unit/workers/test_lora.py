@@ -17,6 +17,7 @@ from alphaapollo.config.schema import Critic, Model
 from alphaapollo.models import sharding
 from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.models.sharding import full_tensor, local_tensor
+from alphaapollo.workers.companion import ReferenceModel
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.export import export_checkpoint
 from alphaapollo.workers.policy import PolicyWorker
@@ -126,15 +127,15 @@ def test_ranks_units_and_recomputation_change_nothing(model_folder):
 
 def test_the_reference_is_the_base_model(start):
     worker, columns = start(actor=FULL, lora_rank=4, needs_reference=True)
-    assert worker.reference is None
+    assert type(worker.find("reference")) is ReferenceModel
     train_by_hand(worker.policy)
-    before, reference = worker.compute_log_probs(), worker.compute_ref_log_probs()
+    before, reference = worker.compute_log_probs(), worker.compute_log_probs("reference")
     assert np.abs(before - reference).max() > 1e-2
     np.testing.assert_array_equal(worker.compute_log_probs(), before)
     assert worker.update(columns)["actor/ref_kl"] > 1e-3
-    np.testing.assert_array_equal(worker.compute_ref_log_probs(), reference)
+    np.testing.assert_array_equal(worker.compute_log_probs("reference"), reference)
     whole, _ = start(actor=FULL, needs_reference=True)
-    np.testing.assert_allclose(whole.compute_ref_log_probs(), reference, atol=1e-6)
+    np.testing.assert_allclose(whole.compute_log_probs("reference"), reference, atol=1e-6)
 
 
 def test_a_new_adapter_changes_no_output_and_depends_on_the_seed(start, model_folder):

@@ -11,8 +11,9 @@ import torch
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model, SftConfig
+from alphaapollo.models.moe_routing import ROUTED_EXPERTS
+from alphaapollo.workers.finetuning_worker import SftWorker
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import build_model
 from tests.unit.workers import training
 from tests.unit.workers.training import Case
@@ -89,8 +90,8 @@ def own_loss(case: Case, rows: Any) -> float:
     routers.needs_probabilities = True
     counts, shares = torch.zeros(4), torch.zeros(4)
     for start, end in zip(rows.token_offsets[:-1], rows.token_offsets[1:], strict=True):
-        experts = torch.from_numpy(rows.routed_experts[start:end])
-        routing = routers.start_recording(torch.ones(end - start, dtype=torch.bool), experts)
+        experts = torch.from_numpy(rows.columns[ROUTED_EXPERTS][start:end])
+        routing = routers.start_recording(torch.ones(end - start, dtype=torch.bool), {ROUTED_EXPERTS: experts})
         model(torch.from_numpy(rows.token_ids[start:end])[None])
         assert routing.probabilities is not None
         counts, shares = counts + routing.counts.sum(0), shares + routing.probabilities.detach()
@@ -101,7 +102,7 @@ def test_the_policy_uses_the_engines_experts_and_the_reference_its_own(start, mo
     case, found = replace(case_of(model_folder("qwen3_moe"), needs_reference=True), aux=0.0), []
     for replay in (True, False):
         worker, columns = start(case, replay=replay)
-        found.append((worker.compute_log_probs(), worker.compute_ref_log_probs()))
+        found.append((worker.compute_log_probs(), worker.compute_log_probs("reference")))
         metrics = worker.update(replace(columns, old_logprobs=None))
         assert ("actor/router_differs" in metrics) is replay
         np.testing.assert_allclose(worker.get_old_log_probs(), found[-1][0], atol=1e-6)

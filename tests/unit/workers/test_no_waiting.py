@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
 from alphaapollo.config.schema import Actor, RolloutCorrection
-from alphaapollo.models.attention.backends import register_attn_implementation
+from alphaapollo.models.attention import register_attn_implementation
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel

@@ -17,7 +17,7 @@ from tests.unit.workers.training import Case, Recorder, assert_close, make_batch
 
 def held(worker: PolicyWorker) -> int:
     """Bytes of parameters, reference and moments on the device."""
-    models = [model for model in (worker.policy, worker.reference) if model is not None]
+    models = worker.policy, worker.find("reference").model
     tensors = [parameter for model in models for parameter in model.parameters()]
     tensors += [moment for _, moment in worker.state._iterate_moments()]
     return sum(local_tensor(tensor.detach()).untyped_storage().nbytes() for tensor in tensors)
@@ -27,7 +27,7 @@ def phases(rank: int, num_ranks: int, address: str, case: Case, offload: bool, f
     """Results of two iterations with every call of the protocol as a phase."""
     sender = Recorder()
     worker = make_worker(case, rank, num_ranks, address, sender=sender, saves_in_background=offload)
-    for one in (worker.state.parameters, worker.state.moments, worker.reference_parameters):
+    for one in (worker.state.parameters, worker.state.moments, worker.find("reference").parameters):
         one.enabled = offload
     batch = make_batch(case, num_ranks)
     worker.offload()
@@ -36,7 +36,7 @@ def phases(rank: int, num_ranks: int, address: str, case: Case, offload: bool, f
     found: dict[str, Any] = {}
     for step in (1, 2):
         found[f"old {step}"] = worker.compute_log_probs()
-        found[f"ref {step}"] = worker.compute_ref_log_probs()
+        found[f"ref {step}"] = worker.compute_log_probs("reference")
         worker.offload()
         found[f"metrics {step}"] = worker.update(make_columns(case, batch, rank, old=step == 2, ref=True))
         worker.offload()
@@ -53,7 +53,7 @@ def phases(rank: int, num_ranks: int, address: str, case: Case, offload: bool, f
     worker.load(folder)
     worker.offload()
     resting.append(held(worker))
-    found["after"] = worker.compute_ref_log_probs()
+    found["after"] = worker.compute_log_probs("reference")
     found["resting"] = resting
     found["sent"] = {name: tensor.numpy() for name, tensor in sender.sent.items()}
     worker.offload()

@@ -30,7 +30,7 @@ def objective(loss: str, threshold: float | None, old_logp: torch.Tensor = ENGIN
         ref_logp=ENGINE,
         loss_weights=torch.ones(3, dtype=torch.float64),
         sequence_weights=torch.ones(3, dtype=torch.float64),
-        teacher_weights=torch.zeros(3, dtype=torch.float64),
+        divergence_weights=torch.zeros(3, dtype=torch.float64),
     )
     settings = Actor(policy_loss={"loss_mode": loss}, **actor)
     correction = RolloutCorrection(off_policy_mask_threshold=threshold)

@@ -117,22 +117,22 @@ def test_the_reference_changes_only_by_a_reset_which_resets_the_optimizer(start,
     fields = {"needs_reference": True, "actor": {"optim": {"name": "muon"}}}  # Muon and AdamW
     case = Case(str(vision_folder(family)), **pictures) if family else "qwen3"
     worker, columns = start(case, **fields)
-    before = worker.compute_ref_log_probs()
+    before = worker.compute_log_probs("reference")
     np.testing.assert_allclose(before, worker.compute_log_probs(), atol=1e-6)
     training.scale_weights(worker.policy, 1.2)
     worker.update(columns)
-    np.testing.assert_array_equal(worker.compute_ref_log_probs(), before)
+    np.testing.assert_array_equal(worker.compute_log_probs("reference"), before)
     assert [*worker.state._iterate_moments()]
     worker.reset_reference_and_optimizer()
     assert not [*worker.state._iterate_moments()]
-    after = worker.compute_ref_log_probs()
+    after = worker.compute_log_probs("reference")
     assert np.abs(after - before).max() > 1e-3
     np.testing.assert_array_equal(after, worker.compute_log_probs())
 
     worker.save(str(tmp_path / "saved"))
     resumed, _ = start(case, **fields)
     resumed.load(str(tmp_path / "saved"))
-    np.testing.assert_array_equal(resumed.compute_ref_log_probs(), after)
+    np.testing.assert_array_equal(resumed.compute_log_probs("reference"), after)
 
 
 def test_correction_weights_only_the_policy_term(start):
@@ -218,7 +218,7 @@ def test_checkpoint_and_export_across_numbers_of_ranks(model_folder, tmp_path: P
 def test_bfloat16_computes_with_float32_masters(start, tmp_path: Path):
     fields = {"dtype": "bfloat16", "needs_reference": True, "actor": FAST | {"use_kl_loss": True}}
     worker, columns = start("llama", ref=True, **fields)
-    before, ref = worker.compute_log_probs(), worker.compute_ref_log_probs()
+    before, ref = worker.compute_log_probs(), worker.compute_log_probs("reference")
     assert np.abs(before - ref).max() < 0.1
     worker.update(columns)
     assert {p.dtype for p in worker.policy.parameters()} == {torch.float32}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.batching.batch import BatchLayout
+from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import FrozenFsdp, Model
-from alphaapollo.data.batch import BatchLayout
-from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.models import sharding
 from alphaapollo.models.load import load_reward_model
 from alphaapollo.types import Row

@@ -9,17 +9,16 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
+from alphaapollo.batching.packing import build_batch_layout
+from alphaapollo.batching.preference_batch import distribute_preference_examples
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import FrozenFsdp, Model, RmConfig
-from alphaapollo.data.packing import build_batch_layout
-from alphaapollo.data.preference_batch import distribute_preference_examples
 from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.models import sharding
 from alphaapollo.models.load import load_or_init_reward_model
 from alphaapollo.types import Row
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.reward_model import RewardModelWorker
-from alphaapollo.workers.reward_training import RewardTrainingWorker
+from alphaapollo.workers.reward_model import RewardModelWorker, RewardTrainingWorker
 from tests.unit.tiny import run_ranks
 from tests.unit.workers.test_preference_worker import Case, assert_alike, some_pairs
 from tests.unit.workers.training import record_gradients, scale_weights

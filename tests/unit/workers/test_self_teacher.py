@@ -12,6 +12,7 @@ import torch
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.models.sharding import local_tensor
 from alphaapollo.trainer.replay.run import Float64Mode
+from alphaapollo.types import LONGER_PROMPT
 from tests.unit.plain import jsd, kl_full
 from tests.unit.workers import training
 from tests.unit.workers.training import Case
@@ -47,8 +48,9 @@ def test_equals_plain_models_in_float64(model_folder, monkeypatch: pytest.Monkey
         batch = training.make_batch(case, 1)
         rows, old = batch.rank_batches[0].rows, training.make_columns(case, batch, 0).old_logprobs
         terms, weights = [], []
-        assert rows.teacher_prompts is not None
-        for (ids, start, part, mask), prompt in zip(training.iterate_rows(rows), rows.teacher_prompts, strict=True):
+        for (ids, start, part, mask), prompt in zip(
+            training.iterate_rows(rows), rows.columns[LONGER_PROMPT], strict=True
+        ):
             if not prompt:
                 continue
             longer = torch.cat([torch.tensor(list(prompt)), ids[start:].long()])
@@ -84,7 +86,9 @@ def test_follows_the_policy_and_resumes_bitwise(start, model_folder, tmp_path: P
     worker, columns = start(case)
     before = weights_of(worker.policy)
     worker.update(columns)
-    for own, first, now in zip(weights_of(worker.self_teacher.model), before, weights_of(worker.policy), strict=True):
+    for own, first, now in zip(
+        weights_of(worker.find("teacher").model), before, weights_of(worker.policy), strict=True
+    ):
         np.testing.assert_allclose(own, 0.75 * first + 0.25 * now, rtol=1e-6, atol=1e-8)
     worker.save(str(tmp_path))
     worker.get_save_future().result()
@@ -93,7 +97,10 @@ def test_follows_the_policy_and_resumes_bitwise(start, model_folder, tmp_path: P
     resumed, _ = start(case)
     resumed.load(str(tmp_path))
     assert resumed.update(columns) == metrics
-    for ours, theirs in ((resumed.policy, worker.policy), (resumed.self_teacher.model, worker.self_teacher.model)):
+    for ours, theirs in (
+        (resumed.policy, worker.policy),
+        (resumed.find("teacher").model, worker.find("teacher").model),
+    ):
         assert all(np.array_equal(x, y) for x, y in zip(weights_of(ours), weights_of(theirs), strict=True))
 
 
@@ -104,5 +111,5 @@ def test_starts_from_the_policy_if_the_checkpoint_has_no_teacher(start, model_fo
     worker.get_save_future().result()
     worker, _ = start(case_of(model_folder("qwen3")))
     worker.load(str(tmp_path))
-    for own, policy in zip(weights_of(worker.self_teacher.model), weights_of(worker.policy), strict=True):
+    for own, policy in zip(weights_of(worker.find("teacher").model), weights_of(worker.policy), strict=True):
         np.testing.assert_array_equal(own, policy)

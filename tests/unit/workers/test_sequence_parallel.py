@@ -71,7 +71,7 @@ def columns_and_steps(rank: int, num_ranks: int, address: str, case: Case) -> tu
     own, shares = case.share(rank, num_ranks)
     batch = training.make_batch(case, shares)
     worker.load_batch(batch.rank_batches[own])
-    found = [worker.compute_log_probs(), worker.compute_ref_log_probs()]
+    found = [worker.compute_log_probs(), worker.compute_log_probs("reference")]
     worker.update(training.make_columns(case, batch, own, old=False))
     found += [worker.get_old_log_probs(), worker.compute_log_probs()]
     probe = worker.compute_probe_log_probs([5, 9, 3, 3, 40])

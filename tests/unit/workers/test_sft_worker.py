@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from alphaapollo.batching.batch import RankBatch
+from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.load import load_config
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.data.batch import RankBatch
-from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.models import sharding
 from alphaapollo.types import Row
+from alphaapollo.workers.finetuning_worker import SftWorker
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.sft import SftWorker
 from tests.unit.tiny import run_ranks, some_rows
 from tests.unit.workers.training import assert_close, load_plain, parameters
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.batching.batch import RankBatch
+from alphaapollo.batching.packing import filter_mini_batches
+from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.data.batch import RankBatch
-from alphaapollo.data.packing import filter_mini_batches
-from alphaapollo.data.shared_prompts import SharedPrefixes
-from alphaapollo.trainer.lifecycle import can_share_prompt_computation
+from alphaapollo.trainer.lifecycle import can_use_shared_prompts
 from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage, make_plan
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from tests.matrices import join, split
@@ -36,13 +36,13 @@ def shared(batch: RankBatch) -> RankBatch:
     for first in range(0, len(rows) - 1, 2):
         length = lengths[first] = lengths[first + 1] = min(lengths[first], lengths[first + 1])
         token_ids[starts[first + 1] : starts[first + 1] + length] = token_ids[starts[first] : starts[first] + length]
-    return replace(batch, rows=replace(rows, token_ids=token_ids, prefixes=SharedPrefixes(ids, lengths)))
+    return replace(batch, rows=replace(rows, token_ids=token_ids, shared_prompts=SharedPrompts(ids, lengths)))
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_a_batch_is_checked_once(start, lora_rank: int):
     worker, columns = start(max_tokens=60, lora_rank=lora_rank)
-    assert worker.sharing.unsupported_reason is None
+    assert worker.shared_prompts.unsupported_reason is None
     metrics = []
     for _ in range(2):
         worker.load_batch(shared(worker.batch))
@@ -69,7 +69,7 @@ def test_a_layer_with_state_is_detected(start):
     function = worker.policy.make_logprobs_function(worker.temperature)
     check = SharedPromptCheck(worker.policy, function, worker.builder, torch.float32)
     assert check.unsupported_reason is not None and "Qwen3ForCausalLM" in check.unsupported_reason
-    worker.sharing.mismatch = None
+    worker.shared_prompts.mismatch = None
     worker.load_batch(shared(worker.batch))
     with pytest.raises(ValueError, match=rf"^{KEY}=true .* Qwen3ForCausalLM, .* {KEY}=false\.$"):
         worker.compute_log_probs()
@@ -82,7 +82,7 @@ def test_a_model_that_cannot_share_prompts(asked: Any):
 
     said: list[str] = []
     config = Config.model_validate({"actor_rollout_ref": {"actor": {"use_prefix_grouper": asked}}})
-    role = SimpleNamespace(get_prompt_sharing_obstacle=problem)
+    role = SimpleNamespace(get_shared_prompts_obstacle=problem)
     run: Any = SimpleNamespace(
         config=config,
         workers=SimpleNamespace(policy=role, critic=None),
@@ -90,9 +90,9 @@ def test_a_model_that_cannot_share_prompts(asked: Any):
     )
     if asked is True:
         with pytest.raises(ValueError, match=rf"^{KEY}=true .* type mamba.* auto or false"):
-            asyncio.run(can_share_prompt_computation(run))
+            asyncio.run(can_use_shared_prompts(run))
     else:
-        assert asyncio.run(can_share_prompt_computation(run)) is False
+        assert asyncio.run(can_use_shared_prompts(run)) is False
         (message,) = said
         assert f"{KEY}=auto" in message and "layers of type mamba" in message
 
@@ -104,8 +104,8 @@ def test_moe_features_need_the_plain_layout(model_folder):
         return make_plan(Config.model_validate(values), Machine(num_cores=2, num_gpus=0))
 
     plan = plan_of({}, router_aux_loss_coef=0.01)
-    assert not plan.shares_prompts and plan_of({}).shares_prompts
-    assert not plan_of({"use_prefix_grouper": False}).shares_prompts
+    assert not plan.uses_shared_prompts and plan_of({}).uses_shared_prompts
+    assert not plan_of({"use_prefix_grouper": False}).uses_shared_prompts
     assert any(f"({KEY}=auto): model.router_aux_loss_coef" in notice for notice in plan.notices)
     with pytest.raises(ValueError, match=f"{KEY}=true .*: model.router_aux_loss_coef"):
         plan_of({"use_prefix_grouper": True}, router_aux_loss_coef=0.01)

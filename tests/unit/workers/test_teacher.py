@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from alphaapollo.data.batch import RankBatch
+from alphaapollo.algorithms.divergence import TEACHER_SHARES
+from alphaapollo.batching.batch import RankBatch
 from tests.unit.plain import jsd, kl_full
 from tests.unit.tiny import run_ranks, save_tokenizer
 from tests.unit.workers import training
@@ -55,7 +56,7 @@ def test_divergences_of_several_teachers_equal_those_of_plain_logits(model_folde
     policy = training.load_plain(case.folder, 1.1)
     teachers = [training.load_plain(model["path"]) for model in case.teacher["models"].values()]
     rows, terms = training.make_batch(case, 1).rank_batches[0].rows, []
-    for (ids, start, _, mask), shares in zip(training.iterate_rows(rows), rows.teacher_shares.tolist(), strict=True):
+    for (ids, start, _, mask), shares in zip(training.iterate_rows(rows), rows.columns[TEACHER_SHARES], strict=True):
         p, *others = (model(ids[None]).logits[0, start - 1 : -1, :48][mask] / 0.9 for model in (policy, *teachers))
         for_each = ((share, other.detach()) for share, other in zip(shares, others, strict=True))
         compute = {"reverse": kl_full, "forward": lambda p, q: kl_full(q, p), "jsd": lambda p, q: jsd(p, q, 0.3)}[kind]
@@ -108,13 +109,13 @@ def test_log_probs_of_several_teachers_are_mixed_with_the_weights_of_each_row(mo
     mixed, *single = (
         teacher_column(0, 1, "", one, training.make_batch(one, 1).rank_batches[0]) for one in (case, *single)
     )
-    weights = np.repeat(rows.teacher_shares, rows.response_lengths, axis=0)
+    weights = np.repeat(rows.columns[TEACHER_SHARES], rows.response_lengths, axis=0)
     np.testing.assert_allclose(mixed, weights[:, 0] * single[0] + weights[:, 1] * single[1], atol=1e-5)
 
 
 def teacher_column(rank: int, num_ranks: int, address: str, case: Case, batch: RankBatch) -> np.ndarray:
     worker = training.make_worker(case, rank, num_ranks, address)
     worker.load_batch(batch)
-    column = worker.compute_teacher_log_probs()
+    column = worker.compute_log_probs("teacher")
     worker.close()
     return column

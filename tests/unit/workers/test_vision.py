@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Columns
 from alphaapollo.workers.export import export_checkpoint
 from alphaapollo.workers.policy import PolicyWorker
 from tests.unit.workers.test_policy_worker import FAST
@@ -122,7 +122,7 @@ def test_teacher_computes_rows_with_pictures(start_vision, vision_folder, teache
     """Both models have the same processor and placeholder tokens."""
     folder = vision_folder(teacher)
     worker, columns, _ = start_vision(teacher={"divergence": "reverse"}, teacher_folder=str(folder))
-    ours = select_sampled(worker, worker.compute_teacher_log_probs())
+    ours = select_sampled(worker, worker.compute_log_probs("teacher"))
     np.testing.assert_allclose(ours, compute_expected(load_plain(folder), worker, folder), atol=1e-5)
     assert all(np.isfinite(value) for value in worker.update(columns).values())
     assert all(np.isfinite(value).all() for value in parameters(worker).values())

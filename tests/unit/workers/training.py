@@ -13,17 +13,19 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.aggregation import row_weights
+from alphaapollo.algorithms.divergence import TEACHER_SHARES
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.batching.batch import BatchLayout, Columns, Rows
+from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.config.schema.base import Device
-from alphaapollo.data.batch import BatchLayout, Columns, Rows
-from alphaapollo.data.packing import build_batch_layout
 from alphaapollo.launch.builders import make_teacher_model_sections
 from alphaapollo.models import sharding
+from alphaapollo.models.moe_routing import ROUTED_EXPERTS
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.training.train_state import OptimizerStep
-from alphaapollo.types import Row, WeightUpdate
+from alphaapollo.types import LONGER_PROMPT, Row, WeightUpdate
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 from tests.matrices import join, split
@@ -113,11 +115,15 @@ def make_batch(case: Case, num_ranks: int) -> BatchLayout:
     if case.rough:
         rows = [cut_to_one_token(row) if index in (0, 2) else row for index, row in enumerate(rows)]
     if case.replay:
-        rows = [replace(row, routed_experts=some_experts(row, index)) for index, row in enumerate(rows)]
-    weights = cycle(case.teacher_shares or [()])
-    rows = [replace(row, teacher_shares=next(weights)) for row in rows]
+        rows = [replace(row, columns={ROUTED_EXPERTS: some_experts(row, index)}) for index, row in enumerate(rows)]
+    if case.teacher_shares:
+        rows = [replace(row, columns={TEACHER_SHARES: shares}) for row, shares in zip(rows, cycle(case.teacher_shares))]
     if case.contexts:
-        rows = [replace(row, teacher_prompt_ids=longer_prompt(row, index)) for index, row in enumerate(rows)]
+        prompts = [longer_prompt(row, index) for index, row in enumerate(rows)]
+        rows = [
+            replace(row, columns={LONGER_PROMPT: prompt} if prompt else {})
+            for row, prompt in zip(rows, prompts, strict=True)
+        ]
     rows = [rows[index] for index in case.row_order]
     padded = case.attention == "padded"
     return build_batch_layout(
@@ -177,7 +183,7 @@ def make_columns(case: Case, batch: BatchLayout, rank: int, old: bool = True, re
         loss_weights=batch.split_row_values(weights)[rank],
         sequence_weights=batch.split_row_values(per_sequence)[rank],
         value_weights=batch.split_row_values(of_values)[rank],
-        teacher_weights=batch.split_row_values(taught)[rank] if case.contexts else None,
+        divergence_weights=batch.split_row_values(taught)[rank] if case.contexts else None,
         trajectory_ids=batch.split_row_values(case.row_order)[rank],
         selected_tokens=chosen if get_policy_loss(Actor(**case.actor).policy_loss.loss_mode).select_tokens else None,
         **(make_top_tokens(case.server_folder, batch.rank_batches[rank].rows) if case.server_folder else {}),
@@ -194,8 +200,8 @@ def make_top_tokens(folder: str, rows: Rows, k: int = 5) -> dict[str, np.ndarray
         tokens.append(top.indices)
         logprobs.append(torch.cat([top.values, 1 - top.values.sum(-1, keepdim=True)], -1).log())
     return {
-        "teacher_tokens": torch.cat(tokens)[:, None].int().numpy(),
-        "teacher_token_logprobs": torch.cat(logprobs)[:, None].numpy(),
+        "top_tokens": torch.cat(tokens)[:, None].int().numpy(),
+        "top_token_logprobs": torch.cat(logprobs)[:, None].numpy(),
     }
 
 

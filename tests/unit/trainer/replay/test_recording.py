@@ -47,10 +47,11 @@ def recorded(folder: Path, groups: list[TrajectoryGroup], outcome: LearningOutco
 def full_group() -> TrajectoryGroup:
     """All that a rollout worker may return: compact arrays, routed experts, invalid texts."""
     experts = np.arange(12, dtype=np.uint16).reshape(3, 2, 2)
-    given = {"earlier_version_token_counts": ((1, 1),), "routed_experts": experts[:2]}
+    given = {"earlier_version_token_counts": ((1, 1),), "columns": {"routed_experts": experts[:2]}}
     completion = make_completion([4], [-1 / 3], 2, StopReason.LENGTH, **given)
     turn = Turn(array("i", [7, 8]), completion, "half \ud800 of one", 0.1, info={"seen": np.arange(2), "at": {1}})
-    row = Row(array("i", [7, 8, 4]), array("b", [0, 0, 1]), array("d", [0, 0, -1 / 3]), [2], 0, [(2, 1)], experts)
+    row = Row(array("i", [7, 8, 4]), array("b", [0, 0, 1]), array("d", [0, 0, -1 / 3]), [2], 0, [(2, 1)])
+    row.columns = {"routed_experts": experts}
     return group(
         replace(trajectory(0, 1.0, 1), turns=[turn], rows=[row]),
         baseline=trajectory(1, 0.5, 2),
@@ -66,8 +67,8 @@ def test_a_recording_round_trips(tmp_path: Path) -> None:
     (found,), (one,) = read.groups[0].trajectories, full_group().trajectories
     assert (found.rows[0].token_ids, found.rows[0].logprobs) == ([7, 8, 4], [0, 0, -1 / 3])
     assert found.rows[0].response_start == 2 and found.score == one.score and found.end is one.end
-    assert found.rows[0].routed_experts is not None and found.rows[0].routed_experts.dtype == np.uint16
-    assert found.rows[0].routed_experts.tolist() == one.rows[0].routed_experts.tolist()  # type: ignore[union-attr]
+    assert found.rows[0].columns["routed_experts"].dtype == np.uint16
+    assert found.rows[0].columns["routed_experts"].tolist() == one.rows[0].columns["routed_experts"].tolist()
     assert found.turns[0].text == r"half \ud800 of one" and found.turns[0].completion.stop_reason is StopReason.LENGTH
     assert found.turns[0].info["seen"].tolist() == [0, 1]
     assert read.groups[0].prompt.extra_info == {"length_budget": 8} and read.groups[0].baseline is not None

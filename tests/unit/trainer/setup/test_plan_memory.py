@@ -58,8 +58,8 @@ def test_unsupported_attention_is_refused(config: Config, tmp_path: Path):
     )
     with pytest.raises(ValueError, match=r"softcap, .*model\.attention=varlen"):
         add_memory_plan(make_plan(varlen, MACHINE), varlen, MACHINE)
-    flex = replace_values(varlen, {"actor_rollout_ref.model.attention": "flex"})
-    plan = add_memory_plan(make_plan(flex, MACHINE), flex, MACHINE)
+    sdpa = replace_values(varlen, {"actor_rollout_ref.model.attention": "sdpa"})
+    plan = add_memory_plan(make_plan(sdpa, MACHINE), sdpa, MACHINE)
     assert plan.memory is not None and not plan.memory.problem
 
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, estimator_names, get_estimator
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor
 from alphaapollo.trainer.step import credit
-from alphaapollo.trainer.step.credit import AssignedCredit, WorkerOutputs, assign_credit, split_into_chunks
+from alphaapollo.trainer.step.credit import AssignedCredit, assign_credit, split_into_chunks
 from alphaapollo.trainer.step.training_batch import build_batch
 from alphaapollo.types import Prompt, Score, Trajectory
 from tests.builders import make_completion, make_trajectory, make_turn
@@ -45,8 +46,9 @@ def assign(name: str, use_kl: bool) -> AssignedCredit:
     config = make_config(actor, adv_estimator=name, use_kl_in_reward=use_kl, **OPTIONS.get(name, {}))
     config = replace_value(config, "data.max_response_length", 100)
     batch = build_batch(groups, config, 1, 2, 16_384, False, False)
-    columns = (numbers.normal(size=len(batch.mask)).astype(np.float32) for _ in range(3))
-    return assign_credit(batch, WorkerOutputs(*columns), config, kl_coef=0.1)
+    names = ("old_logprobs", "ref_logprobs", "values")
+    columns = {name: numbers.normal(size=len(batch.mask)).astype(np.float32) for name in names}
+    return assign_credit(batch, Columns(**columns), config, kl_coef=0.1)
 
 
 @pytest.mark.parametrize("name", estimator_names())

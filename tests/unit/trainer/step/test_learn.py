@@ -31,10 +31,10 @@ class Workers:
     async def offload(self) -> None:
         pass
 
-    async def compute_log_probs(self) -> list[np.ndarray]:
+    async def compute_log_probs(self, role: str = "policy") -> list[np.ndarray]:
         return [np.full_like(rank.rows.rollout_logprobs, -1.0) for rank in self.batches]
 
-    compute_ref_log_probs = compute_values = compute_log_probs
+    compute_values = compute_log_probs
 
     async def update(self, columns: Any, *arguments: Any) -> Any:
         self.updates += 1
@@ -48,8 +48,9 @@ class Workers:
 class NanReference(Workers):
     """Reference log-probs are NaN."""
 
-    async def compute_ref_log_probs(self) -> list[np.ndarray]:
-        return [np.full_like(rank.rows.rollout_logprobs, np.nan) for rank in self.batches]
+    async def compute_log_probs(self, role: str = "policy") -> list[np.ndarray]:
+        value = np.nan if role == "reference" else -1.0
+        return [np.full_like(rank.rows.rollout_logprobs, value) for rank in self.batches]
 
 
 GROUP = group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))
@@ -70,7 +71,7 @@ def learner(workers: Workers, **trainer: Any) -> Any:
             skips_rows_without_advantage=True,
         ),
         column_dtype="float32",
-        shares_prompts=False,
+        uses_shared_prompts=False,
         progress=Progress(kl_coef=1e-3),
         console=Console(),
     )
@@ -116,11 +117,14 @@ def test_non_finite_columns_end_the_run_or_skip_the_iteration(
 
 def test_rollout_log_probs_as_old_ones_need_no_forward_pass() -> None:
     class NoForwardPass(Workers):
-        async def compute_log_probs(self) -> list[np.ndarray]:
-            raise AssertionError("the old log-probs are those of the engine")
+        async def compute_log_probs(self, role: str = "policy") -> list[np.ndarray]:
+            assert role == "reference", "the old log-probs are those of the engine"
+            return await super().compute_log_probs(role)
+
+        async def compute_values(self) -> list[np.ndarray]:
+            return await super().compute_log_probs()
 
     workers = NoForwardPass()
-    workers.compute_ref_log_probs = workers.compute_values = super(NoForwardPass, workers).compute_log_probs  # type: ignore[method-assign]
     run = learner(workers)
     run.plan.uses_rollout_logprobs = True
     asyncio.run(learn(run, 3, [GROUP], Timer()))

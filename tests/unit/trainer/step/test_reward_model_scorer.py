@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alphaapollo.batching.batch import RankBatch
 from alphaapollo.config.schema import Config
-from alphaapollo.data.batch import RankBatch
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.trainer.step.reward_model_scorer import (
     RewardModelScorer,

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alphaapollo.algorithms.divergence import TEACHER_SHARES
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Teacher
 from alphaapollo.trainer.step import teacher_servers
 from alphaapollo.trainer.step.teacher_servers import (
-    ServerScores,
     TeacherServerError,
     TokenLogprob,
     score_rows,
@@ -23,8 +24,8 @@ from tests.unit.trainer.teacher_server import Answer, make_completion, serve
 
 TOP = {1: math.log(0.5), 2: math.log(0.25), 99: math.log(0.125)}
 ROWS = [
-    Row([3, 4, 5, 6], [0, 0, 1, 1], [0.0] * 4, [3], teacher_shares=(0.25, 0.75)),
-    Row([3, 8], [0, 1], [0.0] * 2, [1], teacher_shares=(1.0, 0.0)),
+    Row([3, 4, 5, 6], [0, 0, 1, 1], [0.0] * 4, [3], columns={TEACHER_SHARES: (0.25, 0.75)}),
+    Row([3, 8], [0, 1], [0.0] * 2, [1], columns={TEACHER_SHARES: (1.0, 0.0)}),
 ]
 
 
@@ -34,10 +35,10 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teacher_servers, "PATIENCE", 0.1)
 
 
-def score(answer: Any, rows: list[Row] = ROWS, **keys: Any) -> ServerScores:
+def score(answer: Any, rows: list[Row] = ROWS, **keys: Any) -> Columns[np.ndarray]:
     """Scores of two teachers: the first is on the ranks, the second behind a server that gives `answer`."""
 
-    async def request() -> ServerScores:
+    async def request() -> Columns[np.ndarray]:
         async with serve(answer) as url:
             models = {"local": {"path": "folder"}, "remote": {"base_url": url, "name": "big"}}
             return await score_rows(Teacher(models=models, by_source={"*": "local"}, **keys), rows, 50)
@@ -53,18 +54,18 @@ def test_log_probs_of_sampled_tokens_are_weighted_and_only_needed_rows_are_reque
         return make_completion(request["prompt"], {})
 
     scores = score(answer, divergence="sampled")
-    assert scores.logprobs is not None and scores.tokens is None
-    np.testing.assert_allclose(scores.logprobs, [0.75 * -0.5, 0.75 * -0.6, 0.0], rtol=1e-6)
+    assert scores.target_logprobs is not None and scores.top_tokens is None
+    np.testing.assert_allclose(scores.target_logprobs, [0.75 * -0.5, 0.75 * -0.6, 0.0], rtol=1e-6)
     own = {"model": "big", "prompt": [3, 4, 5, 6], "max_tokens": 1, "prompt_logprobs": 0}
     assert requests == [("/v1/completions", own)]
 
 
 def test_top_tokens_and_the_rest_of_the_vocabulary():
     scores = score(lambda _, request: make_completion(request["prompt"], TOP), divergence="reverse", top_k=2)
-    assert scores.tokens is not None and scores.token_logprobs is not None
-    assert scores.tokens.tolist() == [[[5, 1]], [[6, 1]], [[0, 0]]]  # -0.5 and -0.6 exceed log 0.5
+    assert scores.top_tokens is not None and scores.top_token_logprobs is not None
+    assert scores.top_tokens.tolist() == [[[5, 1]], [[6, 1]], [[0, 0]]]  # -0.5 and -0.6 exceed log 0.5
     expected = [-0.5, math.log(0.5), math.log(1e-7)]  # the probabilities sum to more than 1
-    np.testing.assert_allclose(scores.token_logprobs[0, 0], expected, rtol=1e-6)
+    np.testing.assert_allclose(scores.top_token_logprobs[0, 0], expected, rtol=1e-6)
 
 
 def test_tokens_that_the_policy_lacks_count_as_others():
@@ -81,7 +82,7 @@ def test_failed_requests_are_sent_again():
         status = statuses.pop(0)
         return make_completion(request["prompt"], {}) if status == 200 else status
 
-    assert score(answer, ROWS[:1], divergence="sampled").logprobs is not None
+    assert score(answer, ROWS[:1], divergence="sampled").target_logprobs is not None
     assert not statuses
 
 

@@ -5,16 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor, SelfTeacher, Teacher
-from alphaapollo.trainer.step.credit import WorkerOutputs, assign_credit
+from alphaapollo.trainer.step.credit import assign_credit
 from alphaapollo.trainer.step.training_batch import (
     TrainingBatch,
     build_batch,
     check_prompts_have_length_budgets,
     is_usable_for_training,
 )
-from alphaapollo.types import EpisodeEnd, Outcome, Prompt
+from alphaapollo.types import LONGER_PROMPT, EpisodeEnd, Outcome, Prompt
 from tests.builders import make_trajectory, make_turn
 from tests.matrices import pad
 from tests.unit.trainer.samples import build, credit_of, group, make_config, matrix_of, trajectory
@@ -96,7 +97,7 @@ def test_tokens_are_chosen_over_the_mini_batch_by_the_old_log_probs() -> None:
 
     def chosen(order: list[int], **more: Any) -> np.ndarray:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor, **more))
-        credit = credit_of(batch, "dr_grpo", WorkerOutputs(old_logprobs=old[order].flatten()), Actor(**actor))
+        credit = credit_of(batch, "dr_grpo", Columns(old_logprobs=old[order].flatten()), Actor(**actor))
         return matrix_of(batch, credit, "selected_tokens")[np.argsort(order)]
 
     assert np.argwhere(chosen([0, 1, 2, 3])).tolist() == [[0, 2], [3, 6]]
@@ -110,7 +111,7 @@ def test_draws_do_not_depend_on_the_order_of_samples() -> None:
 
     def chosen(order: list[int]) -> np.ndarray:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor))
-        computed = WorkerOutputs(old_logprobs=np.zeros(40, dtype=np.float32))
+        computed = Columns(old_logprobs=np.zeros(40, dtype=np.float32))
         credit = credit_of(batch, "dr_grpo", computed, Actor(**actor))
         return matrix_of(batch, credit, "selected_tokens")[np.argsort(order)]
 
@@ -149,7 +150,7 @@ def test_loss_weights_are_the_same_for_any_number_of_ranks() -> None:
 
 def test_kl_in_the_reward_is_per_token_k1() -> None:
     batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))])
-    computed = WorkerOutputs(
+    computed = Columns(
         old_logprobs=np.array([-1.0, -2.0, -1.0, -1.0], dtype=np.float32),
         ref_logprobs=np.array([-1.5, -2.0, -1.0, -3.0], dtype=np.float32),
         values=np.zeros(4, dtype=np.float32),
@@ -239,16 +240,16 @@ def test_rows_without_a_teacher_context_are_in_no_denominator() -> None:
     sequences of 1 / (2 x 2), 0, 1 / (2 x 4)."""
     samples = [trajectory(0, 1.0, 2), trajectory(1, 0.0, 3), trajectory(2, 0.0, 4)]
     for one in (samples[0], samples[2]):
-        one.rows[0].teacher_prompt_ids = [1, 2, 3]
+        one.rows[0].columns[LONGER_PROMPT] = [1, 2, 3]
     teacher = Teacher(divergence="jsd", self_teacher=SelfTeacher(context="feedback"))
     for mode, expected in (("token-mean", [1 / 6, 0, 1 / 6]), ("seq-mean-token-mean", [1 / 4, 0, 1 / 8])):
         actor = Actor(shuffle=False, loss_agg_mode=mode)
         config = replace_value(make_config(actor, adv_estimator="none"), "teacher", teacher)
-        batch = build_batch([group(*samples)], config, 1, 1, 100, padded=False, share_prompts=False)
-        assert batch.teacher_weights.tolist() == pytest.approx(expected)
-        credit = assign_credit(batch, WorkerOutputs(), config)
+        batch = build_batch([group(*samples)], config, 1, 1, 100, padded=False, uses_shared_prompts=False)
+        assert batch.divergence_weights.tolist() == pytest.approx(expected)
+        credit = assign_credit(batch, Columns(), config)
         assert credit.has_gradient.tolist() == [True, False, True]
         assert credit.metrics["distill/rows_with_context"] == pytest.approx(2 / 3)
     plain = replace_value(config, "teacher", Teacher())
-    batch = build_batch([group(*samples)], plain, 1, 1, 100, padded=False, share_prompts=False)
-    assert batch.teacher_weights.tolist() == batch.loss_weights.tolist()
+    batch = build_batch([group(*samples)], plain, 1, 1, 100, padded=False, uses_shared_prompts=False)
+    assert batch.divergence_weights.tolist() == batch.loss_weights.tolist()

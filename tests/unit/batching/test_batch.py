@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from alphaapollo.data.batch import Columns, Rows
-from alphaapollo.types import Row
+from alphaapollo.batching.batch import Columns, Rows
+from alphaapollo.types import LONGER_PROMPT, Row
 from tests.matrices import join
-from tests.unit.data.rows import lay_out
-from tests.unit.data.rows import make_row as row
+from tests.unit.batching.rows import lay_out
+from tests.unit.batching.rows import make_row as row
 
 ROWS = [row([1, 2], [10, 11, 12]), row([3], [20]), row([4, 5, 6], [30, 31], [1, 0]), row([7], [40, 41, 42, 43])]
 
@@ -89,16 +89,16 @@ def test_the_teacher_reads_its_prompt_before_the_same_response() -> None:
     """Rows (5, 6 | 7, 8) with the teacher prompt (1, 2, 3), and (9 | 4) without one."""
     rows = Rows.from_rows(
         [
-            Row([5, 6, 7, 8], [0, 0, 1, 1], [0.0, 0.0, -0.5, -0.25], [3], teacher_prompt_ids=[1, 2, 3]),
+            Row([5, 6, 7, 8], [0, 0, 1, 1], [0.0, 0.0, -0.5, -0.25], [3], columns={LONGER_PROMPT: [1, 2, 3]}),
             Row([9, 4], [0, 1], [0.0, -0.125], [1]),
         ]
     )
-    longer = rows.teacher_rows
+    longer = rows.rows_with_longer_prompts
     assert longer.token_ids.tolist() == [1, 2, 3, 7, 8, 9, 4]
     assert longer.lengths.tolist() == [5, 2] and longer.response_starts.tolist() == [3, 1]
     assert longer.action_mask.tolist() == rows.action_mask.tolist()
-    assert rows.has_teacher_prompt.tolist() == [True, False]
-    assert rows.select([1]).teacher_rows.token_ids.tolist() == [9, 4]
-    assert rows.select([1, 0]).teacher_rows.token_ids.tolist() == [9, 4, 1, 2, 3, 7, 8]
+    assert rows.has_longer_prompt.tolist() == [True, False]
+    assert rows.select([1]).rows_with_longer_prompts.token_ids.tolist() == [9, 4]
+    assert rows.select([1, 0]).rows_with_longer_prompts.token_ids.tolist() == [9, 4, 1, 2, 3, 7, 8]
     plain = Rows.from_rows([Row([9, 4], [0, 1], [0.0, -0.125], [1])])
-    assert plain.teacher_rows is plain
+    assert plain.rows_with_longer_prompts is plain

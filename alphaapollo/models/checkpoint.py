@@ -1,30 +1,39 @@
-"""Sharded checkpoints for resuming. models/export/ writes Hugging Face folders.
+"""Sharded checkpoints for resuming: snapshot, writer in the background, and a reader that never runs code from a file.
 
     <folder>/model/       torch.distributed.checkpoint: parameters (with LoRA the adapters only) and optimizer state,
                           loadable by any number of ranks
     <folder>/rank_R.pt    random number generators of rank R
     <folder>/state.json   number of ranks, and the caller's values
 
-launch/checkpoint_folder.py makes checkpoints atomic, writer.py writes them in the background.
+launch/checkpoint_folder.py makes checkpoints atomic. models/export.py writes Hugging Face folders.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import pathlib
+import pickle
 import random
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -32,11 +41,19 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from alphaapollo.models.checkpoint.reader import read_checkpoint_tensors, read_rng_states
-from alphaapollo.models.sharding import reshard
+from alphaapollo.models.sharding import COLLECTIVE_TIMEOUT, reshard
 from alphaapollo.utils.json_types import JsonObject
+
+METADATA_TYPES = [kind for kind in vars(dcp).values() if getattr(kind, "__module__", "") == dcp.__name__]
+METADATA_CLASSES: Mapping[tuple[str, str], Any] = {
+    (kind.__module__, kind.__name__): kind for kind in (*METADATA_TYPES, _StorageInfo, torch.Size, pathlib.PosixPath)
+} | {("torch.serialization", "_get_layout"): torch.serialization._get_layout}
+GENERATOR_CLASSES: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
+"""Classes in the saved state of numpy's random number generator, which is an array."""
+
 
 Optimizer = torch.optim.Optimizer
 
@@ -145,3 +162,93 @@ def _describe_error(error: BaseException) -> str:
         cause = next(iter(error.failures.values()))[0]
         return _describe_error(cause)
     return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+
+
+class CheckpointWriter:
+    """Writer of one rank's share of each checkpoint. All ranks must start the same checkpoints in the same order.
+
+    `in_background`: write a copy while training continues. If false, `start` returns after the files are written.
+    """
+
+    def __init__(self, in_background: bool):
+        self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if in_background else None
+        on_gpu = torch.cuda.is_available()  # copies are page-locked on a GPU machine
+        self._stager = DefaultStager(
+            StagingOptions(on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu)
+        )
+        self.save_future: Future[float] = Future()  # of the last checkpoint: writing time in seconds, or OSError
+        self.save_future.set_result(0.0)
+
+    def start(self, snapshots: Sequence[CheckpointSnapshot]) -> None:
+        """Start to write a checkpoint of one or more models (a collective). The previous one must be complete."""
+        assert self.save_future.done(), "the previous checkpoint must be complete"
+        if self._thread:
+            copies = [
+                replace(one, tensors=cast("dict[str, object]", self._stager.stage(one.tensors))) for one in snapshots
+            ]
+            self.save_future = self._thread.submit(self._write_snapshots, copies)
+        else:
+            self.save_future = Future()
+            self.save_future.set_result(self._write_snapshots(snapshots))
+
+    def close(self) -> None:
+        """Wait until the last checkpoint is written, then stop the thread."""
+        if self._thread:
+            self._thread.shutdown()
+        self._stager.close()
+
+    def _write_snapshots(self, snapshots: Sequence[CheckpointSnapshot]) -> float:
+        started = time.perf_counter()
+        for snapshot in snapshots:
+            write_snapshot(snapshot, self._group)
+        return time.perf_counter() - started
+
+
+def read_checkpoint_tensors(tensors: dict[str, object], folder: Path) -> None:
+    """Read the tensors of a checkpoint folder into the nested dict `tensors`, in place (a collective). Raises
+    pickle.UnpicklingError if a file uses a class that is not allowed in a checkpoint."""
+    load_tensors(tensors, storage_reader=_RestrictedUnpickleReader(folder), planner=_RestrictedUnpicklePlanner())
+
+
+def read_rng_states(file: Path) -> dict[str, Any]:
+    """Read states of random number generators from a file of torch.save. Raises UnpicklingError for other content."""
+    with torch.serialization.safe_globals(GENERATOR_CLASSES):
+        states: dict[str, Any] = torch.load(file, weights_only=True)
+    return states
+
+
+class _RestrictedUnpickleReader(FileSystemReader):
+    def read_metadata(self, *args: Any, **kwargs: Any) -> dcp.Metadata:
+        with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
+            metadata: dcp.Metadata = _RestrictedUnpickler(file).load()
+        if metadata.storage_meta is None:
+            metadata.storage_meta = dcp.StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _RestrictedUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in METADATA_CLASSES:
+            return METADATA_CLASSES[module, name]
+        if (module, name) == ("builtins", "getattr"):
+            return _get_memory_format
+        if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype):
+            return kind
+        raise pickle.UnpicklingError(f"the file uses {module}.{name}, which is not allowed in a checkpoint")
+
+
+def _get_memory_format(enum: Any, name: str) -> Any:
+    """Return a member of torch's memory format enum. Unpickling calls it instead of getattr (old Pythons)."""
+    if enum is not dcp._MEM_FORMAT_ENCODING:
+        raise pickle.UnpicklingError(f"the file calls getattr on {enum}, which is not allowed in a checkpoint")
+    return enum[name]
+
+
+class _RestrictedUnpicklePlanner(DefaultLoadPlanner):
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Load optimizer values that are not tensors: numbers and parameter names."""
+        torch.load(value, weights_only=True)  # raises if torch's own loader, which unpickles everything, would run code
+        value.seek(0)
+        super().load_bytes(read_item, value)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alphaapollo.data.batch import BatchLayout, RankBatch
-from alphaapollo.data.packing import build_batch_layout
+from alphaapollo.batching.batch import BatchLayout, RankBatch
+from alphaapollo.batching.packing import build_batch_layout
+from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.data.preference_examples import PreferenceExample
-from alphaapollo.data.shared_prompts import find_shared_prefixes
 from alphaapollo.types import Row
 
 
@@ -31,17 +31,17 @@ class PreferenceBatch(RankBatch):
 
 
 def distribute_preference_examples(
-    examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
+    examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, uses_shared_prompts: bool
 ) -> list[PreferenceBatch]:
     """Distribute the answers of one optimizer step to the ranks. Returns one batch per rank.
 
     Args:
         max_tokens: token budget of a micro-batch. padded: padding counts in the budget.
-        share_prompts: compute the prompt of a pair once if this saves enough tokens (MIN_SHARING_RATIO).
+        uses_shared_prompts: compute the prompt of a pair once if this saves enough tokens (MIN_SHARING_RATIO).
     """
     rows = [row for example in examples for row in example.rows]
     example_ids = [index for index, example in enumerate(examples) for _ in example.rows]
-    layout = _distribute_rows(rows, example_ids, num_ranks, max_tokens, padded, share_prompts)
+    layout = _distribute_rows(rows, example_ids, num_ranks, max_tokens, padded, uses_shared_prompts)
     is_good = np.array([good for example in examples for good in example.is_good])
     margins = np.array([examples[index].margin for index in example_ids])
     names = sorted({example.data_source for example in examples})
@@ -71,12 +71,12 @@ def distribute_preference_examples(
 
 
 def distribute_rows_for_reference(
-    examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
+    examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, uses_shared_prompts: bool
 ) -> BatchLayout:
     """Distribute the answers whose reference log-probs are needed to the ranks, as one mini-batch."""
     rows = [row for example in examples for row in example.rows_for_reference]
     example_ids = [index for index, example in enumerate(examples) for _ in example.rows_for_reference]
-    return _distribute_rows(rows, example_ids, num_ranks, max_tokens, padded, share_prompts)
+    return _distribute_rows(rows, example_ids, num_ranks, max_tokens, padded, uses_shared_prompts)
 
 
 def collect_row_values(batch: BatchLayout, rank_values: Sequence[np.ndarray]) -> np.ndarray:
@@ -88,7 +88,12 @@ def collect_row_values(batch: BatchLayout, rank_values: Sequence[np.ndarray]) ->
 
 
 def _distribute_rows(
-    rows: Sequence[Row], example_ids: Sequence[int], num_ranks: int, max_tokens: int, padded: bool, share_prompts: bool
+    rows: Sequence[Row],
+    example_ids: Sequence[int],
+    num_ranks: int,
+    max_tokens: int,
+    padded: bool,
+    uses_shared_prompts: bool,
 ) -> BatchLayout:
     """Distribute a mini-batch to ranks and micro-batches. example_ids: example of each row; its rows stay together."""
     return build_batch_layout(
@@ -99,5 +104,5 @@ def _distribute_rows(
         max_tokens=max_tokens,
         padded=padded,
         needs_full_sequence=True,
-        prefixes=find_shared_prefixes(rows, example_ids) if share_prompts else None,
+        shared_prompts=find_shared_prompts(rows, example_ids) if uses_shared_prompts else None,
     )

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alphaapollo.models.cpu import linear
-from alphaapollo.models.cpu.linear import compute_weight_grad, is_onednn_faster
+from alphaapollo.models import cpu_linear as linear
+from alphaapollo.models.cpu_linear import compute_weight_grad, is_onednn_faster
 
 
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")

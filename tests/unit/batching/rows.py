@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from alphaapollo.data.packing import BatchLayout, build_batch_layout
+from alphaapollo.batching.packing import BatchLayout, build_batch_layout
 from alphaapollo.types import Row
 
 

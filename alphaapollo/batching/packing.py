@@ -13,8 +13,8 @@ from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
-from alphaapollo.data.batch import BatchLayout, MiniBatch, RankBatch, Rows
-from alphaapollo.data.shared_prompts import MIN_SHARING_RATIO, SharedPrefixes
+from alphaapollo.batching.batch import BatchLayout, MiniBatch, RankBatch, Rows
+from alphaapollo.batching.shared_prompts import MIN_SHARING_RATIO, SharedPrompts
 from alphaapollo.types import Row
 from alphaapollo.utils.seeds import derive_seed
 
@@ -32,7 +32,7 @@ def build_batch_layout(
     shuffle: bool = False,
     group_ids: Sequence[int] | None = None,
     needs_full_sequence: bool = False,
-    prefixes: SharedPrefixes | None = None,
+    shared_prompts: SharedPrompts | None = None,
     min_sharing_ratio: float = MIN_SHARING_RATIO,
 ) -> BatchLayout:
     """Assign the token sequences of one training iteration to mini-batches, ranks and micro-batches.
@@ -45,10 +45,10 @@ def build_batch_layout(
         shuffle: shuffle trajectories (or groups), with `seed`, before they are split into mini-batches.
         group_ids: [N] group of each trajectory, 0 .. G-1, if mini-batches must not split groups.
         needs_full_sequence: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
-        prefixes: shared prefixes of the B rows, which are computed once. Rows are not padded then.
-        min_sharing_ratio: prefixes are shared only if row tokens / computed tokens is at least this ratio.
+        shared_prompts: shared prefixes of the B rows, which are computed once. Rows are not padded then.
+        min_sharing_ratio: prompts are shared only if row tokens / computed tokens is at least this ratio.
     """
-    members, lengths = _list_group_members(trajectory_ids), [row.max_length for row in rows]
+    members, lengths = _list_group_members(trajectory_ids), [row.packed_length for row in rows]
     groups = [[index] for index in range(len(members))] if group_ids is None else _list_group_members(group_ids)
     count = min(-(-len(members) // mini_batch_size), len(groups))
     step_trajectories = [
@@ -58,26 +58,25 @@ def build_batch_layout(
     steps = [[members[trajectory] for trajectory in trajectories] for trajectories in step_trajectories]
     if not needs_full_sequence:
         steps = [[[row] for trajectory in step for row in trajectory] for step in steps]
-    tokens = _TokenCounts(lengths, prefixes)
+    tokens = _TokenCounts(lengths, shared_prompts)
     split = [_distribute_step_rows(step, tokens, num_ranks, max_tokens) for step in steps]
-    if prefixes is not None and sum(lengths) < min_sharing_ratio * sum(sum(costs) for _, costs, _ in split):
-        prefixes, tokens = None, _TokenCounts(lengths, None)
+    if shared_prompts is not None and sum(lengths) < min_sharing_ratio * sum(sum(costs) for _, costs, _ in split):
+        shared_prompts, tokens = None, _TokenCounts(lengths, None)
         split = [_distribute_step_rows(step, tokens, num_ranks, max_tokens) for step in steps]
     orders: list[list[int]] = [[] for _ in range(num_ranks)]
     mini_batches: list[list[MiniBatch]] = [[] for _ in range(num_ranks)]
     for bundles, _, shares in split:
         counts = [[tokens.count_by_part(bundles[i]) for i in share] for share in shares]
-        micros = split_bundles_into_micro_batches_by_rank(counts, max_tokens, padded and prefixes is None)
+        micros = split_bundles_into_micro_batches_by_rank(counts, max_tokens, padded and shared_prompts is None)
         for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
             micro_rows = [[row for i in micro for row in bundles[share[i]]] for micro in rank_micros]
             ends = [*accumulate(map(len, micro_rows), initial=len(orders[rank]))]
             mini_batches[rank].append(MiniBatch([list(range(*bounds)) for bounds in pairwise(ends)]))
             orders[rank] += chain.from_iterable(micro_rows)
+    shared = [shared_prompts and shared_prompts.select(order) for order in orders]
+    rank_rows = [Rows.from_rows([rows[row] for row in order], one) for order, one in zip(orders, shared, strict=True)]
     return BatchLayout(
-        rank_batches=[
-            RankBatch(Rows.from_rows([rows[row] for row in order], prefixes and prefixes.select(order)), steps)
-            for order, steps in zip(orders, mini_batches, strict=True)
-        ],
+        rank_batches=[RankBatch(*pair) for pair in zip(rank_rows, mini_batches, strict=True)],
         row_order=[np.array(order, dtype=np.int64) for order in orders],
         mini_batch_rows=[[row for trajectory in step for row in members[trajectory]] for step in step_trajectories],
     )
@@ -112,7 +111,7 @@ def _filter_micro_batches(
     for micro in mini_batch.micro_batches:
         kept = [index for index in micro if keep[index]]
         joined = (micros[-1] if micros else []) + kept
-        tokens = max(one.count_computed_tokens(joined, padded) for one in (rows, rows.teacher_rows))
+        tokens = max(one.count_computed_tokens(joined, padded) for one in (rows, rows.rows_with_longer_prompts))
         if micros and kept and tokens <= max_tokens:
             micros[-1] = joined
         elif kept:
@@ -123,10 +122,10 @@ def _filter_micro_batches(
 class _TokenCounts:
     """Numbers of tokens that the rows of a batch compute, with or without shared prefixes."""
 
-    def __init__(self, lengths: list[int], prefixes: SharedPrefixes | None):
+    def __init__(self, lengths: list[int], shared_prompts: SharedPrompts | None):
         self.lengths = lengths
-        self.prefix_ids: list[int] = [] if prefixes is None else prefixes.prefix_ids.tolist()
-        self.prefix_lengths: list[int] = [] if prefixes is None else prefixes.lengths.tolist()
+        self.prefix_ids: list[int] = [] if shared_prompts is None else shared_prompts.prefix_ids.tolist()
+        self.prefix_lengths: list[int] = [] if shared_prompts is None else shared_prompts.lengths.tolist()
 
     def count_by_part(self, rows: list[int]) -> list[int]:
         """Count the tokens of each row; with shared prefixes, first of each prefix, then of each row without it."""

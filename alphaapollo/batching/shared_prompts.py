@@ -22,7 +22,7 @@ MIN_SHARING_RATIO = 1.2  # prefixes are shared if tokens of all rows / computed 
 
 
 @dataclass(frozen=True)
-class SharedPrefixes:
+class SharedPrompts:
     """Prefix of each of R rows. Rows with equal prefix ids begin with the same tokens.
 
     The prefix of a row that shares no tokens with other rows is its complete prompt.
@@ -31,8 +31,8 @@ class SharedPrefixes:
     prefix_ids: np.ndarray  # int64 [R], equal for rows that share a prefix
     lengths: np.ndarray  # int64 [R], length of the prefix in tokens: at least 1, at most the prompt length
 
-    def select(self, row_indices: Sequence[int]) -> SharedPrefixes:
-        return SharedPrefixes(self.prefix_ids[list(row_indices)], self.lengths[list(row_indices)])
+    def select(self, row_indices: Sequence[int]) -> SharedPrompts:
+        return SharedPrompts(self.prefix_ids[list(row_indices)], self.lengths[list(row_indices)])
 
     def get_segment_and_prefix_lengths(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the lengths of the sequences that a forward pass computes: each prefix, then the rest of each row.
@@ -45,7 +45,7 @@ class SharedPrefixes:
         return np.concatenate([shared, rest]), np.concatenate([np.zeros_like(shared), self.lengths])
 
 
-def decide_prompt_sharing(
+def decide_shared_prompts(
     key: str, setting: bool | Literal["auto"], obstacle: str | None, notify: Callable[[str], None]
 ) -> bool:
     """Return whether forward passes compute a shared prompt only once. `setting` is the value of the config key `key`.
@@ -60,7 +60,7 @@ def decide_prompt_sharing(
     return setting is not False and not obstacle
 
 
-def find_shared_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> SharedPrefixes:
+def find_shared_prompts(rows: Sequence[Row], group_ids: Sequence[int]) -> SharedPrompts:
     """Choose the shared prefix of each row such that forward passes save the most tokens.
 
     Only rows of the same prompt group (`group_ids` [R]) share a prefix.
@@ -77,7 +77,7 @@ def find_shared_prefixes(rows: Sequence[Row], group_ids: Sequence[int]) -> Share
             sharing_rows = [members[index] for index in indices]
             ids[sharing_rows], lengths[sharing_rows] = count, length
             count += 1
-    return SharedPrefixes(ids, lengths)
+    return SharedPrompts(ids, lengths)
 
 
 def _make_comparable_prompt(row: Row, digests: dict[str, int]) -> Sequence[int]:

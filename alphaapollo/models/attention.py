@@ -4,7 +4,6 @@
     padded   padded  everywhere: causal attention; default on a CPU, where it is fastest for short rows
     sdpa     packed  everywhere: one call per row
     varlen   packed  GPU: torch.nn.attention.varlen, with FlashAttention 3 if it is installed and the GPU is a Hopper
-    flex     packed  GPU: FlexAttention with a block mask (its backward pass does not run on a CPU)
     flash    packed  GPU: flash-attn 2, if it is installed (docs/install.md)
 
 With sequence parallelism (models/ulysses.py) each rank computes its part of the heads, for complete rows.
@@ -21,17 +20,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alphaapollo.config.resolve import Attention
-from alphaapollo.models.attention.shared_prompts import (
-    compute_padded_indices,
-    flatten_heads,
-    gather_and_split_heads,
-    make_causal_mask,
-)
 from alphaapollo.models.micro_batch import Packing
 from alphaapollo.models.ulysses import SequenceGroup, exchange_heads_for_tokens, exchange_tokens_for_heads
 from alphaapollo.models.vision import find_language_model
@@ -251,56 +245,6 @@ def _make_varlen_arguments(call: AttentionCall) -> tuple[Any, ...]:
     return *tensors, queries.cu_seqlens, keys.cu_seqlens, max(queries.lengths), max(keys.lengths)
 
 
-def _attend_flex(call: AttentionCall) -> Tensor:
-    call.check_supported_by("flex")
-    output = _load_flex_attention(call.query.device.type)(
-        call.query,
-        call.key,
-        call.value,
-        score_mod=None if call.softcap is None else _make_score_cap(call.softcap),
-        block_mask=_make_flex_block_mask(call.required_packing, call.window),
-        scale=call.scaling,
-        enable_gqa=call.is_gqa,
-    )
-    return output.transpose(1, 2).contiguous()
-
-
-@lru_cache(maxsize=2)  # shared by the layers of a forward pass: full and sliding-window attention
-def _make_flex_block_mask(packing: Packing, window: int | None) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    device, width = packing.cu_seqlens.device, sum(packing.lengths)
-    segment = torch.repeat_interleave(packing.cu_seqlens.diff(), output_size=width)
-    position = torch.arange(width, device=device) - packing.cu_seqlens[segment]
-    prefix = segment
-    if packing.keys is not None:
-        position += (packing.keys.cu_seqlens.diff() - packing.cu_seqlens.diff())[segment]
-        prefix = torch.tensor(packing.keys.prefix_segments, device=device)[segment]
-
-    def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        distance = position[query] - position[key]
-        allowed = ((segment[query] == segment[key]) | (prefix[query] == segment[key])) & (distance >= 0)
-        return allowed if window is None else allowed & (distance < window)
-
-    return create_block_mask(is_visible, None, None, width, width, device=str(device))
-
-
-@lru_cache
-def _load_flex_attention(device_type: str) -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    compute: Callable[..., Tensor] = flex_attention
-    return compute if device_type == "cpu" else torch.compile(compute, dynamic=True)
-
-
-@lru_cache
-def _make_score_cap(softcap: float) -> Callable[..., Tensor]:
-    def cap_score(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return softcap * torch.tanh(score / softcap)
-
-    return cap_score
-
-
 def _prepare_for_sdpa(call: AttentionCall) -> AttentionCall:
     """Repeat key and value heads unless SDPA has a fused kernel for grouped heads."""
     if call.softcap is not None or call.sinks is not None:
@@ -360,10 +304,81 @@ def attend_eager(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor,
     return scores.softmax(dim=-1)[..., :width].to(value.dtype) @ value
 
 
+@dataclass(frozen=True)
+class PaddedIndices:
+    """Indices that gather packed tokens into padded matrices, for attention over b rows that share f prompts. A row's
+    suffix is its part after the prompt. Padding repeats the last token of a prompt or suffix; its output is unused."""
+
+    prompts: Tensor  # int64 [f, P]: tokens of each shared prompt
+    suffixes: Tensor  # int64 [b, C]: tokens of each suffix
+    suffix_keys: Tensor  # int64 [b, P + C]: tokens of the row's prompt, then of its suffix
+    suffix_mask: Tensor  # bool [b, 1, C, P + C]: true where a suffix's token attends to a key
+    token_positions: Tensor  # int64 [sum T]: position of each token in the flattened `prompts`, then `suffixes`
+
+
+@lru_cache(maxsize=2)  # shared by the layers of a forward pass: full and sliding-window attention
+def compute_padded_indices(packing: Packing, window: int | None) -> PaddedIndices:
+    """Find which packed token is in each cell of the padded matrices of prompts and suffixes; make the attention mask.
+    `window`: sliding window in tokens, or None."""
+    assert packing.keys is not None, "rows without shared prompts are padded when the batch is built"
+    lengths, prefix_index = np.array(packing.lengths), np.array(packing.keys.prefix_segments)
+    starts = np.cumsum(lengths) - lengths
+    segments = np.arange(len(lengths))
+    prefixes, suffixes = segments[prefix_index == segments], segments[prefix_index != segments]
+    prefix_lengths = lengths[prefix_index[suffixes]]
+    prefix_cells = _pad_token_ranges(starts[prefixes], lengths[prefixes])
+    suffix_cells = _pad_token_ranges(starts[suffixes], lengths[suffixes])
+    row_prefix_cells = _pad_token_ranges(starts[prefix_index[suffixes]], prefix_lengths)
+    query, key = np.arange(suffix_cells.shape[1]), np.arange(row_prefix_cells.shape[1])
+    is_prefix_visible = np.broadcast_to(key < prefix_lengths[:, None, None], (len(suffixes), len(query), len(key)))
+    distance = query[:, None] - query
+    is_suffix_visible = np.broadcast_to(distance >= 0, (len(suffixes), *distance.shape))
+    if window is not None:
+        is_prefix_visible = is_prefix_visible & (prefix_lengths[:, None, None] + query[:, None] - key < window)
+        is_suffix_visible = is_suffix_visible & (distance < window)
+    mask = np.concatenate([is_prefix_visible, is_suffix_visible], axis=2)
+    cells = np.concatenate([prefix_cells.ravel(), suffix_cells.ravel()])
+    positions = np.empty(lengths.sum(), dtype=np.int64)
+    positions[cells[::-1]] = np.arange(len(cells))[::-1]  # repeated positions get their first cell, not padding
+    device = packing.cu_seqlens.device
+    return PaddedIndices(
+        prompts=torch.from_numpy(prefix_cells).to(device),
+        suffixes=torch.from_numpy(suffix_cells).to(device),
+        suffix_keys=torch.from_numpy(np.concatenate([row_prefix_cells, suffix_cells], axis=1)).to(device),
+        suffix_mask=torch.from_numpy(mask[:, None]).to(device),
+        token_positions=torch.from_numpy(positions).to(device),
+    )
+
+
+def make_causal_mask(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
+    """Make a causal mask, with queries only at the last num_queries of the num_keys tokens. Returns bool
+    [num_queries, num_keys], true where a query attends to a key. `window`: sliding window in tokens."""
+    query = torch.arange(num_keys - num_queries, num_keys, device=device)
+    distance = query[:, None] - torch.arange(num_keys, device=device)
+    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+
+
+def flatten_heads(x: Tensor) -> Tensor:
+    """Reshape [1, heads, T, d] -> [T, heads x d]."""
+    return x[0].transpose(0, 1).flatten(1)
+
+
+def gather_and_split_heads(tokens: Tensor, indices: Tensor, num_heads: int) -> Tensor:
+    """Gather tokens [T, heads x d] by their indices [b, w], and separate the heads -> [b, heads, w, d].
+
+    F.embedding has a backward pass that is fast on a CPU and deterministic on a GPU.
+    """
+    return F.embedding(indices, tokens).unflatten(2, (num_heads, -1)).transpose(1, 2)
+
+
+def _pad_token_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the token indices of n ranges, each padded by repeating its last index. [n], [n] -> [n, longest]"""
+    return starts[:, None] + np.minimum(np.arange(lengths.max(initial=1)), lengths[:, None] - 1)
+
+
 _UNSUPPORTED: dict[Attention, tuple[str, ...]] = {
     "varlen": ("softcap", "sinks"),
     "flash": ("sinks",),
-    "flex": ("sinks",),
 }
 
 
@@ -371,6 +386,5 @@ BACKENDS: dict[Attention, Callable[[AttentionCall], Tensor]] = {
     "padded": _attend_padded,
     "sdpa": _attend_sdpa,
     "varlen": _attend_varlen,
-    "flex": _attend_flex,
     "flash": _attend_flash,
 }

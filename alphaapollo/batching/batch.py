@@ -12,20 +12,20 @@ sequences to ranks and mini-batches never changes after packing.build_batch_layo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from alphaapollo.data.shared_prompts import SharedPrefixes
-from alphaapollo.types import ImageInput, Row
+from alphaapollo.batching.shared_prompts import SharedPrompts
+from alphaapollo.types import LONGER_PROMPT, ImageInput, Row
 
 A = TypeVar("A")
-PER_ROW = ("loss_weights", "sequence_weights", "value_weights", "teacher_weights", "trajectory_ids")
+PER_ROW = ("loss_weights", "sequence_weights", "value_weights", "divergence_weights", "trajectory_ids")
 """Columns with one value per row."""
-INTEGERS = ("trajectory_ids", "teacher_tokens")  # columns that are not converted to floating point
+INTEGERS = ("trajectory_ids", "top_tokens")  # columns that are not converted to floating point
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,13 @@ class Rows:
     response_starts: NDArray[np.int64]  # [R], always >= 1, because the first token has no log-prob
     action_mask: np.ndarray  # uint8 [sum responses]
     rollout_logprobs: np.ndarray  # float32 [sum responses], from the engine; 0 off the mask
-    routed_experts: np.ndarray | None = None  # uint8 or uint16 [sum T, layers, k], chosen by the engine's router
-    prefixes: SharedPrefixes | None = None  # prefixes that rows of a micro-batch share; None: no sharing
+    shared_prompts: SharedPrompts | None = None  # prefixes that rows of a micro-batch share; None: no sharing
     images: tuple[tuple[ImageInput, ...], ...] | None = None  # pictures of each row; None: no row has a picture
-    teacher_shares: np.ndarray | None = None  # float32 [R, teachers], each row sums to 1; None: one teacher or none
-    teacher_prompts: tuple[Sequence[int], ...] | None = None  # Row.teacher_prompt_ids; None: no row has one
+    columns: dict[str, np.ndarray | tuple[Any, ...]] = field(default_factory=dict)
+    """Row.columns: an array [sum T, ...] over the tokens, or a tuple [R] of values of rows (None: the row has none)."""
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row], prefixes: SharedPrefixes | None = None) -> Rows:
+    def from_rows(cls, rows: Sequence[Row], shared_prompts: SharedPrompts | None = None) -> Rows:
         """Concatenate token sequences. Each needs at least one prompt token and one token sampled by the model."""
         starts = [row.response_start for row in rows]
         assert all(start >= 1 for start in starts), "a row needs at least one prompt token"
@@ -61,15 +60,9 @@ class Rows:
             response_starts=np.array(starts, dtype=np.int64),
             action_mask=_concatenate_sequences([row.action_mask[start:] for row, start in responses], np.uint8),
             rollout_logprobs=_concatenate_sequences([row.logprobs[start:] for row, start in responses], np.float32),
-            routed_experts=_concatenate_routed_experts(rows),
-            prefixes=prefixes,
+            shared_prompts=shared_prompts,
             images=tuple(tuple(row.images) for row in rows) if any(row.images for row in rows) else None,
-            teacher_shares=np.array([row.teacher_shares for row in rows], np.float32)
-            if any(row.teacher_shares for row in rows)
-            else None,
-            teacher_prompts=tuple(row.teacher_prompt_ids for row in rows)
-            if any(row.teacher_prompt_ids for row in rows)
-            else None,
+            columns={name: _join_column(name, rows) for name in {name: None for row in rows for name in row.columns}},
         )
 
     def __len__(self) -> int:
@@ -98,32 +91,31 @@ class Rows:
             response_starts=self.response_starts[list(row_indices)],
             action_mask=concatenate_segments(self.action_mask, self.response_offsets, row_indices),
             rollout_logprobs=concatenate_segments(self.rollout_logprobs, self.response_offsets, row_indices),
-            routed_experts=None
-            if self.routed_experts is None
-            else concatenate_segments(self.routed_experts, self.token_offsets, row_indices),
-            prefixes=None if self.prefixes is None else self.prefixes.select(row_indices),
+            shared_prompts=None if self.shared_prompts is None else self.shared_prompts.select(row_indices),
             images=None if self.images is None else tuple(self.images[index] for index in row_indices),
-            teacher_shares=None if self.teacher_shares is None else self.teacher_shares[list(row_indices)],
-            teacher_prompts=None
-            if self.teacher_prompts is None
-            else tuple(self.teacher_prompts[index] for index in row_indices),
+            columns={
+                name: concatenate_segments(column, self.token_offsets, row_indices)
+                if isinstance(column, np.ndarray)
+                else tuple(column[index] for index in row_indices)
+                for name, column in self.columns.items()
+            },
         )
 
     @cached_property
-    def has_teacher_prompt(self) -> np.ndarray:
-        """Whether a self-teacher has a prompt with more context for each row, bool [R]."""
-        return np.array([len(prompt) > 0 for prompt in self.teacher_prompts or [()] * len(self)], dtype=bool)
+    def has_longer_prompt(self) -> np.ndarray:
+        """Whether each row has a second prompt (LONGER_PROMPT), bool [R]."""
+        return np.array([bool(prompt) for prompt in self.columns.get(LONGER_PROMPT, [()] * len(self))], dtype=bool)
 
     @cached_property
-    def teacher_rows(self) -> Rows:
-        """The rows as a self-teacher reads them: with its prompt, if there is one, before the same response."""
-        if self.teacher_prompts is None:
+    def rows_with_longer_prompts(self) -> Rows:
+        """The rows with their second prompts, where there are any, before the same responses."""
+        if LONGER_PROMPT not in self.columns:
             return self
-        assert self.images is None and self.prefixes is None, "self-teachers read neither pictures nor shared prompts"
+        assert self.images is None and self.shared_prompts is None, "longer prompts have no pictures and are not shared"
         starts, ends = self.token_offsets[:-1] + self.response_starts, self.token_offsets[1:]
         prompts = [
-            np.array(prompt, dtype=np.int32) if len(prompt) else self.token_ids[first:start]
-            for prompt, first, start in zip(self.teacher_prompts, self.token_offsets[:-1], starts, strict=True)
+            np.array(prompt, dtype=np.int32) if prompt else self.token_ids[first:start]
+            for prompt, first, start in zip(self.columns[LONGER_PROMPT], self.token_offsets[:-1], starts, strict=True)
         ]
         responses = [self.token_ids[start:end] for start, end in zip(starts, ends, strict=True)]
         response_starts = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
@@ -132,8 +124,7 @@ class Rows:
             token_ids=np.concatenate([part for pair in zip(prompts, responses, strict=True) for part in pair]),
             lengths=response_starts + self.response_lengths,
             response_starts=response_starts,
-            routed_experts=None,
-            teacher_prompts=None,
+            columns={},
         )
 
     def get_segment_and_prefix_lengths(self, row_indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -143,14 +134,14 @@ class Rows:
         Returns two int64 arrays [sequences]: lengths, and number of prefix tokens that the sequence also attends to.
         """
         lengths = self.lengths[list(row_indices)]
-        if self.prefixes is None:
+        if self.shared_prompts is None:
             return lengths, np.zeros_like(lengths)
-        return self.prefixes.select(row_indices).get_segment_and_prefix_lengths(lengths)
+        return self.shared_prompts.select(row_indices).get_segment_and_prefix_lengths(lengths)
 
     def count_computed_tokens(self, row_indices: Sequence[int], padded: bool) -> int:
         """Count the tokens of a forward pass over some rows, with padding if `padded`. Shared prefixes count once."""
         lengths = self.get_segment_and_prefix_lengths(row_indices)[0]
-        is_padded = padded and self.prefixes is None
+        is_padded = padded and self.shared_prompts is None
         return len(lengths) * int(lengths.max(initial=0)) if is_padded else int(lengths.sum())
 
 
@@ -169,11 +160,12 @@ class Columns(Generic[A]):
     loss_weights: A | None = None  # float32 [R], weight of the token sum of each row in the loss
     sequence_weights: A | None = None  # float32 [R], weight of the row's trajectory in a sequence-level loss
     value_weights: A | None = None  # float32 [R], weight of the token sum of each row in the loss of the critic
-    teacher_weights: A | None = None  # float32 [R], weight of its divergence from the teacher; None: loss_weights
+    divergence_weights: A | None = None  # float32 [R], weight of its divergence from other models; None: loss_weights
     trajectory_ids: A | None = None  # int64 [R], equal for all rows of a trajectory
     selected_tokens: A | None = None  # uint8 [sum responses], tokens selected by PolicyLoss.select_tokens
-    teacher_tokens: A | None = None  # int32 [sum responses, servers, k], most probable tokens of each teacher server
-    teacher_token_logprobs: A | None = None  # float32 [sum responses, servers, k + 1]; the last is of all other tokens
+    target_logprobs: A | None = None  # float32 [sum responses], of the sampled tokens under the models to distill
+    top_tokens: A | None = None  # int32 [sum responses, servers, k], most probable tokens of each model behind a server
+    top_token_logprobs: A | None = None  # float32 [sum responses, servers, k + 1]; the last is of all other tokens
 
     def select(self: Columns[np.ndarray], rows: Rows, row_indices: Sequence[int]) -> Columns[np.ndarray]:
         """Return the columns of the rows at `row_indices`. `rows`: all rows; their offsets locate the values."""
@@ -270,6 +262,15 @@ class BatchLayout:
             columns.append(column)
         return columns
 
+    def split_columns(self, columns: Columns[np.ndarray]) -> list[Columns[np.ndarray]]:
+        """Split columns over the batch, [n, ...] or [B], into the columns of each rank."""
+        parts = {
+            name: self.split_row_values(values) if name in PER_ROW else self.split_by_rank(values)
+            for name, values in vars(columns).items()
+            if values is not None
+        }
+        return [Columns(**{name: part[rank] for name, part in parts.items()}) for rank in range(len(self.rank_batches))]
+
     def split_row_values(self, values: np.ndarray) -> list[np.ndarray]:
         """Split an array [B] with one value per token sequence into one array [R] per rank."""
         assert values.shape == (self.num_rows,), values.shape
@@ -311,8 +312,8 @@ def _concatenate_sequences(sequences: Sequence[Sequence[int] | Sequence[float]],
     return np.concatenate([np.zeros(0, dtype), *sequences], dtype=dtype, casting="unsafe")
 
 
-def _concatenate_routed_experts(rows: Sequence[Row]) -> np.ndarray | None:
-    """Concatenate the experts that the engine chose for each token. None if the engine did not return experts."""
-    arrays = [row.routed_experts for row in rows if row.routed_experts is not None]
-    assert len(arrays) in (0, len(rows)), "routed experts are missing for some rows"
-    return np.concatenate(arrays) if arrays else None
+def _join_column(name: str, rows: Sequence[Row]) -> np.ndarray | tuple[Any, ...]:
+    values = tuple(row.columns.get(name) for row in rows)
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    assert len(arrays) in (0, len(rows)), f"{name} is missing for some rows"
+    return np.concatenate(arrays) if arrays else values

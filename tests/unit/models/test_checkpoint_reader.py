@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import metadata
 
-from alphaapollo.models.checkpoint.reader import _RestrictedUnpickler as Unpickler
-from alphaapollo.models.checkpoint.reader import read_rng_states
-from alphaapollo.models.checkpoint.snapshot import load_snapshot, take_snapshot, write_snapshot
+from alphaapollo.models.checkpoint import _RestrictedUnpickler as Unpickler
+from alphaapollo.models.checkpoint import load_snapshot, read_rng_states, take_snapshot, write_snapshot
 from alphaapollo.models.sharding import FsdpRoot, shard_model
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, initialize_rank, shut_down_rank
 

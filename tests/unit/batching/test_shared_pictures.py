@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from alphaapollo.data.shared_prompts import find_shared_prefixes
+from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.types import ImageInput, Row
 
 
@@ -19,7 +19,7 @@ def row(images: list[ImageInput], after: list[int]) -> Row:
 
 
 def find(rows: list[Row]) -> tuple[list[int], list[int]]:
-    prefixes = find_shared_prefixes(rows, [0] * len(rows))
+    prefixes = find_shared_prompts(rows, [0] * len(rows))
     return prefixes.prefix_ids.tolist(), prefixes.lengths.tolist()
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from alphaapollo.models.attention import backends
+from alphaapollo.models import attention as backends
 from alphaapollo.models.micro_batch import Packing
 
 

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaapollo.data.packing import filter_mini_batches
-from alphaapollo.data.shared_prompts import find_shared_prefixes
+from alphaapollo.batching.packing import filter_mini_batches
+from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.types import Row
-from tests.unit.data.rows import lay_out, make_row
+from tests.unit.batching.rows import lay_out, make_row
 
 
 def row(prompt: list[int], response: int = 2) -> Row:
@@ -20,7 +20,7 @@ def row(prompt: list[int], response: int = 2) -> Row:
 
 def test_samples_share_their_whole_prompt_and_groups_nothing():
     rows = [row([1, 2, 3]), row([1, 2, 3], 5), row([1, 2, 3]), row([9])]
-    prefixes = find_shared_prefixes(rows, [0, 0, 1, 1])
+    prefixes = find_shared_prompts(rows, [0, 0, 1, 1])
     assert prefixes.prefix_ids.tolist() == [0, 0, 2, 1]  # the third row has the same prompt, but is of another group
     assert prefixes.lengths.tolist() == [3, 3, 3, 1]
     lengths = np.array([len(one.token_ids) for one in rows])
@@ -32,13 +32,13 @@ def test_samples_share_their_whole_prompt_and_groups_nothing():
 def test_memory_context_rows_share_the_longest_prefix():
     """[1 2 3 4 5] twice and [1 2 3 4 6] share four tokens, which saves 8; one family of all would save 3."""
     rows = [row([1, 2, 3, 4, 5]), row([1, 7, 8]), row([1, 2, 3, 4, 6]), row([1, 2, 3, 4, 5])]
-    prefixes = find_shared_prefixes(rows, [0] * 4)
+    prefixes = find_shared_prompts(rows, [0] * 4)
     assert prefixes.lengths.tolist() == [4, 3, 4, 4]
     assert prefixes.prefix_ids[0] == prefixes.prefix_ids[2] == prefixes.prefix_ids[3] != prefixes.prefix_ids[1]
 
 
 def test_a_prefix_ends_where_the_shortest_prompt_does():
-    prefixes = find_shared_prefixes([row([1, 2]), row([1, 2, 100, 4])], [0, 0])
+    prefixes = find_shared_prompts([row([1, 2]), row([1, 2, 100, 4])], [0, 0])
     assert prefixes.lengths.tolist() == [2, 2] and prefixes.prefix_ids.tolist() == [0, 0]
 
 
@@ -48,7 +48,7 @@ PROMPTS = st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=6), min_size
 @given(PROMPTS, st.data())
 def test_families_share_their_answer_and_cannot_be_shortened(prompts: list[list[int]], data: st.DataObject):
     rows = [row(prompt) for prompt in prompts]
-    prefixes = find_shared_prefixes(rows, [0] * len(rows))
+    prefixes = find_shared_prompts(rows, [0] * len(rows))
     saved = 0
     for family in set(prefixes.prefix_ids.tolist()):
         members = np.flatnonzero(prefixes.prefix_ids == family)
@@ -69,7 +69,7 @@ def test_families_share_their_answer_and_cannot_be_shortened(prompts: list[list[
 
 
 def train_batch(rows, groups, max_tokens=10**6, **more):
-    more = {"prefixes": find_shared_prefixes(rows, groups), "min_sharing_ratio": 0.0} | more
+    more = {"shared_prompts": find_shared_prompts(rows, groups), "min_sharing_ratio": 0.0} | more
     return lay_out(rows, max_tokens=max_tokens, **more)
 
 
@@ -78,7 +78,7 @@ def test_a_group_stays_in_one_micro_batch_and_its_prompt_counts_once():
     groups = [0] * 4 + [1] * 4 + [2] * 4
     batch = train_batch(rows, groups, max_tokens=45)
     (mini_batch,) = batch.rank_batches[0].mini_batches
-    ids = batch.rank_batches[0].rows.prefixes.prefix_ids
+    ids = batch.rank_batches[0].rows.shared_prompts.prefix_ids
     assert [sorted(ids[micro].tolist()) for micro in mini_batch.micro_batches] == [[0] * 4 + [1] * 4, [2] * 4]
     assert batch.count_computed_tokens(padded=True) == 66 and batch.num_tokens == 156
 
@@ -106,7 +106,7 @@ def test_prefixes_that_save_too_little_are_left_alone():
     rows = [row([1] * 10, 30), row([1] * 10, 30)]  # 80 tokens, 70 of them computed
     for min_sharing_ratio, shares in ((1.1, True), (1.2, False)):
         batch = train_batch(rows, [0, 0], max_tokens=100, min_sharing_ratio=min_sharing_ratio)
-        assert (batch.rank_batches[0].rows.prefixes is not None) is shares
+        assert (batch.rank_batches[0].rows.shared_prompts is not None) is shares
         assert batch.count_computed_tokens(padded=False) == (70 if shares else 80)
 
 
@@ -123,7 +123,7 @@ LENGTHS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 20)), min_size=1,
 def test_kept_rows_are_computed_once_and_others_are_not(shapes, num_ranks, max_tokens, shares, data):
     rows, groups = [row([group + 1] * (group + 1), length) for group, length in shapes], [group for group, _ in shapes]
     more = {"num_ranks": num_ranks, "mini_batch_size": 7, "seed": 1, "shuffle": True}
-    batch = train_batch(rows, groups, max_tokens, **more if shares else more | {"prefixes": None})
+    batch = train_batch(rows, groups, max_tokens, **more if shares else more | {"shared_prompts": None})
     keep = np.array(data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))))
     steps = filter_mini_batches(batch, keep, max_tokens, padded=True)
     seen = []

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from alphaapollo.algorithms.divergence import REVERSE
+from alphaapollo.batching.batch import Rows
+from alphaapollo.batching.shared_prompts import SharedPrompts, find_shared_prompts
 from alphaapollo.config.schema import Model
-from alphaapollo.data.batch import Rows
-from alphaapollo.data.shared_prompts import SharedPrefixes, find_shared_prefixes
-from alphaapollo.models.attention import backends
-from alphaapollo.models.attention.shared_prompts import make_causal_mask
+from alphaapollo.models import attention as backends
+from alphaapollo.models.attention import make_causal_mask
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder, Packing, make_rows
@@ -40,7 +40,7 @@ def draw_rows(seed: int, prompt: int, response: int, memory: bool = False) -> Ro
             mask = [int(i >= len(own)) for i in range(len(tokens))]
             rows.append(Row(tokens, mask, [0.0] * len(tokens), [len(tokens) - 1]))
             groups.append(group)
-    return replace(Rows.from_rows(rows), prefixes=find_shared_prefixes(rows, groups))
+    return replace(Rows.from_rows(rows), shared_prompts=find_shared_prompts(rows, groups))
 
 
 def forward_and_gradients(policy: PolicyModel, rows: Rows, padded: bool, reference=None) -> tuple[Tensor, list[Tensor]]:
@@ -68,32 +68,25 @@ def test_statistics_and_gradients_are_those_of_the_plain_layout(model_folder, na
     for seed, (prompt, response, memory) in enumerate([(15, 4, False), (3, 15, False), (8, 8, True)]):
         rows = draw_rows(seed, prompt, response, memory)
         shared = forward_and_gradients(policy, rows, kind == "padded", reference)
-        plain = forward_and_gradients(policy, replace(rows, prefixes=None), kind == "padded", reference)
+        plain = forward_and_gradients(policy, replace(rows, shared_prompts=None), kind == "padded", reference)
         torch.testing.assert_close(shared[0], plain[0], rtol=2e-5, atol=2e-6)
         for ours, expected in zip(shared[1], plain[1], strict=True):
             assert (ours - expected).norm() <= 1e-5 * expected.norm().clamp(min=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["flex", "values"])
-def test_flex_and_values_are_those_of_the_plain_layout(model_folder, kind: Any):
+def test_values_are_those_of_the_plain_layout(model_folder):
     model, rows = Model(path=str(model_folder("qwen3"))), draw_rows(2, 9, 9)
-    builder = MicroBatchBuilder(kind == "values", CPU)
-    shared, plain = (builder.build(one, range(len(rows))) for one in (rows, replace(rows, prefixes=None)))
+    builder = MicroBatchBuilder(True, CPU)
+    shared, plain = (builder.build(one, range(len(rows))) for one in (rows, replace(rows, shared_prompts=None)))
     with torch.no_grad():
-        if kind == "flex":
-            policy, other = (PolicyModel(load_causal_lm(model, kind)) for kind in ("flex", "sdpa"))
-            found, expected = policy(shared, 1.0).logprobs, other(plain, 1.0).logprobs
-            torch.testing.assert_close(policy(plain, 1.0).logprobs, expected, rtol=1e-4, atol=1e-5)
-        else:
-            critic = ValueModel(load_causal_lm(model, "padded"), seed=0)
-            found, expected = critic(shared), critic(plain)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        critic = ValueModel(load_causal_lm(model, "padded"), seed=0)
+        torch.testing.assert_close(critic(shared), critic(plain), rtol=1e-4, atol=1e-5)
 
 
 def three_rows() -> Rows:
     """[5, 6 | 7, 8], [5, 6 | 9] share two tokens; [4 | 3, 2] shares none."""
     rows = [np.array(ids) for ids in ([5, 6, 7, 8], [5, 6, 9], [4, 3, 2])]
-    return make_rows(rows, [2, 2, 1], SharedPrefixes(np.array([0, 0, 1]), np.array([2, 2, 1])))
+    return make_rows(rows, [2, 2, 1], SharedPrompts(np.array([0, 0, 1]), np.array([2, 2, 1])))
 
 
 def test_shared_layout_by_hand():

@@ -3,13 +3,13 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaapollo.data.packing import (
+from alphaapollo.batching.packing import (
     balance_ranks,
     split_bundles_into_micro_batches_by_rank,
     split_micro_batches,
     split_mini_batches,
 )
-from tests.unit.data.rows import lay_out, make_row
+from tests.unit.batching.rows import lay_out, make_row
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=60)
 

@@ -1,0 +1,1 @@
+"""Batches of token sequences: rows on ranks, in mini-batches and micro-batches, with shared prompts."""

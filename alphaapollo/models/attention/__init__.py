@@ -1,1 +1,0 @@
-"""Attention backends for padded and packed micro-batches."""

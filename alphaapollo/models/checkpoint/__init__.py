@@ -1,1 +1,0 @@
-"""Sharded training checkpoints: snapshot, background writer, safe reader."""

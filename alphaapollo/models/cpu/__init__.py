@@ -1,1 +1,0 @@
-"""Kernels for machines without a GPU."""

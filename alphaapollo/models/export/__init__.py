@@ -1,1 +1,0 @@
-"""Export to Hugging Face folders, and the verification of an exported folder."""
