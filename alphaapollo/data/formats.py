@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from alphaapollo.data.files import DataRow, list_column_names, read_rows
+from alphaapollo.data.files import DataRow, DataRows, list_column_names, read_rows
 
 RESULT_COLUMNS = ("prompt_id", "turns", "rows")  # results.jsonl and rollouts/
 
@@ -31,7 +31,7 @@ def read_rows_in_known_format(
     formats: Sequence[DataFormat],
     names: Mapping[str, str],
     optional: Collection[str] | None = None,
-) -> tuple[list[DataRow], list[str]]:
+) -> tuple[DataRows, list[str]]:
     """Read a data file, and convert its rows if it has the columns of a known format instead of the configured ones.
 
     Args:
@@ -50,9 +50,11 @@ def read_rows_in_known_format(
         return rows, [f"{path}: {unread}"] if unread else []
     for one in () if {*RESULT_COLUMNS} <= {*columns} else formats:
         if {*one.columns} <= {*columns}:
-            converted = [{names.get(key, key): value for key, value in one.convert(row).items()} for row in rows]
+            converted = ({names.get(key, key): value for key, value in one.convert(row).items()} for row in rows)
             unread = describe_unread_columns(rows, optional and (*one.columns, *one.optional, *optional))
-            return converted, [f"{path} is read as {one.name} ({', '.join(one.columns)}). {unread}".strip()]
+            return DataRows(converted, rows.locations), [
+                f"{path} is read as {one.name} ({', '.join(one.columns)}). {unread}".strip()
+            ]
     purpose = "sft" if "messages" in names else "rl"
     raise make_column_error(path, columns, needed, [f"data.{name}_key" for name in names], purpose)
 

@@ -25,17 +25,15 @@ def apply_length_limit(
     Raises ValueError if truncation is error and a prompt is too long, if a prompt with pictures would be truncated, if
     the model's processor rejects a picture, or if no prompt remains.
     """
-    rows, contents = [prompt.id for prompt in prompts], [prompt.content for prompt in prompts]
 
     def count_tokens() -> array[int]:
-        parts = [slice(start, start + BATCH) for start in range(0, len(rows), BATCH)]
-        counts = (renderer.count_prompt_tokens(contents[part], rows[part]) for part in parts)
-        return array("q", chain.from_iterable(counts))
+        parts = (prompts[start : start + BATCH] for start in range(0, len(prompts), BATCH))
+        return array("q", chain.from_iterable(map(renderer.count_prompt_tokens, parts)))
 
-    lengths = load_or_compute(renderer, (rows, contents), count_tokens)
+    lengths = load_or_compute(renderer, [(one.content, one.template_arguments) for one in prompts], count_tokens)
     has_pictures = [bool(collect_pictures(prompt.content)) for prompt in prompts]
     limit = ("prompts", "data.max_prompt_length", max_prompt_length, truncation)
-    num_long = check_length_limit(lengths, rows, *limit, has_pictures)
+    num_long = check_length_limit(lengths, [prompt.location for prompt in prompts], *limit, has_pictures)
     if truncation != "drop":
         return list(prompts), num_long
     return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_prompt_length], num_long
@@ -43,7 +41,7 @@ def apply_length_limit(
 
 def check_length_limit(
     lengths: Sequence[int],
-    row_numbers: Sequence[int],
+    locations: Sequence[str],
     plural_noun: str,
     key: str,
     limit: int,
@@ -56,7 +54,7 @@ def check_length_limit(
     """
     chosen = [index for index, has_picture in enumerate(has_pictures) if has_picture]
     if chosen and truncation != "drop":
-        rows = [row_numbers[index] for index in chosen]
+        rows = [locations[index] for index in chosen]
         check_length_limit(
             [lengths[index] for index in chosen], rows, f"{plural_noun} with pictures", key, limit, "error"
         )
@@ -66,8 +64,8 @@ def check_length_limit(
         if "pictures" in plural_noun:
             choices += " (pictures are not cut)"
         raise ValueError(
-            f"{len(long)} of {len(lengths)} {plural_noun} are longer than {key}={limit}. The first is row "
-            f"{row_numbers[long[0]]} with {lengths[long[0]]} tokens; the longest has {max(lengths)}. Raise {key}, or "
+            f"{len(long)} of {len(lengths)} {plural_noun} are longer than {key}={limit}. The first is "
+            f"{locations[long[0]]} with {lengths[long[0]]} tokens; the longest has {max(lengths)}. Raise {key}, or "
             f"set data.truncation to {choices}."
         )
     if long and truncation == "drop" and len(long) == len(lengths):

@@ -12,15 +12,16 @@ have equal prompt tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
 from alphaapollo.data.chat_turns import TextPiece
 from alphaapollo.data.chats import CONTEXT_COLUMNS
-from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows, to_file_list
+from alphaapollo.data.files import DataRow, DataRows, list_column_names, read_rows, to_file_list
 from alphaapollo.data.formats import (
     LABELLED_FORMATS,
     describe_unread_columns,
@@ -74,6 +75,9 @@ class PreferenceTexts:
     is_desirable: bool = True  # label of a single answer
 
 
+ReadRows = tuple[DataRows, Callable[[DataRow], PreferenceTexts]]
+
+
 def load_pairs(
     files: str | Sequence[str], renderer: Renderer, data: PairData, max_samples: int = -1
 ) -> LoadedExamples[PreferenceExample]:
@@ -87,8 +91,8 @@ def load_pairs(
     texts = [text for _, row in read for text in row.texts]
     rows = iter(tokenize_examples(texts, renderer))
     pairs = [
-        (number, PreferenceExample([next(rows), next(rows)], [True, False], row.data_source, row.margin))
-        for number, row in read
+        (place, PreferenceExample([next(rows), next(rows)], [True, False], row.data_source, row.margin))
+        for place, row in read
     ]
     fitted = apply_max_length(files, pairs, lambda pair: pair.longest_row_length, "pairs", data)
     return replace(fitted, notices=[*notices, *fitted.notices, *list_text_notices(texts, renderer)])
@@ -106,12 +110,12 @@ def load_labelled_answers(
     read = read_examples(files, lambda path: _read_labelled_answers(path, renderer, data, notices), max_samples, data)
     texts = [text for _, row in read for text in row.texts]
     rows = iter(tokenize_examples(texts, renderer))
-    numbered = [
-        (number, PreferenceExample([next(rows)], [good], row.data_source))
-        for number, row in read
+    placed = [
+        (place, PreferenceExample([next(rows)], [good], row.data_source))
+        for place, row in read
         for good in ((row.is_desirable,) if len(row.texts) == 1 else (True, False))
     ]
-    fitted = apply_max_length(files, numbered, lambda answer: answer.longest_row_length, "answers", data)
+    fitted = apply_max_length(files, placed, lambda answer: answer.longest_row_length, "answers", data)
     fitting = fitted.examples
     if len({answer.is_good[0] for answer in fitting}) == 1:
         kind = "desirable" if fitting[0].is_good[0] else "undesirable"
@@ -152,7 +156,7 @@ def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -
     return rows
 
 
-def _read_pairs(path: str, renderer: Renderer, data: PairData, notices: list[str]) -> list[PreferenceTexts]:
+def _read_pairs(path: str, renderer: Renderer, data: PairData, notices: list[str]) -> ReadRows:
     rows = read_rows(path)
     columns = list_column_names(rows)
     if not {data.chosen_key, data.rejected_key} <= {*columns}:
@@ -170,9 +174,7 @@ def _read_pairs(path: str, renderer: Renderer, data: PairData, notices: list[str
     return _convert_pairs(path, rows, renderer, data)
 
 
-def _read_labelled_answers(
-    path: str, renderer: Renderer, data: PreferenceData, notices: list[str]
-) -> list[PreferenceTexts]:
+def _read_labelled_answers(path: str, renderer: Renderer, data: PreferenceData, notices: list[str]) -> ReadRows:
     labelled, pairs = (data.response_key, data.label_key), (data.chosen_key, data.rejected_key)
     names = {"response": data.response_key, "label": data.label_key, "prompt": data.prompt_key}
     optional = (*_list_prompt_columns(data), *CONTEXT_COLUMNS)
@@ -180,14 +182,14 @@ def _read_labelled_answers(
     notices += converted
     if {*labelled} <= {*list_column_names(rows)}:
         reader = _make_picture_reader(path, data)
-        return convert_rows(path, rows, lambda row: _parse_labelled_answer(row, renderer, data, reader))
+        return rows, partial(_parse_labelled_answer, renderer=renderer, data=data, reader=reader)
     return _convert_pairs(path, rows, renderer, data)
 
 
-def _convert_pairs(path: str, rows: Sequence[DataRow], renderer: Renderer, data: PairData) -> list[PreferenceTexts]:
+def _convert_pairs(path: str, rows: DataRows, renderer: Renderer, data: PairData) -> ReadRows:
     reader = _make_picture_reader(path, data)
     has_prompts = bool({*_list_prompt_columns(data)} & {*list_column_names(rows)})
-    return convert_rows(path, rows, lambda row: _parse_pair(row, has_prompts, renderer, data, reader))
+    return rows, partial(_parse_pair, has_prompts=has_prompts, renderer=renderer, data=data, reader=reader)
 
 
 def _list_prompt_columns(data: PairData) -> tuple[str, ...]:

@@ -1,9 +1,8 @@
-"""Prompts that are texts, which no chat template renders, and chat templates that write the date."""
+"""Prompts that are texts, which no chat template renders."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from alphaapollo.data.rendering import Renderer
@@ -31,17 +30,3 @@ def prepare_texts(prompts: Sequence[Prompt], renderer: Renderer) -> tuple[list[P
             'a list of messages: [{"role": "user", "content": TEXT}].'
         )
     return [*prompts], notices
-
-
-def list_date_notices(renderer: Renderer, arguments: Mapping[str, object]) -> list[str]:
-    """Return a notice if the chat template writes the date of the day. `arguments`: variables for the template."""
-    template = str(renderer.tokenizer.chat_template)
-    if "strftime_now" not in template or "date_string" in arguments:
-        return []
-    takes_date = re.search(r"\bdate_string\b", template)
-    fix = (
-        "Set data.apply_chat_template_kwargs.date_string, e.g. '26 Jul 2024'."
-        if takes_date
-        else "Use a chat_template without strftime_now."
-    )
-    return [f"the chat template writes today's date, so a run that is resumed on another day has other prompts. {fix}"]
