@@ -55,7 +55,10 @@ def test_episodes_show_the_tools_of_their_row_in_each_turn(tmp_path, make_tokeni
         Env(context=context), renderer, Data(train_files="x", max_prompt_length=500)
     )
     for prompt in load(tmp_path, tools=[TOOL], chat_template_kwargs={"mode": "think"}):
-        own, environment = renderer.with_arguments(prompt.template_arguments), SingleTurnEnvironment(Services(None, Env()))
+        own, environment = (
+            renderer.with_arguments(prompt.template_arguments),
+            SingleTurnEnvironment(Services(None, Env())),
+        )
         episode = make_context(environment, prompt)
         episode.start_episode(asyncio.run(environment.reset(prompt)).messages)
         assert episode.prompt_ids == own.encode_prompt(CHAT)

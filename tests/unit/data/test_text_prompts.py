@@ -2,8 +2,8 @@
 
 import pytest
 
+from alphaapollo.data.length_limit import prepare_texts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.data.text_prompts import prepare_texts
 from alphaapollo.types import Prompt
 from tests.unit.tiny import save_tokenizer
 
