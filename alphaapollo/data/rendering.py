@@ -17,7 +17,7 @@ from copy import copy
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
-from itertools import chain, dropwhile, zip_longest
+from itertools import chain, dropwhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -148,7 +148,7 @@ class Renderer:
         for text in contents:
             if isinstance(text, str):
                 self.control_strings_of_texts.update(self._control_patterns["user"].findall(text))
-        pairs = zip_longest(contents, renderers, fillvalue=self)
+        pairs = zip(contents, renderers or [self] * len(contents), strict=True)
         texts = [one.render_chat(content) if isinstance(content, list) else content for content, one in pairs]
         chats = {isinstance(content, list) for content in contents}
         assert len(chats) <= 1, "chats and texts cannot be mixed"

@@ -44,7 +44,7 @@ def compute_input_digests(config: Section) -> Digests:
         kinds = {marker.kind for _, marker in get_field_markers(key, FilePath)}
         value = get_value(config, key.name) if kinds and not key.name.startswith("trainer.") else ""
         if key.name == "models":  # of self-evolution: {name: section}
-            kinds, value = {"model"}, [one.path for one in get_value(config, key.name).values() if one.path]
+            kinds, value = {"model"}, [one.path for one in vars(config)["models"].values() if one.path]
         for path in value if isinstance(value, list) else [str(value)] * bool(value):
             files = digests.setdefault(key.name, [])
             with suppress(OSError, ValueError):

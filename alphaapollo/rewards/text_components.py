@@ -1,4 +1,4 @@
-r"""Reward components of a text: its format (`<think>...</think>`, then `<answer>...</answer>` or `\boxed{...}`), and the
+r"""Reward components of a text: its format, `<think>...</think>` and `<answer>...</answer>` or `\boxed{...}`, and the
 share of distinct 4-grams."""
 
 from __future__ import annotations
