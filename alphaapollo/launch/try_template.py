@@ -24,8 +24,11 @@ ResultT = TypeVar("ResultT")
 
 def fix_template_date(config: C, model: Model) -> C:
     """Return the configuration with the day that the chat template writes: that of the first start of the run. Without
-    it, a run that is resumed on another day would have other prompts. Raises ValueError without a tokenizer."""
-    template = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code).chat_template
+    it, a run that is resumed on another day would have other prompts."""
+    try:
+        template = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code).chat_template
+    except ValueError:  # the checks that follow report it
+        return config
     key, given = f"data.apply_chat_template_kwargs.{DATE}", config.data.apply_chat_template_kwargs
     if DATE not in str(template) or DATE in given:
         return config
