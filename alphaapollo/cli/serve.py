@@ -35,15 +35,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     with exit_on_config_error():
         check_address(options.host, options.port)
         newest, config = load_run_model(options.run, keys)
-        from alphaapollo.engines.vllm.server import build_server_command, build_server_environment
+        from alphaapollo.engines.vllm.server import (
+            build_exclusion_flags,
+            build_server_command,
+            build_server_environment,
+        )
 
         try:
             spec = make_engine_spec(config)
+            exclusion = build_exclusion_flags(spec)
         except ValueError as error:
             return report_error(error, 2)
     name = options.name or newest.run_folder.name
     command = build_server_command(spec, name, options.host, options.port, config.env.tool_parser or None)
-    command += ["--shutdown-timeout", str(options.shutdown_timeout)]
+    command += [*exclusion, "--shutdown-timeout", str(options.shutdown_timeout)]
     command += [word for word in more if not _is_override(word)]
     url = f"http://{options.host}:{options.port}/v1"
     message = f"{newest.model_folder} as {name!r} on {url} (stop with Ctrl-C)\n  chat: alphaapollo chat --url {url}"

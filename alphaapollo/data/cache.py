@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
-from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.rendering import DATE, Renderer
 from alphaapollo.observability.disk import replace_file
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]
     tokens = (str(tokenizer.init_kwargs), tokenizer.backend_tokenizer.to_str())
     files = sorted(file for pattern in READ_CODE for file in Path(__file__).parents[1].glob(pattern))
     code = [file.read_text() for file in files] + [*map(version, LIBRARIES)]
-    today = str(date.today()) if "strftime_now" in template else ""
+    today = str(date.today()) if DATE in template and DATE not in renderer.template_arguments else ""
     try:
         key = hashlib.sha256(msgspec.json.encode((rendering, tokens, code, today, inputs))).hexdigest()
     except (TypeError, ValueError):  # `compute` may refuse the value

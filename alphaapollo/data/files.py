@@ -40,12 +40,20 @@ class BadRow:
         return f"{self.location}: {self.reason} ({self.detail})."
 
 
+class DataRows(list[DataRow]):
+    """Rows of an entry of data.train_files, in order."""
+
+    def __init__(self, rows: Iterable[DataRow], locations: Sequence[str]):
+        super().__init__(rows)
+        self.locations = locations  # of each row, e.g. "train.jsonl, row 7"
+
+
 def to_file_list(files: str | Sequence[str]) -> list[str]:
     """Return `[files]` for a single path, else a list of the paths."""
     return [files] if isinstance(files, str) else list(files)
 
 
-def read_rows(path: str | Path) -> list[DataRow]:
+def read_rows(path: str | Path) -> DataRows:
     """Read all rows of an entry of data.train_files, `PATH_OR_ID[:config][@revision][#split]` (resolved_files.py).
 
     Rows of a data set on the hub without a column `data_source` get the id of the data set as `data_source`. Raises
@@ -53,14 +61,16 @@ def read_rows(path: str | Path) -> list[DataRow]:
     """
     source = resolve_entry(str(path))
     if source.dataset is not None:
-        rows: list[DataRow] = source.dataset.with_format("arrow")[:].to_pylist()
+        tables = [(str(path), list[DataRow](source.dataset.with_format("arrow")[:].to_pylist()))]
     else:
-        rows = [row for file in source.files for row in _read_valid_rows(file)]
+        names = [str(path)] if len(source.files) == 1 else [str(file) for file in source.files]
+        tables = [(name, _read_valid_rows(file)) for name, file in zip(names, source.files, strict=True)]
+    rows = [row for _, table in tables for row in table]
     if not rows:
         raise ValueError(f"{path}: the file has no rows. Use a file with data.")
     if source.hub_id and "data_source" not in list_column_names(rows):
-        return [row | {"data_source": source.hub_id} for row in rows]
-    return rows
+        rows = [row | {"data_source": source.hub_id} for row in rows]
+    return DataRows(rows, [f"{name}, row {index}" for name, table in tables for index in range(len(table))])
 
 
 def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
@@ -74,7 +84,7 @@ def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
     return rows
 
 
-def convert_rows(path: str, rows: Sequence[DataRow], convert_row: Callable[[DataRow], T]) -> list[T]:
+def convert_rows(path: str, rows: DataRows, convert_row: Callable[[DataRow], T]) -> list[T]:
     """Apply `convert_row` to each row of the file `path`. The ValueErrors of all rows are raised as one ValueError."""
     converted, errors = [], dict[int, ValueError]()
     for index, row in enumerate(rows):
@@ -83,8 +93,8 @@ def convert_rows(path: str, rows: Sequence[DataRow], convert_row: Callable[[Data
         except ValueError as error:
             errors[index] = error
     if errors:
-        located = zip(_locate_rows(path, [*errors][:MAX_BAD_ROWS_SHOWN]), errors.values(), strict=False)
-        shown = "\n  ".join(f"{location}: {error}" for location, error in located)
+        first = [(rows.locations[index], error) for index, error in errors.items()][:MAX_BAD_ROWS_SHOWN]
+        shown = "\n  ".join(f"{location.removeprefix(f'{path}, ')}: {error}" for location, error in first)
         more = f"\n  and {len(errors) - MAX_BAD_ROWS_SHOWN} more" if len(errors) > MAX_BAD_ROWS_SHOWN else ""
         raise ValueError(
             f"{path}: {len(errors)} of {len(rows)} rows are invalid (row numbers start at 0):\n  {shown}{more}"
@@ -95,15 +105,6 @@ def convert_rows(path: str, rows: Sequence[DataRow], convert_row: Callable[[Data
 def list_column_names(rows: Iterable[DataRow]) -> list[str]:
     """Return the names of the columns that occur in any row, in order of appearance."""
     return list(dict.fromkeys(column for row in rows for column in row))
-
-
-def _locate_rows(path: str, indices: Sequence[int]) -> list[str]:
-    """Describe rows of an entry, e.g. `row 7`, or `b.jsonl, row 2` if the entry has several files."""
-    source = resolve_entry(path)
-    if source.dataset is not None or len(source.files) == 1:
-        return [f"row {index}" for index in indices]
-    names = [f"{file}, row {index}" for file in source.files for index in range(len(_read_valid_rows(file)))]
-    return [names[index] for index in indices]
 
 
 def _read_valid_rows(path: Path) -> list[DataRow]:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from alphaapollo.data.files import DataRow, list_column_names, read_rows
+from alphaapollo.data.files import DataRow, DataRows, list_column_names, read_rows
 
+PURPOSES = {"messages": "sft", "chosen": "preference", "label": "preference"}  # name of a column -> suggest_command
 RESULT_COLUMNS = ("prompt_id", "turns", "rows")  # results.jsonl and rollouts/
 
 
@@ -31,7 +32,7 @@ def read_rows_in_known_format(
     formats: Sequence[DataFormat],
     names: Mapping[str, str],
     optional: Collection[str] | None = None,
-) -> tuple[list[DataRow], list[str]]:
+) -> tuple[DataRows, list[str]]:
     """Read a data file, and convert its rows if it has the columns of a known format instead of the configured ones.
 
     Args:
@@ -50,11 +51,18 @@ def read_rows_in_known_format(
         return rows, [f"{path}: {unread}"] if unread else []
     for one in () if {*RESULT_COLUMNS} <= {*columns} else formats:
         if {*one.columns} <= {*columns}:
-            converted = [{names.get(key, key): value for key, value in one.convert(row).items()} for row in rows]
+            converted = ({names.get(key, key): value for key, value in one.convert(row).items()} for row in rows)
             unread = describe_unread_columns(rows, optional and (*one.columns, *one.optional, *optional))
-            return converted, [f"{path} is read as {one.name} ({', '.join(one.columns)}). {unread}".strip()]
-    purpose = "sft" if "messages" in names else "rl"
-    raise make_column_error(path, columns, needed, [f"data.{name}_key" for name in names], purpose)
+            return DataRows(converted, rows.locations), [
+                f"{path} is read as {one.name} ({', '.join(one.columns)}). {unread}".strip()
+            ]
+    purpose = next((purpose for name, purpose in PURPOSES.items() if name in names), "rl")
+    missing = " or ".join(" and ".join(map(repr, group)) for group in needed)
+    raise ValueError(
+        f"{path}: no column {missing}. The file has {', '.join(map(repr, columns))}. Set "
+        f"{', '.join(f'data.{name}_key' for name in names)} to its columns, or use another format of docs/data.md."
+        f"{suggest_command(path, columns, purpose)}"
+    )
 
 
 def describe_unread_columns(rows: Sequence[DataRow], read: Collection[str] | None) -> str:
@@ -63,17 +71,6 @@ def describe_unread_columns(rows: Sequence[DataRow], read: Collection[str] | Non
     known = {*(read or ()), "data_source"}
     unread = {} if read is None else {name: 1 for row in rows for name in row.keys() - known if row[name] is not None}
     return f"Columns that are not read: {', '.join(sorted(unread))}." if unread else ""
-
-
-def make_column_error(
-    path: str, columns: Collection[str], needed: Sequence[Collection[str]], keys: Sequence[str], purpose: str
-) -> ValueError:
-    """Return an error for a file without the needed columns, with a command that reads the file if there is one."""
-    missing = " or ".join(" and ".join(map(repr, group)) for group in needed)
-    return ValueError(
-        f"{path}: no column {missing}. The file has {', '.join(map(repr, columns))}. Set {', '.join(keys)} to its "
-        f"columns, or use another format of docs/data.md.{suggest_command(path, columns, purpose)}"
-    )
 
 
 def suggest_command(path: str, columns: Collection[str], purpose: str) -> str:

@@ -14,12 +14,12 @@ FILE_NAME = "generation_config.json"
 def find_generation_config(model_path: str) -> Path | None:
     """Return the generation_config.json of a model, given as local folder or hub id. None if it has none."""
     folder = Path(model_path).expanduser()
-    if not model_path or folder.is_dir() or is_local_path(model_path):
-        return folder / FILE_NAME if model_path and (folder / FILE_NAME).is_file() else None
+    if not model_path or (is_local_path(model_path) and not folder.is_dir()):
+        return None
     from transformers.utils.hub import cached_file
 
     found = cached_file(
-        model_path,
+        folder if folder.is_dir() else model_path,
         FILE_NAME,
         _raise_exceptions_for_gated_repo=False,
         _raise_exceptions_for_missing_entries=False,

@@ -10,8 +10,6 @@ A picture is bytes, a path, a `data:` URL, a dict with one of PICTURE_KEYS, a PI
 
 from __future__ import annotations
 
-import base64
-import binascii
 import http.client
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -66,7 +64,7 @@ class PictureReader:
             raise ValueError(f"a picture is {value!r:.80}. Use bytes, a path, a data: URL or a dict with one of them.")
         text = str(value)
         if text.startswith("data:"):
-            return _decode_data_url(text)
+            return _read_url(text)
         if text.startswith(("http://", "https://")):
             if not self.allow_urls:
                 fix = "Return its bytes" if self.allow_urls is None else "Set data.allow_image_urls=true to download it"
@@ -167,23 +165,16 @@ def _list_slots(message: Message) -> list[Picture | None]:
     return [] if message["role"] == "assistant" else [None] * message["content"].count(IMAGE_MARK)
 
 
-def _decode_data_url(url: str) -> bytes:
-    header, comma, data = url.partition(",")
-    try:
-        if comma and header.endswith(";base64"):
-            return base64.b64decode(data, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"the picture {url:.40}... is not valid base64 ({error}). Encode it again.") from error
-    raise ValueError(f"the picture {url:.40}... is no base64 data: URL. Write data:image/png;base64,...")
-
-
-@lru_cache(DOWNLOADS_KEPT)
-def _download(url: str) -> bytes:
+def _read_url(url: str) -> bytes:
+    """Return the bytes of a data: URL, or of the reply of a server."""
     try:
         with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT) as response:
             data = bytes(response.read(MAX_DOWNLOAD + 1))
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ValueError(f"the picture {url:.80} cannot be downloaded ({error}). Correct the address.") from error
+        raise ValueError(f"the picture {url:.80} cannot be read ({error}). Correct the address.") from error
     if len(data) > MAX_DOWNLOAD:
         raise ValueError(f"the picture {url:.80} has more than {MAX_DOWNLOAD >> 20} MiB. Use a smaller one.")
     return data
+
+
+_download = lru_cache(DOWNLOADS_KEPT)(_read_url)

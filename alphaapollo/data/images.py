@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 CACHE_SIZE = 256  # prepared pictures
 NUM_LOCKS = 64  # so that few different pictures share a lock
 MAX_PIXELS = 2**26  # of a picture, before the processor resizes it
+TOO_LARGE = f"it has more than {MAX_PIXELS} pixels"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # decoders of others may start programs; MPO is a JPEG
 DECODING = BoundedSemaphore(2)  # a picture of MAX_PIXELS needs a GiB while it is decoded
 GRID, MERGE = "image_grid_thw", "merge_size"  # of processors for models with M-RoPE
@@ -231,15 +232,12 @@ def open_picture(picture: Picture) -> Iterator[Image]:
             if frames > 1 and image.format != "MPO":  # MPO: a photo with a preview
                 raise ValueError(f"it is animated ({frames} frames)")
             yield image
-    except Image.DecompressionBombError:
-        reason = f"it has more than {MAX_PIXELS} pixels"
-        raise ValueError(f"cannot read {describe_picture(picture)}: {reason}. Resize or remove it.") from None
-    except UnidentifiedImageError:
-        raise ValueError(f"cannot read {describe_picture(picture)}: unknown format. Convert it to PNG.") from None
-    except PILLOW_ERRORS as error:
+    except (Image.DecompressionBombError, *PILLOW_ERRORS) as error:
         system_error = getattr(error, "strerror", None)  # e.g. no such file
-        reason = system_error or str(error).rstrip(".") or type(error).__name__
-        fix = "Correct the path or remove it." if system_error else "Convert or remove it."
+        known = {UnidentifiedImageError: "unknown format", Image.DecompressionBombError: TOO_LARGE}
+        reason = known.get(type(error)) or str(error).rstrip(".")
+        fix = "Correct the path or remove it." if system_error else "Convert it to PNG, resize or remove it."
+        reason = system_error or reason or type(error).__name__
         raise ValueError(f"cannot read {describe_picture(picture)}: {reason}. {fix}") from error
 
 

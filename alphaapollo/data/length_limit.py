@@ -1,9 +1,13 @@
-"""Length limits of prompts and examples. data.truncation: drop or truncate those above a limit, or raise an error."""
+"""Prepare prompts and examples of a data file: texts without a chat template, and length limits.
+
+data.truncation: drop or truncate those above a limit, or raise an error.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
@@ -16,6 +20,29 @@ BATCH = 4096  # texts that are tokenized at a time
 Truncation = Literal["error", "left", "right", "drop"]
 
 
+def prepare_texts(prompts: Sequence[Prompt], renderer: Renderer) -> tuple[list[Prompt], list[str]]:
+    """Remove a BOS that the tokenizer adds again from prompts that are texts. Returns the prompts, and notices about
+    texts that a model does not continue as its users expect."""
+    texts, tokenizer = [prompt.content for prompt in prompts if isinstance(prompt.content, str)], renderer.tokenizer
+    if not texts:
+        return [*prompts], []
+    notices, bos, eos = list[str](), tokenizer.bos_token or "", tokenizer.eos_token or ""
+    adds_bos = bos and renderer.encode([""], add_special_tokens=True)[0][:1] == [tokenizer.bos_token_id]
+    if adds_bos and (doubled := sum(text.startswith(bos) for text in texts)):
+        notices.append(f"{doubled} prompts start with {bos}, which the tokenizer adds. They get it once.")
+        prompts = [replace(one, content=str(one.content).removeprefix(bos)) for one in prompts]
+    if eos and (ended := sum(text.rstrip().endswith(eos) for text in texts)):
+        notices.append(
+            f"{ended} prompts end with {eos}, so that there is nothing to continue. Remove it from the data."
+        )
+    if tokenizer.chat_template and not any(token in texts[0] for token in tokenizer.added_tokens_encoder):
+        notices.append(
+            "the prompts are texts, so the chat template of the tokenizer is not applied. For chats, make each prompt "
+            'a list of messages: [{"role": "user", "content": TEXT}].'
+        )
+    return [*prompts], notices
+
+
 def apply_length_limit(
     prompts: Sequence[Prompt], renderer: Renderer, max_prompt_length: int, truncation: Truncation
 ) -> tuple[list[Prompt], int]:
@@ -25,17 +52,15 @@ def apply_length_limit(
     Raises ValueError if truncation is error and a prompt is too long, if a prompt with pictures would be truncated, if
     the model's processor rejects a picture, or if no prompt remains.
     """
-    rows, contents = [prompt.id for prompt in prompts], [prompt.content for prompt in prompts]
 
     def count_tokens() -> array[int]:
-        parts = [slice(start, start + BATCH) for start in range(0, len(rows), BATCH)]
-        counts = (renderer.count_prompt_tokens(contents[part], rows[part]) for part in parts)
-        return array("q", chain.from_iterable(counts))
+        parts = (prompts[start : start + BATCH] for start in range(0, len(prompts), BATCH))
+        return array("q", chain.from_iterable(map(renderer.count_prompt_tokens, parts)))
 
-    lengths = load_or_compute(renderer, (rows, contents), count_tokens)
+    lengths = load_or_compute(renderer, [(one.content, one.template_arguments) for one in prompts], count_tokens)
     has_pictures = [bool(collect_pictures(prompt.content)) for prompt in prompts]
     limit = ("prompts", "data.max_prompt_length", max_prompt_length, truncation)
-    num_long = check_length_limit(lengths, rows, *limit, has_pictures)
+    num_long = check_length_limit(lengths, [prompt.location for prompt in prompts], *limit, has_pictures)
     if truncation != "drop":
         return list(prompts), num_long
     return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_prompt_length], num_long
@@ -43,7 +68,7 @@ def apply_length_limit(
 
 def check_length_limit(
     lengths: Sequence[int],
-    row_numbers: Sequence[int],
+    locations: Sequence[str],
     plural_noun: str,
     key: str,
     limit: int,
@@ -56,7 +81,7 @@ def check_length_limit(
     """
     chosen = [index for index, has_picture in enumerate(has_pictures) if has_picture]
     if chosen and truncation != "drop":
-        rows = [row_numbers[index] for index in chosen]
+        rows = [locations[index] for index in chosen]
         check_length_limit(
             [lengths[index] for index in chosen], rows, f"{plural_noun} with pictures", key, limit, "error"
         )
@@ -66,8 +91,8 @@ def check_length_limit(
         if "pictures" in plural_noun:
             choices += " (pictures are not cut)"
         raise ValueError(
-            f"{len(long)} of {len(lengths)} {plural_noun} are longer than {key}={limit}. The first is row "
-            f"{row_numbers[long[0]]} with {lengths[long[0]]} tokens; the longest has {max(lengths)}. Raise {key}, or "
+            f"{len(long)} of {len(lengths)} {plural_noun} are longer than {key}={limit}. The first is "
+            f"{locations[long[0]]} with {lengths[long[0]]} tokens; the longest has {max(lengths)}. Raise {key}, or "
             f"set data.truncation to {choices}."
         )
     if long and truncation == "drop" and len(long) == len(lengths):

@@ -12,21 +12,17 @@ have equal prompt tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
 from alphaapollo.data.chat_turns import TextPiece
 from alphaapollo.data.chats import CONTEXT_COLUMNS
-from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows, to_file_list
-from alphaapollo.data.formats import (
-    LABELLED_FORMATS,
-    describe_unread_columns,
-    make_column_error,
-    read_rows_in_known_format,
-)
+from alphaapollo.data.files import DataRow, DataRows, list_column_names, to_file_list
+from alphaapollo.data.formats import LABELLED_FORMATS, DataFormat, read_rows_in_known_format
 from alphaapollo.data.image_messages import PictureReader
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.resolved_files import resolve_entry
@@ -83,12 +79,12 @@ def load_pairs(
     answer is too long and data.truncation=error.
     """
     notices: list[str] = []
-    read = read_examples(files, lambda path: _read_pairs(path, renderer, data, notices), max_samples, data)
+    read = read_examples(files, lambda path: _read_file(path, renderer, data, notices), max_samples, data)
     texts = [text for _, row in read for text in row.texts]
     rows = iter(tokenize_examples(texts, renderer))
     pairs = [
-        (number, PreferenceExample([next(rows), next(rows)], [True, False], row.data_source, row.margin))
-        for number, row in read
+        (place, PreferenceExample([next(rows), next(rows)], [True, False], row.data_source, row.margin))
+        for place, row in read
     ]
     fitted = apply_max_length(files, pairs, lambda pair: pair.longest_row_length, "pairs", data)
     return replace(fitted, notices=[*notices, *fitted.notices, *list_text_notices(texts, renderer)])
@@ -103,15 +99,15 @@ def load_labelled_answers(
     Raises ValueError like load_pairs, and if a label is invalid or all labels are equal.
     """
     notices: list[str] = []
-    read = read_examples(files, lambda path: _read_labelled_answers(path, renderer, data, notices), max_samples, data)
+    read = read_examples(files, lambda path: _read_file(path, renderer, data, notices, True), max_samples, data)
     texts = [text for _, row in read for text in row.texts]
     rows = iter(tokenize_examples(texts, renderer))
-    numbered = [
-        (number, PreferenceExample([next(rows)], [good], row.data_source))
-        for number, row in read
+    placed = [
+        (place, PreferenceExample([next(rows)], [good], row.data_source))
+        for place, row in read
         for good in ((row.is_desirable,) if len(row.texts) == 1 else (True, False))
     ]
-    fitted = apply_max_length(files, numbered, lambda answer: answer.longest_row_length, "answers", data)
+    fitted = apply_max_length(files, placed, lambda answer: answer.longest_row_length, "answers", data)
     fitting = fitted.examples
     if len({answer.is_good[0] for answer in fitting}) == 1:
         kind = "desirable" if fitting[0].is_good[0] else "undesirable"
@@ -152,51 +148,32 @@ def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -
     return rows
 
 
-def _read_pairs(path: str, renderer: Renderer, data: PairData, notices: list[str]) -> list[PreferenceTexts]:
-    rows = read_rows(path)
-    columns = list_column_names(rows)
-    if not {data.chosen_key, data.rejected_key} <= {*columns}:
-        keys = ("data.chosen_key", "data.rejected_key")
-        raise make_column_error(path, columns, [(data.chosen_key, data.rejected_key)], keys, "preference")
-    read = (
-        *_list_prompt_columns(data),
-        data.chosen_key,
-        data.rejected_key,
-        getattr(data, "margin_key", ""),
-        *CONTEXT_COLUMNS,
-    )
-    if unread := describe_unread_columns(rows, read):
-        notices.append(f"{path}: {unread}")
-    return _convert_pairs(path, rows, renderer, data)
+def _read_file(
+    path: str, renderer: Renderer, data: PairData, notices: list[str], has_labels: bool = False
+) -> tuple[DataRows, Callable[[DataRow], PreferenceTexts]]:
+    """Return the rows of a file, and the function that converts a row: a pair, or with has_labels also a single answer.
 
-
-def _read_labelled_answers(
-    path: str, renderer: Renderer, data: PreferenceData, notices: list[str]
-) -> list[PreferenceTexts]:
-    labelled, pairs = (data.response_key, data.label_key), (data.chosen_key, data.rejected_key)
-    names = {"response": data.response_key, "label": data.label_key, "prompt": data.prompt_key}
-    optional = (*_list_prompt_columns(data), *CONTEXT_COLUMNS)
-    rows, converted = read_rows_in_known_format(path, [labelled, pairs], LABELLED_FORMATS, names, optional)
+    Adds messages to `notices`. Raises ValueError if the file is unreadable or lacks columns.
+    """
+    pair = (data.chosen_key, data.rejected_key)
+    needed, names, formats = [pair], dict(zip(("chosen", "rejected"), pair, strict=True)), tuple[DataFormat, ...]()
+    if has_labels and isinstance(data, PreferenceData):
+        needed = [(data.response_key, data.label_key), pair]
+        names = {"response": data.response_key, "label": data.label_key, "prompt": data.prompt_key}
+        formats = LABELLED_FORMATS
+    optional = (*_list_prompt_columns(data), getattr(data, "margin_key", ""), *CONTEXT_COLUMNS)
+    rows, converted = read_rows_in_known_format(path, needed, formats, names, optional)
     notices += converted
-    if {*labelled} <= {*list_column_names(rows)}:
-        reader = _make_picture_reader(path, data)
-        return convert_rows(path, rows, lambda row: _parse_labelled_answer(row, renderer, data, reader))
-    return _convert_pairs(path, rows, renderer, data)
-
-
-def _convert_pairs(path: str, rows: Sequence[DataRow], renderer: Renderer, data: PairData) -> list[PreferenceTexts]:
-    reader = _make_picture_reader(path, data)
-    has_prompts = bool({*_list_prompt_columns(data)} & {*list_column_names(rows)})
-    return convert_rows(path, rows, lambda row: _parse_pair(row, has_prompts, renderer, data, reader))
+    columns, reader = {*list_column_names(rows)}, PictureReader(resolve_entry(path).folder, data.allow_image_urls)
+    if isinstance(data, PreferenceData) and needed[0] != pair and {*needed[0]} <= columns:
+        return rows, partial(_parse_labelled_answer, renderer=renderer, data=data, reader=reader)
+    has_prompts = bool({*_list_prompt_columns(data)} & columns)
+    return rows, partial(_parse_pair, has_prompts=has_prompts, renderer=renderer, data=data, reader=reader)
 
 
 def _list_prompt_columns(data: PairData) -> tuple[str, ...]:
     """Return the columns that may have the prompt of a pair: the configured one, LLaMA-Factory's and Orca's."""
     return (data.prompt_key, "conversations", "question")
-
-
-def _make_picture_reader(path: str, data: PairData) -> PictureReader:
-    return PictureReader(resolve_entry(path).folder, data.allow_image_urls)
 
 
 def _parse_pair(

@@ -14,7 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from alphaapollo.data.chats import join_context, read_chat, read_chat_text, read_context, shorten_repr
+from alphaapollo.data.chats import (
+    join_context,
+    read_chat,
+    read_chat_text,
+    read_context,
+    read_template_arguments,
+    shorten_repr,
+)
 from alphaapollo.data.files import DataRow, convert_rows, to_file_list
 from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import IMAGES, PictureReader, RowPictures
@@ -48,8 +55,8 @@ def load_prompts(
         kind = _FileKind(prompt_key, is_chat, adds_keys=".json" not in source.files[0].name)
         converted_rows = convert_rows(path, rows, partial(_convert_row_to_prompt, kind=kind, reader=reader))
         prompts += [
-            replace(prompt, id=number, location=f"{path}, row {index}")
-            for index, (number, prompt) in enumerate(enumerate(converted_rows, len(prompts)))
+            replace(prompt, id=number, location=location)
+            for number, (prompt, location) in enumerate(zip(converted_rows, rows.locations, strict=True), len(prompts))
         ]
     return prompts
 
@@ -85,6 +92,7 @@ def _convert_row_to_prompt(row: DataRow, kind: _FileKind, reader: PictureReader)
         ground_truth=next((truth for truth in truths if truth is not None), None),
         extra_info=extra_info,
         env_kwargs=env_kwargs,
+        template_arguments=read_template_arguments(row),
     )
 
 

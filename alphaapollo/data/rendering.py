@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from itertools import chain, dropwhile
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from alphaapollo.data.chat_turns import check_chat_is_shown
 from alphaapollo.data.control_text import SPLIT, make_control_pattern, split_control_text
@@ -30,19 +31,26 @@ from alphaapollo.data.images import (
     collect_pictures,
     make_content_parts,
 )
-from alphaapollo.types import ChatMessage, ImageInput, Message, Picture
-from alphaapollo.utils.hub import is_local_path
+from alphaapollo.data.vocabulary import load_tokenizer as load_tokenizer
+from alphaapollo.types import ChatMessage, ImageInput, JsonObject, Message, Picture, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TEMPLATE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
 """Errors that template code may raise in addition to Jinja errors, e.g. by adding a dict to a string."""
-TOKENIZER_FIX = (
-    "Save a tokenizer beside the model with tokenizer.save_pretrained, or set tokenizer_path. For a hub id, check the "
-    "network and HF_HUB_OFFLINE."
-)
+DATE = "strftime_now"  # function of the chat template
 PLACEHOLDER = "\u2063action\u2063"  # replaces the sampled text in a chat that is rendered
+
+
+@dataclass(frozen=True)
+class FixedDate:
+    """Function `strftime_now` of chat templates, for one day."""
+
+    day: date
+
+    def __call__(self, format: str) -> str:
+        return self.day.strftime(format)
 
 
 class Renderer:
@@ -51,7 +59,8 @@ class Renderer:
     Methods that render a chat raise ValueError if the tokenizer has no chat template or the template rejects the chat.
 
     Args:
-        template_arguments: variables for the chat template (data.apply_chat_template_kwargs).
+        template_arguments: variables for the chat template (data.apply_chat_template_kwargs). `strftime_now` is the
+            day, e.g. 2026-11-26, that a template which calls this function writes; by default today.
         images: the model's image processor; None for a text model, for which pictures raise ValueError.
         model_path: the model, if it is not where the tokenizer was loaded from. Both folders' generation_config.json
             are read.
@@ -68,13 +77,17 @@ class Renderer:
     ):
         self.tokenizer = tokenizer
         self.model_path = model_path
-        self.template_arguments = dict(template_arguments)
+        day = template_arguments.get(DATE)
+        dates = {DATE: FixedDate(date.fromisoformat(day))} if isinstance(day, str) else {}
+        self.template_arguments = {**template_arguments, **dates}
         self.images = images
         self.control_strings, self.control_strings_of_texts = Counter[str](), Counter[str]()
         self.checked_chats: set[tuple[object, ...]] = set()  # kinds of chats that data/chat_turns.py has checked
 
-    def with_arguments(self, arguments: Mapping[str, object]) -> Renderer:
+    def with_arguments(self, arguments: Mapping[str, object]) -> Self:
         """Return a copy with more variables for the chat template, e.g. the tools of a data row."""
+        if not arguments:
+            return self
         other = copy(self)
         other.template_arguments = {**self.template_arguments, **arguments}
         return other
@@ -83,20 +96,26 @@ class Renderer:
         """Tokenize a chat and its generation prompt, or a text (with BOS if the tokenizer adds it)."""
         return self.encode_prompts([content])[0]
 
+    def encode_for_prompt(self, content: list[Message] | str, prompt: Prompt) -> list[int]:
+        """Tokenize a chat or a text with the tools and variables of a prompt's row."""
+        return self.with_arguments(prompt.template_arguments).encode_prompt(content)
+
     def encode_prompts(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
         """Tokenize many prompts like encode_prompt, in parallel. The prompts must all be chats or all be texts."""
         encoded = zip(self._encode_unexpanded(contents), contents, strict=True)
         return [self.expand_placeholders(ids, content) for ids, content in encoded]
 
-    def count_prompt_tokens(self, contents: Sequence[list[Message] | str], row_numbers: Sequence[int]) -> list[int]:
-        """Return the lengths of `encode_prompts(contents)` without decoding pictures. Raises ValueError with the number
-        of the row if the model's processor rejects a picture or a text contains the placeholder."""
+    def count_prompt_tokens(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Return the lengths of prompts without decoding pictures. Raises ValueError with the row if the model's
+        processor rejects a picture or a text contains the placeholder."""
+        renderers = [self.with_arguments(prompt.template_arguments) for prompt in prompts]
+        encoded = self._encode_unexpanded([prompt.content for prompt in prompts], renderers)
         lengths = []
-        for ids, content, row in zip(self._encode_unexpanded(contents), contents, row_numbers, strict=True):
+        for ids, prompt in zip(encoded, prompts, strict=True):
             try:
-                lengths.append(self._count_expanded(ids, collect_pictures(content)))
+                lengths.append(self._count_expanded(ids, collect_pictures(prompt.content)))
             except ValueError as error:
-                raise ValueError(f"row {row}: {error}") from error
+                raise ValueError(f"{prompt.location}: {error}") from error
         return lengths
 
     def prepare_images(self, content: Sequence[ChatMessage] | str) -> tuple[ImageInput, ...]:
@@ -122,12 +141,15 @@ class Renderer:
         self.images.check_placeholders(token_ids.count(self.images.placeholder_id), len(pictures))
         return len(token_ids) + sum(self.images.count_tokens(picture) - 1 for picture in pictures)
 
-    def _encode_unexpanded(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
-        """Tokenize prompts with one placeholder per picture."""
+    def _encode_unexpanded(
+        self, contents: Sequence[list[Message] | str], renderers: Sequence[Renderer] = ()
+    ) -> list[list[int]]:
+        """Tokenize prompts with one placeholder per picture. renderers: that of each prompt, by default this one."""
         for text in contents:
             if isinstance(text, str):
                 self.control_strings_of_texts.update(self._control_patterns["user"].findall(text))
-        texts = [self.render_chat(content) if isinstance(content, list) else content for content in contents]
+        pairs = zip(contents, renderers or [self] * len(contents), strict=True)
+        texts = [one.render_chat(content) if isinstance(content, list) else content for content, one in pairs]
         chats = {isinstance(content, list) for content in contents}
         assert len(chats) <= 1, "chats and texts cannot be mixed"
         return self.encode(texts, add_special_tokens=False in chats)
@@ -189,9 +211,19 @@ class Renderer:
         chat = [make_content_parts(message) if message.get("images") else message for message in messages]
         if any(message.get("tool_calls") for message in chat) and self._reads_arguments_as_text:
             chat = [_write_arguments_as_text(message) for message in chat]
-        tools = {name: value for name, value in self.template_arguments.items() if name == "tools"}
-        tools = split_control_text(tools, self._control_patterns["user"], Counter())
-        return self._apply_template(self.split_control_strings(chat), add_generation_prompt, tools)
+        arguments = self.split_tools(self.template_arguments)
+        return self._apply_template(self.split_control_strings(chat), add_generation_prompt, arguments)
+
+    def split_tools(self, arguments: Mapping[str, object]) -> JsonObject:
+        """Return variables for the chat template, in which the texts of `tools` have no control strings when they are
+        rendered and encoded."""
+        pattern, tools = self._control_patterns["user"], arguments.get("tools")
+        return {**arguments, **({"tools": split_control_text(tools, pattern, Counter())} if tools else {})}
+
+    def render_prompt(self, prompt: Prompt) -> str:
+        """Convert the chat of a prompt to text, with the tools and variables of its row. A text is unchanged."""
+        renderer, content = self.with_arguments(prompt.template_arguments), prompt.content
+        return content if isinstance(content, str) else renderer.render_chat(content)
 
     def split_control_strings(self, chat: Sequence[Mapping[str, Any]]) -> list[Any]:
         """Return messages whose texts have no control strings when they are rendered and encoded."""
@@ -199,7 +231,7 @@ class Renderer:
         return [split_control_text(*pair, self.control_strings) for pair in zip(chat, patterns, strict=True)]
 
     def _apply_template(
-        self, chat: Sequence[ChatMessage], add_generation_prompt: bool, tools: Mapping[str, Any] = MappingProxyType({})
+        self, chat: Sequence[ChatMessage], add_generation_prompt: bool, arguments: Mapping[str, Any] | None = None
     ) -> str:
         import jinja2
 
@@ -208,7 +240,7 @@ class Renderer:
                 chat,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
-                **{**self.template_arguments, **tools},
+                **(self.template_arguments if arguments is None else arguments),
             )
             rendered.encode()  # raises UnicodeEncodeError for an unpaired surrogate, which has no tokens
         except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
@@ -361,29 +393,3 @@ def make_template_argument_warnings(arguments: Mapping[str, object], tokenizer: 
 def make_template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a digest of the chat template, which config.json of an exported model contains."""
     return hashlib.blake2b(str(tokenizer.chat_template).encode(), digest_size=8).hexdigest()
-
-
-def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model, given as hub id or local folder.
-
-    Raises ValueError if the folder does not exist or contains no readable tokenizer.
-    """
-    from transformers import AutoTokenizer
-
-    folder = Path(path).expanduser()
-    if not folder.is_dir() and is_local_path(path):
-        raise ValueError(f"{path}: no such folder. Use a folder with a tokenizer, or a hub id.")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(folder) if folder.is_dir() else path, trust_remote_code=trust_remote_code
-        )
-    except Exception as error:  # the tokenizers library raises plain Exception for a broken file
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        raise ValueError(
-            f"{path}: the model has no tokenizer that can be loaded ({reason}). {TOKENIZER_FIX}"
-        ) from error
-    if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
-        raise ValueError(
-            f"{path}: the model has no tokenizer vocabulary (only {len(tokenizer)} tokens). {TOKENIZER_FIX}"
-        )
-    return tokenizer

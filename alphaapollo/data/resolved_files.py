@@ -29,6 +29,7 @@ class ResolvedFiles:
     dataset: Any = None  # datasets.Dataset that reads the files; None: data/files.py reads one after the other
     hub_id: str = ""  # OWNER/NAME, for a data set on the hub
     commit: str = ""  # commit of the data set on the hub
+    part: str = ""  # rows of a split that are read, e.g. `train[:10%]`; empty: all
     notices: tuple[str, ...] = ()  # messages for the user
 
     @property
@@ -61,7 +62,7 @@ def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
     if path.is_file():
         formats = "parquet, arrow, jsonl, json, csv or tsv, the last four also with .gz, .bz2, .zst or .lz4"
         raise ValueError(f"{text} is a file with the suffix {path.suffix!r}. Use a file of {formats}.")
-    if not path.is_dir() and (matches := sorted(glob.glob(str(path), recursive=True))):
+    if not path.is_dir() and (matches := _expand_glob(str(path))):
         return ResolvedFiles(text, tuple(file for one in matches for file in resolve_entry(one, splits).files))
     folder = Path(entry.path).expanduser()
     results = folder / "results.jsonl"
@@ -74,16 +75,36 @@ def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
     raise ValueError(f"{text}: no such file (working folder: {Path.cwd()}). Correct the path.")
 
 
+@cache
+def _expand_glob(pattern: str) -> list[str]:
+    return sorted(glob.glob(pattern, recursive=True))
+
+
+@cache
+def _list_folder(folder: str, config: str | None) -> dict[str, tuple[Path, ...]]:
+    """Return the files of each split of a folder."""
+    import datasets
+
+    found = datasets.load_dataset_builder(folder, config).config.data_files.items()
+    return {str(split): tuple(map(Path, files)) for split, files in found}
+
+
+def forget_files() -> None:
+    """Forget which files folders and globs have. The next run finds them again."""
+    _expand_glob.cache_clear()
+    _list_folder.cache_clear()
+
+
 def _resolve_folder(folder: Path, entry: DatasetEntry, splits: Sequence[str]) -> ResolvedFiles:
     import datasets
 
     name = entry.without_split
     if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():  # written by save_to_disk
         return _choose_dataset(_call_library(name, datasets.load_from_disk, str(folder)), entry, splits)
-    builder = _call_library(name, datasets.load_dataset_builder, str(folder), entry.config)
-    found = {str(split): tuple(map(Path, files)) for split, files in builder.config.data_files.items()}
-    files = found[split := _choose_split(found, entry, splits)]
-    if not all(DATA_FILE.search(file.name) for file in files):
+    found = _call_library(name, _list_folder, str(folder), entry.config)
+    split, is_part = _choose_split(found, entry, splits)
+    files = tuple(file for one, files in found.items() if one == split or is_part for file in files)
+    if is_part or not all(DATA_FILE.search(file.name) for file in files):
         loaded = _call_library(name, datasets.load_dataset, str(folder), entry.config)
         return replace(_choose_dataset(loaded, replace(entry, split=split), splits), files=files)
     known = {file for some in found.values() for file in some}
@@ -95,21 +116,15 @@ def _resolve_folder(folder: Path, entry: DatasetEntry, splits: Sequence[str]) ->
 @cache  # several readers ask for the same entry
 def _resolve_hub_id(entry: DatasetEntry, splits: tuple[str, ...]) -> ResolvedFiles:
     import datasets
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
 
     name = entry.without_split
     try:
         loaded = _call_library(name, datasets.load_dataset, entry.path, entry.config, revision=entry.revision)
     except ConnectionError as error:
-        try:  # the cache of `hf download`
-            kept = snapshot_download(entry.path, repo_type="dataset", revision=entry.revision, local_files_only=True)
-        except LocalEntryNotFoundError:
-            raise ValueError(
-                f"{name} is neither a local path nor in the cache, and the hub cannot be reached ({error}). Correct "
-                "the path, or load the data set once with access to the hub."
-            ) from error
-        return replace(_resolve_folder(Path(kept), entry, splits), hub_id=entry.path, commit=Path(kept).name)
+        raise ValueError(
+            f"{name} is neither a local path nor in the cache, and the hub cannot be reached ({error}). Correct the "
+            "path, load the data set once with access to the hub, or use the folder that `hf download` prints."
+        ) from error
     found = _choose_dataset(loaded, entry, splits)
     commit = found.files[0].parent.name if found.files else ""
     if entry.revision and datasets.config.HF_HUB_OFFLINE and not commit.startswith(entry.revision):
@@ -121,15 +136,29 @@ def _choose_dataset(loaded: Any, entry: DatasetEntry, splits: Sequence[str]) -> 
     """Choose a split of a datasets.DatasetDict, or return the only split, a datasets.Dataset."""
     if not isinstance(loaded, dict):
         loaded = {str(loaded.split or entry.split or splits[0]): loaded}
-    split = _choose_split(loaded, entry, splits)
-    files = tuple(Path(file["filename"]) for file in loaded[split].cache_files)
-    return ResolvedFiles(f"{entry.without_split}#{split}", files, loaded[split])
+    split, is_part = _choose_split(loaded, entry, splits)
+    dataset = _call_library(entry.without_split, _select_part, loaded, split) if is_part else loaded[split]
+    files = tuple(Path(file["filename"]) for file in dataset.cache_files)
+    return ResolvedFiles(f"{entry.without_split}#{split}", files, dataset, part=split if is_part else "")
 
 
-def _choose_split(known: dict[str, Any], entry: DatasetEntry, splits: Sequence[str]) -> str:
+def _select_part(loaded: dict[str, Any], part: str) -> Any:
+    """Return the rows of a part such as `train[:10%]` or `train[:100]+test`, as the library datasets reads it."""
+    import datasets
+    from datasets.arrow_reader import ReadInstruction
+
+    sizes = {split: len(dataset) for split, dataset in loaded.items()}
+    chosen = ReadInstruction.from_spec(part).to_absolute(sizes)
+    return datasets.concatenate_datasets([loaded[one.splitname].select(range(one.from_, one.to)) for one in chosen])
+
+
+def _choose_split(known: dict[str, Any], entry: DatasetEntry, splits: Sequence[str]) -> tuple[str, bool]:
+    """Return the split of an entry, and whether it is a part of one or several splits, e.g. `train[:10%]`."""
     wanted = [entry.split] if entry.split else [*known] if len(known) == 1 else splits
     if found := next((split for split in wanted if split in known), None):
-        return found
+        return found, False
+    if entry.split and ("[" in entry.split or "+" in entry.split):
+        return entry.split, True
     listed = ", ".join(f"{entry.without_split}#{split}" for split in known)
     raise ValueError(f"{entry.without_split}: no split {' or '.join(wanted)}. Use one of {listed}.")
 

@@ -8,7 +8,7 @@ the template text after it is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,7 +25,7 @@ from alphaapollo.data.chats import (
     read_template_arguments,
     read_thoughts,
 )
-from alphaapollo.data.files import DataRow, convert_rows
+from alphaapollo.data.files import DataRow, DataRows
 from alphaapollo.data.formats import SFT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import PictureReader, RowPictures
 from alphaapollo.data.images import LazyImages, list_unused_mark_notices
@@ -67,17 +67,17 @@ def load_examples(
 
     notices: list[str] = []
 
-    def read_text_pieces(path: str) -> list[list[list[TextPiece]]]:
+    def read_file(path: str) -> tuple[DataRows, Callable[[DataRow], list[list[TextPiece]]]]:
         needed = [(data.messages_key,), (data.prompt_key, data.response_key)]
         names = {"messages": data.messages_key, "prompt": data.prompt_key, "response": data.response_key}
         optional = (*CONTEXT_COLUMNS, *THOUGHT_KEYS)
         rows, converted = read_rows_in_known_format(path, needed, SFT_FORMATS, names, optional)
         notices.extend(converted)
         reader = PictureReader(resolve_entry(path).folder, data.allow_image_urls)
-        return convert_rows(path, rows, lambda row: _split_row_into_pieces(row, renderer, data, reader))
+        return rows, partial(_split_row_into_pieces, renderer=renderer, data=data, reader=reader)
 
-    chats = read_examples(files, read_text_pieces, max_samples, data)
-    read = [(number, pieces) for number, examples in chats for pieces in examples]
+    chats = read_examples(files, read_file, max_samples, data)
+    read = [(place, pieces) for place, examples in chats for pieces in examples]
     if len(read) > len(chats):
         notices.append(
             f"{len(chats)} rows are {len(read)} examples: the chat template changes earlier turns, so each assistant "
@@ -90,9 +90,9 @@ def load_examples(
         notices += list_unused_mark_notices(
             "".join(piece.text for piece in pieces if not piece.is_trained) for pieces in texts
         )
-    numbered = [(number, row) for (number, _), row in zip(read, rows, strict=True)]
+    placed = [(place, row) for (place, _), row in zip(read, rows, strict=True)]
     truncate = partial(_truncate_example, max_length=data.max_length, truncation=data.truncation)
-    loaded = apply_max_length(files, numbered, lambda row: len(row.token_ids), "examples", data, truncate, has_pictures)
+    loaded = apply_max_length(files, placed, lambda row: len(row.token_ids), "examples", data, truncate, has_pictures)
     return replace(loaded, notices=[*notices, *loaded.notices, *list_text_notices(texts, renderer)])
 
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from alphaapollo.config.schema import PairData, SftData
-from alphaapollo.data.files import to_file_list
+from alphaapollo.data.files import DataRow, DataRows, convert_rows, to_file_list
 from alphaapollo.data.length_limit import check_length_limit
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.utils.hub import DATA_FILE
@@ -33,17 +33,34 @@ class LoadedExamples(Generic[E]):
         return [self.examples[end - size : end] for end, size in zip(ends, self.file_sizes, strict=True)]
 
 
+class RowPlace(NamedTuple):
+    """Where an example is in the data."""
+
+    file: int  # index of the entry of data.train_files
+    row: str  # e.g. "train.jsonl, row 7"
+
+
 def read_examples(
-    files: str | Sequence[str], read_file: Callable[[str], list[T]], max_samples: int, data: TuningData
-) -> list[tuple[int, T]]:
-    """Read the examples of all files, at most max_samples if positive. Returns (index of the file, example) pairs."""
-    read = [(number, example) for number, path in enumerate(to_file_list(files)) for example in read_file(path)]
+    files: str | Sequence[str],
+    read_file: Callable[[str], tuple[DataRows, Callable[[DataRow], T]]],
+    max_samples: int,
+    data: TuningData,
+) -> list[tuple[RowPlace, T]]:
+    """Read the examples of all files, at most max_samples if positive.
+
+    read_file: returns the rows of a file, and a function that converts a row. Raises ValueError for invalid rows.
+    """
+    read: list[tuple[RowPlace, T]] = []
+    for number, path in enumerate(to_file_list(files)):
+        rows, convert_row = read_file(path)
+        places = (RowPlace(number, location) for location in rows.locations)
+        read += zip(places, convert_rows(path, rows, convert_row), strict=True)
     return choose_rows(read, max_samples, data.seed, data.shuffle)
 
 
 def apply_max_length(
     files: str | Sequence[str],
-    examples: Sequence[tuple[int, E]],
+    examples: Sequence[tuple[RowPlace, E]],
     count_tokens: Callable[[E], int],
     plural_noun: str,
     data: TuningData,
@@ -53,7 +70,7 @@ def apply_max_length(
     """Drop or truncate examples that are longer than data.max_length.
 
     Args:
-        examples: pairs (index of the file, example).
+        examples: pairs (place in the data, example).
         count_tokens: returns the length of an example in tokens.
         plural_noun: name of the examples in messages, e.g. "examples".
         truncate: returns a shorter copy of a long example, or None to drop the example.
@@ -62,12 +79,12 @@ def apply_max_length(
     Raises ValueError if data.truncation=error and an example is too long, or no example remains.
     """
     lengths = [count_tokens(example) for _, example in examples]
-    limit, row_numbers = data.max_length, range(len(lengths))
+    limit, locations = data.max_length, [place.row for place, _ in examples]
     checked = (plural_noun, "data.max_length", limit, data.truncation, has_pictures)
-    num_long = check_length_limit(lengths, row_numbers, *checked)
+    num_long = check_length_limit(lengths, locations, *checked)
     fitted = [
-        (number, example if size <= limit else truncate(example))
-        for (number, example), size in zip(examples, lengths, strict=True)
+        (place.file, example if size <= limit else truncate(example))
+        for (place, example), size in zip(examples, lengths, strict=True)
     ]
     remaining = [(number, example) for number, example in fitted if example is not None]
     sizes = Counter(number for number, _ in remaining)

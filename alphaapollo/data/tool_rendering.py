@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from alphaapollo.data.images import ImageProcessor
 from alphaapollo.data.rendering import PLACEHOLDER, Renderer
@@ -49,6 +49,16 @@ class ToolRenderer(Renderer):
     ):
         self.schemas = list(schemas)
         super().__init__(tokenizer, {**template_arguments, "tools": self.schemas}, images, model_path)
+
+    def with_arguments(self, arguments: Mapping[str, object]) -> Self:
+        """Return a copy with more variables for the chat template. Raises ValueError for the tools of a data row, which
+        the environment does not run."""
+        if "tools" in arguments:
+            raise ValueError(
+                "the row has a column 'tools', but env.action_format=chat_template shows the tools of env.tools. "
+                "Remove the column, or set env.action_format=tags."
+            )
+        return super().with_arguments(arguments)
 
     def check_template_shows_tools(self, in_append_context: bool) -> None:
         """Raise ValueError if the chat template does not render the tools and their results.

@@ -1,9 +1,20 @@
-"""Token ids that a model must never sample."""
+"""Load tokenizers, and find the token ids that a model must never sample."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from alphaapollo.data.images import find_placeholder_ids
-from alphaapollo.data.rendering import load_tokenizer
+from alphaapollo.utils.hub import is_local_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TOKENIZER_FIX = (
+    "Save a tokenizer beside the model with tokenizer.save_pretrained, or set tokenizer_path. For a hub id, check the "
+    "network and HF_HUB_OFFLINE."
+)
 
 
 def find_excluded_ids(model_path: str, tokenizer_path: str, trust_remote_code: bool) -> tuple[int, ...]:
@@ -18,3 +29,29 @@ def find_excluded_ids(model_path: str, tokenizer_path: str, trust_remote_code: b
     tokens = load_tokenizer(tokenizer_path or model_path, trust_remote_code).get_vocab().values()
     unused = {*range(getattr(config.get_text_config(), "vocab_size", 0))} - {*tokens}
     return tuple(sorted({*unused, *find_placeholder_ids(config)}))
+
+
+def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model, given as hub id or local folder.
+
+    Raises ValueError if the folder does not exist or contains no readable tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    folder = Path(path).expanduser()
+    if not folder.is_dir() and is_local_path(path):
+        raise ValueError(f"{path}: no such folder. Use a folder with a tokenizer, or a hub id.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder) if folder.is_dir() else path, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:  # the tokenizers library raises plain Exception for a broken file
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise ValueError(
+            f"{path}: the model has no tokenizer that can be loaded ({reason}). {TOKENIZER_FIX}"
+        ) from error
+    if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
+        raise ValueError(
+            f"{path}: the model has no tokenizer vocabulary (only {len(tokenizer)} tokens). {TOKENIZER_FIX}"
+        )
+    return tokenizer

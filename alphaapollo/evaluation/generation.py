@@ -29,6 +29,7 @@ from alphaapollo.launch.plan_table import print_plan_table
 from alphaapollo.launch.resume import StartPoint, find_inference_start
 from alphaapollo.launch.run_plan import RunPlan
 from alphaapollo.launch.try_environment import try_environment
+from alphaapollo.launch.try_template import fix_template_date
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.load import check_causal_lm
 from alphaapollo.observability.console import Console
@@ -83,6 +84,7 @@ def prepare_run(config: GenerationConfig, console: Console) -> GenerationPlan:
     Raises ValueError for invalid settings or data.
     """
     machine = input_checks.detect_node_resources(config)
+    config = fix_template_date(config, config.model)
     notices = check_config_and_get_notices(config, machine.num_gpus, machine.num_cores)
     environment = input_checks.find_environment_spec(config.env)
     notices += input_checks.collect_environment_notices(config, environment)

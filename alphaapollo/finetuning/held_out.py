@@ -106,12 +106,12 @@ class HeldOutEvaluation:
     """Validation on held-out prompts. Environments and graders run in this process and are started by `start`."""
 
     def __init__(self, config: SftConfig, prompts: Sequence[Prompt], ranks: Ranks[Any]):
-        self.config, self.prompts = config, prompts
+        self.config, self.prompts, rollout = config, prompts, config.rollout
         self.engine = TrainerEngine(ranks, config.rollout.max_num_seqs)
         engine: Any = self.engine  # implements only the parts of Engine that evaluation uses
         setup = RolloutWorkerConfig(
             model=config.model,
-            rollout=Rollout(),
+            rollout=Rollout(stop=rollout.stop, include_stop_str_in_output=rollout.include_stop_str_in_output),
             env=config.env,
             data=make_val_prompt_data(config),
             reward=config.reward,

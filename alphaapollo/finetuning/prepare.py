@@ -28,6 +28,7 @@ from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_memory
 from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
 from alphaapollo.launch.resume import find_start_point
 from alphaapollo.launch.run_plan import PlannedMemory, RunPlan
+from alphaapollo.launch.try_template import fix_template_date
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.lora import check_target_modules
 from alphaapollo.observability.console import Console
@@ -44,6 +45,7 @@ TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
 def prepare_run(config: TuningConfig, user_settings: UserSettings, console: Console) -> FinetuningPlan:
     """Check the configuration and the data, plan the memory and print the plan. Raises ValueError for invalid input."""
     machine = input_checks.detect_node_resources(config)
+    config = fix_template_date(config, config.model)
     config, kept_threads = choose_cpu_threads(config, machine)
     task = TASKS[type(config)](config)
     notices = task.check_config_and_get_notices(machine.num_gpus) + kept_threads

@@ -26,11 +26,10 @@ from alphaapollo.config.schema import (
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.images import collect_pictures, list_unused_mark_notices, load_image_processor, reads_pictures
-from alphaapollo.data.length_limit import apply_length_limit
+from alphaapollo.data.length_limit import apply_length_limit, prepare_texts
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, name_splits, resolve_files
-from alphaapollo.data.text_prompts import prepare_texts
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS
 from alphaapollo.environments import check_environment

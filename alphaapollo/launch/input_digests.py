@@ -43,12 +43,15 @@ def compute_input_digests(config: Section) -> Digests:
     for key in list_keys(type(config)).values():
         kinds = {marker.kind for _, marker in get_field_markers(key, FilePath)}
         value = get_value(config, key.name) if kinds and not key.name.startswith("trainer.") else ""
+        if key.name == "models":  # of self-evolution: {name: section}
+            kinds, value = {"model"}, [one.path for one in vars(config)["models"].values() if one.path]
         for path in value if isinstance(value, list) else [str(value)] * bool(value):
             files = digests.setdefault(key.name, [])
             with suppress(OSError, ValueError):
                 if "data" in kinds:
                     entry = resolve_entry(path, TRAIN if key.name == TRAIN_FILES else HELD_OUT)
                     files += [(str(file), digest_file(file)) for file in entry.files]
+                    files += [(entry.entry, entry.part)] * bool(entry.part)
                 elif "code" in kinds:
                     files += [(str(file), digest_file(file)) for file in _list_code_files(Path(path).expanduser())]
                 elif not is_local_path(path):

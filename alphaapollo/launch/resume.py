@@ -186,13 +186,16 @@ def _describe_lost_metrics(metrics_file: Path, logged_steps: Sequence[int], step
     return f"{metrics_file} has no lines of iterations {last + 1} to {step}; they are lost."
 
 
-def read_earlier_config(config: TrainingConfig) -> JsonObject:
+def read_earlier_config(config: TrainingConfig | GenerationConfig) -> JsonObject:
     """Return the newest saved configuration of the run to resume, as plain values; empty for a new run. Raises
     ValueError as find_start_point does."""
-    folder = config.trainer.folder
-    if config.trainer.resume_mode == "disable" or not (candidates := _list_resumable_checkpoints(config)):
+    folder = run = config.trainer.folder
+    if config.trainer.resume_mode == "disable":
         return {}
-    run = folder if _has_results(folder) else candidates[0].resolve().parents[1]
+    if not isinstance(config, GenerationConfig):
+        if not (candidates := _list_resumable_checkpoints(config)):
+            return {}
+        run = folder if _has_results(folder) else candidates[0].resolve().parents[1]
     return read_saved_config(run) if _find_saved_config(run)[0] else {}
 
 

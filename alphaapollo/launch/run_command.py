@@ -21,6 +21,7 @@ from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.ranks import WorkerLost
+from alphaapollo.data.resolved_files import forget_files
 from alphaapollo.launch.checkpoint_folder import RunProgress, list_checkpoints, parse_step
 from alphaapollo.launch.failures import REPORTED_ERRORS, RestartRefused
 from alphaapollo.launch.input_checks import detect_node_resources
@@ -50,6 +51,7 @@ def run_in_locked_folder(
     is_prepared = False
     try:
         with console, nullcontext() if trainer.dry_run else lock_folder(trainer.folder):
+            forget_files()
             with SPANS("prepare"):
                 prepared = prepare()
             if trainer.dry_run:

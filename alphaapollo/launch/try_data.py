@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median_low
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
-from alphaapollo.data.chats import shorten_repr
+from alphaapollo.data.chats import CONTEXT_COLUMNS, shorten_repr
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import get_grader
@@ -17,7 +17,7 @@ from alphaapollo.types import Prompt, Score
 NUM_ROWS = 20  # rows of each data source
 MAX_FAILURES = 3  # of a data source, each of which may take reward.timeout
 MAX_SOURCES = 10  # data sources in the plan
-READ_COLUMNS = {"ground_truth", "answer", "solution", "index", "rubric", "choices", "options", "system", "history"}
+READ_COLUMNS = {"ground_truth", "answer", "solution", "index", "rubric", "choices", "options", *CONTEXT_COLUMNS}
 
 
 def try_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> tuple[dict[str, str], list[str]]:
@@ -78,7 +78,7 @@ def describe_sources(
     found: dict[str, str] = {}
     for source, rows in [*sources.items()][:MAX_SOURCES]:
         first = rows[:NUM_ROWS]
-        lengths = renderer.count_prompt_tokens([one.content for one in first], [one.id for one in first])
+        lengths = renderer.count_prompt_tokens(first)
         sizes = f"{min(lengths)} to {max(lengths)} tokens (median {median_low(lengths)} of {len(lengths)} rows)"
         parts = [f"{len(rows)} rows, prompts of {sizes}", truths.get(source, "ground truth not tried")]
         unread = sorted({name for one in first for name in one.extra_info} - READ_COLUMNS)

@@ -1,18 +1,39 @@
-"""Try the chat template on one chat of the data, before workers start."""
+"""Fix the date that the chat template writes, and try the template on chats of the data, before workers start."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from datetime import date
 from threading import Thread
 from typing import TypeVar
 
+from alphaapollo.config.keys import replace_value
+from alphaapollo.config.load import flatten_maps
+from alphaapollo.config.schema import Config, GenerationConfig, Model, TuningConfig
 from alphaapollo.data.chat_turns import check_chat_is_shown
-from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.rendering import DATE, Renderer
+from alphaapollo.data.vocabulary import load_tokenizer
+from alphaapollo.launch.resume import read_earlier_config
 from alphaapollo.types import Message, Prompt
 
 TIME_LIMIT = 60.0  # seconds per chat
+C = TypeVar("C", Config, TuningConfig, GenerationConfig)
 ResultT = TypeVar("ResultT")
+
+
+def fix_template_date(config: C, model: Model) -> C:
+    """Return the configuration with the day that the chat template writes: that of the first start of the run. Without
+    it, a run that is resumed on another day would have other prompts."""
+    try:
+        template = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code).chat_template
+    except ValueError:  # the checks that follow report it
+        return config
+    key, given = f"data.apply_chat_template_kwargs.{DATE}", config.data.apply_chat_template_kwargs
+    if DATE not in str(template) or DATE in given:
+        return config
+    earlier = flatten_maps(read_earlier_config(config)).get(key)
+    return replace_value(config, "data.apply_chat_template_kwargs", {**given, DATE: earlier or str(date.today())})
 
 
 def try_chats(renderer: Renderer, prompts: Sequence[Prompt]) -> None:
@@ -21,7 +42,8 @@ def try_chats(renderer: Renderer, prompts: Sequence[Prompt]) -> None:
         if not isinstance(prompt.content, list):
             return
         try:
-            check_chat_is_shown(prompt.content, renderer) if number else try_template(renderer, prompt.content)
+            own = renderer.with_arguments(prompt.template_arguments)
+            check_chat_is_shown(prompt.content, own) if number else try_template(own, prompt.content)
         except ValueError as error:
             raise ValueError(f"{prompt.location}: {error}") from error
 

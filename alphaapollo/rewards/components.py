@@ -28,10 +28,10 @@ TASK = "task"  # name of the task reward: the reward of the data source, or of t
 COMPONENTS: Registry[Callable[[], Component]] = Registry("reward component")  # name -> loader
 
 for _name, _function in {
-    "format": "think_format:score_format",
-    "format_opened": "think_format:score_format_without_opening_tag",
+    "format": "text_components:score_format",
+    "format_opened": "text_components:score_format_without_opening_tag",
     "language": "language_consistency:score_language",
-    "repetition": "repetition:score_distinct_ngrams",
+    "repetition": "text_components:score_distinct_ngrams",
 }.items():
     COMPONENTS.register(_name)(partial(pkgutil.resolve_name, f"alphaapollo.rewards.{_function}"))
 

@@ -10,7 +10,7 @@ import re
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from alphaapollo.rewards.base import get_question
-from alphaapollo.rewards.think_format import split_thoughts
+from alphaapollo.rewards.text_components import split_thoughts
 from alphaapollo.types import Prompt
 
 # Subset of the classifier's 139 languages: it mistakes short texts for related languages (Wu, Malay, Nigerian Pidgin).

@@ -86,7 +86,7 @@ class EpisodeRunner:
 
     engine: Engine
     decode: Callable[[Sequence[int]], str]
-    make_token_context: Callable[[Environment], Context]
+    make_token_context: Callable[[Environment, Prompt], Context]
     limits: EpisodeLimits
     grade: Callable[[Prompt, str, Sequence[Turn]], Awaitable[Score]] | None = None
     environment_caller: EnvironmentCaller = field(default_factory=EnvironmentCaller)
@@ -139,7 +139,7 @@ class EpisodeRunner:
             environment = task.make_environment(attempt.turns)
         try:
             call = partial(self.environment_caller.call, time_limit, environment)
-            context = self.make_token_context(environment)
+            context = self.make_token_context(environment, task.prompt)
             attempt.build_rows = context.build_rows
             first_observation = check_reset_reply(await call("reset", task.prompt))
             context.start_episode(first_observation)

@@ -26,11 +26,12 @@ class TeacherContext:
 class TeacherPromptWriter:
     """Adds the teacher's prompts to the rows of a group.
 
-    encode: renders a chat or a text to tokens. max_tokens: longer prompts are left out.
+    encode: renders a chat or a text to tokens, with the tools of the prompt's row. max_tokens: longer prompts are left
+    out.
     """
 
     config: SelfTeacher
-    encode: Callable[[list[Message] | str], list[int]]
+    encode: Callable[[list[Message] | str, Prompt], list[int]]
     max_tokens: int
 
     def add_prompts(self, group: TrajectoryGroup) -> None:
@@ -39,7 +40,7 @@ class TeacherPromptWriter:
             context = choose_context(group, trajectory, self.config)
             if context is None or trajectory.first_observation is None:
                 continue
-            token_ids = self.encode(add_context(trajectory.first_observation, context))
+            token_ids = self.encode(add_context(trajectory.first_observation, context), group.prompt)
             if len(token_ids) <= self.max_tokens:
                 for row in trajectory.rows:
                     row.columns[LONGER_PROMPT] = array("i", token_ids)

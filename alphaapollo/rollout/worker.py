@@ -48,7 +48,7 @@ from alphaapollo.rollout.suites import ModelServer, Suite, SuiteResult, run_suit
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.base import ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import GroupRequest, Sampling, TrajectoryGroup, Turn, WeightReceipt
+from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, Turn, WeightReceipt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.transport import TransportKind, WeightReader, get_weights_folder
@@ -155,15 +155,14 @@ class RolloutWorker:
                 self._read_calls = await asyncio.to_thread(make_tool_call_parser, env.tool_parser, tool_renderer)
         finally:
             gc.enable()
-        show = renderer.render_chat
-        self._rewards.render = lambda one: one.content if isinstance(one.content, str) else show(one.content)
+        self._rewards.render = renderer.render_prompt
         self._stop_token_ids = renderer.eos_token_ids
         if (judge := self._setup.reward.judge).backend == "policy":
             self._rewards.policy = make_policy_judge(self.engine, renderer, judge)
         self._sees_images = images is not None
         if teacher:
             longest = teacher.max_prompt_length or data.max_length
-            self._teacher_prompts = TeacherPromptWriter(teacher, renderer.encode_prompt, longest)
+            self._teacher_prompts = TeacherPromptWriter(teacher, renderer.encode_for_prompt, longest)
         grade = self._rewards.score if self._environment.is_graded(env) else None
         if env.env_name == "agent":
             self._runner = await self._agents.enter_async_context(open_agent_runner(self.engine, env, data, grade))
@@ -272,14 +271,21 @@ class RolloutWorker:
 
 def make_token_context_factory(
     env: Env, renderer: Renderer, data: Data | GenerationData
-) -> Callable[[Environment], Context]:
-    """Return a function that builds the token context of an episode. All contexts share a cache of rendered prompts."""
-    prompts = PromptRenderer(renderer.encode_prompt, data.max_prompt_length, data.truncation)
-    if env.context == "append":
-        return lambda environment: AppendContext(prompts, renderer.encode_observation, renderer.prepare_images)
-    return lambda environment: MemoryContext(
-        environment, prompts, renderer.prepare_images, prompts.is_within_limit, env.history_length, env.memory_type
-    )
+) -> Callable[[Environment, Prompt], Context]:
+    """Return a function that builds the token context of an episode. Contexts of rows without tools and variables for
+    the chat template share a cache of rendered prompts."""
+    cached = PromptRenderer(renderer.encode_prompt, data.max_prompt_length, data.truncation)
+
+    def make_token_context(environment: Environment, prompt: Prompt) -> Context:
+        own, prompts = renderer.with_arguments(prompt.template_arguments), cached
+        if own is not renderer:
+            prompts = PromptRenderer(own.encode_prompt, data.max_prompt_length, data.truncation)
+        if env.context == "append":
+            return AppendContext(prompts, own.encode_observation, own.prepare_images)
+        memory = (prompts.is_within_limit, env.history_length, env.memory_type)
+        return MemoryContext(environment, prompts, own.prepare_images, *memory)
+
+    return make_token_context
 
 
 def make_policy_judge(engine: Engine, renderer: Renderer, judge: Judge) -> CompleteMessage:

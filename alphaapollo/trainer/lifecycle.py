@@ -23,6 +23,7 @@ from alphaapollo.launch.input_checks import detect_node_resources
 from alphaapollo.launch.plan_table import print_plan_table
 from alphaapollo.launch.resume import StartPoint, find_start_point
 from alphaapollo.launch.session import TrainingSession, open_session
+from alphaapollo.launch.try_template import fix_template_date
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.rollout_log import RolloutLog
@@ -85,6 +86,7 @@ def prepare_run(config: Config, user_settings: UserSettings, console: Console) -
     Raises ValueError if the configuration, the data or a model cannot be used.
     """
     machine, trainer = detect_node_resources(config), config.trainer
+    config = fix_template_date(config, config.actor_rollout_ref.model)
     config, kept_threads = choose_cpu_threads(config, machine)
     plan = make_plan(config, machine, user_settings)
     plan = replace(plan, notices=[*plan.notices, *kept_threads])

@@ -8,7 +8,8 @@ Each kind of fine-tuning is a subclass with `compute_loss_denominators` and `com
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Generic, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch
 from alphaapollo.batching.batch import FinetuningStepResult, RankBatch
 from alphaapollo.config.schema import Model, TuningConfig
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.models.moe_routing import RouterHooks
 from alphaapollo.models.policy import PolicyModel, check_policy, load_policy
 from alphaapollo.models.sharding import FsdpRoot, reshard
@@ -118,6 +120,12 @@ class SftWorker(FinetuningWorker[RankBatch]):
         total = -(self.model(micro, 1.0).logprobs * micro.mask).sum()
         return total / counts["tokens"], {"loss": total}
 
+    @cached_property
+    def _decode(self) -> Callable[[list[int]], str]:
+        """Decoder of the tokens of an answer, to find stop strings."""
+        tokenizer = load_tokenizer(self.config.tokenizer_path or self.config.path, self.config.trust_remote_code)
+        return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
     @torch.no_grad()
     def generate(self, requests: Sequence[SamplingRequest], version: int) -> list[Completion]:
         """Sample one completion for each of this rank's requests, all at once, with the current weights.
@@ -125,7 +133,10 @@ class SftWorker(FinetuningWorker[RankBatch]):
         A collective: a rank whose completions are finished still takes part in the forward passes of other ranks.
         """
         assert isinstance(self.model, PolicyModel)
-        pending = [PendingCompletion(request.token_ids, request.sampling) for request in requests]
+        pending = [
+            PendingCompletion(one.token_ids, one.sampling, decode=self._decode if one.sampling.stop else None)
+            for one in requests
+        ]
         dummy = PendingCompletion([0], Sampling(max_tokens=1))
         with self.model.generation_mode():
             decode_batch(self.model.next_logits, pending or [dummy], self.device, is_true_on_all_ranks)

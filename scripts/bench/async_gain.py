@@ -61,7 +61,7 @@ class FakeEngineWorker:
         self.runner = EpisodeRunner(
             engine,
             letters.decode,  # type: ignore[arg-type]
-            lambda _: AppendContext(letters.encode_prompt, letters.encode_observation, lambda content: ()),
+            lambda *_: AppendContext(letters.encode_prompt, letters.encode_observation, lambda content: ()),
             EpisodeLimits(1, 600.0),
         )
 

@@ -61,7 +61,7 @@ async def roll_out(count: int, max_tokens: int) -> list[TrajectoryGroup]:
     runner = EpisodeRunner(
         engine,
         letters.decode,  # type: ignore[arg-type]
-        lambda _: AppendContext(letters.encode_prompt, letters.encode_observation, lambda content: ()),
+        lambda *_: AppendContext(letters.encode_prompt, letters.encode_observation, lambda content: ()),
         EpisodeLimits(1, 600.0),
     )
     sampling = Sampling(max_tokens, stop_token_ids=(0,))

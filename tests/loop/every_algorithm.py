@@ -124,7 +124,7 @@ def use(worker: Any, actor: Actor, correction: RolloutCorrection, teacher: Teach
 def use_self_teacher(worker: Any, teacher: Teacher) -> None:
     """Change the self-teacher of a rollout worker."""
     renderer, own = Renderer(load_tokenizer(worker._setup.model.path)), teacher.self_teacher
-    writer = TeacherPromptWriter(own, renderer.encode_prompt, own.max_prompt_length or 48)
+    writer = TeacherPromptWriter(own, renderer.encode_for_prompt, own.max_prompt_length or 48)
     worker._teacher_prompts = writer if teacher.uses_self_teacher else None
 
 

@@ -115,7 +115,7 @@ def test_held_out_prompts_are_generated_by_the_ranks(sft: SftRunner, leaves_noth
         *("rollout.val_kwargs.n=2", "rollout.val_kwargs.greedy=true", f"custom_reward_function.path={sft.reward}"),
         *("trainer.total_training_steps=3", "trainer.test_freq=2", "trainer.log_freq=100"),
     )
-    for number, more in enumerate([(), ("trainer.n_gpus_per_node=2", "model.lora_rank=4")]):
+    for number, more in enumerate([(), ("trainer.n_gpus_per_node=2", "model.lora_rank=4", "rollout.stop=['7']")]):
         done = sft.run(*answered, *more, name=f"run_{number}")
         assert [line["step"] for line in done.metrics] == [2, 3]
         for line in done.metrics:
@@ -125,6 +125,7 @@ def test_held_out_prompts_are_generated_by_the_ranks(sft: SftRunner, leaves_noth
         assert len(rows) == 16 and {row["weight_version"] for row in rows} == {3}
         rewards = [sum(letter.isdigit() for letter in row["text"]) / 10 for row in rows]
         assert sum(rewards) / 16 == pytest.approx(done.metrics[-1]["val/reward"])
+        assert not number or not any("7" in row["text"] for row in rows)
         assert "val: accuracy" in done.output, done.output[-3000:]
     leaves_nothing()
 

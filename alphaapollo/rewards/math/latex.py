@@ -21,10 +21,8 @@ SIGNS = str.maketrans(
     }
 )  # fmt: skip
 SYNONYMS = {
-    "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "lbrace": r"\{", "rbrace": r"\}", "langle": "(",
-    "rangle": ")", "colon": ":", "le": r"\le ", "leq": r"\le ", "leqslant": r"\le ", "ge": r"\ge ", "geq": r"\ge ",
-    "geqslant": r"\ge ", "lt": "<", "gt": ">", "varnothing": r"\emptyset ", "degree": r"^\circ ", "R": r"\mathbb{R}",
-    "lor": r"\text{ or }", "vee": r"\text{ or }", "simeq": r"\approx ", "quad": " ", "qquad": " ", "displaystyle": " ",
+    "lbrace": r"\{", "rbrace": r"\}", "langle": "(", "rangle": ")", "colon": ":", "varnothing": r"\emptyset ",
+    "degree": r"^\circ ", "R": r"\mathbb{R}", "lor": r"\text{ or }", "vee": r"\text{ or }",
 }  # fmt: skip
 COMMAND = re.compile(r"\\([a-zA-Z]+)")
 FONT = (
@@ -41,21 +39,16 @@ REWRITES = [  # applied in this order
         (rf"{FONT}\s*\{{\s*([a-fi-knp-rt-zA-Z]|[-+\d.,/:]+)\s*\}}", r" \1 "),  # one letter, not a unit; a number
         (FONT + r"(?=\s*\{)", r"\\text"),
         (r"\\frac\s*(\\pi|[a-zA-Z\d])\s*(\\pi|[a-zA-Z\d])", r"\\frac{\1}{\2}"),
-        (r"\\sqrt\s+([a-zA-Z\d]+)", r"\\sqrt{\1}"),
         (r"(?<![a-zA-Z])\\?sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
         (r"\\math(?:bin|punct)\{:\}|\{:\}", ":"),
-        (r"<=", r"\\le "),
-        (r">=", r"\\ge "),
         (r"\+/?-", r"\\pm "),
         (r"\*\*", "^"),
-        (r"\\mathbb\s*R(?![a-zA-Z])", r"\\mathbb{R}"),
         (r"\\\{\s*\\\}", r"\\emptyset "),
         (r"\\(?:begin|end)\{(?:aligned|split)\}", " "),
         (r"^\s*\\\{\s*\w+(?:\s*\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}\s*$", r"\1"),  # {x | x > 2}
         (r"^\s*[A-Z]\s*(?=\([^()]*,[^()]*\)\s*$)", ""),  # the name of a point
         (r"^\s*[a-zA-Z]?\s*\\approx(?![a-zA-Z])", ""),
-        (r"(?<=.)\s*\\approx(?![a-zA-Z]).*", ""),  # the approximation of an exact value
     )
 ]
 REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")

@@ -10,7 +10,6 @@ from functools import partial
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Config, Model
 from alphaapollo.data.stream import choose_rows
-from alphaapollo.data.text_prompts import list_date_notices
 from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.builders import make_critic_model_section, make_teacher_model_sections
@@ -80,7 +79,6 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     if config.teacher.divergence:
         notices += check_teachers(config, renderer, prompts)
     notices += list_template_notices(config.actor_rollout_ref.model, renderer, data.apply_chat_template_kwargs)
-    notices += list_date_notices(renderer, data.apply_chat_template_kwargs)
     notices += filter(None, [explain_missing_cluster(config)])
     val_prompts: list[Prompt] = []
     if data.val_files:

@@ -149,6 +149,24 @@ def test_folders_of_save_to_disk_are_read(folder, in_dict):
 
 
 @pytest.mark.parametrize(
+    ("part", "texts"),
+    [("train[:1]", ["train 0"]), ("train[50%:]", ["train 1"]), ("train[1:]+test", ["train 1", "test 0", "test 1"])],
+)
+@pytest.mark.parametrize("name", ["chats", "saved"])
+def test_parts_of_splits_are_read(folder, name, part, texts):
+    datasets.load_dataset("chats").save_to_disk("saved")
+    found = resolve_entry(f"{name}#{part}")
+    assert (found.entry, found.part) == (f"{name}#{part}", part)
+    assert [row["text"] for row in read_rows(found.entry)] == texts
+
+
+@pytest.mark.parametrize("part", ["trian[:1]", "train[:x]", "train+"])
+def test_parts_that_do_not_exist_are_errors(folder, part):
+    with pytest.raises(ValueError, match="chats: the library datasets"):
+        resolve_entry(f"chats#{part}")
+
+
+@pytest.mark.parametrize(
     ("entry", "said"),
     [
         ("chats#val", "chats#train, chats#test"),
@@ -171,8 +189,8 @@ def test_an_entry_that_names_no_files_is_an_error(folder, entry, said):
 
 
 @pytest.fixture
-def hub(folder, monkeypatch) -> Path:
-    """Cache of the library datasets with openai/gsm8k:main, and cache of the hub with some/chats."""
+def hub(folder) -> Path:
+    """Cache of the library datasets with openai/gsm8k:main."""
     loaded = datasets.load_dataset(str(folder / "chats"))
     cached = folder / "cache" / "openai___gsm8k" / "main" / "0.0.0" / COMMIT
     shutil.copytree(Path(loaded["train"].cache_files[0]["filename"]).parent, cached)
@@ -180,11 +198,6 @@ def hub(folder, monkeypatch) -> Path:
         file.rename(cached / file.name.replace("chats", "gsm8k"))
     info = json.loads((cached / "dataset_info.json").read_text())
     (cached / "dataset_info.json").write_text(json.dumps(info | {"config_name": "main"}))
-    repository = folder / "hub" / "datasets--some--chats"
-    shutil.copytree(folder / "chats", repository / "snapshots" / COMMIT)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(COMMIT)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "hub"))
     return folder
 
 
@@ -196,9 +209,7 @@ def hub(folder, monkeypatch) -> Path:
         ("openai/gsm8k", HELD_OUT, "test"),
         ("openai/gsm8k:main#test", TRAIN, "test"),
         (f"openai/gsm8k:main@{COMMIT[:7]}#test", TRAIN, "test"),
-        ("some/chats", TRAIN, "train"),
-        ("some/chats", HELD_OUT, "test"),
-        (f"some/chats@{COMMIT}#train", HELD_OUT, "train"),
+        ("openai/gsm8k:main#train[:1]", TRAIN, "train[:1]"),
     ],
 )
 def test_data_sets_in_the_cache_are_read_offline(hub, entry, splits, split):
@@ -206,7 +217,8 @@ def test_data_sets_in_the_cache_are_read_offline(hub, entry, splits, split):
     name = entry.partition("#")[0]
     assert (found.entry, found.hub_id, found.commit) == (f"{name}#{split}", name[: len(found.hub_id)], COMMIT)
     assert all(file.is_file() for file in found.files)
-    rows = [row | {"data_source": found.hub_id} for row in read_rows(f"chats/{split}.jsonl")]
+    own = read_rows(f"chats/{split.partition('[')[0]}.jsonl")[: 1 if "[" in split else 2]
+    rows = [row | {"data_source": found.hub_id} for row in own]
     assert read_rows(found.entry) == rows
 
 
@@ -215,7 +227,7 @@ def test_data_sets_in_the_cache_are_read_offline(hub, entry, splits, split):
     [
         ("openai/gsm8k:socratic", "'main'"),
         ("openai/gsm8k:main@abcdef", COMMIT),
-        ("some/chats#validation", "some/chats#train, some/chats#test"),
+        ("openai/gsm8k:main#validation", "openai/gsm8k:main#train, openai/gsm8k:main#test"),
         ("some/chats@v2", "hub cannot be reached"),
     ],
 )

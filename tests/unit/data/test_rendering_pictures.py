@@ -51,7 +51,7 @@ def test_a_prompt_has_the_ids_of_the_models_own_processor(make_renderer, vision_
     assert renderer.encode_prompt(chat) == expected
     answer = renderer.encode_prompt([ANSWER])
     assert renderer.encode_prompts([chat, [ANSWER]]) == [expected, answer]
-    assert renderer.count_prompt_tokens([chat, [ANSWER]], [0, 1]) == [len(expected), len(answer)]
+    assert renderer.count_prompt_tokens([Prompt(0, "", chat), Prompt(1, "", [ANSWER])]) == [len(expected), len(answer)]
     prepared = renderer.prepare_images(chat)
     assert prepared[0] is prepared[2] and len(prepared) == 3
     assert sum(image.num_placeholders for image in prepared) == expected.count(renderer.images.placeholder_id)
@@ -88,7 +88,7 @@ def test_placeholders_in_messages_are_text_and_refused_in_prompts_without_messag
     with pytest.raises(ValueError, match=r"<\|image_pad\|> \(1\) and pictures \(0\)"):
         renderer.encode_prompt(text)
     with pytest.raises(ValueError, match=r"row 7: .*\(1\) and pictures \(0\)"):
-        renderer.count_prompt_tokens([text], [7])
+        renderer.count_prompt_tokens([Prompt(7, "", text)])
 
 
 def test_a_template_must_show_pictures(make_renderer):

@@ -289,3 +289,12 @@ def test_max_samples_count_rows(tmp_path, forgetful_renderer):
     path = write(tmp_path, [{"messages": [USER, thought, USER, thought]}] * 3)
     read = load_examples(path, forgetful_renderer, SftData(), max_samples=2)
     assert len(read.examples) == 4 and read.file_sizes == [4] and "2 rows are 4 examples" in read.notices[0]
+
+
+def test_a_long_example_is_named_by_its_row_in_its_file(tmp_path, renderer):
+    files = [write(tmp_path, [{"messages": [USER, FOUR]}] * 2, name) for name in ("a.jsonl", "b.jsonl")]
+    write(tmp_path, [{"messages": [USER, FOUR]}, {"messages": [USER, FOUR | {"content": "four" * 99}]}], "b.jsonl")
+    data = SftData(max_length=100, truncation="error")
+    for entry in (files, str(tmp_path / "*.jsonl")):
+        with pytest.raises(ValueError, match=r"The first is .*b\.jsonl, row 1 with"):
+            load_examples(entry, renderer, data)

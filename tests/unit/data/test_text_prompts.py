@@ -2,8 +2,8 @@
 
 import pytest
 
+from alphaapollo.data.length_limit import prepare_texts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.data.text_prompts import list_date_notices, prepare_texts
 from alphaapollo.types import Prompt
 from tests.unit.tiny import save_tokenizer
 
@@ -48,17 +48,3 @@ def test_chats_and_a_tokenizer_without_bos(tmp_path):
     save_tokenizer(tmp_path)
     chats = [Prompt(0, "", [{"role": "user", "content": "<s>"}])]
     assert prepare_texts(chats, Renderer(load_tokenizer(str(tmp_path)))) == (chats, [])
-
-
-@pytest.mark.parametrize(
-    ("template", "arguments", "word"),
-    [
-        ("{{ messages }}", {}, None),
-        ("{% if not date_string is defined %}{{ strftime_now('%d') }}{% endif %}", {}, "date_string"),
-        ("{% if not date_string is defined %}{{ strftime_now('%d') }}{% endif %}", {"date_string": "x"}, None),
-        ("{{ strftime_now('%d') }}", {}, "without"),
-    ],
-)
-def test_templates_that_write_the_date(template, arguments, word):
-    notices = list_date_notices(Renderer(BosTokenizer(template)), arguments)
-    assert (len(notices) == 1 and word in notices[0]) if word else notices == []

@@ -1,8 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.engines.vllm.server import build_server_command, build_server_environment, format_flags
+from alphaapollo.engines.vllm.server import (
+    build_exclusion_flags,
+    build_server_command,
+    build_server_environment,
+    format_flags,
+)
+from tests.unit.rollout.agents.agents_kit import CONFIG, write_model
 
 
 def spec(device: str, **settings: object) -> EngineSpec:
@@ -41,3 +54,19 @@ def test_gpu_server() -> None:
 def test_flags() -> None:
     flags = format_flags({"a_b": True, "c_d": False, "e": 3, "f": {"g": 1}})
     assert flags == ["--a-b", "--no-c-d", "--e", "3", "--f", '{"g": 1}']
+
+
+def test_the_server_excludes_tokens_that_the_tokenizer_lacks(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    path = str(write_model(tmp_path))
+    own = replace(spec("cpu"), model_path=path)
+    excluded = [*own.find_excluded_ids()]
+    flag, name = build_exclusion_flags(own)
+    assert flag == "--logits-processors" and excluded
+    from vllm.v1.sample.logits_processor import _load_custom_logitsprocs
+
+    (kind,) = _load_custom_logitsprocs([name])
+    model = SimpleNamespace(model=path, tokenizer=path, trust_remote_code=False)
+    processor = kind(SimpleNamespace(model_config=model), torch.device("cpu"), False)
+    logits = processor.apply(torch.zeros(2, CONFIG["vocab_size"]))
+    assert (logits < -1e8).nonzero()[:, 1].tolist() == excluded * 2

@@ -52,7 +52,7 @@ def play(*answers: str) -> Trajectory:
     runner = EpisodeRunner(
         engine,
         decode=lambda ids: text(ids).decode(),
-        make_token_context=lambda _: AppendContext(
+        make_token_context=lambda *_: AppendContext(
             lambda content: list(content[0]["content"].encode()),
             lambda messages, last: list(messages[0]["content"].encode()),
             lambda content: (),

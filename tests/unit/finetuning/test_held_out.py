@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema import SftConfig
+from alphaapollo.config.schema import SftConfig, ValSampling
 from alphaapollo.controller.ranks import Ranks, WorkerDied
 from alphaapollo.finetuning.held_out import HeldOutEvaluation, TrainerEngine, read_held_out_prompts
 from alphaapollo.observability.console import Console
@@ -113,6 +113,32 @@ def test_metrics_are_those_of_a_validation_and_answers_are_logged(tmp_path: Path
     lines = (config.trainer.folder / "rollouts/val_000002.jsonl").read_bytes().splitlines()
     assert len(lines) == 10 and json.loads(lines[4])["text"] == "w9"
     assert samples == [("", 5), ("_greedy", 5)]
+
+
+@pytest.mark.timeout(120)
+def test_stop_strings_end_answers(tmp_path: Path) -> None:
+    config = config_of(tmp_path, reward="def compute_score(prompt, completion):\n    return float(completion == '')\n")
+    rollout = config.rollout.model_copy(update={"stop": ["w9"], "val_kwargs": ValSampling()})
+    config = config.model_copy(update={"rollout": rollout})
+    prompts, _ = read_held_out_prompts(config)
+    tracker: Any = SimpleNamespace(log_samples=lambda *_: None)
+    stops = list[tuple[str, ...]]()
+
+    class Recorder(Worker):
+        def generate(self, asked: Sequence[SamplingRequest], version: int) -> list[Completion]:
+            stops.extend(one.sampling.stop for one in asked)
+            return super().generate(asked, version)
+
+    async def play() -> dict[str, float]:
+        evaluation = HeldOutEvaluation(config, prompts, Several([Recorder([])]))
+        await evaluation.start()
+        try:
+            return await evaluation.validate(2, Console(), tracker)  # w7 -> w9, which is cut
+        finally:
+            await evaluation.close()
+
+    metrics = asyncio.run(play())
+    assert metrics["val/reward"] == 0.2 and stops == [("w9",)] * 5
 
 
 @pytest.mark.parametrize(

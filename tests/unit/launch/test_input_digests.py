@@ -12,6 +12,7 @@ import huggingface_hub
 import pytest
 
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, RmConfig, SftConfig
+from alphaapollo.data.resolved_files import forget_files
 from alphaapollo.launch import input_digests
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, read_inputs, write_progress
 from alphaapollo.launch.input_digests import compute_input_digests, digest_file
@@ -247,15 +248,29 @@ def test_folders_and_globs_are_compared_by_their_files(entry: str, folder: Path)
     ]
     for apply in change:
         apply()
+        forget_files()
         with pytest.raises(ValueError, match=r"data\.train_files"):
             find_start_point(config)
         (data / "train-1.jsonl").write_text(ROWS)
 
 
+def test_a_folder_is_listed_once_per_start(folder: Path) -> None:
+    config = SftConfig(data={"train_files": f"{folder}/*.jsonl"})
+    before = compute_input_digests(config)
+    (folder / "another.jsonl").write_text(ROWS)
+    assert compute_input_digests(config) == before
+    forget_files()
+    assert len(compute_input_digests(config)["data.train_files"]) == len(before["data.train_files"]) + 1
+
+
 def test_models_of_an_evolution_have_digests(folder: Path) -> None:
     models = {"first": {"path": str(folder / "model")}, "second": {"path": str(folder / "missing")}}
     config = EvolvingConfig(data={"path": str(folder / "val.jsonl")}, models=models)
-    assert "data.path" in compute_input_digests(config)
+    digests = compute_input_digests(config)
+    assert "data.path" in digests and [Path(path).parent for path, _ in digests["models"]] == [folder / "model"] * len(
+        digests["models"]
+    )
+    assert digests["models"]
 
 
 def test_models_of_the_hub_are_compared_by_their_commit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

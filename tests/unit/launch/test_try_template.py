@@ -1,7 +1,12 @@
+from datetime import date
+from types import SimpleNamespace
+
 import pytest
 
+from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.launch.try_template import try_chats, try_template
+from alphaapollo.launch import try_template as module
+from alphaapollo.launch.try_template import fix_template_date, try_chats, try_template
 from alphaapollo.types import Message, Prompt
 from tests.unit.tiny import save_tokenizer
 
@@ -63,3 +68,18 @@ def test_every_kind_of_chat_is_tried(tokenizer):
     ]
     with pytest.raises(ValueError, match=r"d\.jsonl, row 1: .*'developer'"):
         try_chats(Renderer(tokenizer), prompts)
+
+
+@pytest.mark.parametrize("has_date", [True, False])
+def test_a_run_keeps_the_day_of_its_first_start(tmp_path, tokenizer, monkeypatch, has_date):
+    tokenizer.chat_template = "{{ strftime_now('%d') }}" if has_date else SOUND
+    tokenizer.save_pretrained(tmp_path / "model")
+    config = SftConfig(model={"path": str(tmp_path / "model")}, trainer={"output_dir": str(tmp_path)})
+    monkeypatch.setattr(module, "date", SimpleNamespace(today=lambda: date(2026, 7, 26)))
+    first = fix_template_date(config, config.model)
+    arguments = first.data.apply_chat_template_kwargs
+    assert arguments == ({"strftime_now": "2026-07-26"} if has_date else {})
+    monkeypatch.setattr(module, "date", SimpleNamespace(today=lambda: date(2026, 7, 27)))
+    assert fix_template_date(first, config.model) is first
+    monkeypatch.setattr(module, "read_earlier_config", lambda config: first.model_dump())
+    assert fix_template_date(config, config.model) == first

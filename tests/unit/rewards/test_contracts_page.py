@@ -27,7 +27,7 @@ def test_the_page_names_all_arguments():
     ("number", "custom", "score"),
     [
         (0, {}, Score(1.0, {"accuracy": 1.0})),
-        (1, {"name": ["correct", "short"], "weights": [1, 0.1]}, Score(1.1, {"correct": 1.0, "short": 1.0})),
+        (2, {"name": ["correct", "short"], "weights": [1, 0.1]}, Score(1.1, {"correct": 1.0, "short": 1.0})),
     ],
 )
 def test_the_functions_of_the_page_work(tmp_path, number, custom, score):

@@ -13,9 +13,8 @@ from alphaapollo.rewards import (
     gsm8k,
     language_consistency,
     multiple_choice,
-    repetition,
     search,
-    think_format,
+    text_components,
 )
 from alphaapollo.rewards.components import COMPONENTS
 from alphaapollo.rewards.judges import client, graders
@@ -109,14 +108,14 @@ READERS = {
     **JUDGE_PARSERS,
     "code": code_grader.extract_code,
     "evaluation": answer_parsing.extract_answer,
-    "format": lambda text: think_format.score_format(Prompt(0, "", "?"), text),
-    "format_opened": lambda text: think_format.score_format_without_opening_tag(Prompt(0, "", "?"), text),
+    "format": lambda text: text_components.score_format(Prompt(0, "", "?"), text),
+    "format_opened": lambda text: text_components.score_format_without_opening_tag(Prompt(0, "", "?"), text),
     "language": lambda text: language_consistency.score_language(Prompt(0, "", "?"), text),
-    "repetition": lambda text: repetition.score_distinct_ngrams(Prompt(0, "", "?"), text),
+    "repetition": lambda text: text_components.score_distinct_ngrams(Prompt(0, "", "?"), text),
     "reasoning_gym": answer_extraction.find_answer_tag,
 }
 CODE = [answer_extraction, answer_parsing, client, code_grader, exact_match, graders, gsm8k, language_consistency,
-        latex, math_grader, multiple_choice, plain_answers, repetition, roles, search, think_format]  # fmt: skip
+        latex, math_grader, multiple_choice, plain_answers, roles, search, text_components]  # fmt: skip
 SHORT, LONG = 10_000, 100_000  # characters
 BOUND = 2_500  # characters; a pattern that never reads more takes constant time
 STEPS_PER_CHARACTER = 60

@@ -20,17 +20,20 @@ PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 if not PAGE.exists():
     pytest.skip("an installed package has no docs folder", allow_module_level=True)
 TEXT = PAGE.read_text(encoding="utf-8")
+FUNCTIONS, MAGISTRAL = (
+    (PAGE.parent / name).read_text("utf-8") for name in ("reward_functions.md", "algorithms/magistral.md")
+)
 
 
-def rows(first: str) -> list[list[str]]:
+def rows(first: str, page: str = TEXT) -> list[list[str]]:
     """Cells of the table with a header that begins with `first`."""
-    table = re.search(rf"^\| {first} \|.*\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
+    table = re.search(rf"^\| {first} \|.*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
     assert table
     return [[cell.strip(" `") for cell in line.split(" | ")] for line in table[1].strip().splitlines()]
 
 
-def examples(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+def examples(language: str, page: str = TEXT) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 def test_the_tables_are_complete():
@@ -45,15 +48,15 @@ TURNS = [EpisodeTurn("2+2", [{"role": "tool", "content": "4"}]), EpisodeTurn("so
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    ("number", "answer", "score"),
+    ("code", "answer", "score"),
     [
-        (0, "4" * 1000, Score(1.075, {"accuracy": 1.0, "short": 0.75})),
-        (1, Episode("so 4", TURNS), Score(0.9, {"accuracy": 1.0, "calls": 1.0})),
+        (examples("python")[0], "4" * 1000, Score(1.075, {"accuracy": 1.0, "short": 0.75})),
+        (examples("python", FUNCTIONS)[1], Episode("so 4", TURNS), Score(0.9, {"accuracy": 1.0, "calls": 1.0})),
     ],
 )
-def test_the_functions_of_a_completion_and_of_a_trajectory_work(tmp_path, number, answer, score):
+def test_the_functions_of_a_completion_and_of_a_trajectory_work(tmp_path, code, answer, score):
     path = tmp_path / "reward.py"
-    path.write_text(examples("python")[number])
+    path.write_text(code)
     check_reward_function(Reward(), CustomRewardFunction(path=str(path)))
     function = load_reward_function(CustomRewardFunction(path=str(path))).function
     assert convert_to_score(function(Prompt(0, "", "?", "4"), answer)) == score
@@ -62,12 +65,12 @@ def test_the_functions_of_a_completion_and_of_a_trajectory_work(tmp_path, number
 @pytest.mark.timeout(60)
 def test_the_component_works(tmp_path):
     path = tmp_path / "polite.py"
-    path.write_text(examples("python")[2])
+    path.write_text(examples("python")[1])
     check_reward_function(Reward(custom_module=str(path), components={"polite": 0.1}), CustomRewardFunction())
 
 
 def test_the_configurations_work():
-    for example in examples("yaml"):
+    for example in examples("yaml") + examples("yaml", MAGISTRAL):
         config = build_config(Config, yaml.safe_load(example))
         check_component_names(config.reward.components, config.reward.required)
 
@@ -79,8 +82,8 @@ def test_the_rubric_has_the_scores_of_the_page():
 
 
 def test_magistral_table():
-    reward = build_config(Config, yaml.safe_load(examples("yaml")[1])).reward
-    for _, task, form, language, total in rows("text"):
+    reward = build_config(Config, yaml.safe_load(examples("yaml", MAGISTRAL)[0])).reward
+    for _, task, form, language, total in rows("text", MAGISTRAL):
         parts = {"format": float(form), "language": float(language)}
         score = add_component_rewards(Score(float(task)), parts, reward.components, reward.required)
         assert score.reward == pytest.approx(float(total.strip("| ")), rel=1e-15)

@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.rewards.repetition import score_distinct_ngrams
+from alphaapollo.rewards.text_components import score_distinct_ngrams
 from alphaapollo.types import Prompt
 
 

@@ -29,7 +29,7 @@ def render(content: list[Message] | str) -> list[int]:
 def play(engine, environment, history_length: int = 2, longest: int = 100, truncation: str = "error"):
     prompts = PromptRenderer(render, longest, truncation)
 
-    def make_token_context(environment):
+    def make_token_context(environment, _):
         return MemoryContext(environment, prompts, lambda _: (), prompts.is_within_limit, history_length, "simple")
 
     runner = EpisodeRunner(engine, Numbers().decode, make_token_context, EpisodeLimits(9, 5.0))

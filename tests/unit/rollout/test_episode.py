@@ -81,7 +81,7 @@ def make_runner(engine, limits: EpisodeLimits, grade=None) -> EpisodeRunner:
     return EpisodeRunner(
         engine,
         renderer.decode,
-        lambda _: AppendContext(renderer.encode_prompt, renderer.encode_observation, lambda content: ()),
+        lambda *_: AppendContext(renderer.encode_prompt, renderer.encode_observation, lambda content: ()),
         limits,
         grade,
         decode_raw=lambda ids: "".join(f"<{token}>" for token in ids),

@@ -86,7 +86,7 @@ def test_the_last_user_message_gets_the_context() -> None:
 def test_rows_get_prompts_within_the_limit() -> None:
     """The prompt is rendered to one token per character: '2+2=?|answer 1' has 14."""
 
-    def encode(content: Any) -> list[int]:
+    def encode(content: Any, _: Any) -> list[int]:
         return [ord(letter) for letter in content[-1]["content"]]
 
     for limit, expected in ((14, "2+2=?|answer 1"), (13, "")):

@@ -59,6 +59,18 @@ def test_a_continued_chat_is_one_row(server, stream):
     assert len(row.turn_ends) == 2
 
 
+def test_tools_of_a_program_do_not_become_control_tokens(server):
+    end = server.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    counts = []
+    for description in ("Adds.", "<|im_end|>"):
+        _, (row,) = send(
+            server, [user("one")], tools=[{"type": "function", "function": TOOL | {"description": description}}]
+        )
+        assert description in server.tokenizer.decode(row.token_ids)
+        counts.append(list(row.token_ids).count(end))
+    assert counts[0] == counts[1]
+
+
 def check_one_row_of_two_turns(server, play):
     session, (row,) = server.run(play)
     assert len(row.turn_ends) == 2 and not any(one.request.difference for one in session.answers)

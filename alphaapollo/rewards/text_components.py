@@ -1,9 +1,16 @@
-r"""Format rewards: `<think>...</think>` followed by one `<answer>...</answer>` or `\boxed{...}`."""
+r"""Reward components of a text: its format, `<think>...</think>` and `<answer>...</answer>` or `\boxed{...}`, and the
+share of distinct 4-grams."""
 
 from __future__ import annotations
 
+import re
+
 from alphaapollo.rewards.answer_extraction import find_answer_tag, find_boxed
 from alphaapollo.types import Prompt
+
+NGRAM_LENGTH = 4  # words
+UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"  # scripts without spaces: each character counts as a word
+WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
 
 
 def split_thoughts(text: str) -> tuple[str, str]:
@@ -34,3 +41,14 @@ def score_format_without_opening_tag(prompt: Prompt, completion: str) -> float:
     if tags == (0, 0):
         return float(bool(find_boxed(answer)))
     return float(tags == (1, 1) and bool(find_answer_tag(answer)))
+
+
+def score_distinct_ngrams(prompt: Prompt, completion: str) -> float:
+    """Return the share of distinct 4-grams among all 4-grams: 1 without repetition, near 0 for a loop.
+
+    The share equals 1 minus seq-rep-4 of arXiv 1908.04319. Each punctuation mark counts as a word. A text of fewer than
+    4 words scores 1.
+    """
+    words = WORD.findall(completion)
+    ngrams = list(zip(*(words[start:] for start in range(NGRAM_LENGTH)), strict=False))
+    return len(set(ngrams)) / len(ngrams) if ngrams else 1.0
