@@ -8,7 +8,7 @@
         def read(self, reply: ModelReply) -> VerifierReport | None: ...
 
 Select the role with `roles.verifier.plugin=suspicious evolving.custom_module=FILE`. If `read` returns None, the role is
-asked again, up to evolving.asks times.
+asked again, at most twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ EDGE = r"[^\w\n]*+"  # possessive, so that long runs of signs take linear time
 NAMED = rf"^{EDGE}{{}}(?=[^\w\n]*?[:=]){EDGE}({{}}){EDGE}$"
 VERDICT = re.compile(NAMED.format("VERDICT", "right|wrong"), re.IGNORECASE | re.MULTILINE)
 STANDS = re.compile(NAMED.format("STANDS", "yes|no"), re.IGNORECASE | re.MULTILINE)
-BETTER = re.compile(NAMED.format("BETTER", "1|2"), re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,6 @@ class RoleView:
     first_messages: tuple[Message, ...] = ()  # proposer: the environment's first messages
     past: tuple[PastSolution, ...] = ()  # proposer: oldest first
     solution: str = ""
-    other_solution: str = ""  # referee: the second solution
     report: str = ""  # verifier of verifiers
     reports: tuple[str, ...] = ()  # aggregator
     tools: str = ""  # instructions for tool calls, one line per tool; empty: no tools
@@ -189,19 +187,3 @@ class Aggregator:
 
     def read(self, reply: ModelReply) -> str | None:
         return strip_markup(reply.text) or None
-
-
-@register_role("referee")
-class Referee:
-    """Role that decides whether the first of two solutions is the better one."""
-
-    def build(self, view: RoleView) -> list[Message]:
-        return make_user_chat(
-            f"Two solutions of a problem.\n\n<problem>\n{view.question}\n</problem>\n\n<solution_1>\n{view.solution}\n"
-            f"</solution_1>\n\n<solution_2>\n{view.other_solution}\n</solution_2>\n\n"
-            "Which is the better one: right, or closer to being right? If both are right, choose the one with the "
-            "better justified steps. Say briefly why. End with the line\nBETTER: 1\nor\nBETTER: 2"
-        )
-
-    def read(self, reply: ModelReply) -> bool | None:
-        return is_last_choice(BETTER, reply.text, "1")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shlex
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from alphaapollo.trainer import loop
-from scripts.bench import _whole_run, async_gain
+from scripts.bench import _whole_run
 from scripts.chaos.command import Command
 from scripts.chaos.scenes import SceneFolders
 from scripts.checks import ROOT
@@ -91,13 +90,6 @@ def test_chaos_counts_the_metrics_of_its_runs(tmp_path: Path, python: Path) -> N
 
 
 def test_benchmarks_read_the_metrics_of_their_runs(tmp_path: Path, python: Path) -> None:
-    sizes = Namespace(prompts=2, group=2, longest=8, iterations=1)
-    assert _whole_run.run(tmp_path, "one", sizes) == [{"step": 0}, *LINES]
-
-
-@pytest.mark.parametrize("mode", [None, "carry", "separate"])
-def test_async_gain_runs_the_loops(mode: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "learn_and_record", async_gain.learn)
-    sizes = Namespace(prompts=2, group=2, slots=4, token_ms=0.001, iterations=2, update_share=0.5)
-    samples_per_second, staleness = async_gain.measure(sizes, 0.0, mode, staleness=1)
-    assert samples_per_second > 0 and staleness <= 1
+    keys = {"output_dir": tmp_path, "project_name": "runs", "experiment_name": "one"}
+    keys = {f"trainer.{name}": value for name, value in keys.items()}
+    assert _whole_run.train(keys, os.environ) == [{"step": 0}, *LINES]
