@@ -20,11 +20,14 @@ RENAMED_KEYS: dict[str, tuple[str, str]] = {}
 REMOVED_KEYS = {
     "actor_rollout_ref.ref.log_probs_ahead": "0.3.0",
     "budget.reserve": "0.3.0: the end of a run calls no model",
+    "data.curriculum.decay": "0.3.0: a pass rate is a moving average with weight 0.5",
+    "data.curriculum.retire_above": "0.3.0: prompts with a pass rate of at least 0.95 are retired",
     "evolving.asks": "0.3.0: a role is asked up to three times",
     "evolving.finalists": "0.3.0: the answer has the largest share of votes",
     "evolving.max_failures": "0.3.0: a run stops after 20 failures in a row",
     "evolving.select": "0.3.0: the answer has the largest share of votes",
     "roles.referee": "0.3.0: the answer has the largest share of votes",
+    "roles.verifier_of_verifiers": "0.3.0: raise evolving.votes for reliable votes",
 }
 """Removed key or section -> version that removed it, and what to write instead. Saved configurations may contain it."""
 

@@ -118,13 +118,7 @@ class VerifierVerdict(msgspec.Struct, frozen=True, tag_field="kind", tag="verdic
     messages: tuple[Message, ...] = ()  # prompt of the verifier
     vote: bool | None = None  # True: the solution is right; None: no report was obtained
     report: str = ""
-    is_vote_upheld: bool | None = msgspec.field(name="upheld", default=None)  # by verifier of verifiers; None: not set
     failure: str = ""
-
-    @property
-    def is_valid_vote(self) -> bool:
-        """Whether the vote counts: it exists, and the verifier of verifiers did not reject it."""
-        return self.vote is not None and self.is_vote_upheld is not False
 
 
 class Judgement(msgspec.Struct, frozen=True, tag_field="kind", tag="judgement"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from alphaapollo.algorithms.accuracy_estimates import majority_accuracy
+from alphaapollo.evaluation.estimates import majority_accuracy
 from alphaapollo.evaluation.metrics import Estimate, estimate_means
 from alphaapollo.evolving.loop import rank_candidates
 from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage, clean_texts
@@ -172,7 +172,7 @@ def _describe_candidate(pool: Pool, candidate: Candidate) -> JsonObject:
     return {
         **fields,
         "right": candidate.is_right,
-        "verdicts": [{key: one[key] for key in ("vote", "upheld", "report", "failure")} for one in verdicts],
+        "verdicts": [{key: one[key] for key in ("vote", "report", "failure")} for one in verdicts],
         "judgement": None if judgement is None else _to_dict(judgement),
         **vars(pool.usage[candidate.key]),
     }
@@ -241,7 +241,6 @@ def count_failures(pool: Pool) -> dict[str, int]:
         "calls": sum(bool(call.failure) for call in pool.all_calls),
         "candidates": sum(bool(candidate.failure) for candidate in pool.candidates.values()),
         "verdicts": sum(bool(verdict.failure) for verdict in verdicts),
-        "struck_out_verdicts": sum(verdict.is_vote_upheld is False for verdict in verdicts),
         "grades": sum(grade.accuracy is None for grade in grades),
     }
     return {name: count for name, count in counts.items() if count}

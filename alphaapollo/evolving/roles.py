@@ -26,7 +26,6 @@ TAGS = re.compile(r"</?answer>")
 EDGE = r"[^\w\n]*+"  # possessive, so that long runs of signs take linear time
 NAMED = rf"^{EDGE}{{}}(?=[^\w\n]*?[:=]){EDGE}({{}}){EDGE}$"
 VERDICT = re.compile(NAMED.format("VERDICT", "right|wrong"), re.IGNORECASE | re.MULTILINE)
-STANDS = re.compile(NAMED.format("STANDS", "yes|no"), re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,6 @@ class RoleView:
     first_messages: tuple[Message, ...] = ()  # proposer: the environment's first messages
     past: tuple[PastSolution, ...] = ()  # proposer: oldest first
     solution: str = ""
-    report: str = ""  # verifier of verifiers
     reports: tuple[str, ...] = ()  # aggregator
     tools: str = ""  # instructions for tool calls, one line per tool; empty: no tools
 
@@ -159,20 +157,6 @@ class Verifier:
     def read(self, reply: ModelReply) -> VerifierReport | None:
         right = is_last_choice(VERDICT, reply.text, "right")
         return None if right is None else VerifierReport(right, VERDICT.sub("", strip_markup(reply.text)).strip())
-
-
-@register_role("verifier_of_verifiers")
-class VerifierOfVerifiers:
-    def build(self, view: RoleView) -> list[Message]:
-        return make_user_chat(
-            f"A problem, a solution, and a reviewer's report on it.\n\n{format_problem_and_solution(view)}\n\n"
-            f"<report>\n{view.report}\n</report>\n\n"
-            "Is the report sound: is what it says about the solution true, and does its verdict follow from that? Say "
-            "briefly why. End with the line\nSTANDS: yes\nor\nSTANDS: no"
-        )
-
-    def read(self, reply: ModelReply) -> bool | None:
-        return is_last_choice(STANDS, reply.text, "yes")
 
 
 @register_role("aggregator")

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from alphaapollo import api
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages
-from alphaapollo.cli import api
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.types import Prompt
 from alphaapollo.utils.network import find_free_port

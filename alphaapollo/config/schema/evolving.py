@@ -85,7 +85,6 @@ class EvolvingRoles(Section):
     proposer: EvolvingRole = EvolvingRole(plugin="proposer")
     summariser: EvolvingRole = EvolvingRole(plugin="summariser", temperature=0.0)
     verifier: EvolvingToolRole = EvolvingToolRole(plugin="verifier")
-    verifier_of_verifiers: EvolvingRole = EvolvingRole()
     aggregator: EvolvingRole = EvolvingRole()
 
 

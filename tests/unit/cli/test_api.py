@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import alphaapollo
+from alphaapollo import api
 from alphaapollo.api import nest_settings
-from alphaapollo.cli import api
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig
 from alphaapollo.evolving.roles import Aggregator, Verifier

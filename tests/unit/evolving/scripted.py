@@ -26,7 +26,6 @@ SUM = re.compile(r"What is (\d+) \+ (\d+)\?")
 def role_of(text: str) -> str:
     for mark, role in (
         ("Judge a solution", "verifier"),
-        ("and a reviewer's report on it", "verifier_of_verifiers"),
         ("Reviewers agree", "aggregator"),
         ("and a solution of it", "summariser"),
     ):
@@ -47,8 +46,6 @@ def arithmetic(messages: list[dict[str, str]], request: dict[str, Any]) -> str:
         case "verifier":
             is_right = (answers[-1] == left + right) != (draws.random() < 0.1)
             return f"I added again.\nVERDICT: {'right' if is_right else 'wrong'}"
-        case "verifier_of_verifiers":
-            return "STANDS: yes"
         case "summariser":
             return f"so {answers[-1]}"
     return "They added again."

@@ -60,7 +60,6 @@ def test_vote_count_and_majority_reports() -> None:
         VerifierVerdict("c", 0, "m", vote=True, report="fine"),
         VerifierVerdict("c", 1, "m", vote=False, report="bad"),
         VerifierVerdict("c", 2, "m", vote=True, report="fine"),
-        VerifierVerdict("c", 3, "m", vote=False, report="worse", is_vote_upheld=False),
         VerifierVerdict("c", 4, "m", failure="no report"),
     ]
     assert count_votes_for_and_against(verdicts) == (2, 1) and get_majority_reports(verdicts) == ["fine"]

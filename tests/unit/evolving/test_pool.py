@@ -27,7 +27,7 @@ RECORDS: list[Record] = [
     Candidate(
         PLACE.key, PLACE, "policy", ("p17.r1.b0.i0",), 3, MESSAGES, 1, "4", "4", "4", Grade.from_score(Score(1.0))
     ),
-    VerifierVerdict(PLACE.key, 1, "policy", MESSAGES[:1], True, "good", is_vote_upheld=False),
+    VerifierVerdict(PLACE.key, 1, "policy", MESSAGES[:1], True, "good"),
     VerifierVerdict(PLACE.key, 0, "policy", failure="no result"),
     Judgement(PLACE.key, 2, 1, "good"),
     ChosenCandidate(17, PLACE.key),

@@ -182,12 +182,12 @@ def test_roles_with_own_models_and_branches(command: Command, server: Server) ->
         models,
         "evolving.branches=[a,b]",
         "roles.verifier.model=b",
-        "roles.verifier_of_verifiers.plugin=verifier_of_verifiers",
+        "roles.aggregator.plugin=aggregator",
         "roles.aggregator.plugin=aggregator",
     )
     asked = {(role_of(one["messages"][0]["content"]), one["model"]) for one in server.requests}
     assert {("proposer", "A"), ("proposer", "B"), ("verifier", "B"), ("summariser", "A")} <= asked
-    assert ("verifier", "A") not in asked and ("verifier_of_verifiers", "A") in asked
+    assert ("verifier", "A") not in asked and ("aggregator", "A") in asked
     pool = command.pool
     parents = {key.split(".")[2] for one in pool.candidates.values() for key in one.parents}
     assert parents == {"b0", "b1"}, "the branches share one memory"
