@@ -83,8 +83,8 @@ class Curriculum(Section):
     target: Annotated[float, Field(gt=0, lt=1), ActiveWhen("/data.sampler", "frontier")] = 0.5
     """Pass rate that frontier prefers."""
     revisit_rate: Annotated[PositiveRatio, WHEN_SAMPLED] = 0.05
-    """Weight of a prompt whose pass rate is at least 0.95, and lowest weight of frontier. A prompt that was never sampled
-    has weight 1."""
+    """Weight of a prompt whose pass rate is at least 0.95, and lowest weight of frontier. A prompt never
+    sampled has weight 1."""
     stages: list[Stage] = []
     """Stages by data source: a prompt is drawn only after its stage has opened (docs/curriculum.md); empty = all at
     once. E.g. [{data_source: easy/*, threshold: 0.8}, {data_source: "*"}]"""
