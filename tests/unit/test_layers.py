@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 
 # Lowest first. A package imports packages of lower layers, and itself.
 LAYERS = [
-    ["types", "utils"],
+    ["_version", "types", "utils"],
     ["config", "observability", "weight_sync"],
     ["algorithms", "data", "tools", "rewards"],
     ["models", "environments", "engines"],
@@ -22,7 +22,8 @@ LAYERS = [
     ["launch"],
     ["evaluation"],
     ["finetuning", "evolving", "viewer"],
-    ["trainer", "cli", "__main__"],
+    ["trainer", "cli", "results", "__main__"],
+    ["api"],
 ]
 SAME_LAYER_ALLOWED = {("rewards", "tools"), ("types", "utils")}
 
