@@ -22,7 +22,7 @@ from alphaapollo.utils.network import find_connection_error, reserve_port, take_
 from alphaapollo.utils.versions import find_unmet_requirements, find_version, list_versions, read_requirements
 
 GIB = 2**30
-SHARED_MEMORY = Path("/dev/shm")
+Level = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class CheckResult:
 
     name: str
     found: str  # state of the machine
-    level: Literal["ok", "warn", "fail"] = "ok"
+    level: Level = "ok"
     fix: str = ""  # shown unless ok
 
 
@@ -85,11 +85,11 @@ def check_gpus() -> Iterator[CheckResult]:
 
 def check_space() -> Iterator[CheckResult]:
     """Check free space in the folders of runs, models and Ray's session, shared memory, and the open files limit."""
-    shared = shutil.disk_usage(SHARED_MEMORY).free
+    shared = shutil.disk_usage("/dev/shm").free
     fix = "increase it: docker run --shm-size=8g (it must hold a full copy of the weights)"
     yield check_size("shared memory", f"{shared / GIB:.1f} GiB free", shared, GIB / 4, 2 * GIB, fix)
-    models = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    folders = {"here": Path.cwd(), "HF_HOME": models, "TMPDIR": Path(tempfile.gettempdir())}
+    models = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    folders = {"here": Path.cwd(), "HF_HOME": Path(models), "TMPDIR": Path(tempfile.gettempdir())}
     for name, folder in folders.items():
         existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
         free, key = shutil.disk_usage(existing).free, name.replace("here", "trainer.output_dir")
@@ -104,7 +104,8 @@ def check_space() -> Iterator[CheckResult]:
 def check_network() -> Iterator[CheckResult]:
     """Check that processes can connect to each other on this machine, and to the Ray cluster in RAY_ADDRESS."""
     port = reserve_port("")
-    for host, level in (("127.0.0.1", "fail"), (socket.gethostname(), "warn")):
+    needed: dict[str, Level] = {socket.gethostname(): "warn", "127.0.0.1": "fail"}
+    for host, level in needed.items():
         error = find_connection_error(host, port)
         fix = "allow loopback connections, and map the host name to this machine in /etc/hosts"
         yield CheckResult("ports", f"{host} {error or 'can be reached'}", level if error else "ok", fix)
