@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -112,9 +113,11 @@ def check_network() -> Iterator[CheckResult]:
     os.close(take_reserved_socket_fd(port))
     host, _, ray_port = os.environ.get("RAY_ADDRESS", "").rpartition(":")
     if ray_port.isdigit():
-        error = find_connection_error(host, int(ray_port))
-        fix = "start Ray there (docs/scaling.md), or unset RAY_ADDRESS to use this machine"
-        yield CheckResult("ray", f"RAY_ADDRESS={host}:{ray_port} {error or 'answers'}", "fail" if error else "ok", fix)
+        error, fix = (
+            find_connection_error(host, int(ray_port)),
+            "start Ray there (docs/scaling.md), or unset RAY_ADDRESS",
+        )
+        yield CheckResult("ray", f"{host}:{ray_port} {error or 'answers'}", "fail" if error else "ok", fix)
 
 
 def check_sandbox() -> Iterator[CheckResult]:
@@ -122,15 +125,13 @@ def check_sandbox() -> Iterator[CheckResult]:
     from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxUnavailableError
 
     logging.getLogger("alphaapollo.tools.sandbox").setLevel(logging.ERROR)  # its warnings are reported below
-    box = Sandbox(max_concurrent=1)
     try:
-        yield CheckResult("sandbox", box.mode)
-        for layer, reason in box.missing.items():
-            yield CheckResult("sandbox", f"without {layer}: {reason}", "warn", "docs/sandbox.md")
+        with closing(Sandbox(max_concurrent=1)) as box:
+            yield CheckResult("sandbox", box.mode)
+            for layer, reason in box.missing.items():
+                yield CheckResult("sandbox", f"without {layer}: {reason}", "warn", "docs/sandbox.md")
     except (SandboxError, SandboxUnavailableError) as error:
         yield CheckResult("sandbox", "python_code and code rewards are not available", "fail", str(error))
-    finally:
-        box.close()
 
 
 CHECKS = (check_versions, check_gpus, check_space, check_network, check_sandbox)
@@ -140,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run all checks and print their results with suggested fixes. Returns exit code 1 if a check fails."""
     description = "Check versions, GPU, memory, disk, ports, Ray and sandbox. Exit code 1 if a check fails."
     argparse.ArgumentParser(prog="alphaapollo doctor", description=description).parse_args(argv)
-    levels = []
+    levels = list[Level]()
     for result in (result for check in CHECKS for result in check()):
         levels.append(result.level)
         print(f"{result.level:<5} {result.name:<14} {result.found}", flush=True)
