@@ -59,15 +59,13 @@ def check_versions() -> Iterator[CheckResult]:
         try:
             ctypes.CDLL("libnuma.so.1")
         except OSError:
-            fix = "install it (Debian and Ubuntu: apt-get install libnuma1)"
-            yield CheckResult("libnuma", "libnuma.so.1, needed by vLLM's CPU build, is missing", "fail", fix)
+            yield CheckResult("libnuma", "vLLM's CPU build needs libnuma.so.1", "fail", "apt-get install libnuma1")
 
 
 def check_gpus() -> Iterator[CheckResult]:
     """Check that torch finds the GPUs that the driver lists."""
-    tool = shutil.which("nvidia-smi")
-    query = [tool or "", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    output = subprocess.run(query, capture_output=True, text=True, check=False).stdout if tool else ""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    output = subprocess.run(query, capture_output=True, text=True).stdout if shutil.which(query[0]) else ""
     if not (lines := output.strip().splitlines()):
         yield CheckResult("gpu", "none: runs train and generate on the CPU (trainer.device=auto)")
         return
@@ -75,8 +73,7 @@ def check_gpus() -> Iterator[CheckResult]:
 
     found = f"{len(lines)} x {lines[0]}; torch {torch.__version__}"
     if torch.version.cuda is None:
-        fix = "torch is the CPU build: rm -r .venv; DEVICE=gpu make setup"
-        yield CheckResult("gpu", f"{found} does not use GPUs", "warn", fix)
+        yield CheckResult("gpu", f"{found} does not use GPUs", "warn", "rm -r .venv; DEVICE=gpu make setup")
     elif not torch.cuda.is_available():
         fix = f"install a driver for CUDA {torch.version.cuda}, or run DEVICE=cpu make setup"
         yield CheckResult("gpu", f"{found} finds no GPU", "fail", fix)
@@ -113,11 +110,9 @@ def check_network() -> Iterator[CheckResult]:
     os.close(take_reserved_socket_fd(port))
     host, _, ray_port = os.environ.get("RAY_ADDRESS", "").rpartition(":")
     if ray_port.isdigit():
-        error, fix = (
-            find_connection_error(host, int(ray_port)),
-            "start Ray there (docs/scaling.md), or unset RAY_ADDRESS",
-        )
-        yield CheckResult("ray", f"{host}:{ray_port} {error or 'answers'}", "fail" if error else "ok", fix)
+        error, fix = find_connection_error(host, int(ray_port)), "start Ray there (docs/scaling.md), or unset it"
+        found = f"RAY_ADDRESS={host}:{ray_port} {error or 'answers'}"
+        yield CheckResult("ray", found, "fail" if error else "ok", fix)
 
 
 def check_sandbox() -> Iterator[CheckResult]:
@@ -139,8 +134,7 @@ CHECKS = (check_versions, check_gpus, check_space, check_network, check_sandbox)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all checks and print their results with suggested fixes. Returns exit code 1 if a check fails."""
-    description = "Check versions, GPU, memory, disk, ports, Ray and sandbox. Exit code 1 if a check fails."
-    argparse.ArgumentParser(prog="alphaapollo doctor", description=description).parse_args(argv)
+    argparse.ArgumentParser(prog="alphaapollo doctor", description=__doc__).parse_args(argv)
     levels = list[Level]()
     for result in (result for check in CHECKS for result in check()):
         levels.append(result.level)
