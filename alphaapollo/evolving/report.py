@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -87,35 +87,13 @@ def estimate_mean(values: Sequence[float | None]) -> Estimate | None:
     return estimate_means(np.array(known, dtype=float)[:, None])[0]
 
 
-@dataclass(frozen=True)
-class ConfusionMatrix:
-    """Confusion matrix of votes: positive is a vote for a candidate, true is a vote that agrees with the grade."""
-
-    true_positive: float = 0
-    false_positive: float = 0
-    false_negative: float = 0
-    true_negative: float = 0
-
-    @property
-    def true_positive_rate(self) -> float:
-        """Share of positive votes among the votes on right candidates; NaN without such votes."""
-        right = self.true_positive + self.false_negative
-        return self.true_positive / right if right else math.nan
-
-    @property
-    def false_positive_rate(self) -> float:
-        """Share of positive votes among the votes on wrong candidates; NaN without such votes."""
-        wrong = self.false_positive + self.true_negative
-        return self.false_positive / wrong if wrong else math.nan
-
-
-def compute_vote_confusion_matrix(judgements: Sequence[GradedJudgement]) -> ConfusionMatrix:
-    """Return the confusion matrix of all individual votes: for or against a candidate that is right or wrong."""
-    counts = {True: [0, 0], False: [0, 0]}  # right -> [votes for, votes against]
-    for judgement, right in judgements:
-        counts[right][0] += judgement.votes_for
-        counts[right][1] += judgement.votes_against
-    return ConfusionMatrix(counts[True][0], counts[False][0], counts[True][1], counts[False][1])
+def count_single_votes(judgements: Sequence[GradedJudgement]) -> dict[str, int]:
+    """Count individual votes: positive is a vote for a candidate, true is a vote that agrees with the grade."""
+    counts = dict.fromkeys(("true_positive", "false_positive", "false_negative", "true_negative"), 0)
+    for judgement, is_right in judgements:
+        counts["true_positive" if is_right else "false_positive"] += judgement.votes_for
+        counts["false_negative" if is_right else "true_negative"] += judgement.votes_against
+    return counts
 
 
 def compute_area_under_curve(judgements: Sequence[GradedJudgement]) -> float:
@@ -192,14 +170,14 @@ def make_evolution_report(pool: Pool, problems: Sequence[int], stop_reason: str)
         "rounds": [summarize_round(pool, problems, number) for number in sorted({one.id.round for one in candidates})],
         "chosen": estimate_mean([pool.candidates[key].is_right for key in chosen if key]),
         "table": table,
-        "calibration": _compute_calibration(pool, graded, table),
+        "calibration": _compute_calibration(pool, graded),
         "roles": sum_role_costs(pool),
         "failures": count_failures(pool),
         "halted": stop_reason,
     }
 
 
-def _compute_calibration(pool: Pool, graded: Sequence[Candidate], verdicts: dict[str, int]) -> JsonObject | None:
+def _compute_calibration(pool: Pool, graded: Sequence[Candidate]) -> JsonObject | None:
     """Return how well votes predict the grades; None if no candidate has both votes and a grade."""
     judged = [(pool.judgements[one.key], bool(one.is_right)) for one in graded if one.key in pool.judgements]
     votes = [(judgement, right) for judgement, right in judged if judgement.num_votes]
@@ -207,10 +185,7 @@ def _compute_calibration(pool: Pool, graded: Sequence[Candidate], verdicts: dict
         return None
     return {
         "candidates": len(votes),
-        "single": compute_vote_confusion_matrix(votes),
-        "majority": ConfusionMatrix(
-            verdicts["right_for"], verdicts["wrong_for"], verdicts["right_against"], verdicts["wrong_against"]
-        ),
+        "single": count_single_votes(votes),
         "auc": compute_area_under_curve(votes),
     }
 
@@ -276,10 +251,13 @@ def print_report(report: JsonObject, terminal: Terminal) -> None:
 
 def _format_calibration(calibration: JsonObject) -> list[str]:
     single = calibration["single"]
+    shares = [
+        single[f"{vote}_positive"] / (single[f"{vote}_positive"] + single[f"{other}_negative"] or math.nan)
+        for vote, other in (("true", "false"), ("false", "true"))
+    ]
     return [
         "",
-        f"single votes for      {single.true_positive_rate:.3f} of the right solutions, "
-        f"{single.false_positive_rate:.3f} of the wrong ones",
+        f"single votes for      {shares[0]:.3f} of the right solutions, {shares[1]:.3f} of the wrong ones",
         f"ROC AUC of vote share {calibration['auc']:.3f} (random: 0.5)",
     ]
 
