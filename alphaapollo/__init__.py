@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 
-__version__ = "0.2.0"
+from alphaapollo._version import __version__ as __version__
 
-API = ("dpo", "evaluate", "evolve", "rl", "sft")  # imported from cli/api.py on first use; __init__.pyi has their types
+API = ("dpo", "evaluate", "evolve", "rl", "sft")  # imported from api.py on first use; __init__.pyi has their types
 
 # transformers imports torchao if it is installed, which warns of kernels for other devices and of its own enums.
 logging.getLogger("torchao").setLevel(logging.ERROR)
@@ -17,4 +17,4 @@ logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
 def __getattr__(name: str) -> object:
     if name not in API:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("alphaapollo.cli.api"), name)
+    return getattr(importlib.import_module("alphaapollo.api"), name)

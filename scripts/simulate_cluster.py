@@ -6,7 +6,7 @@
 A worker is a GPU with a training rank and an engine. Waits are skipped and the controller's work is measured
 (scripts/simulation/clock.py); each size runs in a separate process. `train`, `collect`, `learn`, the batch, verified
 weight sync, metrics.jsonl and the rollout log are real. The workers' latencies are assumptions (--help), and Ray's part
-of a call is measured by scripts/bench/ray_call.py. The last line is a JSON object; `ratio` is the target of 5 % divided
+of a call is in docs/benchmarks.md. The last line is a JSON object; `ratio` is the target of 5 % divided
 by the controller's share of a step at the largest size. Above 1, the target is met.
 """
 

@@ -10,5 +10,4 @@ joined_trajectories  joins the rows of a trajectory
 aggregation          loss per token -> scalar, selected by loss_agg_mode
 kl                   KL estimators, the KL penalty in the reward, and updates of its coefficient
 correction           importance weights for the log-prob mismatch of rollout engine and trainer
-accuracy_estimates   pass@k, majority vote and confidence intervals of an evaluation
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Sequence
 
 from alphaapollo.cli.subcommands import SUBCOMMANDS
@@ -11,7 +10,6 @@ from alphaapollo.cli.subcommands import SUBCOMMANDS
 USAGE = {
     "bash": 'eval "$(alphaapollo completion bash)"     in ~/.bashrc',
     "zsh": 'eval "$(alphaapollo completion zsh)"      after compinit, in ~/.zshrc',
-    "fish": "alphaapollo completion fish | source     in ~/.config/fish/config.fish",
 }
 
 OPTIONS = ("--config", "--cfg", "--help")
@@ -46,19 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_completion_script(shell: str) -> str:
-    """Build the tab-completion script for bash, zsh (with bashcompinit) or fish."""
-    if shell == "fish":
-        complete = "complete -c alphaapollo -n"
-        lines = [f"{complete} __fish_use_subcommand -f"]
-        lines += [
-            f"{complete} __fish_use_subcommand -a {subcommand.name} -d {shlex.quote(subcommand.summary)}"
-            for subcommand in SUBCOMMANDS.values()
-        ]
-        lines += [
-            f"{complete} '__fish_seen_subcommand_from {name}' -a {shlex.quote(' '.join(words))}"
-            for name, words in _list_completion_words().items()
-        ]
-        return "\n".join([*lines, ""])
+    """Build the tab-completion script for bash or zsh (with bashcompinit)."""
     cases = "\n".join(
         f'        {name}) words="{" ".join(words)}" ;;' for name, words in _list_completion_words().items()
     )

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from alphaapollo import __version__
+from alphaapollo._version import __version__
 from alphaapollo.cli.subcommands import SUBCOMMANDS, Subcommand
 from alphaapollo.processes.entry_point import MainFunction
 from alphaapollo.utils.registry import suggest_similar

@@ -125,6 +125,6 @@ SUBCOMMANDS = {
         Subcommand(
             "explain", "explain a key (also of verl)", first_argument="explain", module="alphaapollo.config.__main__"
         ),
-        Subcommand("completion", "print a completion script for bash, zsh or fish"),
+        Subcommand("completion", "print a completion script for bash or zsh"),
     )
 }

@@ -12,19 +12,28 @@ from typing import Any
 
 from packaging.version import Version
 
-from alphaapollo import __version__
+from alphaapollo._version import __version__
 from alphaapollo.config.errors import ConfigError
 
 RENAMED_KEYS: dict[str, tuple[str, str]] = {}
 """Old key or section -> (new key or section, version that renamed it), e.g. ("trainer.seed", "0.3.0"); oldest first."""
 REMOVED_KEYS = {
     "actor_rollout_ref.ref.log_probs_ahead": "0.3.0",
+    "budget.reserve": "0.3.0: the end of a run calls no model",
+    "data.curriculum.decay": "0.3.0: a pass rate is a moving average with weight 0.5",
+    "data.curriculum.retire_above": "0.3.0: prompts with a pass rate of at least 0.95 are retired",
     "env.agent.accept_request_rewards": "0.3.0",
     "env.agent.model_names": "0.3.0",
     "env.agent.reward_weight": "0.3.0",
+    "evolving.asks": "0.3.0: a role is asked up to three times",
+    "evolving.finalists": "0.3.0: the answer has the largest share of votes",
+    "evolving.max_failures": "0.3.0: a run stops after 20 failures in a row",
+    "evolving.select": "0.3.0: the answer has the largest share of votes",
     "preference.reference": "0.3.0",
+    "roles.referee": "0.3.0: the answer has the largest share of votes",
+    "roles.verifier_of_verifiers": "0.3.0: raise evolving.votes for reliable votes",
 }
-"""Removed key -> version that removed it. Saved configurations may contain it."""
+"""Removed key or section -> version that removed it, and what to write instead. Saved configurations may contain it."""
 
 
 def find_new_name(name: str) -> str:
@@ -40,8 +49,8 @@ def describe_rename(name: str) -> str:
 
     Returns "" if the key was neither renamed nor removed.
     """
-    if name in REMOVED_KEYS:
-        return f"removed in {REMOVED_KEYS[name]}"
+    if removed := next((since for old, since in REMOVED_KEYS.items() if f"{name}.".startswith(f"{old}.")), ""):
+        return f"removed in {removed}"
     since = next((since for old, (_, since) in RENAMED_KEYS.items() if f"{name}.".startswith(f"{old}.")), "")
     verb = "stops" if since and _still_works(since) else "stopped"
     return since and f"renamed to {find_new_name(name)} (in {since}; the old name {verb} working in {_find_end(since)})"

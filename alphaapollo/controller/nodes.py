@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from alphaapollo._version import __version__
 from alphaapollo.config.schema import GenerationTrainer, Rollout, Trainer, TuningTrainer
 from alphaapollo.utils.versions import find_version
 
@@ -75,8 +76,6 @@ def inspect_node(paths: Mapping[str, str], base_folder: str) -> NodeContents:
 @cache
 def compute_code_version() -> str:
     """Return the version of alphaapollo and a digest of its files, because checkouts of one version may differ."""
-    from alphaapollo import __version__
-
     root, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + path.read_bytes())

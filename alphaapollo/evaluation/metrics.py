@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from alphaapollo.algorithms.accuracy_estimates import compute_bootstrap_interval, majority_accuracy, pass_at_k
 from alphaapollo.evaluation.answer_parsing import extract_answer
+from alphaapollo.evaluation.estimates import compute_bootstrap_interval, majority_accuracy, pass_at_k
 from alphaapollo.observability.pictures import replace_pictures
 from alphaapollo.types import EpisodeEnd, JsonObject, Outcome, Prompt, Score, Trajectory
 

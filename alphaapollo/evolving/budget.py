@@ -41,7 +41,6 @@ class Budget:
         self.used, self._in_flight = used, Usage()
         self._began = time.monotonic() - seconds
         self._changed = asyncio.Condition()
-        self._share = 1.0 - limits.reserve
 
     @property
     def seconds(self) -> float:
@@ -51,12 +50,7 @@ class Budget:
     @property
     def seconds_left(self) -> float | None:
         """Remaining time in seconds; None without a time limit."""
-        return None if self._limits.seconds is None else self._limits.seconds * self._share - self.seconds
-
-    def release_selection_reserve(self) -> None:
-        """Make budget.reserve available to the final selection, and remove the stop file."""
-        self._share = 1.0
-        self._stop_file.unlink(missing_ok=True)
+        return None if self._limits.seconds is None else self._limits.seconds - self.seconds
 
     async def admit_call(self, max_usage: Usage) -> None:
         """Wait until a call with this maximum usage fits into the budget. Raises EvolutionStopped if the stop file
@@ -85,11 +79,10 @@ class Budget:
 
     def _is_limit_exceeded(self, limit_name: str, requested: Usage) -> bool:
         limit = getattr(self._limits, limit_name)
-        return limit is not None and getattr(requested, limit_name) > limit * self._share
+        return limit is not None and getattr(requested, limit_name) > limit
 
     def _describe_spent_limit(self, limit_name: str) -> str:
-        reserve = f"; {self._limits.reserve:.0%} of it is reserved for the final selection" if self._share < 1 else ""
-        return f"budget.{limit_name}={getattr(self._limits, limit_name):g} is spent{reserve}"
+        return f"budget.{limit_name}={getattr(self._limits, limit_name):g} is spent"
 
 
 async def gather_all(jobs: Sequence[Coroutine[object, object, T]]) -> list[T]:

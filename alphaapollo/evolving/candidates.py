@@ -1,6 +1,6 @@
 """Make one candidate solution and judge it: propose, ask for a missing answer, summarise, grade, verify.
 
-Each verifier votes and writes a report. A verifier of verifiers may reject votes. The majority's reports are merged.
+Each verifier votes and writes a report. The majority's reports are merged.
 """
 
 from __future__ import annotations
@@ -170,16 +170,12 @@ class CandidateMaker:
             verdict = VerifierVerdict(candidate_key, verifier_id, model, failure=result.failure)
         else:
             vote, report = result.value.vote, result.value.text
-            role, view = "verifier_of_verifiers", RoleView(view.question, solution=view.solution, report=report)
-            answer = await self.caller.ask_role(role, branch_model, f"{candidate_key}/{role}.{verifier_id}", view)
-            upheld = None if answer.value is None else bool(answer.value)
-            verdict = VerifierVerdict(candidate_key, verifier_id, model, result.messages, vote, report, upheld)
+            verdict = VerifierVerdict(candidate_key, verifier_id, model, result.messages, vote, report)
         return self.pool.append(verdict)
 
 
 def count_votes_for_and_against(verdicts: Sequence[VerifierVerdict]) -> tuple[int, int]:
-    """Return the number of votes for and against, without votes that the verifier of verifiers rejected."""
-    votes = [verdict.vote for verdict in verdicts if verdict.is_valid_vote]
+    votes = [verdict.vote for verdict in verdicts]
     return votes.count(True), votes.count(False)
 
 
@@ -187,9 +183,7 @@ def get_majority_reports(verdicts: Sequence[VerifierVerdict]) -> list[str]:
     """Return the distinct reports of the verifiers that voted with the majority. A tie counts as a majority against."""
     votes_for, votes_against = count_votes_for_and_against(verdicts)
     majority = votes_for > votes_against
-    reports = [
-        verdict.report for verdict in verdicts if verdict.is_valid_vote and verdict.vote == majority and verdict.report
-    ]
+    reports = [verdict.report for verdict in verdicts if verdict.vote is majority and verdict.report]
     return list(dict.fromkeys(reports))
 
 

@@ -10,12 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from alphaapollo.config.schema import Evolving
-from alphaapollo.environments.informal_math import get_problem
 from alphaapollo.environments.memory import MemoryType, Step, select_steps
-from alphaapollo.evolving.budget import Budget, EvolutionStopped, gather_all
+from alphaapollo.evolving.budget import EvolutionStopped, gather_all
 from alphaapollo.evolving.candidates import CandidateMaker
-from alphaapollo.evolving.pool import Candidate, CandidateId, ChosenCandidate, JudgedCandidate, Match, Pool
-from alphaapollo.evolving.roles import RoleView
+from alphaapollo.evolving.pool import Candidate, CandidateId, ChosenCandidate, JudgedCandidate, Pool
 from alphaapollo.types import Message, Prompt
 
 
@@ -24,7 +22,7 @@ class EvolutionLoop:
     """Evolution loop of one run.
 
     Args:
-        branches: model name of each branch. The referee uses the first one, unless roles.referee.model is set.
+        branches: model name of each branch.
         num_solutions: number of solutions per problem, branch and round.
         on_round: function called with the round number after each round, also after an incomplete round.
         on_solution: function called after each solution, also if the pool already had it.
@@ -34,7 +32,6 @@ class EvolutionLoop:
     branches: Sequence[str]
     num_solutions: int
     pool: Pool
-    budget: Budget
     candidates: CandidateMaker
     on_round: Callable[[int], None]
     on_solution: Callable[[], None]
@@ -50,9 +47,9 @@ class EvolutionLoop:
             self.on_round(number)
             if stopped:
                 break
-        self.budget.release_selection_reserve()
-        reasons = await gather_all([self._choose_answer(prompt) for prompt in prompts])
-        return stopped or next(filter(None, reasons), "")
+        for prompt in prompts:
+            self._choose_answer(prompt)
+        return stopped
 
     async def _run_problem_round(self, prompt: Prompt, round_number: int) -> None:
         settings = self.settings
@@ -70,52 +67,11 @@ class EvolutionLoop:
             ]
         )
 
-    async def _choose_answer(self, prompt: Prompt) -> str:
-        """Choose and record the answer of a problem, by votes or by a tournament. If the tournament is stopped early,
-        the answer is chosen by votes and the reason for the stop is returned. Otherwise returns an empty string."""
-        ranked, stopped = rank_candidates(self.pool, prompt.id), ""
-        choice = ChosenCandidate(prompt.id, ranked[0].key if ranked else None, "vote")
-        if self.settings.select == "tournament" and ranked:
-            try:
-                choice = ChosenCandidate(prompt.id, (await self._run_tournament(prompt, ranked)).key, "tournament")
-            except EvolutionStopped as reason:
-                stopped = str(reason)
+    def _choose_answer(self, prompt: Prompt) -> None:
+        ranked = rank_candidates(self.pool, prompt.id)
+        choice = ChosenCandidate(prompt.id, ranked[0].key if ranked else None)
         if self.pool.choices.get(prompt.id) != choice:
             self.pool.append(choice)
-        return stopped
-
-    async def _run_tournament(self, prompt: Prompt, ranked: Sequence[Candidate]) -> Candidate:
-        """Run knock-out rounds in which the best remaining candidate meets the worst. Returns the winner."""
-        left, index = select_finalists(ranked, self.settings.finalists), 0
-        while len(left) > 1:
-            pairs = [(left[rank], left[-1 - rank]) for rank in range(len(left) // 2)]
-            unpaired = left[len(pairs) : len(left) - len(pairs)]
-            matches = await gather_all([self._play_match(prompt, index + n, *pair) for n, pair in enumerate(pairs)])
-            index += len(pairs)
-            winners = [self.pool.candidates[match.winner] for match in matches]
-            left = sorted([*winners, *unpaired], key=ranked.index)
-        return left[0]
-
-    async def _play_match(self, prompt: Prompt, index: int, first: Candidate, second: Candidate) -> Match:
-        """Let the referee compare two candidates in both orders, to cancel position bias. In a tie, `first` wins."""
-        logged = self.pool.matches.get((prompt.id, index))
-        if logged and (logged.first, logged.second) == (first.key, second.key):
-            return logged
-        orders = await gather_all([self._ask_referee(prompt, first, second), self._ask_referee(prompt, second, first)])
-        for_first = [orders[0], None if orders[1] is None else not orders[1]]
-        votes = for_first.count(True), for_first.count(False)
-        winner = second if votes[1] > votes[0] else first
-        failure = "" if any(votes) else "the referee gave no preference"
-        match = Match(prompt.id, index, first.key, second.key, winner.key, *votes, failure)
-        self.pool.append(match)
-        return match
-
-    async def _ask_referee(self, prompt: Prompt, first: Candidate, second: Candidate) -> bool | None:
-        """Return whether the referee prefers `first`; None if it gives no preference."""
-        view = RoleView(get_problem(prompt), solution=first.summary, other_solution=second.summary)
-        key = f"p{prompt.id}.final/referee.{first.key}.{second.key}"
-        value = (await self.candidates.caller.ask_role("referee", self.branches[0], key, view)).value
-        return None if value is None else bool(value)
 
 
 def select_past_solutions(
@@ -138,11 +94,3 @@ def rank_candidates(pool: Pool, problem: int, before_round: int | None = None) -
     judged = pool.get_judged_candidates(problem, before_round)
     order = sorted(judged, key=lambda one: (-one[1].share_of_votes, len(one[0].summary)))
     return [candidate for candidate, _ in order]
-
-
-def select_finalists(ranked: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return the best `count` candidates with distinct answers."""
-    distinct: dict[object, Candidate] = {}
-    for candidate in ranked:
-        distinct.setdefault(candidate.key if candidate.answer is None else ("answer", candidate.answer), candidate)
-    return list(distinct.values())[:count]

@@ -4,10 +4,9 @@
     candidate   Candidate         a proposed solution, summarised and graded
     verdict     VerifierVerdict   one verifier's vote and report on a candidate
     judgement   Judgement         the vote count of a candidate and the majority's merged report
-    match       Match             one comparison of two candidates in the final tournament
     choice      ChosenCandidate   the chosen candidate of a problem
 
-Each line is one record, written once and never changed. A failed call, candidate, verdict or match is a record with a
+Each line is one record, written once and never changed. A failed call, candidate or verdict is a record with a
 `failure`. Failures are counted, but not as wrong answers or votes.
 """
 
@@ -62,7 +61,7 @@ class ModelCall(msgspec.Struct, frozen=True, tag_field="kind", tag="call"):
 
     @property
     def usage_key(self) -> str:
-        """Key to sum usage by: the key of the call's candidate, or `p17.final` for the tournament of problem 17."""
+        """Key of the call's candidate."""
         return self.key.partition("/")[0]
 
 
@@ -119,13 +118,7 @@ class VerifierVerdict(msgspec.Struct, frozen=True, tag_field="kind", tag="verdic
     messages: tuple[Message, ...] = ()  # prompt of the verifier
     vote: bool | None = None  # True: the solution is right; None: no report was obtained
     report: str = ""
-    is_vote_upheld: bool | None = msgspec.field(name="upheld", default=None)  # by verifier of verifiers; None: not set
     failure: str = ""
-
-    @property
-    def is_valid_vote(self) -> bool:
-        """Whether the vote counts: it exists, and the verifier of verifiers did not reject it."""
-        return self.vote is not None and self.is_vote_upheld is not False
 
 
 class Judgement(msgspec.Struct, frozen=True, tag_field="kind", tag="judgement"):
@@ -151,29 +144,15 @@ class Judgement(msgspec.Struct, frozen=True, tag_field="kind", tag="judgement"):
         return self.votes_for > self.votes_against if self.num_votes else None
 
 
-class Match(msgspec.Struct, frozen=True, tag_field="kind", tag="match"):
-    """Record of the referee's comparison of two candidates in both orders."""
-
-    problem: int
-    index: int  # index in the problem's tournament
-    first: str
-    second: str
-    winner: str
-    votes_first: int
-    votes_second: int
-    failure: str = ""  # reason for a missing preference; then `first`, which has the better votes, wins
-
-
 class ChosenCandidate(msgspec.Struct, frozen=True, tag_field="kind", tag="choice"):
     """Record of the candidate that was chosen as the answer of a problem."""
 
     problem: int
     candidate: str | None  # None: the problem has no candidates
-    method: str = msgspec.field(name="how")  # vote | tournament
 
 
 JudgedCandidate = tuple[Candidate, Judgement]
-Record = ModelCall | Candidate | VerifierVerdict | Judgement | Match | ChosenCandidate
+Record = ModelCall | Candidate | VerifierVerdict | Judgement | ChosenCandidate
 RecordT = TypeVar("RecordT", bound=Record)
 
 
@@ -212,7 +191,6 @@ class Pool:
         self.candidates: dict[str, Candidate] = {}
         self.verdicts: dict[str, dict[int, VerifierVerdict]] = defaultdict(dict)  # candidate -> verifier index
         self.judgements: dict[str, Judgement] = {}
-        self.matches: dict[tuple[int, int], Match] = {}  # (problem, index)
         self.choices: dict[int, ChosenCandidate] = {}
         self.usage: dict[str, Usage] = defaultdict(Usage)  # usage by ModelCall.usage_key
         self.seconds = 0.0  # run time of all processes, up to the last call
@@ -300,7 +278,5 @@ class Pool:
                 self.verdicts[record.candidate_key][record.index] = record
             case Judgement():
                 self.judgements[record.candidate_key] = record
-            case Match():
-                self.matches[record.problem, record.index] = record
             case ChosenCandidate():
                 self.choices[record.problem] = record

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from math import comb
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from alphaapollo.algorithms.accuracy_estimates import majority_accuracy, pass_at_k
+from alphaapollo.evaluation.estimates import majority_accuracy
 from alphaapollo.evaluation.metrics import Estimate, estimate_means
 from alphaapollo.evolving.loop import rank_candidates
 from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage, clean_texts
@@ -88,94 +87,23 @@ def estimate_mean(values: Sequence[float | None]) -> Estimate | None:
     return estimate_means(np.array(known, dtype=float)[:, None])[0]
 
 
-@dataclass(frozen=True)
-class ConfusionMatrix:
-    """Confusion matrix of votes: positive is a vote for a candidate, true is a vote that agrees with the grade."""
-
-    true_positive: float = 0
-    false_positive: float = 0
-    false_negative: float = 0
-    true_negative: float = 0
-
-    @property
-    def true_positive_rate(self) -> float:
-        """Share of positive votes among the votes on right candidates; NaN without such votes."""
-        right = self.true_positive + self.false_negative
-        return self.true_positive / right if right else math.nan
-
-    @property
-    def false_positive_rate(self) -> float:
-        """Share of positive votes among the votes on wrong candidates; NaN without such votes."""
-        wrong = self.false_positive + self.true_negative
-        return self.false_positive / wrong if wrong else math.nan
-
-    @property
-    def balanced_accuracy(self) -> float:
-        """Mean of the accuracies on right and on wrong candidates; 0.5 for random votes."""
-        return (self.true_positive_rate + 1 - self.false_positive_rate) / 2
+def count_single_votes(judgements: Sequence[GradedJudgement]) -> dict[str, int]:
+    """Count individual votes: positive is a vote for a candidate, true is a vote that agrees with the grade."""
+    counts = dict.fromkeys(("true_positive", "false_positive", "false_negative", "true_negative"), 0)
+    for judgement, is_right in judgements:
+        counts["true_positive" if is_right else "false_positive"] += judgement.votes_for
+        counts["false_negative" if is_right else "true_negative"] += judgement.votes_against
+    return counts
 
 
-def compute_vote_confusion_matrix(judgements: Sequence[GradedJudgement]) -> ConfusionMatrix:
-    """Return the confusion matrix of all individual votes: for or against a candidate that is right or wrong."""
-    counts = {True: [0, 0], False: [0, 0]}  # right -> [votes for, votes against]
-    for judgement, right in judgements:
-        counts[right][0] += judgement.votes_for
-        counts[right][1] += judgement.votes_against
-    return ConfusionMatrix(counts[True][0], counts[False][0], counts[True][1], counts[False][1])
-
-
-def compute_roc_curve(judgements: Sequence[GradedJudgement]) -> list[tuple[float, float]]:
-    """Return (false positive rate, true positive rate) of accepting candidates by their share of votes.
-
-    One point per threshold, from (0, 0) to (1, 1). Empty unless there are both right and wrong candidates.
-    """
-    num_right = sum(right for _, right in judgements)
-    num_wrong = len(judgements) - num_right
-    if not num_right or not num_wrong:
-        return []
-    points = [(0.0, 0.0)]
-    for threshold in sorted({judgement.share_of_votes for judgement, _ in judgements}, reverse=True):
-        accepted = [right for judgement, right in judgements if judgement.share_of_votes >= threshold]
-        points.append(((len(accepted) - sum(accepted)) / num_wrong, sum(accepted) / num_right))
-    return points
-
-
-def compute_area_under_curve(points: Sequence[tuple[float, float]]) -> float:
-    """Return the area under a ROC curve, points (x, y) sorted by x, by the trapezoidal rule; NaN without points."""
-    return float(np.trapezoid([y for _, y in points], [x for x, _ in points])) if points else math.nan
-
-
-def compute_best_of_n(judgements: Sequence[GradedJudgement], n: int) -> float:
-    """Return the expected accuracy of drawing n of a problem's N candidates and taking the one with the top vote share.
-
-    Vote shares are known before the draw, which is without replacement; NaN if N < n. Ties are broken at random. If s
-    candidates tie and b have lower shares, one of the s wins with probability (C(b + s, n) - C(b, n)) / C(N, n).
-    """
-    if len(judgements) < n:
-        return math.nan
-    expected, below = 0.0, 0
-    for share in sorted({judgement.share_of_votes for judgement, _ in judgements}):
-        group = [right for judgement, right in judgements if judgement.share_of_votes == share]
-        chance = (comb(below + len(group), n) - comb(below, n)) / comb(len(judgements), n)
-        expected += chance * sum(group) / len(group)
-        below += len(group)
-    return expected
-
-
-def compute_majority_of_k(judgements: Sequence[GradedJudgement], k: int) -> ConfusionMatrix:
-    """Return the expected confusion matrix of the majority of k random votes per candidate.
-
-    Votes are drawn without replacement; a tie is a majority against. Candidates with fewer than k votes are excluded.
-    """
-    counts = {True: [0.0, 0.0], False: [0.0, 0.0]}  # right -> [majority for, majority against]
-    for judgement, right in judgements:
-        if judgement.num_votes >= k:
-            wins = range(k // 2 + 1, min(k, judgement.votes_for) + 1)
-            ways = sum(comb(judgement.votes_for, i) * comb(judgement.votes_against, k - i) for i in wins)
-            chance = ways / comb(judgement.num_votes, k)
-            counts[right][0] += chance
-            counts[right][1] += 1 - chance
-    return ConfusionMatrix(counts[True][0], counts[False][0], counts[True][1], counts[False][1])
+def compute_area_under_curve(judgements: Sequence[GradedJudgement]) -> float:
+    """Return the ROC AUC of accepting candidates by their share of votes: the share of pairs of a right and a wrong
+    candidate in which the right one has more votes, ties counting half; NaN without pairs."""
+    right, wrong = (
+        [judgement.share_of_votes for judgement, good in judgements if good is kind] for kind in (True, False)
+    )
+    signs = np.sign(np.subtract.outer(right, wrong))
+    return float((1 + signs.mean()) / 2) if signs.size else math.nan
 
 
 def write_results(pool: Pool, prompts: Sequence[Prompt], folder: Path, stop_reason: str, terminal: Terminal) -> None:
@@ -206,12 +134,10 @@ def make_problem_result(pool: Pool, prompt: Prompt) -> JsonObject:
         "prompt": prompt.content,
         "ground_truth": prompt.ground_truth_in_files,
         "chosen": chosen.key if chosen else None,
-        "how": choice.method if choice else None,
         "answer": chosen.answer if chosen else None,
         "solution": chosen.summary if chosen else None,
         "right": chosen.is_right if chosen else None,
         "candidates": [_describe_candidate(pool, one) for one in candidates],
-        "matches": [_to_dict(match) for (problem, _), match in sorted(pool.matches.items()) if problem == prompt.id],
     }
 
 
@@ -224,7 +150,7 @@ def _describe_candidate(pool: Pool, candidate: Candidate) -> JsonObject:
     return {
         **fields,
         "right": candidate.is_right,
-        "verdicts": [{key: one[key] for key in ("vote", "upheld", "report", "failure")} for one in verdicts],
+        "verdicts": [{key: one[key] for key in ("vote", "report", "failure")} for one in verdicts],
         "judgement": None if judgement is None else _to_dict(judgement),
         **vars(pool.usage[candidate.key]),
     }
@@ -244,39 +170,23 @@ def make_evolution_report(pool: Pool, problems: Sequence[int], stop_reason: str)
         "rounds": [summarize_round(pool, problems, number) for number in sorted({one.id.round for one in candidates})],
         "chosen": estimate_mean([pool.candidates[key].is_right for key in chosen if key]),
         "table": table,
-        "calibration": _compute_calibration(pool, graded, table),
+        "calibration": _compute_calibration(pool, graded),
         "roles": sum_role_costs(pool),
         "failures": count_failures(pool),
         "halted": stop_reason,
     }
 
 
-def _compute_calibration(pool: Pool, graded: Sequence[Candidate], verdicts: dict[str, int]) -> JsonObject | None:
+def _compute_calibration(pool: Pool, graded: Sequence[Candidate]) -> JsonObject | None:
     """Return how well votes predict the grades; None if no candidate has both votes and a grade."""
-    by_problem: dict[int, list[GradedJudgement]] = defaultdict(list)
-    for candidate in graded:
-        judgement = pool.judgements.get(candidate.key)
-        if judgement is not None and judgement.num_votes:
-            by_problem[candidate.id.problem].append((judgement, bool(candidate.is_right)))
-    votes = [one for own in by_problem.values() for one in own]
+    judged = [(pool.judgements[one.key], bool(one.is_right)) for one in graded if one.key in pool.judgements]
+    votes = [(judgement, right) for judgement, right in judged if judgement.num_votes]
     if not votes:
         return None
-    roc, most_votes = compute_roc_curve(votes), max(judgement.num_votes for judgement, _ in votes)
-    counts = np.array([len(own) for own in by_problem.values()])
-    right = np.array([sum(right for _, right in own) for own in by_problem.values()])
-    passes = pass_at_k(counts, right, int(counts.max()))
-    sizes = range(1, int(counts.max()) + 1)
     return {
         "candidates": len(votes),
-        "single": compute_vote_confusion_matrix(votes),
-        "majority": ConfusionMatrix(
-            verdicts["right_for"], verdicts["wrong_for"], verdicts["right_against"], verdicts["wrong_against"]
-        ),
-        "roc": roc,
-        "auc": compute_area_under_curve(roc),
-        "best_of": {n: estimate_mean([compute_best_of_n(own, n) for own in by_problem.values()]) for n in sizes},
-        "oracle": {n: estimate_mean(passes[:, n - 1].tolist()) for n in sizes},
-        "votes": {k: compute_majority_of_k(votes, k).balanced_accuracy for k in range(1, most_votes + 1)},
+        "single": count_single_votes(votes),
+        "auc": compute_area_under_curve(votes),
     }
 
 
@@ -306,8 +216,6 @@ def count_failures(pool: Pool) -> dict[str, int]:
         "calls": sum(bool(call.failure) for call in pool.all_calls),
         "candidates": sum(bool(candidate.failure) for candidate in pool.candidates.values()),
         "verdicts": sum(bool(verdict.failure) for verdict in verdicts),
-        "struck_out_verdicts": sum(verdict.is_vote_upheld is False for verdict in verdicts),
-        "matches": sum(bool(match.failure) for match in pool.matches.values()),
         "grades": sum(grade.accuracy is None for grade in grades),
     }
     return {name: count for name, count in counts.items() if count}
@@ -342,19 +250,15 @@ def print_report(report: JsonObject, terminal: Terminal) -> None:
 
 
 def _format_calibration(calibration: JsonObject) -> list[str]:
-    def format_values_by_n(values: dict[int, float]) -> str:
-        return "  ".join(f"{n}: {value:.3f}" for n, value in values.items())
-
     single = calibration["single"]
-    best_of, oracle = ({n: estimate.value for n, estimate in calibration[key].items()} for key in ("best_of", "oracle"))
+    shares = [
+        single[f"{vote}_positive"] / (single[f"{vote}_positive"] + single[f"{other}_negative"] or math.nan)
+        for vote, other in (("true", "false"), ("false", "true"))
+    ]
     return [
         "",
-        f"single votes for      {single.true_positive_rate:.3f} of the right solutions, "
-        f"{single.false_positive_rate:.3f} of the wrong ones",
+        f"single votes for      {shares[0]:.3f} of the right solutions, {shares[1]:.3f} of the wrong ones",
         f"ROC AUC of vote share {calibration['auc']:.3f} (random: 0.5)",
-        f"best of n by votes    {format_values_by_n(best_of)}",
-        f"oracle of n           {format_values_by_n(oracle)}",
-        f"majority of k votes   {format_values_by_n(calibration['votes'])}",
     ]
 
 

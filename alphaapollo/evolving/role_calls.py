@@ -41,9 +41,12 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.redaction import map_texts, replace_surrogates
 from alphaapollo.utils.seeds import derive_seed
 
+MAX_ASKS = 3  # requests of a role until its reply can be read
+MAX_FAILURES = 20  # consecutive failures of one model whose server is down; then the run stops
+
 
 class ModelUnavailableError(ConnectionError):
-    """Error after evolving.max_failures consecutive failed calls of a model whose server is down."""
+    """Error after MAX_FAILURES consecutive failed calls of a model whose server is down."""
 
 
 @dataclass
@@ -113,7 +116,7 @@ class RoleModelCaller:
         Raises:
             ModelCallError: the call failed; the failure is logged.
             EvolutionStopped: the call does not fit the budget, or budget.seconds ends during the call.
-            ModelUnavailableError: evolving.max_failures consecutive calls failed.
+            ModelUnavailableError: MAX_FAILURES consecutive calls failed.
         """
         settings, model = self._settings[role], self.get_model_name(role, default_model)
         max_tokens = settings.max_tokens or self._config.data.max_response_length
@@ -161,7 +164,7 @@ class RoleModelCaller:
             return replace(reply, text=record.text)  # as a resumed run reads it
         self._failures_in_a_row[model] += error.server_down
         count = self._failures_in_a_row[model]
-        if count < self._config.evolving.max_failures:
+        if count < MAX_FAILURES:
             raise error
         raise ModelUnavailableError(
             f"models.{model}: {count} calls in a row failed. Last error: {error}. No result is lost. Fix the "
@@ -189,7 +192,7 @@ class RoleModelCaller:
         return Usage(1, characters + sampling.max_tokens, price)
 
     async def ask_role(self, role: str, default_model: str, call_key_prefix: str, view: RoleView) -> RoleResult:
-        """Ask a role until its reply can be read, at most evolving.asks + 1 times. Raises like `call_model`.
+        """Ask a role until its reply can be read, at most MAX_ASKS times. Raises like `call_model`.
         call_key_prefix: prefix of the call keys, e.g. `p17.r2.b0.i1/verifier.0`."""
         if role not in self.roles:
             return RoleResult()
@@ -197,8 +200,7 @@ class RoleModelCaller:
         tools = self._tools if isinstance(settings, EvolvingToolRole) and settings.tools else []
         messages = plugin.build(replace(view, tools="\n".join(map(describe_tool, tools))))
         names, failure = [tool["name"] for tool in tools], ""
-        attempts = self._config.evolving.asks + 1
-        for number in range(attempts):
+        for number in range(MAX_ASKS):
             try:
                 transcript = await self.run_episode(
                     role,
@@ -217,7 +219,7 @@ class RoleModelCaller:
                 return RoleResult(value, tuple(messages))
             else:
                 failure = f"the reply could not be read: {' '.join(transcript.full_reply.text.split())[-120:]!r}"
-        return RoleResult(failure=f"{role}: no result after {attempts} attempts. Last failure: {failure}")
+        return RoleResult(failure=f"{role}: no result after {MAX_ASKS} attempts. Last failure: {failure}")
 
     async def run_episode(
         self,

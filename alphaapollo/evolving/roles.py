@@ -8,7 +8,7 @@
         def read(self, reply: ModelReply) -> VerifierReport | None: ...
 
 Select the role with `roles.verifier.plugin=suspicious evolving.custom_module=FILE`. If `read` returns None, the role is
-asked again, up to evolving.asks times.
+asked again, at most twice.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ TAGS = re.compile(r"</?answer>")
 EDGE = r"[^\w\n]*+"  # possessive, so that long runs of signs take linear time
 NAMED = rf"^{EDGE}{{}}(?=[^\w\n]*?[:=]){EDGE}({{}}){EDGE}$"
 VERDICT = re.compile(NAMED.format("VERDICT", "right|wrong"), re.IGNORECASE | re.MULTILINE)
-STANDS = re.compile(NAMED.format("STANDS", "yes|no"), re.IGNORECASE | re.MULTILINE)
-BETTER = re.compile(NAMED.format("BETTER", "1|2"), re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,6 @@ class RoleView:
     first_messages: tuple[Message, ...] = ()  # proposer: the environment's first messages
     past: tuple[PastSolution, ...] = ()  # proposer: oldest first
     solution: str = ""
-    other_solution: str = ""  # referee: the second solution
-    report: str = ""  # verifier of verifiers
     reports: tuple[str, ...] = ()  # aggregator
     tools: str = ""  # instructions for tool calls, one line per tool; empty: no tools
 
@@ -163,20 +159,6 @@ class Verifier:
         return None if right is None else VerifierReport(right, VERDICT.sub("", strip_markup(reply.text)).strip())
 
 
-@register_role("verifier_of_verifiers")
-class VerifierOfVerifiers:
-    def build(self, view: RoleView) -> list[Message]:
-        return make_user_chat(
-            f"A problem, a solution, and a reviewer's report on it.\n\n{format_problem_and_solution(view)}\n\n"
-            f"<report>\n{view.report}\n</report>\n\n"
-            "Is the report sound: is what it says about the solution true, and does its verdict follow from that? Say "
-            "briefly why. End with the line\nSTANDS: yes\nor\nSTANDS: no"
-        )
-
-    def read(self, reply: ModelReply) -> bool | None:
-        return is_last_choice(STANDS, reply.text, "yes")
-
-
 @register_role("aggregator")
 class Aggregator:
     def build(self, view: RoleView) -> list[Message]:
@@ -189,19 +171,3 @@ class Aggregator:
 
     def read(self, reply: ModelReply) -> str | None:
         return strip_markup(reply.text) or None
-
-
-@register_role("referee")
-class Referee:
-    """Role that decides whether the first of two solutions is the better one."""
-
-    def build(self, view: RoleView) -> list[Message]:
-        return make_user_chat(
-            f"Two solutions of a problem.\n\n<problem>\n{view.question}\n</problem>\n\n<solution_1>\n{view.solution}\n"
-            f"</solution_1>\n\n<solution_2>\n{view.other_solution}\n</solution_2>\n\n"
-            "Which is the better one: right, or closer to being right? If both are right, choose the one with the "
-            "better justified steps. Say briefly why. End with the line\nBETTER: 1\nor\nBETTER: 2"
-        )
-
-    def read(self, reply: ModelReply) -> bool | None:
-        return is_last_choice(BETTER, reply.text, "1")

@@ -222,7 +222,6 @@ async def _start_loop(
             prepared.branches,
             config.data.n_samples,
             pool,
-            budget,
             CandidateMaker(roles, pool, grader, lambda: environment.factory(services), evolving.votes, agents),
             on_round,
             on_solution,
@@ -233,11 +232,11 @@ def make_run_plan(prepared: PreparedEvolution) -> RunPlan:
     """Describe problems, models, roles and budget of a run, and all notices."""
     config = prepared.config
     evolving = config.evolving
-    limits = config.budget.model_dump(exclude={"reserve"}, exclude_none=True)
+    limits = config.budget.model_dump(exclude_none=True)
     roles = [
         f"{slot} {role.plugin}{f' ({role.model})' if role.model else ''}"
         for slot, role in config.all_roles.items()
-        if role.plugin and (slot != "referee" or evolving.select == "tournament")
+        if role.plugin
     ]
     models = [f"{name}: {model.path or model.base_url or model.name}" for name, model in config.models.items()]
     settings = {
@@ -248,7 +247,6 @@ def make_run_plan(prepared: PreparedEvolution) -> RunPlan:
         "branches": ", ".join(prepared.branches),
         "roles": ", ".join(roles),
         "memory": f"{evolving.memory_size} past solutions ({evolving.memory_type})",
-        "choice": evolving.select,
         "budget": f"{', '.join(f'{name} {value:g}' for name, value in limits.items()) or 'unlimited'}; "
         f"to stop: touch {prepared.folder / STOP}",
     }

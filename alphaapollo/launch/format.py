@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from alphaapollo import __version__
+from alphaapollo._version import __version__
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 
 FORMAT = 1

@@ -9,7 +9,7 @@ import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from rich.progress import track
 from alphaapollo.data.files import SUFFIXES, BadRow, DataRow, read_rows_leniently
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.registry import get_grader
-from examples.data_preprocess.columns import Columns, Dropped, Problem, find_problem
+from examples.data_preprocess.columns import Columns, Dropped, Problem, chosen_columns, column_arguments, find_problem
 
 INSTRUCTION = r"Reason step by step, and put your final answer in \boxed{}."
 
@@ -157,25 +157,26 @@ def maths_row(data_source: str, split: str, columns: Columns | None = None) -> C
 
 
 def convert(
-    rows: Sequence[SourceRow], make: Callable[[DataRow, int], DataRow], what: str, columns: Columns | None = None
+    rows: Sequence[SourceRow], make: MakeRow, what: str, columns: Columns | None = None
 ) -> tuple[list[DataRow], Count]:
-    """Apply `make(row, index)` to every row with a progress bar, and count dropped rows by reason.
+    """Apply `make(row, index)` to every row with a progress bar, and count kept and dropped rows.
 
     Raises:
         ValueError: no row has a column that the user selected.
     """
     columns = columns or Columns()
     columns.check(rows, what)
-    made, count = [], Count()
+    made, count = list[DataRow](), Count()
     for index, row in enumerate(track(rows, what, console=console)):
         try:
             if isinstance(row, BadRow):
                 raise Dropped(row.reason)
             columns.keep(row)
-            made.append(make(row, index))
+            new = make(row, index)
+            made += new if isinstance(new, list) else [new]
+            count.kept += 1
         except Dropped as reason:
             count.dropped[str(reason)] += 1
-    count.kept = len(made)
     return made, count
 
 
@@ -200,12 +201,60 @@ def finish(rows: Sequence[DataRow], count: Count, path: Path, what: str, schema:
     console.print(f"{path} ({what}): {count}\n")
 
 
-def source_parser(description: str | None, splits: Sequence[str] = ("train", "test")) -> argparse.ArgumentParser:
-    """Argument parser for scripts that read one source."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+Options = Mapping[str, Mapping[str, Any]]
+MakeRow = Callable[[DataRow, int], DataRow | list[DataRow]]
+
+
+def read_arguments(
+    doc: str | None, options: Options, splits: Sequence[str] = ("train", "test"), has_columns: bool = True
+) -> argparse.Namespace:
+    """Arguments of a script that reads one source, with its own `options`: name -> arguments of add_argument.
+
+    has_columns: whether the user can select columns and rows.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data_source", required=True, help="hub id, or a file or folder of parquet, json or jsonl")
     common_arguments(parser, splits)
-    return parser
+    for name, settings in options.items():
+        parser.add_argument(name, **settings)
+    if has_columns:
+        column_arguments(parser)
+    args = parser.parse_args()
+    args.columns = chosen_columns(args) if has_columns else Columns()
+    return args
+
+
+def write_splits(
+    args: argparse.Namespace,
+    make: Callable[[str, str], MakeRow],
+    fallback: str,
+    folder: str = "{}",
+    schema: pa.Schema = RL_SCHEMA,
+    describe: Callable[[Sequence[DataRow]], str] | None = None,
+    found: Mapping[str, Sequence[SourceRow]] | None = None,
+) -> None:
+    """Convert and write each split of args.data_source.
+
+    Args:
+        make: (data source, split) -> function that makes the rows of a source's row.
+        fallback: see `data_source_of`.
+        folder: the default of --local_dir below outputs/data, for `{}` = the name of the source.
+        describe: rows of a split -> what is printed about them.
+        found: the splits; by default all of args.splits.
+
+    Raises:
+        ValueError: the source cannot be read, or a split has no usable row.
+    """
+    source = args.data_source
+    data_source, target = (
+        data_source_of(source, fallback),
+        output_folder(args.local_dir, folder.format(source_name(source))),
+    )
+    found = found or read_splits(source, args.splits, args.config_name)
+    for split, rows in found.items():
+        made, count = convert(rows, make(data_source, split), split, args.columns)
+        what = describe(made) if describe else f"data_source {data_source}"
+        finish(made, count, target / f"{split}.parquet", what, schema)
 
 
 def common_arguments(parser: argparse.ArgumentParser, splits: Sequence[str]) -> None:

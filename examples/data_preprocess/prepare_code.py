@@ -16,8 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -25,18 +23,7 @@ import pyarrow as pa
 from alphaapollo.data.files import DataRow
 from alphaapollo.rewards.code.test_cases import read_tests_and_time_limit
 from examples.data_preprocess.columns import QUESTION_KEYS, Dropped, Problem, as_text, find_text, is_unicode
-from examples.data_preprocess.common import (
-    RL_SCHEMA,
-    convert,
-    data_source_of,
-    finish,
-    output_folder,
-    read_splits,
-    rl_row,
-    run,
-    source_name,
-    source_parser,
-)
+from examples.data_preprocess.common import RL_SCHEMA, MakeRow, read_arguments, rl_row, run, write_splits
 
 TEXT_KEYS = ("text", *QUESTION_KEYS)  # MBPP's
 SOLUTION_KEYS = ("canonical_solution", "code", "solution", "solutions", "answer")
@@ -119,37 +106,37 @@ def solution_of(row: DataRow) -> str:
     return ""
 
 
-def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str | None, repository: bool) -> None:
-    """Write each split of the source. Raises ValueError if it cannot be read or has no usable row."""
-    data_source = data_source_of(source, fallback="code")
-    for split, rows in read_splits(source, splits, config_name).items():
+def code_row(data_source: str, split: str, repository: bool) -> MakeRow:
+    """Function that makes an RL row of a code problem. Raises Dropped for a row without usable tests."""
 
-        def make(row: DataRow, index: int, split: str = split) -> DataRow:
-            question, tests = code_problem(row, *((COMPLETE_FILE, WRITE_FILE) if repository else ()))
-            try:
-                truth = json.dumps(tests, ensure_ascii=False)
-                read_tests_and_time_limit(truth)
-            except (TypeError, ValueError) as error:
-                raise Dropped("the tests cannot be read") from error
-            if not is_unicode(truth):
-                raise Dropped("the tests are not valid Unicode")
-            used = (*TEXT_KEYS, *TEST_KEYS, *SOLUTION_KEYS)
-            metadata = {key: value for key, value in row.items() if key not in used}
-            problem = Problem(question, truth, solution_of(row), metadata)
-            new_row = rl_row(problem, question, data_source, "code", split, index)
-            return {**new_row, "env_kwargs": make_repository(row, tests)} if repository else new_row
+    def make(row: DataRow, index: int) -> DataRow:
+        question, tests = code_problem(row, *((COMPLETE_FILE, WRITE_FILE) if repository else ()))
+        try:
+            truth = json.dumps(tests, ensure_ascii=False)
+            read_tests_and_time_limit(truth)
+        except (TypeError, ValueError) as error:
+            raise Dropped("the tests cannot be read") from error
+        if not is_unicode(truth):
+            raise Dropped("the tests are not valid Unicode")
+        used = (*TEXT_KEYS, *TEST_KEYS, *SOLUTION_KEYS)
+        metadata = {key: value for key, value in row.items() if key not in used}
+        new_row = rl_row(
+            Problem(question, truth, solution_of(row), metadata), question, data_source, "code", split, index
+        )
+        return {**new_row, "env_kwargs": make_repository(row, tests)} if repository else new_row
 
-        made, count = convert(rows, make, split)
-        schema = REPOSITORY_SCHEMA if repository else RL_SCHEMA
-        finish(made, count, folder / f"{split}.parquet", f"data_source {data_source}", schema)
+    return make
 
 
 def main() -> None:
-    parser = source_parser(__doc__)
-    parser.add_argument("--repository", action="store_true", help="write rows for coding agents")
-    args = parser.parse_args()
-    folder = output_folder(args.local_dir, f"code/{source_name(args.data_source)}")
-    run(lambda: prepare(args.data_source, folder, args.splits, args.config_name, args.repository))
+    repository = {"action": "store_true", "help": "write rows for coding agents"}
+    args = read_arguments(__doc__, {"--repository": repository}, has_columns=False)
+    schema = REPOSITORY_SCHEMA if args.repository else RL_SCHEMA
+    run(
+        lambda: write_splits(
+            args, lambda source, split: code_row(source, split, args.repository), "code", "code/{}", schema
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -7,21 +7,12 @@ Writes <local_dir>/<split>.parquet. Row indices start at 0. Unusable rows are co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import argparse
 
-from examples.data_preprocess.columns import Columns, chosen_columns, column_arguments
-from examples.data_preprocess.common import (
-    convert,
-    data_source_of,
-    finish,
-    maths_row,
-    output_folder,
-    read_splits,
-    run,
-    source_name,
-    source_parser,
-)
+from alphaapollo.data.files import DataRow
+from examples.data_preprocess.common import MakeRow, maths_row, read_arguments, read_splits, run, write_splits
+
+INDICES = {"default": "", "help": "rows, e.g. 0,3,10-12 (default: all)"}
 
 
 def read_indices(text: str, num_rows: int) -> list[int]:
@@ -37,38 +28,32 @@ def read_indices(text: str, num_rows: int) -> list[int]:
     return indices
 
 
-def prepare(
-    source: str, indices: str, folder: Path, splits: Sequence[str], config_name: str | None, columns: Columns
-) -> None:
+def prepare(args: argparse.Namespace) -> None:
     """Write the selected rows of the source's only split, or all rows.
 
     Raises:
         ValueError: the source cannot be read, has several splits, lacks these rows, or has no usable row.
     """
-    found = read_splits(source, splits, config_name)
+    found = read_splits(args.data_source, args.splits, args.config_name)
     if len(found) > 1:
-        raise ValueError(f"{source}: has the splits {', '.join(found)}; choose one with --splits.")
+        raise ValueError(f"{args.data_source}: has the splits {', '.join(found)}; choose one with --splits.")
     ((split, rows),) = found.items()
-    chosen = read_indices(indices, len(rows)) if indices else list(range(len(rows)))
-    data_source = data_source_of(source, fallback="math")
-    make = maths_row(data_source, split, columns)
-    made, count = convert(
-        [rows[index] for index in chosen], lambda row, place: make(row, chosen[place]), split, columns
-    )
-    finish(made, count, folder / f"{split}.parquet", f"data_source {data_source}")
+    chosen = read_indices(args.sample_indices, len(rows)) if args.sample_indices else list(range(len(rows)))
+
+    def make(data_source: str, split: str) -> MakeRow:
+        make_row = maths_row(data_source, split, args.columns)
+
+        def make_chosen(row: DataRow, place: int) -> DataRow:
+            return make_row(row, chosen[place])
+
+        return make_chosen
+
+    write_splits(args, make, "math", "custom/{}", found={split: [rows[index] for index in chosen]})
 
 
 def main() -> None:
-    parser = source_parser(__doc__)
-    parser.add_argument("--sample_indices", default="", help="rows, e.g. 0,3,10-12 (default: all)")
-    column_arguments(parser)
-    args = parser.parse_args()
-    folder = output_folder(args.local_dir, f"custom/{source_name(args.data_source)}")
-    run(
-        lambda: prepare(
-            args.data_source, args.sample_indices, folder, args.splits, args.config_name, chosen_columns(args)
-        )
-    )
+    args = read_arguments(__doc__, {"--sample_indices": INDICES})
+    run(lambda: prepare(args))
 
 
 if __name__ == "__main__":

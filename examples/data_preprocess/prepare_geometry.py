@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,20 +21,10 @@ from alphaapollo.data.image_messages import PictureReader
 from alphaapollo.data.images import encode_png, read_picture
 from alphaapollo.observability.pictures import read_picture_bytes
 from alphaapollo.types import IMAGE_MARK
-from examples.data_preprocess.columns import Columns, Dropped, chosen_columns, column_arguments, find_problem
-from examples.data_preprocess.common import (
-    RL_SCHEMA,
-    convert,
-    data_source_of,
-    finish,
-    output_folder,
-    read_splits,
-    rl_row,
-    run,
-    source_name,
-    source_parser,
-)
+from examples.data_preprocess.columns import Columns, Dropped, find_problem
+from examples.data_preprocess.common import RL_SCHEMA, MakeRow, read_arguments, rl_row, run, write_splits
 
+MAX_PIXELS = {"type": int, "default": 0, "help": "shrink pictures with more pixels (default: none)"}
 INSTRUCTION = (
     "You FIRST think about the reasoning process as an internal monologue and then provide the final answer. The "
     "reasoning process MUST BE enclosed within <think> </think> tags. The final answer MUST BE put in \\boxed{}."
@@ -43,9 +32,7 @@ INSTRUCTION = (
 SCHEMA = RL_SCHEMA.append(pa.field("images", pa.list_(pa.struct({"bytes": pa.binary(), "path": pa.string()}))))
 
 
-def geometry_row(
-    data_source: str, split: str, columns: Columns, reader: PictureReader, max_pixels: int
-) -> Callable[[DataRow, int], DataRow]:
+def geometry_row(data_source: str, split: str, columns: Columns, reader: PictureReader, max_pixels: int) -> MakeRow:
     """Function that makes an RL row with pictures. Raises Dropped if question, answer or a picture is missing."""
 
     def make(row: DataRow, index: int) -> DataRow:
@@ -79,32 +66,21 @@ def read_picture_file(value: object, reader: PictureReader, max_pixels: int) -> 
     return encode_png(image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale)))))
 
 
-def prepare(
-    source: str, folder: Path, splits: Sequence[str], config_name: str | None, max_pixels: int, columns: Columns
-) -> None:
-    """Read, convert and write the rows, and print the counts.
-
-    Raises:
-        ValueError: the source cannot be read, or a split has no usable row.
-    """
-    if max_pixels < 0:
-        raise ValueError(f"--max_pixels {max_pixels} must not be negative.")
-    path, data_source = Path(source).expanduser(), data_source_of(source, fallback="math")
-    reader = PictureReader(path if path.is_dir() else path.parent)
-    for split, rows in read_splits(source, splits, config_name).items():
-        make = geometry_row(data_source, split, columns, reader, max_pixels)
-        made, count = convert(rows, make, split, columns)
-        finish(made, count, folder / f"{split}.parquet", f"data_source {data_source}", SCHEMA)
-
-
 def main() -> None:
-    parser = source_parser(__doc__, splits=("train", "validation", "test"))
-    parser.add_argument("--max_pixels", type=int, default=0, help="shrink pictures with more pixels (default: none)")
-    column_arguments(parser)
-    args = parser.parse_args()
-    folder = output_folder(args.local_dir, source_name(args.data_source))
-    columns = chosen_columns(args)
-    run(lambda: prepare(args.data_source, folder, args.splits, args.config_name, args.max_pixels, columns))
+    args = read_arguments(__doc__, {"--max_pixels": MAX_PIXELS}, ("train", "validation", "test"))
+    path = Path(args.data_source).expanduser()
+    reader = PictureReader(path if path.is_dir() else path.parent)
+
+    def prepare() -> None:
+        if args.max_pixels < 0:
+            raise ValueError(f"--max_pixels {args.max_pixels} must not be negative.")
+
+        def make(data_source: str, split: str) -> MakeRow:
+            return geometry_row(data_source, split, args.columns, reader, args.max_pixels)
+
+        write_splits(args, make, "math", schema=SCHEMA)
+
+    run(prepare)
 
 
 if __name__ == "__main__":

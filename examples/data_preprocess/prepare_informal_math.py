@@ -9,39 +9,10 @@ Writes <local_dir>/<split>.parquet for each split of the source.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from pathlib import Path
 
-from examples.data_preprocess.columns import Columns, chosen_columns, column_arguments
-from examples.data_preprocess.common import (
-    SourceRow,
-    convert,
-    data_source_of,
-    finish,
-    maths_row,
-    output_folder,
-    read_splits,
-    run,
-    source_name,
-    source_parser,
-)
+from examples.data_preprocess.common import SourceRow, maths_row, read_arguments, read_splits, run, write_splits
 
-
-def prepare(
-    source: str, folder: Path, splits: Sequence[str], config_name: str | None, val_size: int, columns: Columns
-) -> None:
-    """Read, convert and write the rows, and print the counts.
-
-    Raises:
-        ValueError: the source cannot be read, or a split has no usable row.
-    """
-    found = read_splits(source, splits, config_name)
-    if val_size:
-        hold_out(found, val_size)
-    data_source = data_source_of(source, fallback="math")
-    for split, rows in found.items():
-        made, count = convert(rows, maths_row(data_source, split, columns), split, columns)
-        finish(made, count, folder / f"{split}.parquet", f"data_source {data_source}")
+VAL_SIZE = {"type": int, "default": 0, "help": "rows of the first split to hold out as val.parquet"}
 
 
 def hold_out(found: dict[str, list[SourceRow]], size: int) -> None:
@@ -58,12 +29,15 @@ def hold_out(found: dict[str, list[SourceRow]], size: int) -> None:
 
 
 def main() -> None:
-    parser = source_parser(__doc__)
-    parser.add_argument("--val_size", type=int, default=0, help="rows of the first split to hold out as val.parquet")
-    column_arguments(parser)
-    args = parser.parse_args()
-    folder = output_folder(args.local_dir, source_name(args.data_source))
-    run(lambda: prepare(args.data_source, folder, args.splits, args.config_name, args.val_size, chosen_columns(args)))
+    args = read_arguments(__doc__, {"--val_size": VAL_SIZE})
+
+    def prepare() -> None:
+        found = read_splits(args.data_source, args.splits, args.config_name)
+        if args.val_size:
+            hold_out(found, args.val_size)
+        write_splits(args, lambda source, split: maths_row(source, split, args.columns), "math", found=found)
+
+    run(prepare)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ one, at most --max_pairs per problem. So are right and wrong answers in results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
 from itertools import product
 from pathlib import Path
 
@@ -23,8 +23,6 @@ from examples.data_preprocess.columns import (
     Columns,
     Dropped,
     as_text,
-    chosen_columns,
-    column_arguments,
     find_question,
     find_text,
     ground_truth_of,
@@ -36,14 +34,13 @@ from examples.data_preprocess.columns import (
 from examples.data_preprocess.common import (
     CHAT,
     Count,
-    convert,
-    data_source_of,
+    MakeRow,
     finish,
     output_folder,
-    read_splits,
+    read_arguments,
     run,
     source_name,
-    source_parser,
+    write_splits,
 )
 from examples.data_preprocess.prepare_right_answers import choose, is_results_file, read_answers
 from examples.data_preprocess.prepare_sft import read_messages
@@ -117,31 +114,27 @@ def ground_truth(row: DataRow, columns: Columns) -> str | None:
     return next((answer for answer in answers if not is_prose(answer)), None)
 
 
-def prepare(
-    source: str, folder: Path, splits: Sequence[str], config_name: str | None, max_pairs: int, columns: Columns
-) -> None:
+def prepare(args: argparse.Namespace) -> None:
     """Write each split of the source. Raises ValueError if it cannot be read or has no usable row."""
-    if max_pairs < 1:
-        raise ValueError(f"--max_pairs {max_pairs}: must be at least 1.")
-    if is_results_file(source):
-        prepare_results(source, folder, max_pairs)
+    if args.max_pairs < 1:
+        raise ValueError(f"--max_pairs {args.max_pairs}: must be at least 1.")
+    if is_results_file(args.data_source):
+        folder = output_folder(args.local_dir, f"preference/{source_name(args.data_source)}")
+        prepare_results(args.data_source, folder, args.max_pairs)
         return
-    data_source = data_source_of(source, fallback="math")
-    for split, rows in read_splits(source, splits, config_name).items():
 
-        def make(row: DataRow, index: int, split: str = split) -> DataRow:
-            facts = {"split": split, "index": index, "ground_truth": ground_truth(row, columns)}
-            return {
-                "pairs": [
-                    {"data_source": data_source, "prompt": prompt, "chosen": chosen, "rejected": rejected}
-                    | {"extra_info": {**facts, "pair": place}}
-                    for place, (prompt, chosen, rejected) in enumerate(pairs_of(row, max_pairs, columns))
-                ]
-            }
+    def make(data_source: str, split: str) -> MakeRow:
+        def make_pairs(row: DataRow, index: int) -> list[DataRow]:
+            facts = {"split": split, "index": index, "ground_truth": ground_truth(row, args.columns)}
+            return [
+                {"data_source": data_source, "prompt": prompt, "chosen": chosen, "rejected": rejected}
+                | {"extra_info": {**facts, "pair": place}}
+                for place, (prompt, chosen, rejected) in enumerate(pairs_of(row, args.max_pairs, args.columns))
+            ]
 
-        made, count = convert(rows, make, split, columns)
-        pairs = [pair for row in made for pair in row["pairs"]]
-        finish(pairs, count, folder / f"{split}.parquet", f"{len(pairs)} pairs", PREFERENCE_SCHEMA)
+        return make_pairs
+
+    write_splits(args, make, "math", "preference/{}", PREFERENCE_SCHEMA, lambda pairs: f"{len(pairs)} pairs")
 
 
 def prepare_results(source: str, folder: Path, max_pairs: int) -> None:
@@ -163,12 +156,9 @@ def prepare_results(source: str, folder: Path, max_pairs: int) -> None:
 
 
 def main() -> None:
-    parser = source_parser(__doc__, ["train"])
-    parser.add_argument("--max_pairs", type=int, default=4, help="maximum number of pairs per problem")
-    column_arguments(parser)
-    args = parser.parse_args()
-    folder = output_folder(args.local_dir, f"preference/{source_name(args.data_source)}")
-    run(lambda: prepare(args.data_source, folder, args.splits, args.config_name, args.max_pairs, chosen_columns(args)))
+    max_pairs = {"type": int, "default": 4, "help": "maximum number of pairs per problem"}
+    args = read_arguments(__doc__, {"--max_pairs": max_pairs}, ["train"])
+    run(lambda: prepare(args))
 
 
 if __name__ == "__main__":

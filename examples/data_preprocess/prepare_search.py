@@ -9,20 +9,12 @@ and the passages of all splits, each title once, to <local_dir>/corpus/passages.
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Sequence
-from pathlib import Path
 
 from alphaapollo.data.files import DataRow
 from examples.data_preprocess import common
-from examples.data_preprocess.columns import (
-    Columns,
-    Dropped,
-    chosen_columns,
-    column_arguments,
-    find_problem,
-    is_unicode,
-)
+from examples.data_preprocess.columns import Dropped, find_problem, is_unicode
 
 
 def read_passages(row: DataRow) -> dict[str, str]:
@@ -37,19 +29,20 @@ def read_passages(row: DataRow) -> dict[str, str]:
     return passages
 
 
-def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str | None, columns: Columns) -> None:
+def prepare(args: argparse.Namespace) -> None:
     """Write each split and the corpus. Raises ValueError if the source cannot be read or has no usable row."""
-    data_source = common.data_source_of(source, fallback="search")
     passages: dict[str, str] = {}
-    for split, rows in common.read_splits(source, splits, config_name).items():
 
-        def make(row: DataRow, index: int, split: str = split) -> DataRow:
-            problem = find_problem({key: value for key, value in row.items() if key != "context"}, columns)
+    def make(data_source: str, split: str) -> common.MakeRow:
+        def make_row(row: DataRow, index: int) -> DataRow:
+            problem = find_problem({key: value for key, value in row.items() if key != "context"}, args.columns)
             passages.update(read_passages(row))
             return common.rl_row(problem, problem.question, data_source, "search", split, index)
 
-        made, count = common.convert(rows, make, split, columns)
-        common.finish(made, count, folder / f"{split}.parquet", f"data_source {data_source}")
+        return make_row
+
+    common.write_splits(args, make, "search", "search/{}")
+    folder = common.output_folder(args.local_dir, f"search/{common.source_name(args.data_source)}")
     corpus = folder / "corpus" / "passages.jsonl"
     corpus.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps({"contents": f"{title}\n{text}"}, ensure_ascii=False) for title, text in passages.items())
@@ -58,11 +51,8 @@ def prepare(source: str, folder: Path, splits: Sequence[str], config_name: str |
 
 
 def main() -> None:
-    parser = common.source_parser(__doc__, ["train", "validation"])
-    column_arguments(parser)
-    args = parser.parse_args()
-    folder = common.output_folder(args.local_dir, f"search/{common.source_name(args.data_source)}")
-    common.run(lambda: prepare(args.data_source, folder, args.splits, args.config_name, chosen_columns(args)))
+    args = common.read_arguments(__doc__, {}, ["train", "validation"])
+    common.run(lambda: prepare(args))
 
 
 if __name__ == "__main__":

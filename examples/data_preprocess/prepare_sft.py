@@ -13,8 +13,8 @@ right answers in results.jsonl of main_generation become chats, too. Writes <loc
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from alphaapollo.data.chats import read_chat
@@ -24,8 +24,6 @@ from examples.data_preprocess.columns import (
     Columns,
     Dropped,
     Problem,
-    chosen_columns,
-    column_arguments,
     find_problem,
     find_question,
     ground_truth_of,
@@ -36,14 +34,12 @@ from examples.data_preprocess.columns import (
 from examples.data_preprocess.common import (
     INSTRUCTION,
     SFT_SCHEMA,
-    convert,
-    data_source_of,
-    finish,
+    MakeRow,
     output_folder,
-    read_splits,
+    read_arguments,
     run,
     source_name,
-    source_parser,
+    write_splits,
 )
 from examples.data_preprocess.prepare_right_answers import is_results_file
 from examples.data_preprocess.prepare_right_answers import prepare as prepare_right_answers
@@ -115,49 +111,42 @@ def read_messages(value: Any, key: str) -> list[Message]:
     return messages
 
 
-def prepare(
-    source: str,
-    folder: Path,
-    splits: Sequence[str],
-    config_name: str | None,
-    protocol: str,
-    max_solutions: int,
-    columns: Columns,
-) -> None:
+def describe(chats: Sequence[DataRow]) -> str:
+    turns = sum(message["role"] == "assistant" for chat in chats for message in chat["messages"])
+    return f"{turns} assistant turns"
+
+
+def prepare(args: argparse.Namespace) -> None:
     """Write each split of the source. Raises ValueError if it cannot be read or has no usable row."""
-    if max_solutions < 1:
-        raise ValueError(f"--max_solutions {max_solutions}: must be at least 1.")
-    if is_results_file(source):
-        prepare_right_answers([source], folder, 1.0, max_solutions, shortest=False)
+    if args.max_solutions < 1:
+        raise ValueError(f"--max_solutions {args.max_solutions}: must be at least 1.")
+    if is_results_file(args.data_source):
+        folder = output_folder(args.local_dir, f"sft/{source_name(args.data_source)}")
+        prepare_right_answers([args.data_source], folder, 1.0, args.max_solutions, shortest=False)
         return
-    data_source = data_source_of(source, fallback="math")
-    for split, rows in read_splits(source, splits, config_name).items():
 
-        def make(row: DataRow, index: int, split: str = split) -> DataRow:
+    def make(data_source: str, split: str) -> MakeRow:
+        def make_chats(row: DataRow, index: int) -> list[DataRow]:
             facts = {"split": split, "index": index}
-            return {
-                "chats": [
-                    {"data_source": data_source, "messages": messages, "extra_info": {**facts, "ground_truth": truth}}
-                    for messages, truth in chats_of(row, protocol, max_solutions, columns)
-                ]
-            }
+            return [
+                {"data_source": data_source, "messages": messages, "extra_info": {**facts, "ground_truth": truth}}
+                for messages, truth in chats_of(row, args.protocol, args.max_solutions, args.columns)
+            ]
 
-        made, count = convert(rows, make, split, columns)
-        chats = [chat for row in made for chat in row["chats"]]
-        turns = sum(message["role"] == "assistant" for chat in chats for message in chat["messages"])
-        what = f"{turns} assistant turns" + (f" in {len(chats)} chats" if len(chats) != len(made) else "")
-        finish(chats, count, folder / f"{split}.parquet", what, SFT_SCHEMA)
+        return make_chats
+
+    write_splits(args, make, "math", "sft/{}", SFT_SCHEMA, describe)
+
+
+OPTIONS = {
+    "--protocol": {"choices": list(PROTOCOLS), "default": "plain", "help": "format of the solutions"},
+    "--max_solutions": {"type": int, "default": 4, "help": "maximum labelled solutions per problem"},
+}
 
 
 def main() -> None:
-    parser = source_parser(__doc__, ["train"])
-    parser.add_argument("--protocol", choices=list(PROTOCOLS), default="plain", help="format of the solutions")
-    parser.add_argument("--max_solutions", type=int, default=4, help="maximum labelled solutions per problem")
-    column_arguments(parser)
-    args = parser.parse_args()
-    folder = output_folder(args.local_dir, f"sft/{source_name(args.data_source)}")
-    how = args.protocol, args.max_solutions, chosen_columns(args)
-    run(lambda: prepare(args.data_source, folder, args.splits, args.config_name, *how))
+    args = read_arguments(__doc__, OPTIONS, ["train"])
+    run(lambda: prepare(args))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from alphaapollo import api
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages
-from alphaapollo.cli import api
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.processes.network import find_free_port
 from alphaapollo.types import Prompt

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from alphaapollo.cli import api
+from alphaapollo import api
 from alphaapollo.evolving.pool import Pool
 from alphaapollo.evolving.roles import ModelReply, Proposer, RoleView, Verifier, VerifierReport, make_user_chat
 from alphaapollo.types import Message, Prompt

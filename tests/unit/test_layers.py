@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 
 # Lowest first. A package imports packages of lower layers, and itself.
 LAYERS = [
-    ["types", "utils", "processes"],
+    ["_version", "types", "utils", "processes"],
     ["config", "observability", "weight_sync"],
     ["algorithms", "data", "tools", "rewards"],
     ["batching"],
@@ -23,7 +23,8 @@ LAYERS = [
     ["launch"],
     ["evaluation"],
     ["finetuning", "evolving", "viewer"],
-    ["trainer", "cli", "__main__"],
+    ["trainer", "cli", "results", "__main__"],
+    ["api"],
 ]
 SAME_LAYER_ALLOWED = {("rewards", "tools"), ("types", "utils"), ("processes", "utils")}
 

@@ -14,7 +14,6 @@ from alphaapollo.config.schema.base import (
     CHANGES_VALIDATION,
     ActiveWhen,
     CountOrMinusOne,
-    DecayRate,
     FilePath,
     PositiveRatio,
     Ratio,
@@ -23,7 +22,6 @@ from alphaapollo.config.schema.base import (
 )
 
 WHEN_SAMPLED = ActiveWhen("/data.sampler", "difficulty", "frontier")
-WHEN_ADAPTIVE = ActiveWhen("/data.is_adaptive", reason="data.sampler is uniform, and data.curriculum.stages is empty")
 
 
 class TrainingFiles(Section):
@@ -84,12 +82,9 @@ class Stage(Section):
 class Curriculum(Section):
     target: Annotated[float, Field(gt=0, lt=1), ActiveWhen("/data.sampler", "frontier")] = 0.5
     """Pass rate that frontier prefers."""
-    decay: Annotated[DecayRate, WHEN_ADAPTIVE] = 0.5
-    """Weight of earlier groups in a prompt's pass rate; 0 = only the latest group counts."""
-    retire_above: Annotated[PositiveRatio, WHEN_SAMPLED] = 0.95
-    """Prompts whose pass rate is at least this high are retired: their weight is revisit_rate."""
     revisit_rate: Annotated[PositiveRatio, WHEN_SAMPLED] = 0.05
-    """Weight of a retired prompt, and lowest weight of frontier, relative to a prompt that was never sampled."""
+    """Weight of a prompt whose pass rate is at least 0.95, and lowest weight of frontier. A prompt never
+    sampled has weight 1."""
     stages: list[Stage] = []
     """Stages by data source: a prompt is drawn only after its stage has opened (docs/curriculum.md); empty = all at
     once. E.g. [{data_source: easy/*, threshold: 0.8}, {data_source: "*"}]"""

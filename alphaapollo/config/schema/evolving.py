@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import CODE, ONLY_AT_START, FilePath, FolderName, PositiveRatio, ResumeRule, Section
 from alphaapollo.config.schema.env import Env
@@ -85,9 +85,7 @@ class EvolvingRoles(Section):
     proposer: EvolvingRole = EvolvingRole(plugin="proposer")
     summariser: EvolvingRole = EvolvingRole(plugin="summariser", temperature=0.0)
     verifier: EvolvingToolRole = EvolvingToolRole(plugin="verifier")
-    verifier_of_verifiers: EvolvingRole = EvolvingRole()
     aggregator: EvolvingRole = EvolvingRole()
-    referee: EvolvingRole = EvolvingRole(plugin="referee")
 
 
 class Evolving(Section):
@@ -98,19 +96,10 @@ class Evolving(Section):
     the first model."""
     votes: NonNegativeInt = 3
     """Verifications per solution; 0 = none: past solutions and the final answer are then chosen by brevity alone."""
-    asks: NonNegativeInt = 2
-    """Retries of a request when the reply lacks a required part, e.g. the report."""
     memory_type: Literal["simple", "score", "ndimensional"] = "ndimensional"
     """Past solutions in the proposer's prompt: simple = newest, score = most votes, ndimensional = also brevity."""
     memory_size: NonNegativeInt = 3
     """Number of past solutions in the proposer's prompt; 0 = the rounds are independent."""
-    select: Literal["vote", "tournament"] = "vote"
-    """Final choice: by votes and brevity, or the winner of a tournament of the best solutions."""
-    finalists: Annotated[int, Field(ge=2)] = 4
-    """Solutions in the tournament."""
-    max_failures: PositiveInt = 20
-    """Consecutive calls of one model that may fail because its server is unavailable; then the run stops and can be
-    resumed."""
     custom_module: Annotated[str, CODE] = ""
     """Python file that registers your own roles."""
 
@@ -126,8 +115,6 @@ class EvolvingBudget(Section):
     """Run time in seconds, without the time between an interruption and the resume."""
     money: PositiveFloat | None = None
     """Cost, computed from price_in and price_out of the models."""
-    reserve: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """Share of each limit reserved for the tournament and for writing results."""
 
 
 class EvolvingTrainer(RunSettings):
@@ -160,10 +147,8 @@ class EvolvingConfig(Section):
         **dict.fromkeys(
             ("rollout.name", "rollout.dtype", "rollout.engine_kwargs.vllm", "trainer.seed"), REQUEST_IDENTITY
         ),
-        **dict.fromkeys(("evolving.max_failures", "env.episode_timeout"), ResumeRule("applied")),
-        **dict.fromkeys(("reward.timeout", "reward.num_workers"), ResumeRule("applied")),
+        **dict.fromkeys(("env.episode_timeout", "reward.timeout", "reward.num_workers"), ResumeRule("applied")),
         "evolving.rounds": ResumeRule("applied", "the new total"),
-        **dict.fromkeys(("evolving.select", "evolving.finalists"), ResumeRule("applied", "the choice is made again")),
         "models": ResumeRule("applied", "existing replies are reused; the new model answers the remaining requests"),
     }
 
@@ -214,8 +199,6 @@ class EvolvingConfig(Section):
             yield "roles.proposer.plugin is empty, so nothing would be proposed. Set roles.proposer.plugin=proposer."
         if evolving.votes and not self.roles.verifier.plugin:
             yield f"evolving.votes={evolving.votes} needs roles.verifier.plugin. Set it, or evolving.votes=0."
-        if evolving.select == "tournament" and not self.roles.referee.plugin:
-            yield "evolving.select=tournament needs roles.referee.plugin. Set it, or evolving.select=vote."
         longest = self.data.max_response_length
         for name, role in self.all_roles.items():
             if role.max_tokens and role.max_tokens > longest:

@@ -21,6 +21,9 @@ from alphaapollo.trainer.run_state import PromptSampler
 from alphaapollo.types import Prompt, TrajectoryGroup
 from alphaapollo.utils.seeds import derive_seed
 
+DECAY = 0.5  # weight of earlier groups in a prompt's pass rate
+RETIRE_ABOVE = 0.95  # pass rate from which a prompt is drawn with the weight revisit_rate
+
 
 def make_prompt_sampler(prompts: Sequence[Prompt], data: Data, data_start: int) -> PromptSampler:
     """Return the choice of prompts that the configuration selects. data_start: as in PromptStream."""
@@ -83,12 +86,12 @@ class CurriculumSampler:
 
     def observe(self, progress: Progress, groups: Sequence[TrajectoryGroup]) -> None:
         """Add the results of an iteration's groups, and open the next stage if its gate is reached."""
-        state, decay = progress.curriculum, self._settings.decay
+        state = progress.curriculum
         self._read_rates(state)  # makes room for all prompt ids
         for group in groups:
             if (observed := measure_pass_rate(group)) is not None:
                 prompt_id = group.prompt.id
-                state.pass_rates[prompt_id] = decay_pass_rate(state.pass_rates[prompt_id], observed, decay)
+                state.pass_rates[prompt_id] = decay_pass_rate(state.pass_rates[prompt_id], observed, DECAY)
         state.drawn = {position: state.drawn[position] for position in progress.unfinished if position in state.drawn}
         while state.stage < len(self._settings.stages) - 1 and self._is_gate_reached(progress):
             state.stage, state.stage_start = state.stage + 1, progress.prompts_consumed
@@ -97,7 +100,7 @@ class CurriculumSampler:
         self._metrics = {
             "curriculum/stage": float(state.stage + 1),
             "curriculum/observed": len(seen) / len(rates),
-            "curriculum/retired": float(np.mean(rates >= self._settings.retire_above)),
+            "curriculum/retired": float(np.mean(rates >= RETIRE_ABOVE)),
             "curriculum/pass_rate": float(seen.mean()) if len(seen) else np.nan,
         }
 
@@ -111,7 +114,7 @@ class CurriculumSampler:
             weights = frontier_weights(rates, settings.target, settings.revisit_rate)
         else:
             weights = difficulty_weights(rates)
-        weights[rates >= settings.retire_above] = settings.revisit_rate
+        weights[rates >= RETIRE_ABOVE] = settings.revisit_rate
         return weights * (self._stages <= state.stage)
 
     def _is_gate_reached(self, progress: Progress) -> bool:

@@ -228,6 +228,5 @@ def describe_problem(query: Query) -> dict[str, object]:
             )
             for one in candidates
         ],
-        "matches": records["match"],
         "neighbors": query.find_neighbors("pool", "problem", run=run.id, problem=problem),
     }

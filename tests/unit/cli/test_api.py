@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import alphaapollo
-from alphaapollo.cli import api
-from alphaapollo.cli.api import nest_settings
-from alphaapollo.cli.results import Evaluation, TrainedRun
+from alphaapollo import api
+from alphaapollo.api import nest_settings
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig
 from alphaapollo.evolving.roles import Aggregator, Verifier
+from alphaapollo.results import Evaluation, TrainedRun
 
 
 def score(prompt: object, completion: str) -> float:

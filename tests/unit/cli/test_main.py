@@ -135,6 +135,3 @@ def test_bash_completes_verbs_keys_and_options() -> None:
 
 def test_other_shells() -> None:
     assert build_completion_script("zsh").startswith("autoload")
-    fish = build_completion_script("fish")
-    assert "-a quickstart -d 'train a small model" in fish
-    assert """-a serve -d 'vLLM'"'"'s OpenAI""" in fish

@@ -117,9 +117,9 @@ def test_estimator_gets_its_declared_inputs(tmp_path: Path) -> None:
 
 
 def test_roles_are_registered_by_the_names_of_their_classes(tmp_path: Path) -> None:
-    both = {"verifier": Suspicious, "verifier_of_verifiers": Suspicious}
+    both = {"verifier": Suspicious, "aggregator": Suspicious}
     given = keys(PythonObjects(roles=both).pickle_and_make_overrides(tmp_path))
-    assert given["roles.verifier.plugin"] == given["roles.verifier_of_verifiers.plugin"] == "Suspicious"
+    assert given["roles.verifier.plugin"] == given["roles.aggregator.plugin"] == "Suspicious"
     load_user_module(given["evolving.custom_module"], "evolving.custom_module")
     assert ROLES.get("Suspicious")().read(ModelReply("a 7", seed=0)) == VerifierReport(True, "a 7")
 

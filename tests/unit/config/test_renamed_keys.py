@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from alphaapollo.cli.api import nest_settings
+from alphaapollo.api import nest_settings
 from alphaapollo.config import load, renamed_keys
 from alphaapollo.config.__main__ import explain_key
 from alphaapollo.config.errors import ConfigError

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from alphaapollo.data.files import read_rows
-from examples.data_preprocess import prepare_preference, prepare_sft
-from examples.data_preprocess.columns import Columns
 from examples.data_preprocess.prepare_right_answers import prepare
 from tests.builders import write_rows
 from tests.unit.data_preprocess.scripts import check_counts
+from tests.unit.data_preprocess.scripts import made as made_rows
 
 
 def record(number: int, text: str, accuracy: float = 1.0, tokens: int = 3, **changes: Any) -> dict[str, Any]:
@@ -106,17 +105,16 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
         prepare([str(tmp_path / "none.jsonl")], tmp_path, 1.0, 4, False)
 
 
-def test_prepare_preference_and_prepare_sft_read_the_results_of_a_generation(tmp_path: Path, capsys) -> None:
+def test_prepare_preference_and_prepare_sft_read_the_results_of_a_generation(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "results.jsonl", SAID)
-    prepare_preference.prepare(str(source), tmp_path / "pairs", ["train"], None, 4, Columns())
-    pairs = read_rows(str(tmp_path / "pairs/train.parquet"))
+    pairs, said = made_rows("prepare_preference", tmp_path, source)
     assert [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in pairs] == [
         ("it is surely 2", "3"),
         ("2", "3"),
         ("so 2", "3"),
     ]
     assert all(row["prompt"] == [{"role": "user", "content": "1+1?"}] for row in pairs)
-    assert "1 dropped: no pair" in capsys.readouterr().out
-    prepare_sft.prepare(str(source), tmp_path / "chats", ["train"], None, "plain", 1, Columns())
-    chats = [row["messages"][1]["content"] for row in read_rows(str(tmp_path / "chats/train.parquet"))]
+    assert "1 dropped: no pair" in said
+    rows, _ = made_rows("prepare_sft", tmp_path, source, "--max_solutions", 1)
+    chats = [row["messages"][1]["content"] for row in rows]
     assert chats == ["it is surely 2", "6"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.algorithms.accuracy_estimates import RESAMPLES
+from alphaapollo.evaluation.estimates import RESAMPLES
 from alphaapollo.evaluation.metrics import compute_metrics_per_problem
 from alphaapollo.evaluation.report import FIELDS
 from alphaapollo.evaluation.scoring import RESPONSES

@@ -26,9 +26,7 @@ SUM = re.compile(r"What is (\d+) \+ (\d+)\?")
 def role_of(text: str) -> str:
     for mark, role in (
         ("Judge a solution", "verifier"),
-        ("and a reviewer's report on it", "verifier_of_verifiers"),
         ("Reviewers agree", "aggregator"),
-        ("Two solutions", "referee"),
         ("and a solution of it", "summariser"),
     ):
         if mark in text:
@@ -37,7 +35,7 @@ def role_of(text: str) -> str:
 
 
 def arithmetic(messages: list[dict[str, str]], request: dict[str, Any]) -> str:
-    """Right with probability 0.4 as proposer, 0.9 as verifier, 1 as referee."""
+    """Right with probability 0.4 as proposer, 0.9 as verifier."""
     text, draws = messages[0]["content"], random.Random(request["seed"])
     left, right = map(int, SUM.search(text).groups())
     answers = [int(number) for number in re.findall(r"so (\d+)", text)]
@@ -48,10 +46,6 @@ def arithmetic(messages: list[dict[str, str]], request: dict[str, Any]) -> str:
         case "verifier":
             is_right = (answers[-1] == left + right) != (draws.random() < 0.1)
             return f"I added again.\nVERDICT: {'right' if is_right else 'wrong'}"
-        case "verifier_of_verifiers":
-            return "STANDS: yes"
-        case "referee":
-            return f"BETTER: {1 if answers[0] == left + right else 2}"
         case "summariser":
             return f"so {answers[-1]}"
     return "They added again."

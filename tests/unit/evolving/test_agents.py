@@ -147,7 +147,7 @@ def test_killed_run_resumes(evolution: Command, script: Script) -> None:
 
 
 def test_budget_ends_sessions(evolution: Command) -> None:
-    printed = evolution.run("budget.calls=5", "budget.reserve=0", "models.policy.max_concurrent=1")
+    printed = evolution.run("budget.calls=5", "models.policy.max_concurrent=1")
     assert "the run ended early: budget.calls=5 is spent" in printed
     assert len(evolution.pool.all_calls) == 5
     printed = evolution.run()

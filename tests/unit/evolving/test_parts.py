@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.evolving.candidates import count_votes_for_and_against, get_majority_reports
-from alphaapollo.evolving.loop import rank_candidates, select_finalists, select_past_solutions
+from alphaapollo.evolving.loop import rank_candidates, select_past_solutions
 from alphaapollo.evolving.pool import Candidate, CandidateId, Judgement, Pool, VerifierVerdict
 from alphaapollo.evolving.roles import (
     ModelReply,
     PastSolution,
     Proposer,
-    Referee,
     RoleView,
     Summariser,
     Verifier,
@@ -43,7 +42,6 @@ def test_verifier_reports_are_read_strictly(text: str, report: VerifierReport | 
 
 
 def test_other_roles_read() -> None:
-    assert Referee().read(ModelReply("BETTER: 2")) is False and Referee().read(ModelReply("both")) is None
     assert Summariser().read(ModelReply("<think>hm</think><answer>It is 4.</answer>")) == "It is 4."
     assert Summariser().read(ModelReply("<think>hm</think>")) is None
 
@@ -62,7 +60,6 @@ def test_vote_count_and_majority_reports() -> None:
         VerifierVerdict("c", 0, "m", vote=True, report="fine"),
         VerifierVerdict("c", 1, "m", vote=False, report="bad"),
         VerifierVerdict("c", 2, "m", vote=True, report="fine"),
-        VerifierVerdict("c", 3, "m", vote=False, report="worse", is_vote_upheld=False),
         VerifierVerdict("c", 4, "m", failure="no report"),
     ]
     assert count_votes_for_and_against(verdicts) == (2, 1) and get_majority_reports(verdicts) == ["fine"]
@@ -89,8 +86,3 @@ def test_memory_and_choice_rank_by_votes_and_brevity(tmp_path: Path) -> None:
     assert [one.summary for one in rank_candidates(pool, 0, 1)] == ["long and right"]
     ranked = ["right", "long and right", "late and right", "no"]
     assert [one.summary for one in rank_candidates(pool, 0)] == ranked and rank_candidates(pool, 5) == []
-
-
-def test_finalists_have_different_answers() -> None:
-    own = [candidate(0, "a", "4"), candidate(1, "b", "4"), candidate(2, "c", "5"), candidate(3, "d"), candidate(4, "e")]
-    assert [one.summary for one in select_finalists(own, 3)] == ["a", "c", "d"]

@@ -11,7 +11,6 @@ from alphaapollo.evolving.pool import (
     ChosenCandidate,
     Grade,
     Judgement,
-    Match,
     ModelCall,
     Pool,
     Record,
@@ -28,11 +27,10 @@ RECORDS: list[Record] = [
     Candidate(
         PLACE.key, PLACE, "policy", ("p17.r1.b0.i0",), 3, MESSAGES, 1, "4", "4", "4", Grade.from_score(Score(1.0))
     ),
-    VerifierVerdict(PLACE.key, 1, "policy", MESSAGES[:1], True, "good", is_vote_upheld=False),
+    VerifierVerdict(PLACE.key, 1, "policy", MESSAGES[:1], True, "good"),
     VerifierVerdict(PLACE.key, 0, "policy", failure="no result"),
     Judgement(PLACE.key, 2, 1, "good"),
-    Match(17, 0, PLACE.key, "p17.r0.b0.i0", PLACE.key, 2, 0),
-    ChosenCandidate(17, PLACE.key, "vote"),
+    ChosenCandidate(17, PLACE.key),
 ]
 
 
@@ -51,7 +49,7 @@ def test_records_survive_writing_and_reading(tmp_path: Path) -> None:
     assert candidate.is_right is True and candidate.grade == Grade(Outcome.SCORED, 1.0, 1.0)
     assert pool.get_verdicts(PLACE.key) == [RECORDS[4], RECORDS[3]]
     assert pool.judgements[PLACE.key].share_of_votes == 2 / 3
-    assert pool.matches[17, 0] == RECORDS[6] and pool.choices[17] == RECORDS[7]
+    assert pool.choices[17] == RECORDS[6]
     assert pool.total_usage == pool.usage[PLACE.key] == Usage(2, 15, 0.25)
     assert (pool.seconds, pool.incomplete_bytes) == (2.5, 0)
 
@@ -60,7 +58,7 @@ def test_only_an_incomplete_last_line_is_removed(tmp_path: Path) -> None:
     whole = filled(tmp_path).path.read_bytes()
     (tmp_path / FILE).write_bytes(whole[:-20])
     pool = Pool(tmp_path)
-    assert 17 not in pool.choices and 17 in {key[0] for key in pool.matches}
+    assert 17 not in pool.choices and PLACE.key in pool.judgements
     assert (tmp_path / FILE).read_bytes() == whole[:-20], "reading changes nothing"
     with pool:
         pool.append(RECORDS[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shlex
 import sys
 from argparse import Namespace
@@ -90,8 +91,9 @@ def test_chaos_counts_the_metrics_of_its_runs(tmp_path: Path, python: Path) -> N
 
 
 def test_benchmarks_read_the_metrics_of_their_runs(tmp_path: Path, python: Path) -> None:
-    sizes = Namespace(prompts=2, group=2, longest=8, iterations=1)
-    assert _whole_run.run(tmp_path, "one", sizes) == [{"step": 0}, *LINES]
+    keys = {"output_dir": tmp_path, "project_name": "runs", "experiment_name": "one"}
+    keys = {f"trainer.{name}": value for name, value in keys.items()}
+    assert _whole_run.train(keys, os.environ) == [{"step": 0}, *LINES]
 
 
 @pytest.mark.parametrize("mode", [None, "carry", "separate"])

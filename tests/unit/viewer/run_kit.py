@@ -126,7 +126,7 @@ def write_evolution(folder: Path, text: str = "14", is_complete: bool = True) ->
                 pool.append(VerifierVerdict(identity.key, verifier, "policy", (), vote, f"{text} report {verifier}"))
             pool.append(Judgement(identity.key, votes, 2 - votes, f"{text} of the majority"))
             tracker.log(number, compute_round_metrics(pool, [17], number))
-        pool.append(ChosenCandidate(17, "p17.r1.b0.i0", "vote"))
+        pool.append(ChosenCandidate(17, "p17.r1.b0.i0"))
         if is_complete:
             prompt = Prompt(17, "sums", [{"role": "user", "content": "What is 7 + 7?"}], "14")  # type: ignore[arg-type]
             write_results(pool, [prompt], folder, "", Terminal(file=StringIO()))

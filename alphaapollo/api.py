@@ -19,13 +19,13 @@ import yaml
 from pydantic import BaseModel
 
 from alphaapollo.cli.python_objects import PythonObjects
-from alphaapollo.cli.results import Evaluation, EvolutionRun, TrainedRun
 from alphaapollo.cli.run_process import OnIteration, run_in_child_process
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import format_value, get_value, list_keys, list_keys_of_map_type
 from alphaapollo.config.load import find_command_module, find_shipped_config_folder, load_config
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
 from alphaapollo.observability.json_values import to_json_value
+from alphaapollo.results import Evaluation, EvolutionRun, TrainedRun
 from alphaapollo.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
