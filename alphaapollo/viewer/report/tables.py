@@ -27,7 +27,7 @@ from alphaapollo.viewer.curves import Curve, average_over_seeds
 from alphaapollo.viewer.index import KIND_NAMES
 from alphaapollo.viewer.pages.runs import MAIN_CURVES
 from alphaapollo.viewer.report.data import RunContent, Sample, choose_evenly, compare_results
-from alphaapollo.viewer.report.formats import Chart, Markdown, make_code, to_markdown
+from alphaapollo.viewer.report.formats import Chart, make_code
 from alphaapollo.viewer.run_folders import read_config, read_content, read_flat_config, read_json_object
 
 NUM_SAMPLES = 10
@@ -73,8 +73,8 @@ def list_ends(charts: Sequence[Chart]) -> Iterator[Row]:
     for chart in charts:
         for name, curve in chart.curves.items():
             bounds = {step: (low, high) for step, low, high in chart.bands[name]}
-            of_name = f" of {to_markdown(name)}" if len(chart.curves) > 1 else ""
-            row: list[object] = [Markdown(make_code(chart.title) + of_name)]
+            of_name = f" of {' '.join(name.split())}" if len(chart.curves) > 1 else ""
+            row: list[object] = [make_code(chart.title) + of_name]
             for at in (0, -1):
                 low, high = bounds.get(curve.steps[at], (None, None))
                 row += [Estimate(curve.values[at], low, high, 0), int(curve.steps[at])]
