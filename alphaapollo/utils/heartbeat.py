@@ -58,9 +58,9 @@ class ProcessStatus:
 class ProcessTreeReport:
     """Activity of one process and of its subprocesses, as reported to the controller."""
 
-    ticks: int  # progress counter; only its changes are meaningful
-    calls: tuple[ActiveCall, ...]  # sorted by age, oldest first
-    processes: tuple[ProcessStatus, ...]  # the reporting process first
+    ticks: int | None  # progress counter; only its changes are meaningful. None: the process does not answer
+    calls: tuple[ActiveCall, ...] = ()  # sorted by age, oldest first
+    processes: tuple[ProcessStatus, ...] = ()  # the reporting process first
 
 
 class Heartbeat:
