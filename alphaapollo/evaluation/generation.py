@@ -20,7 +20,7 @@ from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.data.stream import choose_rows
-from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
+from alphaapollo.engines.vllm.settings import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.engines.vllm.server import build_server_command, build_server_environment, format_flags
+from alphaapollo.engines.vllm.settings import build_server_command, build_server_environment, format_flags
 
 
 def spec(device: str, **settings: object) -> EngineSpec:
