@@ -12,18 +12,19 @@ torch's profiler records operators and kernels.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
 
+ROLLOUT = "rollout "  # prefix of the tracks of rollout workers, whose lanes are episodes
 SHORTEST = 20e-6  # seconds; shorter operators are dropped to limit the size of a trace
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # GPU events, never dropped
 HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
@@ -91,42 +92,33 @@ SPANS = SpanRecorder()
 """Spans of this process."""
 
 
-def start_recording_spans() -> None:
-    """Start recording spans in this worker process. Sending it the method SPANS.start would start a copy of SPANS."""
-    SPANS.start()
-
-
-def take_recorded_spans() -> list[Span]:
-    """Stop recording in a worker process and return its spans."""
-    return SPANS.take_spans()
-
-
-def start_torch_profiler(track: str) -> None:
-    """Start torch's profiler in this thread. Does nothing if another worker of this process is recording."""
+def start_profile(track: str) -> None:
+    """Start recording in a worker process: torch's operators on a training rank, spans on a rollout worker. Does
+    nothing on a training rank if another worker of this process is recording."""
     global _running
-    if _running is not None:
-        return
-    import torch
-    from torch.profiler import ProfilerActivity, profile
+    if track.startswith(ROLLOUT):
+        SPANS.start()
+    elif _running is None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
 
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-    profiler = profile(activities=activities, acc_events=True)
-    profiler.start()
-    _running = (track, profiler)
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        _running = (track, profile(activities=activities, acc_events=True))
+        _running[1].start()
 
 
-def take_torch_spans(track: str) -> list[Span]:
-    """Stop torch's profiler and return the spans of `track`; empty if another track is being recorded."""
+def take_profile(track: str) -> list[Span]:
+    """Stop recording in a worker process and return the spans of `track`; empty if another track is recorded."""
     global _running
+    if track.startswith(ROLLOUT):
+        return SPANS.take_spans()
     if _running is None or _running[0] != track:
         return []
     profiler, _running = _running[1], None
     profiler.stop()
-    with tempfile.TemporaryDirectory() as folder:
-        file = os.path.join(folder, "trace.json")
-        profiler.export_chrome_trace(file)
-        with open(file, encoding="utf-8", errors="replace") as opened:
-            return read_torch_trace(json.load(opened), track)
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profiler.export_chrome_trace(file.name)
+        return read_torch_trace(json.loads(Path(file.name).read_text(encoding="utf-8", errors="replace")), track)
 
 
 def read_torch_trace(trace: dict[str, Any], track: str) -> list[Span]:

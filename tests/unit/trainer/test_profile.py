@@ -39,13 +39,16 @@ class PolicyWorker(Worker): ...
 class CriticWorker(Worker): ...
 
 
+class RolloutWorker(Worker): ...
+
+
 def profiler(steps: list[int], folder: Path) -> tuple[StepProfiler, Any, Terminal]:
     terminal = Terminal(record=True, width=300, quiet=True)
     policy: LocalRanks[Any] = LocalRanks(PolicyWorker())
     workers: Any = SimpleNamespace(
         policy=PolicyGroup(policy),
         critic=CriticGroup(LocalRanks(CriticWorker())),
-        engines=EngineGroup(LocalRanks(Worker()), 1),  # type: ignore[arg-type]
+        engines=EngineGroup(LocalRanks(RolloutWorker()), 1),  # type: ignore[arg-type]
     )
     return StepProfiler(steps, workers, folder, Console(terminal)), policy, terminal
 
@@ -74,7 +77,7 @@ def test_configured_iterations_are_profiled(tmp_path: Path) -> None:
         events = json.load(file)["traceEvents"]
     tracks = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert list(tracks.values()) == ["controller", "policy 0", "rollout 0"]
-    spans = {(tracks[one["pid"]], one["name"]): one for one in events if one["ph"] == "X"}
+    spans = {(tracks[one["pid"]], one["name"]): one for one in events if one["ph"] in "Xb"}
     assert {("controller", "generate"), ("controller", "update"), ("rollout 0", "generate")} <= spans.keys()
     update, product = spans["controller", "update"], spans["policy 0", "aten::mm"]
     assert update["ts"] - 1e5 <= product["ts"] <= update["ts"] + update["dur"] + 1e5
