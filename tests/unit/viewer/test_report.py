@@ -86,7 +86,6 @@ def test_run(tmp_path: Path) -> None:
         assert fact in text
     assert "question 4" in text and "answer 0" in text and "answer 1" in text
     assert re.search(r"torch \d", text) and re.search(r"commit \w", text)
-    assert "configuration" in text
     assert {"img", "table", "pre", "h1", "h2", "h3"} <= names and "script" not in names
     assert attributes["img src"].startswith("data:image/svg+xml;base64,")
     assert "groups/mixed by iteration: first" in attributes["img alt"]
@@ -312,6 +311,5 @@ def test_inputs_are_compared_by_their_content(tmp_path: Path) -> None:
         inputs = {"data.train_files": [(str(data), digest_file(data))], "model.path": [("org/model", "0abc")]}
         write_run_plan(folder, RunPlan({}, inputs=inputs))
     texts = report(first), report(second), report(first, second)
-    assert "changed after the start" in texts[0] and "changed after the start" not in texts[1]
-    assert digest_file(data) in texts[1] and "0abc" in texts[1]
+    assert digest_file(data) not in texts[0] and digest_file(data) in texts[1] and "0abc" in texts[1]
     assert "data.train_files (content)" in texts[2] and "model.path (content)" not in texts[2]
