@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alphaapollo.config.errors import report_error
-from alphaapollo.observability.disk import replace_file
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.utils.disk import replace_file
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,10 +19,10 @@ from alphaapollo.launch.input_checks import explain_missing_cluster, find_local_
 from alphaapollo.launch.resume import StartPoint, resume_hint
 from alphaapollo.launch.run_plan import RunPlan
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.disk import close_all
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker
+from alphaapollo.utils.disk import close_all
 
 
 @dataclass

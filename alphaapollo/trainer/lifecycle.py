@@ -25,12 +25,11 @@ from alphaapollo.launch.plan_table import print_plan_table
 from alphaapollo.launch.resume import StartPoint, find_start_point
 from alphaapollo.launch.session import TrainingSession, open_session
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.disk import close_all
-from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import check_trackers
 from alphaapollo.rollout.suites import check_suites
+from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.trainer.loop import list_val_suites, train, validate_and_log
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.profile import StepProfiler
@@ -43,6 +42,7 @@ from alphaapollo.trainer.setup.plan_table import make_run_plan
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.trainer.step.curriculum import CurriculumSampler
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
+from alphaapollo.utils.disk import close_all
 from alphaapollo.utils.watchdog import new_run_id
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, PROBE_TOLERANCE_FLOAT32
 

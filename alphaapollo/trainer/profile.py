@@ -16,11 +16,11 @@ from pathlib import Path
 
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.disk import explain_write_errors, replace_file
-from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.observability.spans import ROLLOUT, SPANS, Span
 from alphaapollo.observability.timing import Timer
+from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.json_values import to_json_value
 
 
 class StepProfiler:

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from alphaapollo.observability.rollout_log import format_trajectory_lines
-from alphaapollo.observability.training_log import TrainedRow, write_trained_rows
+from alphaapollo.runs.rollout_log import format_trajectory_lines
+from alphaapollo.runs.training_log import TrainedRow, write_trained_rows
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.data.batch import Rows
-from alphaapollo.observability.rollout_log import format_trajectory_lines
+from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.types import Completion, EpisodeEnd, Prompt, Row, Score, StopReason, Trajectory, TrajectoryGroup, Turn
 
 LOGPROBS = [-0.1, float(np.float32(-0.1)), -1e-30]

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score, Turn
+from alphaapollo.utils.json_values import to_json_value
 
 IMPORTING = b"importing\n"
 NOT_JUDGED: Mapping[str, Score] = MappingProxyType({})

@@ -17,14 +17,14 @@ import numpy as np
 from alphaapollo.config.load import save_config
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.failures import FAILURES
-from alphaapollo.observability.disk import explain_write_errors
 from alphaapollo.observability.timing import Timer
-from alphaapollo.observability.training_log import TrainedRow
+from alphaapollo.runs.training_log import TrainedRow
 from alphaapollo.trainer.replay.recording import FOLDER, LearningOutcome, RecordingInfo, write_inputs, write_outcome
 from alphaapollo.trainer.run_state import LearnerState, TrainingRun
 from alphaapollo.trainer.step.learn import UpdateResult, learn
 from alphaapollo.trainer.step.training_batch import is_trainable
 from alphaapollo.types import TrajectoryGroup
+from alphaapollo.utils.disk import explain_write_errors
 
 COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns")  # in the order in which they are computed
 LIBRARIES = ("torch", "transformers", "numpy")
