@@ -31,8 +31,8 @@ from alphaapollo.launch.run_plan import PlannedMemory, RunPlan
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.lora import check_target_modules
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.trackers import check_trackers
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
     SftConfig: SftTask,
@@ -104,7 +104,7 @@ def make_example_stream(
     return WeightedFileStream(file_sizes, data.source_weights, data.seed, data.shuffle, start)
 
 
-@SPANS("read examples")
+@HEARTBEAT.record_call("read examples")
 def _read_examples(
     task: FinetuningTask, config: TuningConfig, renderer: Renderer, digests: Digests
 ) -> tuple[LoadedExamples[Any], dict[str, list[Any]], list[str]]:

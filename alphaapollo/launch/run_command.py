@@ -26,8 +26,8 @@ from alphaapollo.launch.failures import FAILURES, RestartRefused
 from alphaapollo.launch.input_checks import detect_node_resources
 from alphaapollo.launch.resume import find_start_point, resume_hint
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
+from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.watchdog import RUN, kill_run_processes
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def run_in_locked_folder(
     is_prepared = False
     try:
         with console, nullcontext() if trainer.dry_run else lock_folder(trainer.folder):
-            with SPANS("prepare"):
+            with HEARTBEAT.record_call("prepare"):
                 prepared = prepare()
             if trainer.dry_run:
                 console.show_line("dry run: the configuration is valid, nothing was started.")
@@ -132,7 +132,7 @@ def run_with_restarts(
         last_death, restarts = (iteration, death.role), restarts + 1
         console.warn(f"{cause}; restart {restarts} of at most {trainer.max_restarts} (trainer.max_restarts)")
         try:
-            with SPANS("restart"):
+            with HEARTBEAT.record_call("restart"):
                 prepared_run = prepare_restart_from_newest_checkpoint(prepared_run, console)
         except ValueError as error:
             raise RestartRefused(f"{cause}; the run cannot be restarted: {error}") from death

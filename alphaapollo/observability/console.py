@@ -194,7 +194,7 @@ def shorten_sample(group: TrajectoryGroup, sample: Trajectory) -> tuple[str, str
 
 
 def find_activity() -> str:
-    """Return the oldest operation in progress (SPANS) and a detail, e.g. `update: policy 0, policy 1`; empty if none is
+    """Return the oldest operation in progress (HEARTBEAT) and a detail, e.g. `update: policy 0, policy 1`; empty if none is
     known. The detail is the package that is being imported, else the called workers, else the next operation."""
     calls = HEARTBEAT.list_active_calls()
     names = [call.name.replace("_", " ") for call in sorted(calls, key=lambda call: call.worker != "")]

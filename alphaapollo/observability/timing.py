@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from alphaapollo.observability.spans import SPANS
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
 class Timer:
@@ -30,7 +30,7 @@ class Timer:
         """Context manager: add the block's time to the phase, even if the block raises."""
         begin = self._clock()
         try:
-            with SPANS(phase):
+            with HEARTBEAT.record_call(phase):
                 yield
         finally:
             self.seconds[phase] += self._clock() - begin

@@ -25,7 +25,6 @@ from alphaapollo.launch.plan_table import print_plan_table
 from alphaapollo.launch.resume import StartPoint, find_start_point
 from alphaapollo.launch.session import TrainingSession, open_session
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import check_trackers
 from alphaapollo.rollout.suites import check_suites
@@ -43,6 +42,7 @@ from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.trainer.step.curriculum import CurriculumSampler
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.utils.disk import close_all
+from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.watchdog import new_run_id
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, PROBE_TOLERANCE_FLOAT32
 
@@ -121,7 +121,7 @@ async def run(prepared: PreparedRun, progress: Progress, console: Console) -> No
             finally:
                 close_all(ready.rollout_log.close)
     finally:
-        SPANS.take_spans()  # drop the spans of a profiled iteration that did not end
+        HEARTBEAT.take_spans()  # drop the spans of a profiled iteration that did not end
 
 
 def make_training_run(prepared: PreparedRun, session: TrainingSession, progress: Progress) -> TrainingRun:
@@ -180,13 +180,13 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
     run.shares_prompts = run.plan.shares_prompts and await can_share_prompt_computation(run)
     await run.workers.engines.sleep()
     if checkpoint:
-        with SPANS("load"):
+        with HEARTBEAT.record_call("load"):
             if run.workers.critic:
                 await run.workers.critic.load(str(checkpoint / "critic"))
                 await run.workers.critic.offload()
             await run.workers.policy.load(str(checkpoint / "policy"))
         run.console.notify(f"resumed from {checkpoint}")
-    with SPANS("publish"):
+    with HEARTBEAT.record_call("publish"):
         metrics = await run.weights.publish(run.progress.step)
     if checkpoint is None:
         if run.config.trainer.val_before_train:

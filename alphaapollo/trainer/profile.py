@@ -16,9 +16,10 @@ from pathlib import Path
 
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.spans import ROLLOUT, SPANS, Span
+from alphaapollo.observability.spans import ROLLOUT
 from alphaapollo.observability.timing import Timer
 from alphaapollo.utils.disk import explain_write_errors, replace_file
+from alphaapollo.utils.heartbeat import HEARTBEAT, Span
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.json_values import to_json_value
 
@@ -42,14 +43,14 @@ class StepProfiler:
         roles = [role for role in (workers.policy, workers.critic, workers.engines) if role]
         with timer("profile"):
             if ended is not None:
-                spans = SPANS.take_spans()
+                spans = HEARTBEAT.take_spans()
                 for worker_spans in await asyncio.gather(*(role.stop_profile() for role in roles)):
                     spans += worker_spans
                 path = self._folder / "profiles" / f"step_{ended:06d}.json.gz"
                 await asyncio.to_thread(write_trace, path, spans)
                 self._console.notify(f"profile of iteration {ended} written to {path} (open it at ui.perfetto.dev)")
             if self._active is not None:
-                SPANS.start()
+                HEARTBEAT.start_recording()
                 await asyncio.gather(*(role.start_profile() for role in roles))
 
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.base import get_question, make_failed_score, make_wrong_format_score
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.grader_processes.process import (
@@ -33,6 +32,7 @@ from alphaapollo.rewards.judges.client import CompleteMessage, JudgeClient, Judg
 from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.rewards.registry import assign_judges
 from alphaapollo.types import JudgeUsage, Prompt, Score, Turn
+from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.time_limit import exclude_from_time_limit
 
 MAX_ATTEMPTS = 2  # attempts per completion
@@ -143,7 +143,10 @@ class RewardClient:
         except (TypeError, ValueError) as error:
             return make_failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")
         for _ in range(MAX_ATTEMPTS):
-            with exclude_from_time_limit(), SPANS("grade", timeout=max(self._reward.timeout, START_TIMEOUT)):
+            with (
+                exclude_from_time_limit(),
+                HEARTBEAT.record_call("grade", timeout=max(self._reward.timeout, START_TIMEOUT)),
+            ):
                 task = asyncio.create_task(self._grade_completion_once(request))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)

@@ -6,26 +6,27 @@ import json
 import time
 from pathlib import Path
 
-from alphaapollo.observability.spans import Span, SpanRecorder, read_torch_trace, start_profile, take_profile
+from alphaapollo.observability.spans import read_torch_trace, start_profile, take_profile
 from alphaapollo.trainer.profile import build_chrome_trace, write_trace
+from alphaapollo.utils.heartbeat import Heartbeat, Span
 
 
 def test_spans_are_recorded_only_on_request() -> None:
-    spans = SpanRecorder()
-    with spans.use_track("policy 0"), spans("update"):
+    spans = Heartbeat()
+    with spans.use_track("policy 0"), spans.record_call("update"):
         pass
     assert spans._recorded is None and spans.take_spans() == []
 
 
 def test_span_has_track_lane_and_wall_clock_time() -> None:
-    spans = SpanRecorder()
-    spans.start()
+    spans = Heartbeat()
+    spans.start_recording()
     before = time.time()
 
     async def episode(name: str) -> None:
-        with spans.use_track(lane=name), spans("episode", number=name):
+        with spans.use_track(lane=name), spans.record_call("episode", number=name):
             await asyncio.sleep(0.01)
-            with spans("generate"):
+            with spans.record_call("generate"):
                 await asyncio.sleep(0.01)
 
     async def play() -> None:
@@ -33,7 +34,7 @@ def test_span_has_track_lane_and_wall_clock_time() -> None:
             await asyncio.gather(episode("a"), episode("b"))
 
     asyncio.run(play())
-    spans.start()  # by another worker of this process: what was noted stays
+    spans.start_recording()  # by another worker of this process: what was noted stays
     noted = spans.take_spans()
     assert [(one.track, one.lane, one.name) for one in sorted(noted, key=lambda one: (one.lane, one.name))] == [
         ("rollout 1", lane, name) for lane in ("a", "b") for name in ("episode", "generate")

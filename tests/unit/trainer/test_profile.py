@@ -17,11 +17,11 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import check_steps_within_run
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
 class Worker:
@@ -60,8 +60,8 @@ def test_configured_iterations_are_profiled(tmp_path: Path) -> None:
         for step in (1, 2, 3, 4):
             timer = Timer()
             await own.start_step(step, timer)
-            assert (SPANS._recorded is not None) == (step in (2, 4))
-            with timer("generate"), SPANS.use_track("rollout 0", "episode"), SPANS("generate"):
+            assert (HEARTBEAT._recorded is not None) == (step in (2, 4))
+            with timer("generate"), HEARTBEAT.use_track("rollout 0", "episode"), HEARTBEAT.record_call("generate"):
                 pass
             with timer("update"):
                 await policy.call(lambda worker: worker.work())
