@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from alphaapollo.observability.samples import shorten_text
+from alphaapollo.observability.terminal import shorten_text
 
 SHOWN_GAPS = 3
 SHOWN_CHARS = 70

@@ -20,7 +20,7 @@ from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied, await_if_awaitable
 from alphaapollo.data.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
-from alphaapollo.observability.spans import start_profile, take_profile
+from alphaapollo.observability.timing import start_profile, take_profile
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.utils.heartbeat import Span
 from alphaapollo.utils.watchdog import remove_paths

@@ -30,7 +30,7 @@ from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.runs.images import replace_pictures, save_picture
 from alphaapollo.types import JsonObject, Outcome, Prompt, Score
 from alphaapollo.utils.disk import explain_write_errors, replace_file
-from alphaapollo.utils.json_values import finite_or_none
+from alphaapollo.utils.json_types import finite_or_none
 
 RESPONSES = ("responses", "response")  # columns tried if data.response_key is empty
 IN_FLIGHT = 64  # maximum number of responses queued per grader process, besides those that judges may have

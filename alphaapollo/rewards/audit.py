@@ -37,7 +37,7 @@ from alphaapollo.rewards.answer_extraction import find_marked_answer
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
 from alphaapollo.types import JsonObject, Prompt, Score
-from alphaapollo.utils.json_values import finite_or_none
+from alphaapollo.utils.json_types import finite_or_none
 
 MAX_SHOWN = 160  # printed characters of an answer
 NUM_BINS = 5  # of the calibration table

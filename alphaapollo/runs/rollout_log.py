@@ -38,7 +38,7 @@ from alphaapollo.runs.images import name_picture, replace_pictures, save_picture
 from alphaapollo.runs.training_log import TrainedRow, write_trained_rows
 from alphaapollo.types import JsonObject, Picture, Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.disk import explain_write_errors, replace_file
-from alphaapollo.utils.json_values import finite_or_none, to_json_value
+from alphaapollo.utils.json_types import finite_or_none, to_json_value
 from alphaapollo.utils.redaction import find_secret_variables, redact_values
 
 QUEUED_STEPS = 8  # largest number of pending writes; the loop waits if there are more

@@ -16,12 +16,10 @@ from pathlib import Path
 
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.spans import ROLLOUT
-from alphaapollo.observability.timing import Timer
+from alphaapollo.observability.timing import ROLLOUT, Timer
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.heartbeat import HEARTBEAT, Span
-from alphaapollo.utils.json_types import JsonObject
-from alphaapollo.utils.json_values import to_json_value
+from alphaapollo.utils.json_types import JsonObject, to_json_value
 
 
 class StepProfiler:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score, Turn
-from alphaapollo.utils.json_values import to_json_value
+from alphaapollo.utils.json_types import to_json_value
 
 IMPORTING = b"importing\n"
 NOT_JUDGED: Mapping[str, Score] = MappingProxyType({})

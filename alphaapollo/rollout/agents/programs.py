@@ -17,8 +17,7 @@ from pathlib import Path
 from alphaapollo.config.schema import Agent
 from alphaapollo.rewards.grader_processes.protocol import make_subprocess_environ
 from alphaapollo.rollout.agents.program_host import ERRORS, RESULT, REWARD, TASK
-from alphaapollo.utils.json_types import JsonObject
-from alphaapollo.utils.json_values import to_json_value
+from alphaapollo.utils.json_types import JsonObject, to_json_value
 
 logger = logging.getLogger(__name__)
 

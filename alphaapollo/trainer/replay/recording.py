@@ -25,7 +25,7 @@ import numpy as np
 from alphaapollo.launch.checkpoint_folder import MANIFEST, find_damage, write_manifest
 from alphaapollo.launch.format import upgrade_folder
 from alphaapollo.types import ImageInput, JsonObject, Trajectory, TrajectoryGroup
-from alphaapollo.utils.json_values import to_json_value
+from alphaapollo.utils.json_types import to_json_value
 
 FOLDER = "recorded"  # name of the subfolder of a run
 INFO, GROUPS, IMAGES, OUTCOME = "recording.json", "groups.msgpack", "images.msgpack", "outcome"

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from alphaapollo.evaluation.metrics import Estimate
 from alphaapollo.observability.curve import Band, plot_curves_as_figure
 from alphaapollo.observability.run_view import format_duration
-from alphaapollo.observability.samples import shorten_text
+from alphaapollo.observability.terminal import shorten_text
 from alphaapollo.viewer.curves import PALETTE, Curve, thin_out
 from alphaapollo.viewer.pages.query import format_time
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evaluation.metrics import convert_to_sample_result, merge_repeated_prompts
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results
-from alphaapollo.observability.samples import get_last_message
+from alphaapollo.observability.terminal import get_last_message
 from alphaapollo.runs.images import name_picture, save_picture
 from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.types import Prompt, TrajectoryGroup

@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from alphaapollo.observability.spans import read_torch_trace, start_profile, take_profile
+from alphaapollo.observability.timing import read_torch_trace, start_profile, take_profile
 from alphaapollo.trainer.profile import build_chrome_trace, write_trace
 from alphaapollo.utils.heartbeat import Heartbeat, Span
 
