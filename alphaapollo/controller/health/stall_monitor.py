@@ -24,6 +24,7 @@ from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema.base import Device
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.health.stall_detector import (
+    STOPPED,
     RunSnapshot,
     StallFinding,
     WorkerSnapshot,
@@ -31,7 +32,7 @@ from alphaapollo.controller.health.stall_detector import (
     has_progress,
 )
 from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR, Ranks, RunStalled
-from alphaapollo.utils.heartbeat import HEARTBEAT, dump_stacks
+from alphaapollo.utils.heartbeat import HEARTBEAT, dump_stacks, read_process
 
 CHECKS = 10  # number of checks before a notice
 SHORTEST_TICK = 0.5  # minimum seconds between checks, because the kernel counts CPU time in hundredths of a second
@@ -48,7 +49,8 @@ class StallMonitor:
         ranks: the workers of all roles.
         notify: prints one line; called from the monitor's thread.
         make_resume_hint: returns how the run can be resumed, for the error message.
-        required_pids: name -> pid of the processes, besides the workers, that the run depends on.
+        required_pids: name -> pid of the processes, besides the workers, that the run depends on. A stopped process is
+            reported even if the run makes progress.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class StallMonitor:
         self._reported: set[bool] = set()  # StallFinding.is_hung of the findings reported in this stall
         self._has_failed = False
         self._required = {pid: name for name, pid in required_pids.items()}
+        self._stopped: set[int] = set()  # pids of required processes that are stopped
 
     async def __aenter__(self) -> StallMonitor:
         if self._required:
@@ -109,6 +112,10 @@ class StallMonitor:
     def check_progress(self, elapsed_seconds: float) -> None:
         """Check whether the run has made progress in the given seconds since the last check. If not, report the stall
         or end the run."""
+        stopped = {pid for pid in self._required if (process := read_process(pid)) and process.is_suspended}
+        for pid in stopped - self._stopped:
+            self._notify(f"{self._required[pid]} (pid {pid}) is {STOPPED}")
+        self._stopped = stopped
         if HEARTBEAT.ticks != self._ticks:
             self._ticks = HEARTBEAT.ticks
             self._reset_after_progress()

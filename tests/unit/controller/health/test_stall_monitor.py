@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,7 @@ from alphaapollo.controller.health import stall_monitor
 from alphaapollo.controller.health.stall_detector import RunSnapshot
 from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.ranks import LocalRanks, RunStalled, get_enclosing_method_name
-from alphaapollo.utils.heartbeat import HEARTBEAT, ActiveCall
+from alphaapollo.utils.heartbeat import HEARTBEAT, ActiveCall, read_process
 from tests.unit.controller.health.test_stall_detector import UPDATE, answers, process, silent, snapshot
 
 pytestmark = pytest.mark.timeout(60)
@@ -225,3 +227,30 @@ class Group:
 def test_a_call_has_the_name_of_its_method() -> None:
     assert asyncio.run(Group().update(LocalRanks("worker"))) == [["update"]]
     assert get_enclosing_method_name(partial(print, "x")) == "call"
+
+
+def test_a_stopped_required_process_is_reported_during_progress(tmp_path: Path) -> None:
+    lines: list[str] = []
+    raylet = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    required = {"Ray's raylet": raylet.pid}
+    monitor = Replay(snapshot, trainer(tmp_path, 60.0, 600.0), "cpu", lines.append, str, required)
+
+    def wait(state: bool) -> None:
+        while not (seen := read_process(raylet.pid)) or seen.is_suspended is not state:
+            time.sleep(0.01)
+        for _ in range(20):
+            HEARTBEAT.tick()
+            monitor.check_progress(6.0)
+
+    try:
+        wait(False)
+        assert lines == []
+        for times in (1, 2):
+            raylet.send_signal(signal.SIGSTOP)
+            wait(True)
+            assert len(lines) == times and f"Ray's raylet (pid {raylet.pid}) is stopped" in lines[-1]
+            raylet.send_signal(signal.SIGCONT)
+            wait(False)
+    finally:
+        raylet.kill()
+        raylet.wait()
