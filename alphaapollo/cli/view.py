@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,12 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(root: Path, host: str, port: int) -> int:
     """Serve the viewer of a folder. Returns the exit code."""
     from alphaapollo.viewer.app import make_app, make_server
-    from alphaapollo.viewer.index import RunIndex, find_index_path
+    from alphaapollo.viewer.index import RunIndex
 
-    try:
-        index = RunIndex(root, find_index_path(root))
-    except ValueError as error:
-        return report_error(error, 2)
+    index = RunIndex(root, Path(tempfile.mkdtemp(), "index.sqlite"))  # removed at the end of the command
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
