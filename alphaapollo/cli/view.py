@@ -39,7 +39,6 @@ def serve(root: Path, host: str, port: int) -> int:
     from alphaapollo.viewer.app import make_app, make_server
     from alphaapollo.viewer.index import RunIndex
 
-    index = RunIndex(root, Path(tempfile.mkdtemp(), "index.sqlite"))  # removed at the end of the command
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -47,8 +46,8 @@ def serve(root: Path, host: str, port: int) -> int:
     except OSError as error:
         return report_error(ValueError(f"cannot listen on {host}:{port} ({error.strerror}). Choose another --port."), 2)
     hosts = [host, "localhost", LOOPBACK] if host in (LOOPBACK, "localhost", "::1") else ["*"]
-    app = make_app(index, hosts)
     Terminal(highlight=False).write(f"viewer of {root}: http://{host}:{listener.getsockname()[1]}   (Ctrl-C ends it)")
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again after the server has ended
-        make_server(app).run(sockets=[listener])
+    with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory() as folder:
+        index = RunIndex(root, Path(folder, "index.sqlite"))
+        make_server(make_app(index, hosts)).run(sockets=[listener])  # uvicorn raises Ctrl-C again after its end
     return 0

@@ -29,19 +29,19 @@ from alphaapollo.viewer.run_folders import find_runs
 POLL_SECONDS = 1.0
 CHUNK_LINES = 2000
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS runs (id INTEGER PRIMARY KEY, path TEXT UNIQUE);
-CREATE TABLE IF NOT EXISTS changes (run INTEGER PRIMARY KEY, number INT);
-CREATE TABLE IF NOT EXISTS files (run INT, name TEXT, inode INT, offset INT, damaged INT, mtime INT, ctime INT,
+CREATE TABLE runs (id INTEGER PRIMARY KEY, path TEXT UNIQUE);
+CREATE TABLE changes (run INTEGER PRIMARY KEY, number INT);
+CREATE TABLE files (run INT, name TEXT, inode INT, offset INT, damaged INT, mtime INT, ctime INT,
     error TEXT, PRIMARY KEY (run, name)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS metrics (run INT, name TEXT, step INT, value REAL, PRIMARY KEY (run, name, step)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS warnings (run INT, step INT, text TEXT);
-CREATE TABLE IF NOT EXISTS trajectories (run INT, kind TEXT, step INT, line INT, offset INT, bytes INT, prompt_id INT, sample INT,
+CREATE TABLE metrics (run INT, name TEXT, step INT, value REAL, PRIMARY KEY (run, name, step)) WITHOUT ROWID;
+CREATE TABLE warnings (run INT, step INT, text TEXT);
+CREATE TABLE trajectories (run INT, kind TEXT, step INT, line INT, offset INT, bytes INT, prompt_id INT, sample INT,
     data_source TEXT, reward REAL, accuracy REAL, tokens INT, turns INT, outcome TEXT, end TEXT, stop_reason TEXT,
     PRIMARY KEY (run, kind, step, line)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS prompts ON trajectories (run, prompt_id);
-CREATE TABLE IF NOT EXISTS pool (run INT, kind TEXT, candidate TEXT, offset INT, bytes INT, problem INT, is_right INT, failed INT,
+CREATE INDEX prompts ON trajectories (run, prompt_id);
+CREATE TABLE pool (run INT, kind TEXT, candidate TEXT, offset INT, bytes INT, problem INT, is_right INT, failed INT,
     votes_for INT, votes_against INT, PRIMARY KEY (run, kind, candidate, offset)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS problems ON pool (run, problem);
+CREATE INDEX problems ON pool (run, problem);
 """
 INSERT_TRAJECTORY = f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 16)})"
 INSERT_POOL_RECORD = f"INSERT OR REPLACE INTO pool VALUES ({', '.join('?' * 10)})"
@@ -101,7 +101,8 @@ class RunIndex:
         self._thread = threading.Thread(target=self._update_until_stopped, name="index", daemon=True)
         with closing(self.connect()) as database:
             database.execute("PRAGMA journal_mode = WAL")
-            database.executescript(SCHEMA)
+            if not database.execute("SELECT 1 FROM sqlite_master").fetchone():  # a benchmark opens it again
+                database.executescript(SCHEMA)
 
     def start(self) -> None:
         """Start the thread that updates the index."""
