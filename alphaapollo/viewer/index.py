@@ -2,8 +2,8 @@
 
 files that a run appends to -> read from the cursor to the last complete line -> rows of the index
 
-The index is a temporary file: reading 100,000 trajectories takes a second. A file that was replaced, e.g. by a resumed run, is read again. Damaged lines
-are counted and skipped; a file that cannot be read is skipped until it changes.
+The index is a temporary file: reading 100,000 trajectories takes a second. A file that was replaced, e.g. by a resumed
+run, is read again. Damaged lines are counted and skipped; a file that cannot be read is skipped until it changes.
 """
 
 from __future__ import annotations
