@@ -10,7 +10,8 @@ from typing import Any
 
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.engines.spec import EngineSpec, make_engine
+from alphaapollo.engines.factory import make_engine
+from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rollout.agents.rows import list_new_messages
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner

@@ -25,8 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from alphaapollo.config.schema import Env, Rollout  # noqa: E402
+from alphaapollo.engines.factory import make_engine  # noqa: E402
 from alphaapollo.engines.protocol import Engine  # noqa: E402
-from alphaapollo.engines.spec import EngineSpec, make_engine  # noqa: E402
+from alphaapollo.engines.spec import EngineSpec  # noqa: E402
 from alphaapollo.rollout.agents.endpoint import open_endpoint  # noqa: E402
 from alphaapollo.rollout.agents.session import Session, SessionLimits  # noqa: E402
 from alphaapollo.types import Sampling  # noqa: E402

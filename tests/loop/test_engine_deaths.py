@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import Rollout
+from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.protocol import EngineDied, EngineError
-from alphaapollo.engines.spec import EngineSpec, make_engine
+from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.process import EngineProcess
 from alphaapollo.types import Sampling
 from tests.loop.engine_kit import PROBE, make_model, start_engine
