@@ -122,7 +122,7 @@ async def launch_ray_workers(
     specs: WorkerSpecs, start_timeout: float, required_paths: Mapping[str, str] | None = None
 ) -> RayWorkerGroups:
     """Reserve resources for all workers in Ray and start them concurrently. Arguments and errors are those of
-    worker_groups.launch_workers, but required_paths may be None if Ray runs only on this machine."""
+    launcher.launch_workers, but required_paths may be None if Ray runs only on this machine."""
     reserved = await reserve_placement_groups(specs.placement, start_timeout)
     if required_paths is not None:
         await check_nodes_match_driver(reserved, required_paths)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, FinetuningGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ranks import LocalRanks, Ranks, ThreadRanks
 from alphaapollo.utils.network import restrict_network_to_loopback
-from alphaapollo.utils.temp_folder import register_cleanup
-from alphaapollo.utils.watchdog import remove_paths, start_reaper
+from alphaapollo.utils.watchdog import remove_paths
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.worker import RolloutWorker
@@ -133,32 +131,3 @@ async def start_rollout_worker(build: Callable[[], RolloutWorker], without_gpu: 
     worker = build()
     await (worker.prepare_start_without_gpu() if without_gpu else worker.start())
     return worker
-
-
-async def launch_workers(
-    specs: WorkerSpecs, controller: Literal["local", "ray"], start_timeout: float, required_paths: Mapping[str, str]
-) -> WorkerGroups:
-    """Start all workers, and a reaper process that ends them if this process is killed.
-
-    Args:
-        start_timeout: seconds until all workers must have started (trainer.start_timeout); Ray only.
-        required_paths: configuration key -> path that must exist on every node of a joined cluster.
-
-    Raises ValueError if the cluster is too small for the workers, or if its nodes have different versions or files.
-    Raises TimeoutError if a worker did not start in time.
-    """
-    if specs.run_id:
-        start_reaper(specs.run_id, specs.cleanup_folders)
-    register_cleanup(specs.cleanup_folders)
-    if controller == "local":
-        groups = LocalWorkerGroups(specs)
-        if specs.engine_builder:
-            await groups.start_engine()
-        return groups
-    from alphaapollo.controller.ray_cluster import start_local_cluster
-    from alphaapollo.controller.ray_launcher import launch_ray_workers
-
-    joined = bool(os.environ.get("RAY_ADDRESS"))  # input_checks.detect_node_resources has joined this cluster
-    if not joined:
-        start_local_cluster()
-    return await launch_ray_workers(specs, start_timeout, required_paths if joined else None)

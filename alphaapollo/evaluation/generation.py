@@ -16,8 +16,9 @@ from alphaapollo.config.resolve import get_resolved, resolve_controller, resolve
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.health.stall_monitor import StallMonitor
+from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, launch_workers
+from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.vllm.settings import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result

@@ -12,8 +12,9 @@ from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.handles import FinetuningGroup, PolicyGroup
 from alphaapollo.controller.health.process_monitor import monitor_processes
 from alphaapollo.controller.health.stall_monitor import StallMonitor
+from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.nodes import RUN_FOLDER
-from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, launch_workers
+from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter, run_and_save_on_signal
 from alphaapollo.launch.input_checks import explain_missing_cluster, find_local_paths
 from alphaapollo.launch.resume import StartPoint, resume_hint

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import GenerationConfig
-from alphaapollo.controller import worker_groups
+from alphaapollo.controller import launcher
 from alphaapollo.controller.ranks import RunStalled
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.evaluation import generation
@@ -70,7 +70,7 @@ class Command(SmallRun):
 @pytest.fixture
 def command(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.setenv(RUN, "")  # generation sets it: back to what it was afterwards
-    monkeypatch.setattr(worker_groups, "start_reaper", lambda *_: None)  # this process is not the run's own
+    monkeypatch.setattr(launcher, "start_reaper", lambda *_: None)  # this process is not the run's own
     return Command(model, tmp_path)
 
 

@@ -1,0 +1,40 @@
+"""Start the workers of a command, in this process or over Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal
+
+from alphaapollo.controller.worker_groups import LocalWorkerGroups, WorkerGroups, WorkerSpecs
+from alphaapollo.utils.temp_folder import register_cleanup
+from alphaapollo.utils.watchdog import start_reaper
+
+
+async def launch_workers(
+    specs: WorkerSpecs, controller: Literal["local", "ray"], start_timeout: float, required_paths: Mapping[str, str]
+) -> WorkerGroups:
+    """Start all workers, and a reaper process that ends them if this process is killed.
+
+    Args:
+        start_timeout: seconds until all workers must have started (trainer.start_timeout); Ray only.
+        required_paths: configuration key -> path that must exist on every node of a joined cluster.
+
+    Raises ValueError if the cluster is too small for the workers, or if its nodes have different versions or files.
+    Raises TimeoutError if a worker did not start in time.
+    """
+    if specs.run_id:
+        start_reaper(specs.run_id, specs.cleanup_folders)
+    register_cleanup(specs.cleanup_folders)
+    if controller == "local":
+        groups = LocalWorkerGroups(specs)
+        if specs.engine_builder:
+            await groups.start_engine()
+        return groups
+    from alphaapollo.controller.ray_cluster import start_local_cluster
+    from alphaapollo.controller.ray_launcher import launch_ray_workers
+
+    joined = bool(os.environ.get("RAY_ADDRESS"))  # input_checks.detect_node_resources has joined this cluster
+    if not joined:
+        start_local_cluster()
+    return await launch_ray_workers(specs, start_timeout, required_paths if joined else None)
