@@ -24,9 +24,8 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import format_value, get_value, list_keys, list_keys_of_map_type
 from alphaapollo.config.load import find_command_module, find_shipped_config_folder, load_config
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
-from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.results import Evaluation, EvolutionRun, TrainedRun
-from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.json_types import JsonObject, to_json_value
 
 if TYPE_CHECKING:
     from alphaapollo.algorithms.advantages import Estimator

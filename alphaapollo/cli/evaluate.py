@@ -12,7 +12,7 @@ from pathlib import Path
 
 from alphaapollo.cli.serve import make_engine_spec, open_server
 from alphaapollo.config.errors import report_error
-from alphaapollo.engines.vllm.server import build_server_command, build_server_environment
+from alphaapollo.engines.vllm.settings import build_server_command, build_server_environment
 from alphaapollo.launch.run_model import RunModel, load_run_model
 from alphaapollo.processes.entry_point import MainFunction, entry_point
 from alphaapollo.processes.network import find_free_port

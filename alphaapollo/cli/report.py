@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alphaapollo.config.errors import report_error
-from alphaapollo.observability.disk import replace_file
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.utils.disk import replace_file
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,13 +16,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     description = "Write a report of a run, or a comparison of several, into one file."
     parser = argparse.ArgumentParser(prog="alphaapollo report", description=description, allow_abbrev=False)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run, also of one that goes on")
-    parser.add_argument("-o", "--output", type=Path, default="report.html", help="file: .html (default), .md or .pdf")
+    parser.add_argument("-o", "--output", type=Path, default="report.html", help="HTML file to write")
     options = parser.parse_args(argv)
     output = options.output.expanduser()
     try:
+        if output.suffix != ".html":
+            raise ValueError(f"-o {output} must end in .html. Print the page in a browser to get a PDF.")
         from alphaapollo.viewer.report import make_report
 
-        content = make_report(options.runs, output.suffix)
+        content = make_report(options.runs)
     except (OSError, ValueError) as error:
         return report_error(error, 2)
     try:

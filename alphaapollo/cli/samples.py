@@ -16,8 +16,7 @@ from rich.text import Text
 from alphaapollo.config.errors import report_error
 from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
 from alphaapollo.launch.format import upgrade_folder
-from alphaapollo.observability.samples import get_last_message, shorten_text
-from alphaapollo.observability.terminal import Terminal
+from alphaapollo.observability.terminal import Terminal, get_last_message, shorten_text
 from alphaapollo.utils.json_types import JsonObject
 
 COLUMN_WIDTH = 38  # minimum number of characters per sample

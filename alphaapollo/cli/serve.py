@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with exit_on_config_error():
         check_address(options.host, options.port)
         newest, config = load_run_model(options.run, keys)
-        from alphaapollo.engines.vllm.server import (
+        from alphaapollo.engines.vllm.settings import (
             build_exclusion_flags,
             build_server_command,
             build_server_environment,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,12 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(root: Path, host: str, port: int) -> int:
     """Serve the viewer of a folder. Returns the exit code."""
     from alphaapollo.viewer.app import make_app, make_server
-    from alphaapollo.viewer.index import RunIndex, find_index_path
+    from alphaapollo.viewer.index import RunIndex
 
-    try:
-        index = RunIndex(root, find_index_path(root))
-    except ValueError as error:
-        return report_error(error, 2)
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -49,8 +46,8 @@ def serve(root: Path, host: str, port: int) -> int:
     except OSError as error:
         return report_error(ValueError(f"cannot listen on {host}:{port} ({error.strerror}). Choose another --port."), 2)
     hosts = [host, "localhost", LOOPBACK] if host in (LOOPBACK, "localhost", "::1") else ["*"]
-    app = make_app(index, hosts)
     Terminal(highlight=False).write(f"viewer of {root}: http://{host}:{listener.getsockname()[1]}   (Ctrl-C ends it)")
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again after the server has ended
-        make_server(app).run(sockets=[listener])
+    with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory() as folder:
+        index = RunIndex(root, Path(folder, "index.sqlite"))
+        make_server(make_app(index, hosts)).run(sockets=[listener])  # uvicorn raises Ctrl-C again after its end
     return 0

@@ -20,15 +20,10 @@ from alphaapollo.batching.batch import Columns, FinetuningStepResult, MiniBatch,
 from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied, await_if_awaitable
-from alphaapollo.observability.spans import (
-    Span,
-    start_recording_spans,
-    start_torch_profiler,
-    take_recorded_spans,
-    take_torch_spans,
-)
+from alphaapollo.observability.timing import start_profile, take_profile
 from alphaapollo.processes.watchdog import remove_paths
 from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
+from alphaapollo.utils.heartbeat import Span
 from alphaapollo.weight_sync.digest import format_digest
 from alphaapollo.weight_sync.verification import Probe, merge_weight_updates
 
@@ -55,6 +50,17 @@ class WorkerGroup(Generic[W]):
     def __init__(self, ranks: Ranks[W]):
         self.ranks = ranks
         self.memory_metrics: dict[str, float] = {}  # GiB, maximum over all ranks, after the last weight sync or offload
+
+    async def start_profile(self) -> None:
+        """Start recording torch operations or episodes on every rank."""
+        tracks = [f"{self.ranks.role} {rank}" for rank in range(self.ranks.size)]
+        await self.ranks.call_with_items(lambda _, track: start_profile(track), tracks)
+
+    async def stop_profile(self) -> list[Span]:
+        """Stop recording and return what all ranks have recorded."""
+        tracks = [f"{self.ranks.role} {rank}" for rank in range(self.ranks.size)]
+        spans = await self.ranks.call_with_items(lambda _, track: take_profile(track), tracks)
+        return list(chain.from_iterable(spans))
 
     def _set_memory_metrics(self, results: Sequence[tuple[Any, dict[str, float]]]) -> None:
         self.memory_metrics = {name: max(metrics[name] for _, metrics in results) for name in results[0][1]}
@@ -110,17 +116,6 @@ class TrainingWorkerGroup(ModelWorkerGroup[L]):
         every = await self.ranks.call(lambda worker: worker.compute_state_fingerprints())
         parts = {name: list(zip(*(rank[name] for rank in every), strict=True)) for name in every[0]}
         return {name: (format_digest(sum(digests)), sum(squares) ** 0.5) for name, (digests, squares) in parts.items()}
-
-    async def start_profile(self) -> None:
-        """Start recording torch operations on every rank."""
-        role = self.ranks.role
-        await self.ranks.call(lambda worker: start_torch_profiler(f"{role} {worker.placement.rank}"))
-
-    async def stop_profile(self) -> list[Span]:
-        """Stop recording and return the recorded operations of all ranks."""
-        role = self.ranks.role
-        spans = await self.ranks.call(lambda worker: take_torch_spans(f"{role} {worker.placement.rank}"))
-        return list(chain.from_iterable(spans))
 
 
 async def wait_for_save(worker: TrainingWorker) -> float:
@@ -353,14 +348,6 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         await self.ranks.call(lambda worker: worker.engine.release_cache())
         yield
         await self.ranks.call(lambda worker: worker.engine.wake_cache())
-
-    async def start_profile(self) -> None:
-        """Start recording the episodes of every rollout worker."""
-        await self.ranks.call(lambda _: start_recording_spans())
-
-    async def stop_profile(self) -> list[Span]:
-        """Stop recording and return the recorded time spans of all workers."""
-        return list(chain.from_iterable(await self.ranks.call(lambda _: take_recorded_spans())))
 
     async def close(self, cleanup_folders: Sequence[str] = ()) -> None:
         """Shut down the engines, whose cores are separate processes, and then end the workers.

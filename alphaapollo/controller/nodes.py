@@ -31,15 +31,6 @@ class ClusterNode:
         return f"{self.address} ({self.host}{f', {self.gpus} GPUs' if self.gpus else ''})"
 
 
-@dataclass(frozen=True)
-class NodeContents:
-    """Versions and files on a node, to compare nodes."""
-
-    host: str
-    versions: Mapping[str, str]  # name of Python or of a library -> version; NOTHING: not installed
-    file_counts_and_bytes: Mapping[str, tuple[int, int] | None]  # by config key; None: no such path
-
-
 def describe_missing_nodes(
     nodes: Sequence[ClusterNode], trainer: TrainerSection, rollout: Rollout | None = None
 ) -> str:
@@ -64,13 +55,12 @@ def describe_missing_nodes(
     )
 
 
-def inspect_node(paths: Mapping[str, str], base_folder: str) -> NodeContents:
-    """Return this node's library versions, and the number and size of the files at each of `paths`.
-    paths: configuration key -> path, absolute or relative to `base_folder`."""
-    files = {key: _count_files_and_bytes(Path(base_folder, path)) for key, path in paths.items()}
+def inspect_node(paths: Mapping[str, str], base_folder: str) -> dict[str, str]:
+    """Return the versions of Python and libraries on this node, and the number and size of the files at each of
+    `paths`. paths: configuration key -> path, absolute or relative to `base_folder`."""
     versions = {name: (find_version(name) or NOTHING).split("+")[0] for name in LIBRARIES}  # without build (+cpu)
     own = {"Python": platform.python_version(), "alphaapollo": compute_code_version()}
-    return NodeContents(platform.node(), own | versions, files)
+    return own | versions | {f"{key}={path}": _describe_files(Path(base_folder, path)) for key, path in paths.items()}
 
 
 @cache
@@ -82,39 +72,18 @@ def compute_code_version() -> str:
     return f"{__version__} (files {digest.hexdigest()[:8]})"
 
 
-def describe_node_differences(node: NodeContents, driver: NodeContents, paths: Mapping[str, str]) -> list[str]:
-    """Return one message with a fix for each difference between `node` and the driver's node."""
-    other = [
-        f"{name} is {node.versions.get(name, NOTHING)}, not {version}"
-        for name, version in driver.versions.items()
-        if node.versions.get(name, NOTHING) != version
-    ]
-    lines = []
-    if other:
-        lines.append(f"{', '.join(other)}. Use the same environment on all nodes: one .venv or one image.")
-    for key, here in driver.file_counts_and_bytes.items():
-        there = node.file_counts_and_bytes[key]
-        if key == RUN_FOLDER and there != here:
-            lines.append(f"{key}: {paths[key]} is a different file there. Set it to a folder that all nodes share.")
-        elif there is None:
-            lines.append(f"{key}={paths[key]} does not exist there. Copy it to the same path, or use a shared folder.")
-        elif there != here:
-            lines.append(f"{key}={paths[key]} has {_format_files(there)}, not {_format_files(here)}. Copy it again.")
-    return lines
+def describe_node_differences(node: Mapping[str, str], driver: Mapping[str, str]) -> str:
+    """Return what differs between the results of inspect_node on a node and on the driver's node, or ""."""
+    return ", ".join(f"{name} is {node[name]}, not {value}" for name, value in driver.items() if node[name] != value)
 
 
 RUN_FOLDER = "trainer.output_dir"  # key of a file that the driver has just written
 
 
-def _count_files_and_bytes(path: Path) -> tuple[int, int] | None:
-    """Return (number of files, their total bytes) at `path`, a file or a folder; None if the path does not exist."""
+def _describe_files(path: Path) -> str:
+    """Return e.g. "3 files of 5,000 bytes": the files at `path`, a file or a folder."""
     if not path.exists():
-        return None
+        return "missing"
     files = [path] if path.is_file() else list(path.iterdir())
     sizes = [file.stat().st_size for file in files if file.suffix in COMPARED and file.is_file()]
-    return len(sizes), sum(sizes)
-
-
-def _format_files(count_and_bytes: tuple[int, int] | None) -> str:
-    number, num_bytes = count_and_bytes or (0, 0)
-    return f"{number} file(s) of {num_bytes:,} bytes"
+    return f"{len(sizes)} files of {sum(sizes):,} bytes"

@@ -83,12 +83,8 @@ class Ranks(ABC, Generic[W]):
     def request_heartbeat_reports(self) -> None:
         """Ask every worker for a heartbeat report, unless its last request is still pending. Returns at once."""
 
-    def have_all_workers_reported(self) -> bool:
-        """Return whether every worker has answered `request_heartbeat_reports` or has died."""
-        return True
-
-    def take_snapshots(self) -> list[WorkerSnapshot]:
-        """Return the state of each worker, with the answer to the last `request_heartbeat_reports` if there is one."""
+    def take_snapshots(self, timeout: float) -> list[WorkerSnapshot]:
+        """Return the state of each worker, with the answer to `request_heartbeat_reports` if it comes in time."""
         return []
 
     def collect_stacks(self, rank: int, pids: Sequence[int]) -> str:

@@ -18,8 +18,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from alphaapollo.config.schema import Rollout
 from alphaapollo.controller.health.process_monitor import find_dead_process
 from alphaapollo.controller.nodes import (
+    RUN_FOLDER,
     ClusterNode,
-    NodeContents,
     TrainerSection,
     describe_missing_nodes,
     describe_node_differences,
@@ -170,7 +170,7 @@ async def check_nodes_match_driver(groups: Sequence[PlacementGroup], required_pa
     for one in ready:
         name = names[pending[one]]
         try:
-            there: NodeContents = ray.get(one)
+            there = ray.get(one)
         except ray.exceptions.RayError as error:
             reason = [line for line in str(error).splitlines() if line.strip()][-1].strip()
             errors.append(
@@ -178,8 +178,12 @@ async def check_nodes_match_driver(groups: Sequence[PlacementGroup], required_pa
                 "same path on every node."
             )
             continue
-        differences = describe_node_differences(there, here, required_paths)
-        errors += [f"node {name} ({there.host}): {line}" for line in differences]
+        if difference := describe_node_differences(there, here):
+            errors.append(f"node {name}: {difference}")
     if errors:
         ray.shutdown()
-        raise ValueError("these nodes differ from the driver's node:\n  " + "\n  ".join(errors))
+        raise ValueError(
+            "these nodes differ from the driver's node:\n  "
+            + "\n  ".join(errors)
+            + f"\nUse one environment and equal files on all nodes, and set {RUN_FOLDER} to a folder that they share."
+        )

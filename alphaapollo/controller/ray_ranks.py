@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
@@ -127,7 +128,6 @@ class RayRanks(Ranks[W]):
         self.has_several_nodes = False
         self._locations: list[ActorLocation] = []
         self._pending_reports: dict[int, ray.ObjectRef] = {}  # rank -> requested report
-        self._reports: dict[int, ProcessTreeReport] = {}
         name = f"{role.title().replace(' ', '')}Actor"  # e.g. RewardModelActor, for `ps` and Ray's dashboard
         self._actor_class = ray.remote(concurrency_groups={HEALTH: 1})(type(name, (WorkerActor,), {}))
         self._slots = list(slots)
@@ -188,35 +188,24 @@ class RayRanks(Ranks[W]):
             ray.kill(actor)
 
     def request_heartbeat_reports(self) -> None:
-        self._reports.clear()
         for rank, actor in enumerate(self.actors):
             if rank not in self._pending_reports:
                 self._pending_reports[rank] = actor.report.remote()
 
-    def have_all_workers_reported(self) -> bool:
-        if self._pending_reports:
-            ready, _ = ray.wait(list(self._pending_reports.values()), num_returns=len(self._pending_reports), timeout=0)
-            for rank in [rank for rank, reference in self._pending_reports.items() if reference in ready]:
-                try:
-                    self._reports[rank] = ray.get(self._pending_reports.pop(rank))
-                except ray.exceptions.RayError:  # the call that waits for this worker raises the error
-                    continue
-        return not self._pending_reports
-
-    def take_snapshots(self) -> list[WorkerSnapshot]:
-        here = ray.get_runtime_context().get_node_id()
-        return [
-            WorkerSnapshot(
-                f"{self.role} {rank}",
-                f"the {self.role} worker of rank {rank} ({self.process_names[rank]})",
-                self._reports.get(rank),
-                read_process(location.pid) if location.node == here else None,
-                location.node == here,
-                location.node,
-                location.pid,
-            )
-            for rank, location in enumerate(self._locations)
-        ]
+    def take_snapshots(self, timeout: float) -> list[WorkerSnapshot]:
+        here, pending = ray.get_runtime_context().get_node_id(), list(self._pending_reports.values())
+        answered, _ = ray.wait(pending, num_returns=len(pending), timeout=timeout)
+        snapshots = []
+        for rank, location in enumerate(self._locations):
+            name = f"the {self.role} worker of rank {rank} ({self.process_names[rank]})"
+            node = "" if location.node == here else location.node
+            process = None if node else read_process(location.pid)
+            report = ProcessTreeReport(None, processes=(process,) if process else ())
+            if self._pending_reports[rank] in answered:
+                with suppress(ray.exceptions.RayError):  # the call that waits for this worker raises the error
+                    report = ray.get(self._pending_reports.pop(rank))
+            snapshots.append(WorkerSnapshot(f"{self.role} {rank}", name, report, node, location.pid))
+        return snapshots
 
     def collect_stacks(self, rank: int, pids: Sequence[int]) -> str:
         try:

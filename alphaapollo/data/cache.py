@@ -22,7 +22,7 @@ from typing import TypeVar
 import msgspec
 
 from alphaapollo.data.rendering import DATE, Renderer
-from alphaapollo.observability.disk import replace_file
+from alphaapollo.utils.disk import replace_file
 
 T = TypeVar("T")
 MIN_SECONDS = 5.0  # CPU time; results that need less are not kept

@@ -20,7 +20,7 @@ from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.data.stream import choose_rows
-from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
+from alphaapollo.engines.vllm.settings import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results
@@ -33,10 +33,10 @@ from alphaapollo.launch.try_template import fix_template_date
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.load import check_causal_lm
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import GroupRequest, Prompt, Sampling
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 RESULTS = "results.jsonl"
 
@@ -123,14 +123,14 @@ async def run(plan: GenerationPlan, console: Console) -> None:
         console.notify(f"the previous run of this name was moved to {moved}")
     results = [*plan.finished.results]
     if plan.requests:
-        with SPANS("start"):
+        with HEARTBEAT.record_call("start"):
             workers = await launch_engines(config, plan.rollout, plan.device, folder)
         hint = f"stopped; run the same command to resume from {folder}"
         try:
             async with StallMonitor(workers.ranks, trainer, plan.device, console.notify, lambda: hint):
                 results += await _generate_groups(plan, workers, console)
         finally:
-            with SPANS("stop"):
+            with HEARTBEAT.record_call("stop"):
                 await workers.close()
     console.end_live_view()
     write_report(results, plan.prompts, folder, console.terminal)
@@ -175,7 +175,7 @@ async def _generate_groups(plan: GenerationPlan, workers: WorkerGroups, console:
     num_before = done
     console.show_phase("generate", done, len(plan.prompts))
     num_slots = workers.engines.ranks.size * get_resolved(plan.rollout.max_num_seqs) // plan.config.data.n_samples
-    with SPANS("generate"), open_results_writer(path, plan.finished) as write:
+    with HEARTBEAT.record_call("generate"), open_results_writer(path, plan.finished) as write:
         async for _, group in workers.engines.generate(plan.requests):
             write(group)
             new = [convert_to_sample_result(group.prompt, trajectory) for trajectory in group.trajectories]

@@ -15,7 +15,7 @@ import numpy as np
 
 from alphaapollo.evaluation.answer_parsing import extract_answer
 from alphaapollo.evaluation.estimates import compute_bootstrap_interval, majority_accuracy, pass_at_k
-from alphaapollo.observability.pictures import replace_pictures
+from alphaapollo.runs.images import replace_pictures
 from alphaapollo.types import EpisodeEnd, JsonObject, Outcome, Prompt, Score, Trajectory
 
 CORRECT_ACCURACY = 1.0  # minimum accuracy of a correct sample, for pass@k

@@ -12,9 +12,9 @@ from pathlib import Path
 from rich.table import Table
 
 from alphaapollo.evaluation.metrics import SampleResult, Summary, merge_repeated_prompts, summarize
-from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import JsonObject, Prompt
+from alphaapollo.utils.disk import explain_write_errors, replace_file
 
 FIELDS = ("data_source", "figure", "value", "low", "high", "problems")
 TOKENS = ("response_length",)  # metrics in tokens

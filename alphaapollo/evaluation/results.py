@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
-from alphaapollo.observability.disk import explain_write_errors, replace_file
-from alphaapollo.observability.pictures import replace_pictures, save_picture
-from alphaapollo.observability.rollout_log import format_trajectory_lines
+from alphaapollo.runs.images import replace_pictures, save_picture
+from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.types import Prompt, TrajectoryGroup
+from alphaapollo.utils.disk import explain_write_errors, replace_file
 
 
 @dataclass(frozen=True)

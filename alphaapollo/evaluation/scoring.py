@@ -26,11 +26,11 @@ from alphaapollo.launch.format import write_format
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.launch.resume import check_folder_belongs_to_command
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.disk import explain_write_errors, replace_file
-from alphaapollo.observability.json_values import finite_or_none
-from alphaapollo.observability.pictures import replace_pictures, save_picture
 from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.runs.images import replace_pictures, save_picture
 from alphaapollo.types import JsonObject, Outcome, Prompt, Score
+from alphaapollo.utils.disk import explain_write_errors, replace_file
+from alphaapollo.utils.json_types import finite_or_none
 
 RESPONSES = ("responses", "response")  # columns tried if data.response_key is empty
 IN_FLIGHT = 64  # maximum number of responses queued per grader process, besides those that judges may have

@@ -127,7 +127,7 @@ ModelClient = ServerClient | EngineClient
 def check_models_and_load_renderers(config: EvolvingConfig) -> dict[str, Renderer]:
     """Check the models that this run serves (`models.NAME.path`). Returns a chat renderer per model name. Raises
     ValueError if an engine would reject a model or its settings."""
-    from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
+    from alphaapollo.engines.vllm.settings import check_engine_kwargs
     from alphaapollo.launch.input_checks import check_context_length, check_tensor_parallel_size
     from alphaapollo.models.folder_check import check_vocabulary_size, check_weight_files  # imports torch
 

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from alphaapollo.observability.disk import explain_write_errors
 from alphaapollo.types import Message, Outcome, Score
+from alphaapollo.utils.disk import explain_write_errors
 from alphaapollo.utils.redaction import find_secret_variables, map_texts, redact, replace_surrogates
 
 FILE = "pool.jsonl"

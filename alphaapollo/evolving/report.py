@@ -15,9 +15,9 @@ from alphaapollo.evaluation.estimates import majority_accuracy
 from alphaapollo.evaluation.metrics import Estimate, estimate_means
 from alphaapollo.evolving.loop import rank_candidates
 from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage, clean_texts
-from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import JsonObject, Prompt
+from alphaapollo.utils.disk import explain_write_errors, replace_file
 
 FOLDER = "problems"
 ACCURACIES = ("chosen", "sampled", "majority", "oracle")

@@ -47,10 +47,10 @@ from alphaapollo.launch.resume import StartPoint, find_inference_start
 from alphaapollo.launch.run_plan import RunPlan
 from alphaapollo.launch.try_environment import try_environment, try_environment_resets
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.processes.watchdog import new_run_id, start_reaper
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import is_gradable
+from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.types import Prompt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module

@@ -23,9 +23,9 @@ from alphaapollo.evaluation.validation import validate
 from alphaapollo.launch import input_checks
 from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
+from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.types import Completion, ImageInput, Prompt, Sampling, SamplingRequest
 
 BURST = 0.02  # seconds to wait for further requests before a batch is sampled

@@ -32,8 +32,8 @@ from alphaapollo.launch.try_template import fix_template_date
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.lora import check_target_modules
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.trackers import check_trackers
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
     SftConfig: SftTask,
@@ -106,7 +106,7 @@ def make_example_stream(
     return WeightedFileStream(file_sizes, data.source_weights, data.seed, data.shuffle, start)
 
 
-@SPANS("read examples")
+@HEARTBEAT.record_call("read examples")
 def _read_examples(
     task: FinetuningTask, config: TuningConfig, renderer: Renderer, digests: Digests
 ) -> tuple[LoadedExamples[Any], dict[str, list[Any]], list[str]]:

@@ -18,7 +18,7 @@ from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.held_out import HeldOutEvaluation, read_held_out_prompts
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
 from alphaapollo.launch.memory.finetuning import MemoryRequest
-from alphaapollo.observability.example_log import LoggedExample, make_example_row
+from alphaapollo.runs.example_log import LoggedExample, make_example_row
 from alphaapollo.types import Prompt, Row
 from alphaapollo.workers.finetuning_worker import SftWorker
 

@@ -22,8 +22,8 @@ from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.launch.memory.plan import MemoryPlan
 from alphaapollo.launch.resume import StartPoint
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.example_log import LoggedExample
 from alphaapollo.observability.trackers import Tracker
+from alphaapollo.runs.example_log import LoggedExample
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from alphaapollo.controller.handles import TrainingWorkerGroup
 from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder, RunProgress
 from alphaapollo.launch.failures import REPORTED_ERRORS
-from alphaapollo.observability.disk import explain_write_errors
+from alphaapollo.utils.disk import explain_write_errors
 
 FAILED_RUN_SECONDS = 30.0  # maximum wait of a failed run for its checkpoint, because its workers may hang
 

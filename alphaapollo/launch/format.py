@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from alphaapollo._version import __version__
-from alphaapollo.observability.disk import explain_write_errors, replace_file
+from alphaapollo.utils.disk import explain_write_errors, replace_file
 
 FORMAT = 1
 """Increase it when earlier versions cannot read new folders, or new versions earlier ones (CONTRIBUTING.md)."""

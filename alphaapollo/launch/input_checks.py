@@ -39,12 +39,12 @@ from alphaapollo.launch.input_digests import digest_file
 from alphaapollo.launch.try_data import try_ground_truths
 from alphaapollo.launch.try_environment import try_reward_function
 from alphaapollo.launch.try_template import render_with_time_limit, try_chats
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
 from alphaapollo.rollout.tool_call_parser import check_tool_call_parser
 from alphaapollo.types import JsonObject, Prompt, Score
+from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module
 
 
@@ -284,7 +284,7 @@ def check_sequence_parallel_size(size: int, key: str, models: Mapping[str, Model
             check_ulysses_support(config, f"{name}={model.path}", size, key, has_custom_code)
 
 
-@SPANS("read prompts")
+@HEARTBEAT.record_call("read prompts")
 def read_prompts(
     files: str | list[str],
     files_key: str,

@@ -35,7 +35,7 @@ from alphaapollo.launch.checkpoint_folder import (
 from alphaapollo.launch.format import upgrade_folder, write_format
 from alphaapollo.launch.input_digests import Digests, RunInputs, compute_input_digests, find_content_changes
 from alphaapollo.launch.run_plan import RunPlan, read_input_digests, write_run_plan
-from alphaapollo.observability.metrics_file import read_logged_steps
+from alphaapollo.runs.metrics_file import read_logged_steps
 from alphaapollo.utils.json_types import JsonObject
 
 TrainingConfig = Config | TuningConfig

@@ -27,9 +27,9 @@ from alphaapollo.launch.failures import REPORTED_ERRORS, RestartRefused
 from alphaapollo.launch.input_checks import detect_node_resources
 from alphaapollo.launch.resume import find_start_point, resume_hint
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.processes.folder_lock import FolderInUseError, lock_folder
 from alphaapollo.processes.watchdog import RUN, kill_run_processes
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def run_in_locked_folder(
     try:
         with console, nullcontext() if trainer.dry_run else lock_folder(trainer.folder):
             forget_files()
-            with SPANS("prepare"):
+            with HEARTBEAT.record_call("prepare"):
                 prepared = prepare()
             if trainer.dry_run:
                 console.show_line("dry run: the configuration is valid, nothing was started.")
@@ -134,7 +134,7 @@ def run_with_restarts(
         last_death, restarts = (iteration, death.role), restarts + 1
         console.warn(f"{cause}; restart {restarts} of at most {trainer.max_restarts} (trainer.max_restarts)")
         try:
-            with SPANS("restart"):
+            with HEARTBEAT.record_call("restart"):
                 prepared_run = prepare_restart_from_newest_checkpoint(prepared_run, console)
         except ValueError as error:
             raise RestartRefused(f"{cause}; the run cannot be restarted: {error}") from death

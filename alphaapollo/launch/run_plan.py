@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from alphaapollo.launch.input_digests import Digests
-from alphaapollo.observability.disk import explain_write_errors, replace_file
+from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.redaction import find_secret_variables, redact_values
 
 if TYPE_CHECKING:

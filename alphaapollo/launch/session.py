@@ -20,10 +20,10 @@ from alphaapollo.launch.input_checks import explain_missing_cluster, find_local_
 from alphaapollo.launch.resume import StartPoint, resume_hint
 from alphaapollo.launch.run_plan import RunPlan
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.disk import close_all
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker
+from alphaapollo.utils.disk import close_all
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
 @dataclass
@@ -45,7 +45,7 @@ class TrainingSession:
         """Export the model if trainer.export_hf is set."""
         trainer = self.config.trainer
         if trainer.export_hf:
-            with SPANS("export"):
+            with HEARTBEAT.record_call("export"):
                 await model.export(str(trainer.folder / "model"), trainer.export_lora)
 
 
@@ -71,7 +71,7 @@ async def open_session(
         async with processes, stalls:
             yield TrainingSession(config, workers, console, tracker)
     finally:
-        with SPANS("stop"):
+        with HEARTBEAT.record_call("stop"):
             if workers:
                 await workers.close()
             close_all(tracker.close)

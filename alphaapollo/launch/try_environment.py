@@ -156,13 +156,13 @@ def _try_in_subprocess(env: Env, prompt: Prompt, model: Model, data: Data | Gene
 
 
 async def _run_trial(env: Env, prompt: Prompt, model: Model, data: Data | GenerationData) -> list[str]:
-    from alphaapollo.engines.vllm.canned import ANSWER, CannedEngine
+    from alphaapollo.engines.vllm.recorded_engine import ANSWER, RecordedEngine
 
     agent = env.agent
     name = f"env.agent.path={agent.path}" if agent.path else f"env.agent.command={agent.command}"
     limits = SessionLimits(data.max_length, agent.max_requests, env.max_tokens_per_turn)
     session = AgentSession(Sampling(data.max_response_length), lambda number: number, limits)
-    async with open_agent_runner(CannedEngine(model, data.max_length), env, data) as runner:
+    async with open_agent_runner(RecordedEngine(model, data.max_length), env, data) as runner:
         try:
             result = await runner.run_program(prompt, 0, session, TimeLimit(agent.timeout))
         except TimeoutError as error:

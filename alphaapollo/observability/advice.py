@@ -136,34 +136,27 @@ def _check_policy_change(recent: Sequence[Metrics]) -> dict[str, str]:
 
 def _check_reward(recent: Sequence[Metrics]) -> dict[str, str]:
     """Check that the mean reward has not dropped far below its best value, beyond noise."""
-    rewards = [metrics["critic/score/mean"] for metrics in recent]
     spread = max(metrics.get("critic/score/std", 0.0) for metrics in recent)
-    last, earlier = rewards[-WINDOW:], rewards[:-WINDOW]
-    windows = [earlier[start : start + WINDOW] for start in range(len(earlier) - WINDOW + 1)]
-    if not windows:
+    if not (drop := _find_drop([metrics["critic/score/mean"] for metrics in recent], spread)):
         return {}
-    best = max(windows, key=fmean)
-    if fmean(best) - fmean(last) <= max(LOST * max(abs(fmean(best)), spread), _noise(best, last)):
-        return {}
+    _, best, last = drop
     return {
-        "collapse": f"the reward has collapsed: {fmean(last):.3g} on average over the last {WINDOW} iterations, "
-        f"compared with {fmean(best):.3g} at its best. Resume from an earlier checkpoint with a lower learning rate "
-        "(docs/debugging.md)."
+        "collapse": f"the reward has collapsed: {last:.3g} on average over the last {WINDOW} iterations, compared with "
+        f"{best:.3g} at its best. Resume from an earlier checkpoint with a lower learning rate (docs/debugging.md)."
     }
 
 
 def _check_accuracy(recent: Sequence[Metrics]) -> dict[str, str]:
     """Check that accuracy has not dropped far below its best value, beyond noise, in a run with a rising reward."""
     both = [metrics for metrics in recent if "reward/accuracy" in metrics]
-    windows = [both[start : start + WINDOW] for start in range(len(both) - 2 * WINDOW + 1)]
-    if not windows:
+    if not (drop := _find_drop([metrics["reward/accuracy"] for metrics in both])):
         return {}
-    last = both[-WINDOW:]
-    best = max(windows, key=lambda window: _mean(window, "reward/accuracy"))
-    high, low = _mean(best, "reward/accuracy"), _mean(last, "reward/accuracy")
-    noise = _noise(*([metrics["reward/accuracy"] for metrics in window] for window in (best, last)))
-    rises = _mean(last, "critic/score/mean") > _mean(best, "critic/score/mean")
-    if not rises or high - low <= max(LOST * high, noise):
+    start, high, low = drop
+    before, now = (
+        fmean(metrics["critic/score/mean"] for metrics in window)
+        for window in (both[start : start + WINDOW], both[-WINDOW:])
+    )
+    if now <= before:
         return {}
     return {
         "exploited": f"accuracy has fallen to {low:.2f} from {high:.2f} at its best, while the reward rises: the "
@@ -171,13 +164,16 @@ def _check_accuracy(recent: Sequence[Metrics]) -> dict[str, str]:
     }
 
 
-def _mean(window: Sequence[Metrics], name: str) -> float:
-    return fmean(metrics[name] for metrics in window)
-
-
-def _noise(first: Sequence[float], second: Sequence[float]) -> float:
-    """Largest difference between the means of two windows that may be chance."""
-    return NOISE * math.sqrt((variance(first) + variance(second)) / WINDOW)
+def _find_drop(values: Sequence[float], spread: float = 0.0) -> tuple[int, float, float] | None:
+    """Return the start and the mean of the best window, and the mean of the last window, if that is far below the best
+    one, relative to it and to `spread`, and beyond noise."""
+    windows = [values[start : start + WINDOW] for start in range(len(values) - 2 * WINDOW + 1)]
+    if not windows:
+        return None
+    best, last = max(windows, key=fmean), values[-WINDOW:]
+    noise = NOISE * math.sqrt((variance(best) + variance(last)) / WINDOW)  # largest difference that may be chance
+    high, low = fmean(best), fmean(last)
+    return (windows.index(best), high, low) if high - low > max(LOST * max(abs(high), spread), noise) else None
 
 
 def _check_groups(recent: Sequence[Metrics]) -> dict[str, str]:

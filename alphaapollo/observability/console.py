@@ -25,8 +25,7 @@ from rich.text import Text
 
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.observability.run_view import Phase, RunView, format_plain_line, format_time_summary, render_view
-from alphaapollo.observability.samples import choose_samples, get_last_message, shorten_text
-from alphaapollo.observability.terminal import Terminal
+from alphaapollo.observability.terminal import Terminal, choose_samples, get_last_message, shorten_text
 from alphaapollo.types import Trajectory, TrajectoryGroup
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.redaction import redact
@@ -194,7 +193,7 @@ def shorten_sample(group: TrajectoryGroup, sample: Trajectory) -> tuple[str, str
 
 
 def find_activity() -> str:
-    """Return the oldest operation in progress (SPANS) and a detail, e.g. `update: policy 0, policy 1`; empty if none is
+    """Return the oldest operation in progress and a detail, e.g. `update: policy 0, policy 1`; empty if none is
     known. The detail is the package that is being imported, else the called workers, else the next operation."""
     calls = HEARTBEAT.list_active_calls()
     names = [call.name.replace("_", " ") for call in sorted(calls, key=lambda call: call.worker != "")]

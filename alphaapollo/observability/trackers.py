@@ -18,8 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from alphaapollo.observability.metrics_file import JsonlTracker
-from alphaapollo.observability.rollout_log import format_trajectory_lines
+from alphaapollo.runs.metrics_file import JsonlTracker
+from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.types import JsonObject, TrajectoryGroup
 from alphaapollo.utils.redaction import redact
 

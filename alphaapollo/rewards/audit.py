@@ -30,12 +30,12 @@ from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.config.schema.base import Ratio, Section
 from alphaapollo.config.schema.reward import find_policy_judge_errors
 from alphaapollo.data.files import BadRow, read_rows_leniently
-from alphaapollo.observability.json_values import finite_or_none
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.answer_extraction import find_marked_answer
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
 from alphaapollo.types import JsonObject, Prompt, Score
+from alphaapollo.utils.json_types import finite_or_none
 
 MAX_SHOWN = 160  # printed characters of an answer
 NUM_BINS = 5  # of the calibration table

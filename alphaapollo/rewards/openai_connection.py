@@ -7,7 +7,7 @@ import importlib.util
 import os
 from typing import Any
 
-from alphaapollo.observability.pictures import find_picture_extension, read_picture_bytes
+from alphaapollo.runs.images import find_picture_extension, read_picture_bytes
 from alphaapollo.types import IMAGE_MARK, ChatMessage, JsonObject
 
 MALFORMED_RESPONSE_ERRORS = (ValueError, TypeError, AttributeError, IndexError)

@@ -13,8 +13,8 @@ from threading import Thread
 from typing import Any
 
 from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_environment_errors
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.processes.time_limit import TimeLimit, exclude_from_time_limit
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class EnvironmentCaller:
         """Call a method of an environment. Raises EnvironmentFailure if it fails, TimeoutError after the time limit."""
         async with time_limit.count_time():
             with (
-                SPANS(f"environment.{method_name}", timeout=time_limit.seconds_left),
+                HEARTBEAT.record_call(f"environment.{method_name}", timeout=time_limit.seconds_left),
                 wrap_environment_errors(f"{type(environment).__qualname__}.{method_name}"),
             ):
                 method = getattr(environment, method_name)

@@ -18,7 +18,6 @@ from functools import partial
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_environment_errors
 from alphaapollo.environments.memory import Step
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rollout.check_replies import check_reset_reply, check_step_reply
 from alphaapollo.rollout.context import Context, build_append_context_rows, check_rows_match_turns
@@ -37,6 +36,7 @@ from alphaapollo.types import (
     Trajectory,
     Turn,
 )
+from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.stop_strings import cut_at_stop
 
 MAX_ATTEMPTS = 2  # per episode: a failing environment is retried once
@@ -100,7 +100,10 @@ class EpisodeRunner:
         ENVIRONMENT_FAILED: it is excluded from training instead of scored 0. Timeouts and prompts over the length limit
         are not retried. Raises EngineError if the engine fails.
         """
-        with SPANS.use_track(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample_index):
+        with (
+            HEARTBEAT.use_track(lane=task.name),
+            HEARTBEAT.record_call("episode", prompt=task.prompt.id, sample=task.sample_index),
+        ):
             started, time_limit = time.perf_counter(), TimeLimit(self.limits.environment_seconds)
             for number in range(1, MAX_ATTEMPTS + 1):
                 attempt = _EpisodeAttempt()
@@ -156,7 +159,7 @@ class EpisodeRunner:
             number = len(attempt.turns)
             limit = min(budget, self.limits.max_tokens_per_turn or budget)
             sampling = replace(task.sampling, max_tokens=limit, seed=task.derive_turn_seed(number))
-            with SPANS("generate", turn=number, shown=len(context.prompt_ids)):
+            with HEARTBEAT.record_call("generate", turn=number, shown=len(context.prompt_ids)):
                 request = f"{task.name}.{number}"
                 completion = await self.engine.generate(context.prompt_ids, sampling, request, context.prompt_images)
             text = cut_at_stop(self.decode(completion.token_ids), sampling.stop, sampling.includes_stop)

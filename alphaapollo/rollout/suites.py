@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from alphaapollo.observability.disk import explain_write_errors, replace_file
+from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.heartbeat import list_descendants
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import redact

@@ -33,7 +33,6 @@ from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.environments.base import Environment, Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.memory import read_peak_memory_gib
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.processes.time_limit import pause_all_time_limits, resume_all_time_limits
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges.client import CompleteMessage
@@ -209,7 +208,7 @@ class RolloutWorker:
         ids, includes = sampling.stop_token_ids or self._stop_token_ids, rollout.include_stop_str_in_output
         sampling = replace(sampling, stop_token_ids=ids, stop=rollout.stop_strings, includes_stop=includes)
         request = replace(request, sampling=sampling)
-        with SPANS.use_track(f"rollout {self._index}"):
+        with HEARTBEAT.use_track(f"rollout {self._index}"):
             group = await run_group(request, self._runner, self._make_environment)
         if self._teacher_prompts and not request.validate:
             self._teacher_prompts.add_prompts(group)
@@ -223,7 +222,7 @@ class RolloutWorker:
     async def run_suite(self, suite: Suite, folder: Path) -> SuiteResult:
         """Run an evaluation suite with the engine's current weights, and write its result to the folder."""
         assert self._suite_server is not None, "only with serves_suites"
-        with SPANS("evaluation suite", timeout=suite.timeout):
+        with HEARTBEAT.record_call("evaluation suite", timeout=suite.timeout):
             return await run_suite(suite, self._suite_server, folder)
 
     async def pause(self) -> None:
@@ -301,7 +300,7 @@ def make_policy_judge(engine: Engine, renderer: Renderer, judge: Judge) -> Compl
         token_ids = renderer.encode_prompt([{"role": "user", "content": content}])
         seed = zlib.crc32(content.encode())
         sampling = Sampling(judge.max_tokens, judge.temperature, seed=seed, stop_token_ids=renderer.eos_token_ids)
-        with SPANS("judge"):
+        with HEARTBEAT.record_call("judge"):
             completion = await engine.generate(token_ids, sampling, f"judge.{next(numbers)}")
         return renderer.decode(completion.token_ids)
 

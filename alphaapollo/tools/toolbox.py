@@ -13,9 +13,9 @@ from dataclasses import replace
 import jsonschema
 
 from alphaapollo.config.schema.env import ToolLimits
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus, cut_middle
+from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.registry import suggest_similar
 
@@ -95,7 +95,7 @@ class ToolBox:
         limit = self._limits.timeout
         try:
             async with asyncio.timeout(limit) as scope:
-                with SPANS(f"tool {name}"):
+                with HEARTBEAT.record_call(f"tool {name}"):
                     return await self._tools[name].call(arguments, session)
         except ToolFailedError:
             raise

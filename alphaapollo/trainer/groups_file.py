@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.types import ImageInput, JsonObject, Row, Trajectory, TrajectoryGroup
+from alphaapollo.utils.json_types import to_json_value
 
 GROUPS, IMAGES = "groups.msgpack", "images.msgpack"
 ARRAY = 1  # extension code of numpy arrays in msgpack

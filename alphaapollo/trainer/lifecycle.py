@@ -25,13 +25,11 @@ from alphaapollo.launch.resume import StartPoint, find_start_point
 from alphaapollo.launch.session import TrainingSession, open_session
 from alphaapollo.launch.try_template import fix_template_date
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.disk import close_all
-from alphaapollo.observability.rollout_log import RolloutLog
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import check_trackers
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.suites import check_suites
+from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.trainer.loop import list_val_suites, train, validate_and_log
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.profile import StepProfiler
@@ -46,6 +44,8 @@ from alphaapollo.trainer.setup.worker_specs import make_worker_specs
 from alphaapollo.trainer.step.curriculum import make_prompt_sampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
+from alphaapollo.utils.disk import close_all
+from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, PROBE_TOLERANCE_FLOAT32
 
 
@@ -125,7 +125,7 @@ async def run(prepared: PreparedRun, progress: Progress, console: Console) -> No
             finally:
                 close_all(ready.rollout_log.close)
     finally:
-        SPANS.take_spans()  # drop the spans of a profiled iteration that did not end
+        HEARTBEAT.take_spans()  # drop the spans of a profiled iteration that did not end
 
 
 def generates_ahead(config: Config) -> bool:
@@ -190,13 +190,13 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
     run.uses_shared_prompts = run.plan.uses_shared_prompts and await can_use_shared_prompts(run)
     await run.workers.engines.sleep()
     if checkpoint:
-        with SPANS("load"):
+        with HEARTBEAT.record_call("load"):
             if run.workers.critic:
                 await run.workers.critic.load(str(checkpoint / "critic"))
                 await run.workers.critic.offload()
             await run.workers.policy.load(str(checkpoint / "policy"))
         run.console.notify(f"resumed from {checkpoint}")
-    with SPANS("publish"):
+    with HEARTBEAT.record_call("publish"):
         metrics = await run.weights.publish(run.progress.step)
     if checkpoint is None:
         if run.config.trainer.val_before_train:

@@ -10,8 +10,8 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.trackers import Tracker
+from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher

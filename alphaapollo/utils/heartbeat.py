@@ -1,8 +1,13 @@
-"""Track what this process is doing, to detect hung workers: active calls, a progress counter, and subprocesses.
+"""Track what this process is doing: active calls, a progress counter, and subprocesses, to detect hung workers; and
+spans for a trace, in the iterations that trainer.profile_steps lists.
 
     with HEARTBEAT.record_call("grade", timeout=10):    # an operation that another process may wait for
         ...
     HEARTBEAT.tick()                           # progress: one micro-batch, token or bucket of weights is done
+
+    with HEARTBEAT.use_track("rollout 0", "train.12.0.3"):     # for this asyncio task and tasks that it starts
+        with HEARTBEAT.record_call("generate", tokens=83):     # a span of this track while spans are recorded
+            ...
 
 The controller asks for a report when nothing has made progress for a while (controller/health/stall_monitor.py). It
 then dumps Python stacks with py-spy, which also reads stopped processes, or with faulthandler.
@@ -19,10 +24,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from alphaapollo.utils.json_types import JsonObject
 
 PY_SPY_SECONDS = 20.0  # per process
 
@@ -58,9 +66,24 @@ class ProcessStatus:
 class ProcessTreeReport:
     """Activity of one process and of its subprocesses, as reported to the controller."""
 
-    ticks: int  # progress counter; only its changes are meaningful
-    calls: tuple[ActiveCall, ...]  # sorted by age, oldest first
-    processes: tuple[ProcessStatus, ...]  # the reporting process first
+    ticks: int | None  # progress counter; only its changes are meaningful. None: the process does not answer
+    calls: tuple[ActiveCall, ...] = ()  # sorted by age, oldest first
+    processes: tuple[ProcessStatus, ...] = ()  # the reporting process first
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Timed operation, shown as a bar in the trace. Spans of one lane are sequential or nested."""
+
+    track: str  # process or worker, e.g. controller, policy 0, rollout 3
+    lane: str  # sequential part of the track, e.g. a thread or an episode
+    name: str
+    start: float  # unix seconds
+    seconds: float
+    args: JsonObject = field(default_factory=dict)
+
+
+_track_and_lane: ContextVar[tuple[str, str]] = ContextVar("track_and_lane", default=("controller", "loop"))
 
 
 class Heartbeat:
@@ -72,6 +95,8 @@ class Heartbeat:
         self._open: dict[object, tuple[str, str, float, float | None]] = {}
         self._progress: Callable[[], int] = int
         self._helpers: Callable[[], Mapping[int, str]] = dict
+        self._recorded: list[Span] | None = None  # None: not recording
+        self._zero = 0.0  # unix time of the zero of time.perf_counter
 
     @property
     def ticks(self) -> int:
@@ -98,13 +123,39 @@ class Heartbeat:
         self._ticks += 1
 
     @contextmanager
-    def record_call(self, name: str, worker: str = "", timeout: float | None = None) -> Iterator[None]:
-        """Context manager that records its block as an operation (see `begin_call`). Operations may overlap."""
+    def record_call(self, name: str, worker: str = "", timeout: float | None = None, **args: object) -> Iterator[None]:
+        """Context manager that records its block as an operation (see `begin_call`) and, unless it is a call of another
+        worker, as a span. Operations may overlap. args: shown in the trace."""
+        recorded, begin = self._recorded, time.perf_counter()
         key = self.begin_call(name, worker, timeout)
         try:
             yield
         finally:
             self.end_call(key)
+            if recorded is not None and not worker:
+                recorded.append(
+                    Span(*_track_and_lane.get(), name, self._zero + begin, time.perf_counter() - begin, args)
+                )
+
+    @contextmanager
+    def use_track(self, track: str | None = None, lane: str | None = None) -> Iterator[None]:
+        """Context manager that sets the track and lane of the spans in its block. None: keep the current value."""
+        before = _track_and_lane.get()
+        token = _track_and_lane.set((track or before[0], lane or before[1]))
+        try:
+            yield
+        finally:
+            _track_and_lane.reset(token)
+
+    def start_recording(self) -> None:
+        """Start recording spans. Idempotent, since several workers may share a process."""
+        if self._recorded is None:
+            self._recorded, self._zero = [], time.time() - time.perf_counter()
+
+    def take_spans(self) -> list[Span]:
+        """Stop recording and return the recorded spans; empty if not recording."""
+        recorded, self._recorded = self._recorded, None
+        return recorded or []
 
     def watch_helper_processes(self, get_progress: Callable[[], int], helpers: Callable[[], Mapping[int, str]]) -> None:
         """Include an engine's progress and helper processes in the reports; a later call replaces them.

@@ -2,13 +2,12 @@
 
 files that a run appends to -> read from the cursor to the last complete line -> rows of the index
 
-The index is in the user's cache folder. A file that was replaced, e.g. by a resumed run, is read again. Damaged lines
-are counted and skipped; a file that cannot be read is skipped until it changes.
+The index is a temporary file: reading 100,000 trajectories takes a second. A file that was replaced, e.g. by a resumed
+run, is read again. Damaged lines are counted and skipped; a file that cannot be read is skipped until it changes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sqlite3
@@ -27,7 +26,6 @@ from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import replace_surrogates
 from alphaapollo.viewer.run_folders import find_runs
 
-VERSION = 4  # change it with the tables
 POLL_SECONDS = 1.0
 CHUNK_LINES = 2000
 SCHEMA = """
@@ -90,17 +88,10 @@ _POOL = msgspec.json.Decoder(_PoolRecord)
 _TRAJECTORIES, _METRICS = msgspec.json.Decoder(_Trajectory), msgspec.json.Decoder(dict[str, float | None])
 
 
-def find_index_path(root: Path) -> Path:
-    """Return the path of the index of a folder, in the user's cache folder."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    digest = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
-    return cache / "alphaapollo" / "view" / f"{digest}.{VERSION}.sqlite"
-
-
 class RunIndex:
     """Index of all runs in a folder. One thread updates it; each request reads it through a connection of its own.
 
-    `problem` is why the last update failed, or empty. Raises ValueError if the index cannot be written.
+    `problem` is why the last update failed, or empty.
     """
 
     def __init__(self, root: Path, path: Path):
@@ -108,29 +99,10 @@ class RunIndex:
         self._advisors: dict[int, MetricsAdvisor] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._update_until_stopped, name="index", daemon=True)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._create_tables()
-        except (OSError, sqlite3.Error) as error:
-            raise ValueError(
-                f"cannot write the index {path} ({error}). Set XDG_CACHE_HOME to a folder that you can write to."
-            ) from error
-
-    def _create_tables(self) -> None:
-        """Create the tables unless they exist. A damaged index is made again."""
-        try:
-            with closing(self.connect()) as database:
-                database.execute("PRAGMA journal_mode = WAL")
-                if not database.execute("SELECT 1 FROM sqlite_master").fetchone():
-                    database.executescript(f"BEGIN IMMEDIATE;{SCHEMA}COMMIT;")
-                else:
-                    database.execute("BEGIN IMMEDIATE")  # raises an error if the file is read-only
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError:
-            for suffix in ("", "-wal", "-shm"):
-                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
-            self._create_tables()
+        with closing(self.connect()) as database:
+            database.execute("PRAGMA journal_mode = WAL")
+            if not database.execute("SELECT 1 FROM sqlite_master").fetchone():  # a benchmark opens it again
+                database.executescript(SCHEMA)
 
     def start(self) -> None:
         """Start the thread that updates the index."""
@@ -162,7 +134,7 @@ class RunIndex:
         """Read what the runs have written since the last update, and forget runs that were removed."""
         paths = [str(folder) for folder in find_runs(self.root)]
         found = {path for path in paths if replace_surrogates(path) == path}  # SQLite needs UTF-8
-        database.execute("BEGIN IMMEDIATE")  # two viewers of a folder update the same index
+        database.execute("BEGIN IMMEDIATE")
         known = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
         is_changed = found != known.keys()
         for path in known.keys() - found:
@@ -183,14 +155,13 @@ class RunIndex:
             upgrade_folder(folder)
         except Exception:  # noqa: BLE001  pages show it
             return
-        query = "SELECT * FROM files WHERE run = ?"
-        indexed = {(row["name"], row["inode"], row["ctime"]) for row in database.execute(query, (run,))}
+        states = {row["name"]: row for row in database.execute("SELECT * FROM files WHERE run = ?", (run,))}
         for name, stat in list_indexed_files(folder):
             inode, ctime = stat.st_ino & MAX_INT, stat.st_ctime_ns & MAX_INT
-            if (name, inode, ctime) in indexed:
+            state = states.get(name)
+            if state is not None and (state["inode"], state["ctime"]) == (inode, ctime):
                 continue
-            database.execute("BEGIN IMMEDIATE")  # another viewer may have read the file in the meantime
-            state = database.execute(f"{query} AND name = ?", (run, name)).fetchone()
+            database.execute("BEGIN IMMEDIATE")
             start, damaged, failure = 0, 0, ""
             if state is not None and state["inode"] == inode and state["offset"] <= stat.st_size:
                 start, damaged = state["offset"], state["damaged"]
@@ -267,7 +238,7 @@ class RunIndex:
 
 
 def read_num_changes(database: sqlite3.Connection, run: int) -> int:
-    """Return how often the index of a run has changed, whichever viewer changed it. Run 0: all runs."""
+    """Return how often the index of a run has changed, since it was made. Run 0: all runs."""
     row = database.execute("SELECT number FROM changes WHERE run = ?", (run,)).fetchone()
     return row["number"] if row else 0
 

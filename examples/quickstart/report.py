@@ -12,8 +12,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from alphaapollo.observability.curve import plot_curves, read_curves, save_curves_as_png
-from alphaapollo.observability.samples import shorten_text
-from alphaapollo.observability.terminal import Terminal
+from alphaapollo.observability.terminal import Terminal, shorten_text
 
 CURVES = ("val/accuracy", "val/accuracy_greedy")
 ANSWER_CHARS = 400

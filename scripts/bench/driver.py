@@ -25,10 +25,10 @@ from alphaapollo.batching.batch import Columns  # noqa: E402
 from alphaapollo.config.schema import Algorithm, Config, Data, Env  # noqa: E402
 from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
-from alphaapollo.observability.rollout_log import RolloutLog  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
 from alphaapollo.rollout.group import run_group  # noqa: E402
+from alphaapollo.runs.rollout_log import RolloutLog  # noqa: E402
 from alphaapollo.trainer.metrics import compute_batch_metrics, compute_rollout_metrics  # noqa: E402
 from alphaapollo.trainer.step.credit import assign_credit  # noqa: E402
 from alphaapollo.trainer.step.training_batch import build_batch  # noqa: E402

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.observability.example_log import read_examples
+from alphaapollo.runs.example_log import read_examples
 from examples.preferences.make_pairs import main as make_pairs
 from tests.loop.conftest import ROOT, FinishedRun, Task, prepare
 from tests.loop.warm import Program

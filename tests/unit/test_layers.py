@@ -14,7 +14,9 @@ PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 # Lowest first. A package imports packages of lower layers, and itself.
 LAYERS = [
     ["_version", "types", "utils", "processes"],
-    ["config", "observability", "weight_sync"],
+    ["config", "weight_sync"],
+    ["runs"],
+    ["observability"],
     ["algorithms", "data", "tools", "rewards"],
     ["batching"],
     ["models", "environments", "engines"],

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.batching.batch import Rows
-from alphaapollo.observability.rollout_log import format_trajectory_lines
+from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.types import (
     LONGER_PROMPT,
     Completion,

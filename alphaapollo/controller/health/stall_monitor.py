@@ -74,9 +74,9 @@ class StallMonitor:
         self._stalled = 0.0  # seconds since the last progress
         self._idle = 0.0  # seconds since the last progress or computation
         self._reported: set[bool] = set()  # StallFinding.is_hung of the findings reported in this stall
-        self._failures: set[type[Exception]] = set()
+        self._has_failed = False
         self._required = {pid: name for name, pid in required_pids.items()}
-        self._stopped: dict[int, float] = {}  # pid of a required process -> seconds for which it has been stopped
+        self._stopped: set[int] = set()  # pids of required processes that are stopped
 
     async def __aenter__(self) -> StallMonitor:
         if self._required:
@@ -103,8 +103,8 @@ class StallMonitor:
             try:  # exclude time in which this thread did not run, because of suspend or Ctrl-Z
                 self.check_progress(min(now - last, 2 * self._tick + ANSWER_SECONDS))
             except Exception as error:  # noqa: BLE001  the monitor must not end silently
-                if type(error) not in self._failures:
-                    self._failures.add(type(error))
+                if not self._has_failed:
+                    self._has_failed = True
                     trace = "".join(traceback.format_exception(error))
                     self._notify(f"the stall monitor failed, which is a bug; it continues:\n{trace}")
             last = now
@@ -112,15 +112,19 @@ class StallMonitor:
     def check_progress(self, elapsed_seconds: float) -> None:
         """Check whether the run has made progress in the given seconds since the last check. If not, report the stall
         or end the run."""
-        self._check_required_processes(elapsed_seconds)
+        stopped = {pid for pid in self._required if (process := read_process(pid)) and process.is_suspended}
+        for pid in stopped - self._stopped:
+            self._notify(f"{self._required[pid]} (pid {pid}) is {STOPPED}")
+        self._stopped = stopped
         if HEARTBEAT.ticks != self._ticks:
             self._ticks = HEARTBEAT.ticks
             self._reset_after_progress()
             return
         self._stalled += elapsed_seconds
         self._idle += elapsed_seconds
-        if self._stalled < self._notice / 2 or (now := self.take_snapshot()) is None:
+        if self._stalled < self._notice / 2:
             return
+        now = self.take_snapshot()
         before, self._before = self._before, now
         if before is None:
             return
@@ -136,14 +140,6 @@ class StallMonitor:
             self._notify(self._format_stall_notice(finding))
         if (timeout := self._get_stall_timeout(finding)) is not None and self._idle >= timeout:
             self._end_run(finding, now)
-
-    def _check_required_processes(self, elapsed_seconds: float) -> None:
-        """Print a notice for each required process that a signal stopped at least stall_notice_seconds ago."""
-        for pid, name in self._required.items():
-            process, before = read_process(pid), self._stopped.get(pid, 0.0)
-            self._stopped[pid] = before + elapsed_seconds if process and process.is_suspended else 0.0
-            if before < self._notice <= self._stopped[pid]:
-                self._notify(f"{name} (pid {pid}) is {STOPPED}")
 
     def _reset_after_progress(self) -> None:
         if self._reported:
@@ -161,15 +157,15 @@ class StallMonitor:
 
     def _format_stall_notice(self, finding: StallFinding) -> str:
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._stalled))
-        text = f"no progress for {self._stalled:.0f} s, since {since}: {finding.verdict}; {finding.controller_state}."
+        text = f"no progress for {self._stalled:.0f} s, since {since}: {finding.verdict}."
         if finding.is_hung and (timeout := self._get_stall_timeout(finding)) is not None:
             text += f" The run ends after {timeout:.0f} s (trainer.stall_timeout)."
         return text
 
     def _end_run(self, finding: StallFinding, now: RunSnapshot) -> None:
         self._error = RunStalled(
-            f"no progress for {self._idle:.0f} s (trainer.stall_timeout): {finding.verdict}; "
-            f"{finding.controller_state}. {self._write_stacks(finding, now)}",
+            f"no progress for {self._idle:.0f} s (trainer.stall_timeout): {finding.verdict}. "
+            f"{self._write_stacks(finding, now)}",
             [culprit.role_and_rank for culprit in finding.culprits],
             self._make_resume_hint(),
         )
@@ -186,12 +182,9 @@ class StallMonitor:
     def _write_stacks(self, finding: StallFinding, now: RunSnapshot) -> str:
         """Write the Python stacks of blocking and waiting workers to a file. Returns a sentence with its path."""
         path = self._folder / "stalls" / time.strftime("%Y-%m-%d_%H-%M-%S.txt")
-        others = [worker for worker in (*now.awaited_workers, now.controller) if worker not in finding.culprits]
-        shown = [*finding.culprits, *others][:MAX_STACKS]
-        text = "\n".join(
-            [f"{finding.verdict}; {finding.controller_state}", "", *map(_describe_worker, now.all_workers), ""]
-            + [self._collect_stacks(worker, now.workers) for worker in shown]
-        )
+        shown = list(dict.fromkeys([*finding.culprits, *now.awaited_workers, now.workers[0]]))[:MAX_STACKS]
+        stacks = [f"=== {worker.name}\n{self._collect_stacks(worker)}" for worker in shown]
+        text = "\n".join([finding.verdict, "", *stacks])
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
@@ -199,46 +192,23 @@ class StallMonitor:
             return f"Python stacks could not be written ({error})"
         return f"Python stacks are in {path}"
 
-    def _collect_stacks(self, worker: WorkerSnapshot, workers: Mapping[str, WorkerSnapshot]) -> str:
-        """Return a worker's Python stacks. If the worker does not answer, the controller or another worker of the same
-        node collects them."""
-        pids = [process.pid for process in worker.processes if process.is_required] or [worker.pid]
-        nearby = [worker, *workers.values()] if worker.role_and_rank in workers else []
-        helper = next((other for other in nearby if other.report and other.node == worker.node), None)
-        if worker.is_local and (worker.report is None or helper is None):
-            text = dump_stacks(pids)
-        elif helper is None:
-            text = "no stacks: no worker on this node answers"
-        else:
-            ranks = next(ranks for ranks in self._ranks if ranks.role == helper.role)
-            text = ranks.collect_stacks(helper.rank, pids)
-        return f"=== {worker.name}\n{text}"
+    def _collect_stacks(self, worker: WorkerSnapshot) -> str:
+        """Return a worker's Python stacks. The worker collects them itself if it answers."""
+        pids = [process.pid for process in worker.report.processes if process.is_required] or [worker.pid]
+        ranks = next((ranks for ranks in self._ranks if ranks.role == worker.role), None)
+        if ranks is not None and worker.report.ticks is not None:
+            return ranks.collect_stacks(int(worker.role_and_rank.rpartition(" ")[2]), pids)
+        return f"no stacks: it does not answer on node {worker.node}" if worker.node else dump_stacks(pids)
 
-    def take_snapshot(self) -> RunSnapshot | None:
-        """Collect heartbeat reports from all workers into a snapshot. None if the monitor has ended meanwhile."""
+    def take_snapshot(self) -> RunSnapshot:
+        """Collect heartbeat reports from all workers into a snapshot."""
         end = time.monotonic() + ANSWER_SECONDS
         for ranks in self._ranks:
             ranks.request_heartbeat_reports()
-        while not all(ranks.have_all_workers_reported() for ranks in self._ranks) and time.monotonic() < end:
-            if self._left.wait(0.05):
-                return None
+        workers = [one for ranks in self._ranks for one in ranks.take_snapshots(max(end - time.monotonic(), 0.0))]
         pid, report = os.getpid(), HEARTBEAT.make_process_tree_report()
         first, *rest = report.processes
         first = replace(first, cpu_seconds=first.cpu_seconds - time.thread_time())  # exclude this thread
-        controller = WorkerSnapshot(
-            "controller", f"the controller (pid {pid})", replace(report, processes=(first, *rest)), pid=pid
-        )
-        workers = {worker.role_and_rank: worker for ranks in self._ranks for worker in ranks.take_snapshots()}
-        return RunSnapshot(time.monotonic(), controller, workers)
-
-
-def _describe_worker(worker: WorkerSnapshot) -> str:
-    """Return lines with the worker's name, its active calls and its processes, for the file with stacks."""
-    lines = [worker.name if worker.report else f"{worker.name}: does not answer"]
-    for call in worker.report.calls if worker.report else ():
-        lines.append(f"    in {call.count} x {call.name} {call.worker} for {call.seconds:.0f} s")
-    lines += [
-        f"    {process.pid} {process.name}: {process.state}, CPU {process.cpu_seconds:.1f} s"
-        for process in worker.processes
-    ]
-    return "\n".join(lines)
+        report = replace(report, processes=(first, *rest))
+        controller = WorkerSnapshot("controller", f"the controller (pid {pid})", report, pid=pid)
+        return RunSnapshot(time.monotonic(), [controller, *workers])

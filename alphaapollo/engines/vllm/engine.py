@@ -16,7 +16,6 @@ from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.engines.protocol import Engine, EngineDied, EngineError
 from alphaapollo.engines.spec import EngineSpec
 from alphaapollo.engines.vllm.conversion import build_completion, make_sampling_params, read_flat_logprobs
-from alphaapollo.engines.vllm.interpreted import register_triton_interpreter
 from alphaapollo.engines.vllm.process import (
     EngineContext,
     build_process_environment,
@@ -25,6 +24,7 @@ from alphaapollo.engines.vllm.process import (
     start_fork_server,
 )
 from alphaapollo.engines.vllm.settings import build_engine_arguments, build_vllm_environment, get_sockets_folder
+from alphaapollo.engines.vllm.triton_interpreter import register_triton_interpreter
 from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 from alphaapollo.weight_sync.vllm_import import import_vllm

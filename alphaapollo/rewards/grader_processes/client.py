@@ -21,7 +21,6 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.processes.host import (
     EXIT_GRACE,
     ProcessDiedError,
@@ -38,6 +37,7 @@ from alphaapollo.rewards.judges.client import CompleteMessage, JudgeClient, Judg
 from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.rewards.registry import assign_judges
 from alphaapollo.types import JudgeUsage, Prompt, Score, Turn
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 START_TIMEOUT = 120.0  # seconds to start a process, or to import a grader's libraries
 MAX_ATTEMPTS = 2  # attempts per completion
@@ -152,7 +152,10 @@ class RewardClient:
         except (TypeError, ValueError) as error:
             return make_failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")
         for _ in range(MAX_ATTEMPTS):
-            with exclude_from_time_limit(), SPANS("grade", timeout=max(self._reward.timeout, START_TIMEOUT)):
+            with (
+                exclude_from_time_limit(),
+                HEARTBEAT.record_call("grade", timeout=max(self._reward.timeout, START_TIMEOUT)),
+            ):
                 source = "" if TASK in judged or self._custom.path else prompt.data_source
                 task = asyncio.create_task(self._grade_completion_once(request, source))
                 self._tasks.add(task)

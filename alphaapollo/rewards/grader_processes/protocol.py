@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score, Turn
+from alphaapollo.utils.json_types import to_json_value
 
 NOT_JUDGED: Mapping[str, Score] = MappingProxyType({})
 

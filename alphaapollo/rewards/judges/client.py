@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from alphaapollo.config.schema import Judge
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.rewards.openai_connection import MALFORMED_RESPONSE_ERRORS, make_connection_options
 from alphaapollo.types import JudgeUsage
+from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.redaction import redact, replace_surrogates
 
 MAX_RETRIES = 4  # retries of one request
@@ -57,7 +57,7 @@ class JudgeServer:
 
         judge, deadline = self._judge, DEADLINE * self._judge.timeout
         try:
-            with SPANS("judge", timeout=deadline):
+            with HEARTBEAT.record_call("judge", timeout=deadline):
                 async with asyncio.timeout(deadline):
                     reply = await self._client.chat.completions.create(
                         model=judge.model,
@@ -132,7 +132,7 @@ class JudgeClient:
     async def _ask_model(self, content: str, read_verdict: Callable[[str], ValueT]) -> ValueT:
         number = await self._free_connections.get()
         try:
-            with SPANS.use_track(lane=f"judge {number}"):
+            with HEARTBEAT.use_track(lane=f"judge {number}"):
                 return await self._read_reply(content, read_verdict)
         finally:
             self._free_connections.put_nowait(number)

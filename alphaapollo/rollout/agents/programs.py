@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alphaapollo.config.schema import Agent
-from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.processes.host import ProcessDiedError, ProcessError, ProcessHost, make_subprocess_environ
 from alphaapollo.rollout.agents.program_host import ERRORS, RESULT, REWARD, TASK
+from alphaapollo.utils.json_types import to_json_value
 
 logger = logging.getLogger(__name__)
 

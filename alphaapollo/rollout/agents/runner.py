@@ -15,7 +15,6 @@ from functools import partial
 
 from alphaapollo.config.schema import Agent, Data, Env, GenerationData
 from alphaapollo.engines.http_api import MODEL_NAME
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.openai_connection import make_openai_message
@@ -26,6 +25,7 @@ from alphaapollo.rollout.agents.session import AgentSession, SessionLimits
 from alphaapollo.rollout.context import check_rows_match_turns
 from alphaapollo.rollout.episode import MAX_ATTEMPTS, EpisodeTask, make_failure_score, score_limit
 from alphaapollo.types import EpisodeEnd, Message, Prompt, Score, Trajectory, Turn
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,10 @@ class AgentRunner:
         exceeds env.agent.timeout, the trajectory has no reward and is excluded from training. Raises EngineError if the
         engine fails.
         """
-        with SPANS.use_track(lane=task.name), SPANS("episode", prompt=task.prompt.id, sample=task.sample_index):
+        with (
+            HEARTBEAT.use_track(lane=task.name),
+            HEARTBEAT.record_call("episode", prompt=task.prompt.id, sample=task.sample_index),
+        ):
             started = time.perf_counter()
             session, end, score = await self.run_session(task)
             turns, rows, prompts, images = build_turns_and_rows(session, self.agent.train, self.agent.untrained_roles)
@@ -104,7 +107,7 @@ class AgentRunner:
         inputs = {**asdict(prompt), "content": content, "sample": sample_index, "seed": session.derive_seed(0)}
         with self.endpoint.gate.open_session(session, time_limit):
             async with time_limit.count_time():
-                with SPANS("program", timeout=time_limit.seconds_left):
+                with HEARTBEAT.record_call("program", timeout=time_limit.seconds_left):
                     running = asyncio.ensure_future(self.programs.run(inputs, variables, session.reward_key))
                     failing = asyncio.ensure_future(session.engine_failed.wait())
                     try:

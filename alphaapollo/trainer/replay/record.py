@@ -15,12 +15,12 @@ import numpy as np
 from alphaapollo.config.load import save_config
 from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.failures import REPORTED_ERRORS
-from alphaapollo.observability.disk import explain_write_errors
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.replay.recording import FOLDER, LearningOutcome, RecordingInfo, write_inputs, write_outcome
 from alphaapollo.trainer.run_state import LearnerState, TrainingRun
 from alphaapollo.trainer.step.learn import LearnFunction, UpdateResult
 from alphaapollo.types import TrajectoryGroup
+from alphaapollo.utils.disk import explain_write_errors
 
 COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns")  # in the order in which they are computed
 LIBRARIES = ("torch", "transformers", "numpy")

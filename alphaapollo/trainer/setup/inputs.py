@@ -10,7 +10,7 @@ from functools import partial
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Config, Model
 from alphaapollo.data.stream import choose_rows
-from alphaapollo.engines.vllm.user_arguments import check_engine_kwargs
+from alphaapollo.engines.vllm.settings import check_engine_kwargs
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.builders import make_critic_model_section, make_teacher_model_sections
 from alphaapollo.launch.input_checks import (

@@ -141,7 +141,7 @@ class TeacherClient:
         while True:
             wait = pause * random.uniform(0.5, 1.0)  # not all requests at the same time
             try:
-                with HEARTBEAT.record_call(f"a request to {url}", timeout=self.model.timeout):
+                with HEARTBEAT.record_call("a request", url, self.model.timeout):
                     async with self.session.post(url, json=request) as response:
                         body = await response.read()
                 if response.status < 400:

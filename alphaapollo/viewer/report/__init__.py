@@ -1,7 +1,6 @@
 """Reports of runs in one file: what was trained and how, results with intervals, samples, costs, and how to repeat it.
 
-files of the runs (data.py) -> rows of tables (tables.py) and charts, chosen by templates/report.md ->
-Markdown -> HTML or PDF (formats.py)
+files of the runs (data.py) -> rows of tables (tables.py) and charts -> page (templates/report.html, formats.py)
 """
 
 from __future__ import annotations
@@ -16,16 +15,10 @@ from alphaapollo.viewer.curves import group_by_seed
 from alphaapollo.viewer.report import formats, tables
 from alphaapollo.viewer.report.data import read_run
 
-FORMATS = (".html", ".md", ".pdf")
 
-
-def make_report(folders: Sequence[Path], suffix: str) -> bytes:
-    """Make the report of a run, or the comparison of several. suffix: one of FORMATS.
-
-    Raises ValueError for another suffix, for a folder that is no run, and for a PDF without typst.
-    """
-    if suffix not in FORMATS:
-        raise ValueError(f"the suffix of the report is {suffix!r}. Use one of {', '.join(FORMATS)}.")
+def make_report(folders: Sequence[Path]) -> bytes:
+    """Make the report of a run, or the comparison of several, as an HTML page. Raises ValueError for a folder that is
+    no run."""
     folders = list(dict.fromkeys(folder.expanduser().absolute() for folder in folders))
     for folder in folders:
         upgrade_folder(folder)
@@ -41,8 +34,6 @@ def make_report(folders: Sequence[Path], suffix: str) -> bytes:
     groups = {name: [runs[at] for at in own] for name, own in by_seed.items()}
     title = f"Report of {runs[0].name}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
     charts = list(tables.list_charts(groups))
-    values = {"title": title, "runs": runs, "groups": groups, "tables": tables, "folders": run_folders}
-    text = formats.render_template(values, charts, with_text_charts=suffix == ".md")
-    if suffix == ".md":
-        return text.encode()
-    return (formats.make_pdf if suffix == ".pdf" else formats.make_html)(text, charts, title)
+    return formats.render_page(
+        {"title": title, "runs": runs, "groups": groups, "charts": charts, "tables": tables, "folders": run_folders}
+    )

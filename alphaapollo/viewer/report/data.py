@@ -19,7 +19,7 @@ import pandas as pd
 from alphaapollo.evaluation import metrics as evaluation
 from alphaapollo.evaluation.metrics import SampleResult
 from alphaapollo.observability.advice import MetricsAdvisor
-from alphaapollo.observability.samples import ELLIPSIS, get_last_message
+from alphaapollo.observability.terminal import ELLIPSIS, get_last_message
 from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.types import JsonObject, Outcome, Prompt
 from alphaapollo.viewer.index import KIND_NAMES, iterate_lines, list_indexed_files, parse_file_name, parse_metrics

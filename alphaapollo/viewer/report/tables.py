@@ -7,16 +7,13 @@ from contextlib import suppress
 from functools import reduce
 from itertools import combinations
 from math import prod
-from pathlib import Path
 
 import msgspec
 import numpy as np
 from scipy.stats import ttest_ind
 
 from alphaapollo.config.changes import identify_command
-from alphaapollo.config.load import flatten_maps
 from alphaapollo.evaluation.metrics import Estimate, Summary, summarize
-from alphaapollo.launch.input_digests import digest_file
 from alphaapollo.launch.model_card import list_non_default_keys
 from alphaapollo.launch.run_history import read_history
 from alphaapollo.launch.run_plan import read_input_digests, read_run_plan
@@ -27,11 +24,10 @@ from alphaapollo.viewer.curves import Curve, average_over_seeds
 from alphaapollo.viewer.index import KIND_NAMES
 from alphaapollo.viewer.pages.runs import MAIN_CURVES
 from alphaapollo.viewer.report.data import RunContent, Sample, choose_evenly, compare_results
-from alphaapollo.viewer.report.formats import Chart, Markdown, make_code, to_markdown
+from alphaapollo.viewer.report.formats import Chart, make_code
 from alphaapollo.viewer.run_folders import read_config, read_content, read_flat_config, read_json_object
 
 NUM_SAMPLES = 10
-INPUTS = ("train_files", "val_files", "val_prompts", "data.path", "model.path", "custom_reward_function.path")
 SUMMED = {"rollout/tokens": "sampled tokens", "actor/tokens": "trained tokens", "cost/tokens": "tokens of model calls"}
 SUMMED |= {"cost/calls": "model calls", "cost/money": "money"}
 Row = tuple[object, ...]
@@ -73,8 +69,8 @@ def list_ends(charts: Sequence[Chart]) -> Iterator[Row]:
     for chart in charts:
         for name, curve in chart.curves.items():
             bounds = {step: (low, high) for step, low, high in chart.bands[name]}
-            of_name = f" of {to_markdown(name)}" if len(chart.curves) > 1 else ""
-            row: list[object] = [Markdown(make_code(chart.title) + of_name)]
+            of_name = f" of {' '.join(name.split())}" if len(chart.curves) > 1 else ""
+            row: list[object] = [make_code(chart.title) + of_name]
             for at in (0, -1):
                 low, high = bounds.get(curve.steps[at], (None, None))
                 row += [Estimate(curve.values[at], low, high, 0), int(curve.steps[at])]
@@ -178,25 +174,6 @@ def list_costs(run: RunContent) -> Iterator[Row]:
 
 
 def list_digests(run: RunContent) -> Iterator[Row]:
-    """Yield (what, file, digest) of the configuration, the inputs, the exported model and the newest checkpoint."""
-    history, inputs = read_history(run.folder), read_input_digests(run.folder)
-    recorded = {Path(path): digest for pairs in inputs.values() for path, digest in pairs}
-    files = [("configuration", path) for path in sorted(run.folder.glob("config*.yaml"))]
-    files += [(key, Path(path)) for key, pairs in inputs.items() for path, _ in pairs]
-    for key, value in flatten_maps(read_config(run.folder)).items():
-        if key.endswith(INPUTS) and value and key not in inputs:
-            paths = [Path(str(path)) for path in (value if isinstance(value, list) else [value])]
-            files += [(key, file) for path in paths for file in sorted(path.glob("*.safetensors")) or [path]]
-    files += [("exported model", path) for path in sorted(run.folder.glob("model/*.safetensors"))]
-    files += [("checkpoint", path) for path in sorted(run.folder.glob("checkpoints/step_*/manifest.json"))[-1:]]
-    for what, path in files:
-        try:
-            digest = digest_file(path)
-            was_written_later = bool(history) and path.stat().st_mtime > history[0].started
-            if recorded.get(path, digest) != digest or (
-                path not in recorded and what.endswith(INPUTS) and was_written_later
-            ):
-                digest += " (changed after the start)"
-        except OSError as error:
-            digest = recorded.get(path) or f"not recorded ({error.strerror})"
-        yield what, path, make_code(digest)
+    """Yield (key, file, digest) of the inputs, as recorded at the newest start of the run."""
+    for key, pairs in read_input_digests(run.folder).items():
+        yield from ((key, path, make_code(digest)) for path, digest in pairs)

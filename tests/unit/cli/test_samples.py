@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.cli.main import main
-from alphaapollo.observability.rollout_log import RolloutLog, format_trajectory_lines
+from alphaapollo.runs.rollout_log import RolloutLog, format_trajectory_lines
 from alphaapollo.types import Message, Outcome, Prompt, Score, TrajectoryGroup
 from tests.builders import make_group, make_trajectory, make_turn
 

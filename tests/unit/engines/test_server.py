@@ -9,7 +9,7 @@ import torch
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.engines.vllm.server import (
+from alphaapollo.engines.vllm.settings import (
     build_exclusion_flags,
     build_server_command,
     build_server_environment,

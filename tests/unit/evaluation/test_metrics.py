@@ -15,8 +15,8 @@ from alphaapollo.evaluation.metrics import (
     summarize,
 )
 from alphaapollo.evaluation.report import format_outcome_line, print_summary, write_summary
-from alphaapollo.observability.rollout_log import format_trajectory_lines
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Score
 from tests.builders import make_group, make_trajectory, make_turn
 

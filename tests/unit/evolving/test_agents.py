@@ -1,4 +1,4 @@
-"""Complete evolutions in which a program of the user proposes, with a canned engine."""
+"""Complete evolutions in which a program of the user proposes, with a recorded engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.engines import factory
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.engines.vllm.canned import CannedEngine
+from alphaapollo.engines.vllm.recorded_engine import RecordedEngine
 from alphaapollo.evolving import run as evolving_run
 from alphaapollo.models import folder_check
 from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
@@ -41,7 +41,7 @@ def run(task, endpoint):
 """
 
 
-class CannedModel(CannedEngine, Engine):
+class CannedModel(RecordedEngine, Engine):
     """Canned engine that also answers the other roles."""
 
     async def generate(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.cli.main import main
-from alphaapollo.observability.rollout_log import format_trajectory_lines
+from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.types import Prompt
 from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.builders import make_group, make_trajectory, make_turn, write_rows

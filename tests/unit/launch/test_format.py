@@ -80,7 +80,7 @@ READERS: dict[str, Callable[[Path], object]] = {
         EvalConfig(trainer={"output_dir": str(folder.parents[1]), "experiment_name": "generation"})  # type: ignore[arg-type]
     ),
     "samples": lambda folder: find_samples_file(folder, None, False),
-    "report": lambda folder: make_report([folder], ".md"),
+    "report": lambda folder: make_report([folder]),
     "pool": lambda folder: export_training_rows(folder, folder / "out", "truth", 1),
     "replay": read_recording,
 }

@@ -39,7 +39,7 @@ def test_the_viewer_reads_the_runs(runs: Path, tmp_path: Path) -> None:
     assert metrics > 100 and trajectories == 8 + 4 + 4 and records > 6
     for name in RUNS:
         assert (find_kind(runs / name), read_run_state(runs / name).name) == (KINDS[name], "finished")
-        report = make_report([runs / name], ".md").decode()
+        report = make_report([runs / name]).decode()
         assert "damaged" not in report and "is missing" not in report
 
 

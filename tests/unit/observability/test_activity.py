@@ -7,7 +7,6 @@ import pytest
 
 from alphaapollo.observability import console
 from alphaapollo.observability.console import find_activity, find_imported_package
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.utils.heartbeat import HEARTBEAT, Heartbeat
 
 
@@ -20,13 +19,13 @@ def test_the_oldest_operation_of_this_process_and_the_workers_it_waits_for() -> 
     assert find_activity() == ""
     with HEARTBEAT.record_call("compute_values", "critic 0"):
         assert find_activity() == "compute values: critic 0"
-        with SPANS("update"), SPANS("batch"):
+        with HEARTBEAT.record_call("update"), HEARTBEAT.record_call("batch"):
             assert find_activity() == "update: critic 0"
             keys = [HEARTBEAT.begin_call("update", f"policy {rank}") for rank in range(4)]
             assert find_activity() == "update: critic 0, policy 0, policy 1, ..."
             for key in keys:
                 HEARTBEAT.end_call(key)
-    with SPANS("prepare"), SPANS("read prompts"):
+    with HEARTBEAT.record_call("prepare"), HEARTBEAT.record_call("read prompts"):
         assert find_activity() == "prepare: read prompts"
     assert find_activity() == ""
 
@@ -40,7 +39,7 @@ def test_a_package_that_is_being_imported(tmp_path: Path, monkeypatch: pytest.Mo
     seen: list[str] = []
 
     def look() -> None:
-        with SPANS("prepare"):
+        with HEARTBEAT.record_call("prepare"):
             thread = threading.Thread(target=lambda: seen.append(find_activity()))
             thread.start()
             thread.join()

@@ -22,7 +22,7 @@ from alphaapollo.config.schema import Env, Judge, Reward
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import Observation, StepResult, register_environment
-from alphaapollo.observability.rollout_log import format_trajectory_lines
+from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.tools.base import tools
 from alphaapollo.tools.function_tool import tool
 from alphaapollo.tools.retrieval import build_index

@@ -9,9 +9,9 @@ import pytest
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.environments.base import Observation, StepResult
-from alphaapollo.observability.rollout_log import make_trajectory_record
 from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
+from alphaapollo.runs.rollout_log import make_trajectory_record
 from alphaapollo.types import EpisodeEnd, Message, Outcome, Prompt, Sampling, Score, StopReason, Trajectory, Turn
 
 STOP = 9

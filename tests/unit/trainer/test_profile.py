@@ -17,11 +17,11 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import check_steps_within_run
+from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
 class Worker:
@@ -39,13 +39,16 @@ class PolicyWorker(Worker): ...
 class CriticWorker(Worker): ...
 
 
+class RolloutWorker(Worker): ...
+
+
 def profiler(steps: list[int], folder: Path) -> tuple[StepProfiler, Any, Terminal]:
     terminal = Terminal(record=True, width=300, quiet=True)
     policy: LocalRanks[Any] = LocalRanks(PolicyWorker())
     workers: Any = SimpleNamespace(
         policy=PolicyGroup(policy),
         critic=CriticGroup(LocalRanks(CriticWorker())),
-        engines=EngineGroup(LocalRanks(Worker()), 1),  # type: ignore[arg-type]
+        engines=EngineGroup(LocalRanks(RolloutWorker()), 1),  # type: ignore[arg-type]
     )
     return StepProfiler(steps, workers, folder, Console(terminal)), policy, terminal
 
@@ -57,8 +60,8 @@ def test_configured_iterations_are_profiled(tmp_path: Path) -> None:
         for step in (1, 2, 3, 4):
             timer = Timer()
             await own.start_step(step, timer)
-            assert (SPANS._recorded is not None) == (step in (2, 4))
-            with timer("generate"), SPANS.use_track("rollout 0", "episode"), SPANS("generate"):
+            assert (HEARTBEAT._recorded is not None) == (step in (2, 4))
+            with timer("generate"), HEARTBEAT.use_track("rollout 0", "episode"), HEARTBEAT.record_call("generate"):
                 pass
             with timer("update"):
                 await policy.call(lambda worker: worker.work())
@@ -74,7 +77,7 @@ def test_configured_iterations_are_profiled(tmp_path: Path) -> None:
         events = json.load(file)["traceEvents"]
     tracks = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert list(tracks.values()) == ["controller", "policy 0", "rollout 0"]
-    spans = {(tracks[one["pid"]], one["name"]): one for one in events if one["ph"] == "X"}
+    spans = {(tracks[one["pid"]], one["name"]): one for one in events if one["ph"] in "Xb"}
     assert {("controller", "generate"), ("controller", "update"), ("rollout 0", "generate")} <= spans.keys()
     update, product = spans["controller", "update"], spans["policy 0", "aten::mm"]
     assert update["ts"] - 1e5 <= product["ts"] <= update["ts"] + update["dur"] + 1e5

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.observability.metrics_file import JsonlTracker
+from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.viewer.app import make_app, make_server
 from alphaapollo.viewer.report import make_report
 from tests.unit.viewer.run_kit import (
@@ -153,7 +153,7 @@ def test_report_is_accessible_and_loads_nothing(
     from axe_playwright_python.sync_playwright import Axe
 
     file = tmp_path / "report.html"
-    file.write_bytes(make_report([address[1] / "first"], ".html"))
+    file.write_bytes(make_report([address[1] / "first"]))
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     requests, messages = [], []
     page.on("request", lambda request: requests.append(request.url))

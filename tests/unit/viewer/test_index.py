@@ -8,7 +8,6 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,12 +17,10 @@ import pytest
 
 from alphaapollo.viewer.index import (
     RunIndex,
-    find_index_path,
     make_pool_row,
     make_trajectory_row,
     parse_file_name,
     parse_metrics,
-    read_num_changes,
 )
 from tests.unit.viewer.run_kit import write_run
 
@@ -114,48 +111,9 @@ def test_warnings_are_those_of_the_run(ask: Ask, tmp_path: Path) -> None:
     assert step == 4 and text.startswith("step 4: 50% ")
 
 
-def test_the_index_is_kept_between_two_viewers(tmp_path: Path) -> None:
-    root = tmp_path / "outputs"
-    write_run(root / "first")
-    numbers = []
-    for _ in range(2):
-        index = RunIndex(root, tmp_path / "index.sqlite")
-        with closing(index.connect()) as database:
-            index.update(database)
-            rows = database.execute("SELECT count(*) FROM trajectories").fetchone()
-            numbers.append((read_num_changes(database, 1), read_num_changes(database, 0)))
-        assert rows[0] == 6
-    assert numbers[0] == numbers[1] and min(numbers[0]) > 0  # nothing was read again
-
-
-def test_index_of_a_folder_is_outside_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert find_index_path(tmp_path / "outputs").parent == tmp_path / "cache/alphaapollo/view"
-
-
 def test_file_names() -> None:
     assert parse_file_name("rollouts/val_greedy_000012.jsonl") == ("val_greedy", 12)
     assert parse_file_name("results.jsonl") == ("results", 0)
-
-
-def test_two_viewers_of_a_folder_index_each_line_once(tmp_path: Path) -> None:
-    root = tmp_path / "outputs"
-    for number in range(20):
-        write_run(root / f"run_{number}")
-    indexes = [RunIndex(root, tmp_path / "index.sqlite") for _ in range(2)]
-    together = threading.Barrier(2)
-
-    def update(index: RunIndex) -> None:
-        with closing(index.connect()) as database:
-            together.wait(10)
-            index.update(database)
-
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(update, indexes))
-    with closing(indexes[0].connect()) as database:
-        counts = database.execute("SELECT run, count(*) FROM trajectories GROUP BY run").fetchall()
-        assert all(read_num_changes(database, run) > 0 for run, _ in counts)  # whichever of them read the run
-    assert len(counts) == 20 and len({count for _, count in counts}) == 1
 
 
 TRAJECTORY = (
@@ -225,15 +183,3 @@ def test_the_thread_continues_after_an_error(tmp_path: Path) -> None:
     assert failed.wait(60) and updated.wait(60)
     index.close()
     assert index.problem == ""
-
-
-def test_damaged_index_is_made_again(tmp_path: Path) -> None:
-    (tmp_path / "index.sqlite").write_bytes(b"garbage " * 1000)
-    with closing(RunIndex(tmp_path, tmp_path / "index.sqlite").connect()) as database:
-        assert database.execute("SELECT count(*) FROM runs").fetchone()[0] == 0
-
-
-def test_index_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "cache").touch()
-    with pytest.raises(ValueError, match="XDG_CACHE_HOME"):
-        RunIndex(tmp_path, tmp_path / "cache/index.sqlite")

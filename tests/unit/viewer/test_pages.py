@@ -17,9 +17,9 @@ from starlette.testclient import TestClient
 
 from alphaapollo.launch.run_history import record_in_history
 from alphaapollo.launch.run_plan import RunPlan, write_run_plan
-from alphaapollo.observability.rollout_log import RolloutLog
-from alphaapollo.observability.training_log import TrainedRow
 from alphaapollo.processes.folder_lock import lock_folder
+from alphaapollo.runs.rollout_log import RolloutLog
+from alphaapollo.runs.training_log import TrainedRow
 from alphaapollo.types import Outcome, Score
 from alphaapollo.viewer.app import make_app
 from alphaapollo.viewer.index import RunIndex

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from alphaapollo.controller.health.stall_detector import (
     RunSnapshot,
@@ -14,7 +13,7 @@ from alphaapollo.controller.health.stall_detector import (
 )
 from alphaapollo.utils.heartbeat import ActiveCall, ProcessStatus, ProcessTreeReport
 
-HERE, THERE = "node a", "node b"
+HERE, THERE = "", "node b"
 UPDATE = [
     ActiveCall("update", "", 1, 63, None),
     *(ActiveCall("update", f"policy {rank}", 1, 62, None) for rank in (0, 1)),
@@ -41,19 +40,18 @@ def answers(
     node: str = HERE,
 ) -> WorkerSnapshot:
     report = ProcessTreeReport(ticks, tuple(calls), (process(pid, cpu=cpu), *more))
-    return WorkerSnapshot(key, f"the {key} (pid {pid})", report, None, node == HERE, node, pid)
+    return WorkerSnapshot(key, f"the {key} (pid {pid})", report, node, pid)
 
 
 def silent(key: str, pid: int, known: ProcessStatus | None = None, node: str = HERE) -> WorkerSnapshot:
-    return WorkerSnapshot(key, f"the {key} (pid {pid})", None, known, node == HERE, node, pid)
+    report = ProcessTreeReport(None, processes=(known,) if known else ())
+    return WorkerSnapshot(key, f"the {key} (pid {pid})", report, node, pid)
 
 
 def snapshot(
     *workers: WorkerSnapshot, calls: Sequence[ActiveCall] = (), at: float = 0.0, ticks: int = 3, cpu: float = 1.0
 ) -> RunSnapshot:
-    return RunSnapshot(
-        at, answers("controller", 1, calls=calls, ticks=ticks, cpu=cpu), {one.role_and_rank: one for one in workers}
-    )
+    return RunSnapshot(at, [answers("controller", 1, calls=calls, ticks=ticks, cpu=cpu), *workers])
 
 
 def finding(before: RunSnapshot, now: RunSnapshot, device: str = "cpu") -> StallFinding:
@@ -73,8 +71,8 @@ def test_a_stopped_rank_of_a_collective_is_named() -> None:
     found = finding(snapshots_at(0), snapshots_at(6))
     assert found.is_hung and [one.role_and_rank for one in found.culprits] == ["policy 1"]
     assert found.verdict.startswith("the policy 1 (pid 11) is stopped") and "-CONT" in found.verdict
-    for fact in ("in update", "update of policy 0, policy 1 (62 s)"):
-        assert fact in found.controller_state
+    for fact in ("in update", "update of policy 0, update of policy 1 (62 s)"):
+        assert fact in found.verdict
 
 
 def test_a_stopped_engine_core_is_named() -> None:
@@ -82,7 +80,7 @@ def test_a_stopped_engine_core_is_named() -> None:
     waits = [ActiveCall("episode", "", 4, 62, None), ActiveCall("generate", "", 4, 61, None)]
     one = snapshot(answers("rollout 0", 10), answers("rollout 1", 20, core, calls=waits), calls=PLAY)
     found = finding(one, one)
-    assert found.is_hung and found.culprits == (one.workers["rollout 1"],)
+    assert found.is_hung and found.culprits == (one.workers[2],)
     assert found.verdict.startswith("the engine core of rollout worker 1 (pid 21) is stopped")
 
 
@@ -92,7 +90,7 @@ def test_cpu_time_is_progress_only_without_gpus() -> None:
 
     before, now = snapshots_at(0, 5.0), snapshots_at(6, 5.6)  # a tenth of a core: the machine is busy
     found = finding(before, now)
-    assert not found.is_hung and found.verdict == "the policy 0 (pid 10) computes"
+    assert not found.is_hung and found.verdict.startswith("the policy 0 (pid 10) computes")
     assert finding(before, now, "cuda").is_hung
     assert finding(before, snapshots_at(6, 5.1)).is_hung  # waiting processes wake up now and then
 
@@ -119,7 +117,7 @@ def test_counts_and_disk_traffic_are_progress() -> None:
 def test_a_silent_worker_is_named_unless_it_computes() -> None:
     away = snapshot(answers("policy 0", 10), silent("policy 1", 11, node=THERE), calls=UPDATE)
     found = finding(away, away)
-    assert found.is_hung and found.verdict == "the policy 1 (pid 11) does not answer"
+    assert found.is_hung and found.verdict.startswith("the policy 1 (pid 11) does not answer")
     holds_the_gil = [
         snapshot(silent("policy 1", 11, process(11, "running", cpu)), calls=UPDATE, at=cpu) for cpu in (1.0, 4.0)
     ]
@@ -151,7 +149,7 @@ def test_if_all_wait_the_rank_with_the_fewest_counts_is_named() -> None:
     )
     found = finding(one, one)
     assert [each.role_and_rank for each in found.culprits] == ["policy 1"]
-    assert found.verdict == "the policy 1 (pid 21) waits, in update (62 s)"
+    assert found.verdict.startswith("the policy 1 (pid 21) waits, in update (62 s)")
 
 
 def test_without_awaited_workers_the_controller_is_named() -> None:
@@ -159,7 +157,7 @@ def test_without_awaited_workers_the_controller_is_named() -> None:
     found = finding(idle, idle)
     assert found.verdict.startswith("the controller (pid 1) waits") and "advantage (61 s)" in found.verdict
     computing = finding(idle, snapshot(answers("policy 0", 10), at=6, cpu=4), "cuda")
-    assert not computing.is_hung and computing.verdict == "the controller (pid 1) computes"
+    assert not computing.is_hung and computing.verdict.startswith("the controller (pid 1) computes")
     assert "the controller (pid 1) waits" in finding(snapshot(), snapshot()).verdict
 
 
@@ -168,5 +166,5 @@ def test_a_stopped_child_of_the_controller_is_named() -> None:
         (process(71, "stopped", name="Ray's raylet"), UPDATE),
         (process(31, "stopped", name="grader", is_required=False), UPDATE[:1]),
     ):
-        one = replace(snapshot(calls=calls), controller=answers("controller", 1, child, calls=calls))
+        one = RunSnapshot(0.0, [answers("controller", 1, child, calls=calls)])
         assert f"{child.name} (pid {child.pid})" in (verdict := finding(one, one).verdict) and "stopped" in verdict

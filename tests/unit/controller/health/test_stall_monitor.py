@@ -33,7 +33,7 @@ def trainer(folder: Path, notice: float, timeout: float | None) -> Any:
 class Replay(StallMonitor):
     """A monitor with snapshots from the test."""
 
-    def __init__(self, take_snapshot: Callable[[], RunSnapshot | None], *arguments: Any):
+    def __init__(self, take_snapshot: Callable[[], RunSnapshot], *arguments: Any):
         super().__init__([], *arguments)
         self.take_snapshot = take_snapshot  # type: ignore[method-assign]
 
@@ -184,7 +184,7 @@ def test_block_that_ignores_a_cancel_is_cancelled_again(tmp_path: Path, monkeypa
 
 def test_a_block_that_ends_by_itself_is_left_alone(tmp_path: Path) -> None:
     async def work() -> None:
-        async with Replay(lambda: None, trainer(tmp_path, 0.1, 0.2), "cpu", print, str):
+        async with Replay(snapshot, trainer(tmp_path, 0.1, 0.2), "cpu", print, str):
             raise KeyError("its own")
 
     with pytest.raises(KeyError):

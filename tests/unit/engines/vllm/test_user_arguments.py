@@ -2,8 +2,12 @@ import pytest
 
 from alphaapollo.config.schema import EngineKwargs, Rollout
 from alphaapollo.engines.spec import EngineSpec
-from alphaapollo.engines.vllm.settings import build_engine_arguments
-from alphaapollo.engines.vllm.user_arguments import RESERVED_ARGUMENTS, check_engine_kwargs, list_vllm_arguments
+from alphaapollo.engines.vllm.settings import (
+    RESERVED_ARGUMENTS,
+    build_engine_arguments,
+    check_engine_kwargs,
+    list_vllm_arguments,
+)
 
 KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 
@@ -24,23 +28,15 @@ def check(**own: object) -> None:
 
 
 def test_arguments_set_by_the_project_are_refused():
-    assert {*arguments("cpu"), *arguments("cuda")} <= RESERVED_ARGUMENTS.keys()
+    assert {*arguments("cpu"), *arguments("cuda")} <= RESERVED_ARGUMENTS
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("max_num_seqs", "actor_rollout_ref.rollout.max_num_seqs"),
-        ("trust_remote_code", "actor_rollout_ref.model.trust_remote_code"),
-        ("max_model_len", "data.max_prompt_length and data.max_response_length"),
-        ("skip_tokenizer_init", "is set by the project"),
-        ("enable_expert_parallel", "actor_rollout_ref.rollout.expert_parallel_size"),
-        ("data_parallel_size", "actor_rollout_ref.rollout.num_engines"),
-    ],
-)
-def test_reserved_arguments_are_refused_with_the_reason(name: str, reason: str):
-    with pytest.raises(ValueError, match=rf"^{KEY}\.{name} .*{reason}"):
+@pytest.mark.parametrize("name", ["trust_remote_code", "max_model_len", "enable_expert_parallel", "data_parallel_size"])
+def test_reserved_arguments_are_refused(name: str):
+    with pytest.raises(ValueError, match=rf"^{KEY}\.{name} "):
         check(**{name: 1})
+    with pytest.raises(ValueError, match=r"rollout\.max_num_seqs\."):
+        check(max_num_seqs=1)
 
 
 def test_names_unknown_to_vllm_are_refused():
@@ -56,4 +52,4 @@ def test_other_engines_are_not_checked():
 
 def test_vllm_knows_all_reserved_arguments():
     pytest.importorskip("vllm")
-    assert RESERVED_ARGUMENTS.keys() <= list_vllm_arguments()
+    assert list_vllm_arguments() >= RESERVED_ARGUMENTS

@@ -1,4 +1,4 @@
-"""A session over vLLM's HTTP API with a canned engine."""
+"""A session over vLLM's HTTP API with a recorded engine."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ import openai
 
 from alphaapollo.config.schema import Model
 from alphaapollo.engines.http_api import HttpApiSettings
-from alphaapollo.engines.vllm.canned import CannedEngine
+from alphaapollo.engines.vllm.recorded_engine import RecordedEngine
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rollout.agents.endpoint import EndpointServer, SessionGate
 from alphaapollo.rollout.agents.rows import build_turns_and_rows
@@ -43,7 +43,7 @@ def write_model(folder: Path) -> Path:
 
 
 class Script:
-    """Answers of the canned engine: for each prompt, the value of the first key that its end contains."""
+    """Answers of the recorded engine: for each prompt, the value of the first key that its end contains."""
 
     def __init__(self) -> None:
         self.answers: dict[str, str] = {}
@@ -56,12 +56,12 @@ class Script:
 
 
 class Server:
-    """Endpoint over a canned engine."""
+    """Endpoint over a recorded engine."""
 
     def __init__(self, folder: Path, max_length: int = MAX_LENGTH) -> None:
         self.script = Script()
         self.clients: list[Any] = []
-        engine = CannedEngine(Model(path=str(folder)), max_length, self.script)
+        engine = RecordedEngine(Model(path=str(folder)), max_length, self.script)
         self.tokenizer = engine.renderer.tokenizer
         self.app = engine.build_http_app(HttpApiSettings(tool_parser="hermes"))
 

@@ -6,10 +6,10 @@ import pytest
 
 from alphaapollo.engines.http_api import RequestedSampling, SampledAnswer
 from alphaapollo.evaluation.metrics import convert_to_sample_result, read_sample_result
-from alphaapollo.observability.rollout_log import make_trajectory_record
 from alphaapollo.rollout.agents.rows import build_turns_and_rows, find_branches
 from alphaapollo.rollout.agents.session import AgentSession, Request, SessionLimits, make_answer_key, make_message_keys
 from alphaapollo.rollout.context import check_rows_match_turns
+from alphaapollo.runs.rollout_log import make_trajectory_record
 from alphaapollo.types import EpisodeEnd, ImageInput, Prompt, Sampling, Score, Trajectory
 from tests.builders import make_completion
 

@@ -18,7 +18,7 @@ else null. A turn's `text` is what graders get. The trajectory's `text`, and `ra
 turn, have special tokens if the turn is truncated. `observation` is the environment's reply to the turn, or null.
 `weight_version` is the number of weight syncs before the last token was sampled. `weight_versions` of a row, which is
 one token sequence to train on, has pairs (weight version, number of tokens sampled with it), in order. Pictures of
-messages are files (pictures.py).
+messages are files (images.py).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from typing import Any
 
 import msgspec
 
-from alphaapollo.observability.disk import explain_write_errors, replace_file
-from alphaapollo.observability.json_values import finite_or_none, to_json_value
-from alphaapollo.observability.pictures import name_picture, replace_pictures, save_picture
-from alphaapollo.observability.training_log import TrainedRow, write_trained_rows
+from alphaapollo.runs.images import name_picture, replace_pictures, save_picture
+from alphaapollo.runs.training_log import TrainedRow, write_trained_rows
 from alphaapollo.types import JsonObject, Picture, Prompt, Row, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.utils.disk import explain_write_errors, replace_file
+from alphaapollo.utils.json_types import finite_or_none, to_json_value
 from alphaapollo.utils.redaction import find_secret_variables, redact_values
 
 QUEUED_STEPS = 8  # largest number of pending writes; the loop waits if there are more

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.observability.example_log import (
+from alphaapollo.runs.example_log import (
     ExampleRow,
     LoggedExample,
     make_example_row,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alphaapollo.observability.training_log import TrainedRow, read_trained_rows, write_trained_rows
+from alphaapollo.runs.training_log import TrainedRow, read_trained_rows, write_trained_rows
 
 
 def test_rows_are_read_as_written(tmp_path: Path) -> None:

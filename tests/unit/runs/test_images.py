@@ -5,12 +5,12 @@ from pathlib import Path
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evaluation.metrics import convert_to_sample_result, merge_repeated_prompts
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results
-from alphaapollo.observability.pictures import name_picture, save_picture
-from alphaapollo.observability.rollout_log import RolloutLog
-from alphaapollo.observability.samples import get_last_message
+from alphaapollo.observability.terminal import get_last_message
+from alphaapollo.runs.images import name_picture, save_picture
+from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.types import Prompt, TrajectoryGroup
-from tests.unit.observability.test_rollout_log import trajectory
 from tests.unit.rollout.test_pictures import SMALL, WIDE
+from tests.unit.runs.test_rollout_log import trajectory
 
 PROMPT = Prompt(0, "s", [{"role": "user", "content": "<image> How many?", "images": [SMALL]}], "2", {"index": 0})
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from alphaapollo.observability.disk import close_all
+from alphaapollo.utils.disk import close_all
 
 
 def failing(text: str) -> Callable[[], None]:

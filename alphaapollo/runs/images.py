@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.observability.disk import replace_file
 from alphaapollo.types import Picture
+from alphaapollo.utils.disk import replace_file
 
 FOLDER = "images"
 SIGNATURES = {

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from alphaapollo.observability.disk import replace_file
+from alphaapollo.utils.disk import replace_file
 
 
 @dataclass(frozen=True)

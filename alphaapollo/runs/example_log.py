@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.types import Row
+from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.redaction import find_secret_variables, redact_values
 
 FILE = "examples.jsonl"

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from alphaapollo.observability.json_values import finite_or_none
-from alphaapollo.observability.metrics_file import make_metrics_record
 from alphaapollo.observability.timing import Timer
+from alphaapollo.runs.metrics_file import make_metrics_record
+from alphaapollo.utils.json_types import finite_or_none
 
 
 def test_a_record_is_json_whatever_the_values():

@@ -6,26 +6,27 @@ import json
 import time
 from pathlib import Path
 
-from alphaapollo.observability.spans import Span, SpanRecorder, read_torch_trace, start_torch_profiler, take_torch_spans
+from alphaapollo.observability.timing import read_torch_trace, start_profile, take_profile
 from alphaapollo.trainer.profile import build_chrome_trace, write_trace
+from alphaapollo.utils.heartbeat import Heartbeat, Span
 
 
 def test_spans_are_recorded_only_on_request() -> None:
-    spans = SpanRecorder()
-    with spans.use_track("policy 0"), spans("update"):
+    spans = Heartbeat()
+    with spans.use_track("policy 0"), spans.record_call("update"):
         pass
     assert spans._recorded is None and spans.take_spans() == []
 
 
 def test_span_has_track_lane_and_wall_clock_time() -> None:
-    spans = SpanRecorder()
-    spans.start()
+    spans = Heartbeat()
+    spans.start_recording()
     before = time.time()
 
     async def episode(name: str) -> None:
-        with spans.use_track(lane=name), spans("episode", number=name):
+        with spans.use_track(lane=name), spans.record_call("episode", number=name):
             await asyncio.sleep(0.01)
-            with spans("generate"):
+            with spans.record_call("generate"):
                 await asyncio.sleep(0.01)
 
     async def play() -> None:
@@ -33,7 +34,7 @@ def test_span_has_track_lane_and_wall_clock_time() -> None:
             await asyncio.gather(episode("a"), episode("b"))
 
     asyncio.run(play())
-    spans.start()  # by another worker of this process: what was noted stays
+    spans.start_recording()  # by another worker of this process: what was noted stays
     noted = spans.take_spans()
     assert [(one.track, one.lane, one.name) for one in sorted(noted, key=lambda one: (one.lane, one.name))] == [
         ("rollout 1", lane, name) for lane in ("a", "b") for name in ("episode", "generate")
@@ -55,7 +56,7 @@ def test_a_trace_as_the_viewers_read_it(tmp_path: Path) -> None:
         Span("rollout 0", "x", "episode", 100.0, 0.001, {"sample": 1}),
         Span("rollout 0", "x", "generate", 100.0, 0.0005),
         Span("rollout 0", "y", "episode", 100.0005, 0.001),
-        Span("rollout 0", "z", "episode", 100.001, 0.001),  # x has ended: its row is free
+        Span("rollout 0", "z", "episode", 100.001, 0.001),
     ]
     write_trace(tmp_path / "profiles" / "step_000003.json.gz", spans)
     with gzip.open(tmp_path / "profiles" / "step_000003.json.gz") as file:
@@ -71,13 +72,14 @@ def test_a_trace_as_the_viewers_read_it(tmp_path: Path) -> None:
     ]
     assert shown == [
         ("controller", "loop", "generate", 0.0, 2000.0),
-        ("rollout 0", "episodes 0", "episode", 0.0, 1000.0),
-        ("rollout 0", "episodes 0", "generate", 0.0, 500.0),
-        ("rollout 0", "episodes 1", "episode", 500.0, 1000.0),
-        ("rollout 0", "episodes 0", "episode", 1000.0, 1000.0),
         ("policy 10", "thread 5", "aten::mm", 2000.0, 1000.0),
         ("policy 2", "thread 5", "aten::mm", 2000.0, 1000.0),
     ]
+    episodes = [e for e in trace["traceEvents"] if e.get("cat") == "episodes"]
+    assert {tracks[e["pid"]] for e in episodes} == {"rollout 0"} and len({e["id"] for e in episodes}) == 3
+    starts, ends = ([(e["name"], e["ts"]) for e in episodes if e["ph"] == phase] for phase in "be")
+    assert starts == [("episode", 0.0), ("generate", 0.0), ("episode", 500.0), ("episode", 1000.0)]
+    assert ends == [("episode", 1000.0), ("generate", 500.0), ("episode", 1500.0), ("episode", 2000.0)]
 
 
 def test_torchs_own_trace_is_read_as_spans() -> None:
@@ -101,11 +103,11 @@ def test_torch_is_recorded_on_the_same_clock() -> None:
     import torch
 
     before = time.time()
-    start_torch_profiler("policy 0")
-    start_torch_profiler("critic 0")  # torch has one profiler a process
+    start_profile("policy 0")
+    start_profile("critic 0")  # torch has one profiler a process
     (torch.ones(400, 400) @ torch.ones(400, 400)).sum()
-    assert take_torch_spans("critic 0") == []
-    spans = take_torch_spans("policy 0")
+    assert take_profile("critic 0") == []
+    spans = take_profile("policy 0")
     product = next(span for span in spans if span.name == "aten::mm")
     assert before - 0.1 <= product.start and product.start + product.seconds <= time.time() + 0.1
-    assert take_torch_spans("policy 0") == []
+    assert take_profile("policy 0") == []

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alphaapollo.observability.rollout_log import RolloutLog, format_trajectory_lines
+from alphaapollo.runs.rollout_log import RolloutLog, format_trajectory_lines
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
 from tests.builders import make_completion, make_trajectory, make_turn
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from alphaapollo.observability.disk import explain_write_errors, replace_file
-from alphaapollo.observability.json_values import finite_or_none
+from alphaapollo.utils.disk import explain_write_errors, replace_file
+from alphaapollo.utils.json_types import finite_or_none
 
 
 class JsonlTracker:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ANSWER = "OK"
 
 
-class CannedEngine:
+class RecordedEngine:
     """Engine with vLLM's HTTP API. `answer` returns the text of an answer to a prompt.
 
     Raises ValueError if vLLM cannot serve the model.
