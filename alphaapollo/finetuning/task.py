@@ -18,8 +18,7 @@ from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import PromptStream, WeightedFileStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.checkpoint_folder import RunProgress
-from alphaapollo.launch.memory.finetuning import MemoryRequest
-from alphaapollo.launch.memory.plan import MemoryPlan
+from alphaapollo.launch.memory_plan import MemoryPlan, MemoryRequest
 from alphaapollo.launch.resume import StartPoint
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.example_log import LoggedExample

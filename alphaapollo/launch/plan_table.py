@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from alphaapollo.launch.memory.plan import GIB, MemoryPlan
+from alphaapollo.launch.memory import GIB
+from alphaapollo.launch.memory_plan import MemoryPlan
 from alphaapollo.launch.run_plan import PlannedMemory, RunPlan
 from alphaapollo.observability.console import Console
 
@@ -32,7 +33,7 @@ def describe_memory_peak(memory: MemoryPlan | None) -> str:
     moment, usage = memory.peak
     offloaded = f"{memory.offloaded_bytes / GIB:.1f} GiB of host memory per node"
     host = f"; offloaded, {offloaded}" if memory.offloaded_bytes else ""
-    return f"{usage.total / GIB:.1f} GiB on {memory.device_name} at its peak ({moment}){host}, calculated"
+    return f"{usage.total() / GIB:.1f} GiB on {memory.device_name} at its peak ({moment}){host}, calculated"
 
 
 def describe_checkpoint_schedule(frequency: int, unit: str, memory: MemoryPlan | None) -> str:

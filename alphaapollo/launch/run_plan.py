@@ -14,7 +14,7 @@ from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.utils.redaction import find_secret_variables, redact_values
 
 if TYPE_CHECKING:
-    from alphaapollo.launch.memory.plan import MemoryPlan
+    from alphaapollo.launch.memory_plan import MemoryPlan
 
 FILE = "plan.json"
 
@@ -29,8 +29,7 @@ class PlannedMemory:
     @classmethod
     def from_plan(cls, plan: MemoryPlan) -> PlannedMemory:
         gib = {
-            moment: {kind.replace("_", " "): size / 2**30 for kind, size in usage.to_dict().items() if size}
-            for moment, usage in plan.usage_by_phase.items()
+            phase: {kind: size / 2**30 for kind, size in usage.items() if size} for phase, usage in plan.phases.items()
         }
         return cls(plan.device_name, gib)
 

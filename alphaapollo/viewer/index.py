@@ -21,7 +21,7 @@ from typing import Annotated
 
 import msgspec
 
-from alphaapollo.launch.format import upgrade_folder
+from alphaapollo.launch.format import check_format
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import replace_surrogates
@@ -180,7 +180,7 @@ class RunIndex:
 
     def _update_run(self, database: sqlite3.Connection, run: int, folder: Path) -> None:
         try:
-            upgrade_folder(folder)
+            check_format(folder)
         except Exception:  # noqa: BLE001  pages show it
             return
         query = "SELECT * FROM files WHERE run = ?"

@@ -23,12 +23,13 @@ import torch  # noqa: E402
 
 from alphaapollo.config.schema import Model  # noqa: E402
 from alphaapollo.models.activation_memory import ModelSizes, load_on_meta_device, read_model_sizes  # noqa: E402
+from alphaapollo.models.moe_routing import ExpertSizes  # noqa: E402
 
 BF16, FLOAT32 = 2, 4
 
 
 def count_traffic(
-    sizes: ModelSizes, num_ranks: int, ep_size: int, num_tokens: int, has_checkpointing: bool
+    sizes: ModelSizes, experts_per_token: int, num_ranks: int, ep_size: int, num_tokens: int, has_checkpointing: bool
 ) -> dict[str, float]:
     """Return the bytes of one rank by kind. num_tokens: tokens of the rank's micro-batch."""
 
@@ -40,7 +41,7 @@ def count_traffic(
     dense = sizes.parameters - sizes.root_parameters - sizes.expert_parameters
     experts = layers * sizes.expert_parameters / ep_size * share(num_ranks // ep_size)
     num_layers = sizes.expert_parameters // sizes.layer_expert_parameters
-    exchange = BF16 * num_tokens * sizes.experts_per_token * sizes.hidden_size * share(ep_size)
+    exchange = BF16 * num_tokens * experts_per_token * sizes.hidden_size * share(ep_size)
     return {
         "dense": (layers * dense + (BF16 + FLOAT32) * sizes.root_parameters) * share(num_ranks),
         "experts": experts,
@@ -54,12 +55,16 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=16384, help="tokens of a micro-batch on a rank")
     given = parser.parse_args()
-    sizes = read_model_sizes(load_on_meta_device(Model(path=given.model), torch.bfloat16))
+    model = load_on_meta_device(Model(path=given.model), torch.bfloat16)
+    sizes, experts = read_model_sizes(model), ExpertSizes.from_config(model.config)
+    assert experts is not None, f"{given.model} is not a mixture of experts"
     print(f"{sizes.parameters / 1e9:.1f} billion parameters, {sizes.expert_parameters / 1e9:.1f} billion in experts")
     totals = {}
     for ep_size in (size for size in range(1, given.ranks + 1) if given.ranks % size == 0):
         for has_checkpointing in (False, True):
-            found = count_traffic(sizes, given.ranks, ep_size, given.tokens, has_checkpointing)
+            found = count_traffic(
+                sizes, experts.experts_per_token, given.ranks, ep_size, given.tokens, has_checkpointing
+            )
             totals[ep_size, has_checkpointing] = sum(found.values())
             kinds = ", ".join(f"{kind} {size / 1e9:.1f}" for kind, size in found.items())
             shown = f"ep_size {ep_size}, checkpointing {'on' if has_checkpointing else 'off'}"

@@ -1,4 +1,4 @@
-"""Compare the planned memory of an update (launch/memory/model.py) with the measured peak of a policy worker on a CPU.
+"""Compare the planned memory of an update (launch/memory.py) with the measured peak of a policy worker on a CPU.
 
     .venv/bin/python scripts/bench/memory.py
 
@@ -25,16 +25,17 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from alphaapollo.algorithms.divergence import REVERSE  # noqa: E402
 from alphaapollo.config.resolve import resolve_model  # noqa: E402
 from alphaapollo.config.schema import Actor, Model, Reference  # noqa: E402
-from alphaapollo.launch.memory.model import MemoryUsage, TrainedModelMemory, count_frozen_bytes  # noqa: E402
-from alphaapollo.models.activation_memory import (  # noqa: E402
-    TrainingPass,
-    load_on_meta_device,
-    measure_activation_bytes,
-    read_model_sizes,
+from alphaapollo.launch.memory import (  # noqa: E402
+    DIVERGENCE_COPIES,
+    LOGIT_COPIES,
+    Usage,
+    count_frozen_bytes,
+    estimate_update,
+    make_trained_model,
 )
+from alphaapollo.models.activation_memory import load_on_meta_device  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig  # noqa: E402
 from alphaapollo.workers.process_group import RankPlacement  # noqa: E402
 from examples.quickstart.make_task import make_tokenizer  # noqa: E402
@@ -70,15 +71,12 @@ CASES = {
 }
 
 
-def planned(case: Case, folder: str) -> dict[str, MemoryUsage]:
-    model = load_on_meta_device(Model(path=folder), torch.float32)
-    sizes = read_model_sizes(model)
-    divergence = REVERSE if case.reference else None
-    training = TrainingPass(case.rows, case.length, case.checkpointing, "cpu", divergence=divergence)
-    share = measure_activation_bytes(model, training)
-    trained = TrainedModelMemory(sizes, share, case.ranks, dtype_bytes=4)
-    frozen = MemoryUsage(frozen_models=count_frozen_bytes(sizes, case.ranks, 4)) if case.reference else MemoryUsage()
-    return {moment: held + frozen for moment, held in trained.usage_during_update().items()}
+def planned(case: Case, folder: str) -> Usage:
+    model = resolve_model(Model(path=folder, enable_gradient_checkpointing=case.checkpointing), "cpu")
+    copies, shape = DIVERGENCE_COPIES if case.reference else LOGIT_COPIES, (case.rows, case.length)
+    trained = make_trained_model(model, Actor().fsdp_config, "cpu", case.ranks, shape, logit_copies=copies)
+    frozen = count_frozen_bytes(model, case.ranks, model.dtype) if case.reference else 0
+    return estimate_update(trained) + Usage({"frozen models": frozen})
 
 
 def measure(case: Case, folder: str, rank: int) -> float:
@@ -134,11 +132,9 @@ def run(name: str, as_run: bool) -> dict[str, object]:
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for command in commands
         ]
         peaks = [float(process.communicate(timeout=600)[0].split()[-1]) for process in started]
-        moments = planned(case, folder)
-    moment, held = max(moments.items(), key=lambda item: item[1].total)
-    plan, peak = held.total / 2**30, max(peaks)
-    print(f"| {name} | {plan:.2f} | {peak:.2f} | {plan / peak - 1:+.0%} | {moment} |", flush=True)
-    return {"case": name, "planned_gib": round(plan, 3), "measured_gib": round(peak, 3), "moment": moment}
+        plan, peak = planned(case, folder).total() / 2**30, max(peaks)
+    print(f"| {name} | {plan:.2f} | {peak:.2f} | {plan / peak - 1:+.0%} |", flush=True)
+    return {"case": name, "planned_gib": round(plan, 3), "measured_gib": round(peak, 3)}
 
 
 def main() -> None:
@@ -155,7 +151,7 @@ def main() -> None:
     elif args.rank is not None:
         print(measure(CASES[args.case], args.folder, args.rank))
     else:
-        print("| configuration | planned GiB | measured GiB | difference | peak at |\n|---|---|---|---|---|")
+        print("| configuration | planned GiB | measured GiB | difference |\n|---|---|---|---|")
         cases = [run(name, args.as_run) for name in ([args.case] if args.case else CASES)]
         print(json.dumps({"benchmark": "memory", "cases": cases, **machine()}))
 

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from alphaapollo.launch.checkpoint_folder import MANIFEST, find_damage, write_manifest
-from alphaapollo.launch.format import upgrade_folder
+from alphaapollo.launch.format import check_format
 from alphaapollo.observability.json_values import to_json_value
 from alphaapollo.types import ImageInput, JsonObject, Trajectory, TrajectoryGroup
 
@@ -115,7 +115,7 @@ def write_outcome(recording_folder: Path, outcome: LearningOutcome) -> None:
 
 def read_recording(folder: Path) -> Recording:
     """Read and verify a recorded iteration. Raises ValueError if it is missing, damaged or in an unsupported format."""
-    upgrade_folder(folder)
+    check_format(folder)
     if not (folder / INFO).is_file() or not (folder / MANIFEST).is_file():
         raise ValueError(
             f"{folder} is not a complete recording of an iteration. Use a folder <run>/{FOLDER}/step_N, which "

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.launch.memory.model import MemoryUsage
-from alphaapollo.launch.memory.plan import MemoryPlan
+from alphaapollo.launch.memory import Usage
+from alphaapollo.launch.memory_plan import MemoryPlan
 from alphaapollo.launch.run_plan import PlannedMemory, RunPlan, read_run_plan, write_run_plan
 
 GIB = 2**30
 
 
 def make_plan() -> RunPlan:
-    usage = {"generate": MemoryUsage(engine_weights=GIB, kv_cache=3 * GIB // 2), "publish": MemoryUsage(weights=GIB)}
+    usage = {"generate": Usage({"engine weights": GIB, "kv cache": 3 * GIB // 2}), "publish": Usage({"weights": GIB})}
     memory = PlannedMemory.from_plan(MemoryPlan(usage, 80 * GIB, "a GPU of 80 GiB"))
     inputs = {"data.train_files": [("a.parquet", "3f2a")]}
     return RunPlan({"iterations": "8"}, memory, ["key=x has no effect."], inputs)
