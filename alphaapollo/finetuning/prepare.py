@@ -24,9 +24,14 @@ from alphaapollo.launch.cpu_threads import choose_cpu_threads
 from alphaapollo.launch.input_digests import Digests
 from alphaapollo.launch.memory_fit import fit_to_memory_if_measurable, get_max_tokens
 from alphaapollo.launch.memory_plan import MemoryPlan
-from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
+from alphaapollo.launch.plan_table import (
+    describe_checkpoint_schedule,
+    describe_memory_peak,
+    print_plan_table,
+    summarize_memory,
+)
 from alphaapollo.launch.resume import find_start_point
-from alphaapollo.launch.run_plan import PlannedMemory, RunPlan
+from alphaapollo.launch.run_plan import RunPlan
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.lora import check_target_modules
 from alphaapollo.observability.console import Console
@@ -175,7 +180,7 @@ def make_run_plan(plan: FinetuningPlan) -> RunPlan:
         "memory": describe_memory_peak(memory),
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
     }
-    return RunPlan(settings, PlannedMemory.from_plan(memory) if memory else None, plan.notices)
+    return RunPlan(settings, summarize_memory(memory), plan.notices)
 
 
 def _describe_sources(plan: FinetuningPlan, epochs: float) -> dict[str, str]:

@@ -253,6 +253,7 @@ def _measure_layer_bytes(key: ModelKey, num_rows: int, row_length: int) -> int:
 
 def measure_pass(model: Model, num_tokens: int) -> Usage:
     """Estimate the layers and activations of a forward pass: two thirds of what a layer saves for its backward pass."""
-    layers = 2 * get_dtype_bytes(model.dtype) * load_model_sizes(model).layer_parameters
+    sizes = load_model_sizes(model)
+    layers = get_dtype_bytes(model.dtype) * (sizes.root_parameters + 2 * sizes.layer_parameters)
     activations = 2 * _measure_layer_bytes(_make_model_key(model), 1, num_tokens) // 3
     return Usage({"gathered layers": layers, "activations": activations})

@@ -38,7 +38,7 @@ USABLE = 0.9  # share of a device, because of fragmentation
 DEFAULT_ENGINE_SHARE = 0.5  # of a GPU of unknown size
 MIN_ROWS = 8  # sequences of maximum length for which an engine should have KV cache
 CERTAIN_KINDS = ("weights", "gradients", "optimizer", "frozen models", "engine weights", "kv cache")
-UPDATE, TEACHER = "update", "the teacher's pass"  # beginnings of names of phases
+UPDATE, FROZEN_PASS = "update", "frozen models compute"  # beginnings of names of phases
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class MemoryPlan:
     @property
     def has_headroom_in_update(self) -> bool:
         """Whether the phases have headroom whose memory depends on the micro-batches."""
-        phases = {name: usage for name, usage in self.phases.items() if name.startswith((UPDATE, TEACHER))}
+        phases = {name: usage for name, usage in self.phases.items() if name.startswith((UPDATE, FROZEN_PASS))}
         return replace(self, phases=phases, kv_cache_shortage="").has_headroom
 
     def describe_peak(self, accuracy: str) -> str:
@@ -101,17 +101,6 @@ class MemoryRequest:
     rows_per_example: int = 1  # e.g. 2 for pairs; the rows of an example stay in one micro-batch
     computes_logits: bool = True  # True: log-probs over the vocabulary; False: one number per row
     needs_reference: bool = False  # whether a frozen copy of the model is needed (with LoRA the base model is used)
-
-
-def _estimate_frozen(
-    model: Model, fsdp: FrozenFsdp | Fsdp, shards: int, device: Device, dtype: str = ""
-) -> tuple[Usage, Usage]:
-    """Return the memory of a frozen model (reference, teacher or reward model) on one of `shards` ranks: while it
-    computes, and while another model does. dtype: of its weights; "": the model's."""
-    if fsdp.offload_policy and device == "cuda":
-        return Usage(), Usage()
-    loaded = Usage({"frozen models": count_frozen_bytes(model, shards, dtype or model.dtype)})
-    return loaded, Usage() if getattr(fsdp, "param_offload", False) and device == "cuda" else loaded
 
 
 def _plan_finetuning(config: TuningConfig, device: Device, capacity: int, request: MemoryRequest) -> MemoryPlan:
@@ -162,7 +151,7 @@ def plan_memory(
     phases, offloaded, written = _estimate_ranks(config, device)
     engine, token_bytes = _estimate_engine(config, device), count_kv_token_bytes(config)
     asleep = Usage({"engine buffers": SLEEPING_ENGINE * (rollout.name == "vllm" and device == "cuda")})
-    share = _get_engine_share(config, phases, engine + asleep, capacity) if device == "cuda" else 0
+    share = _get_engine_share(config, phases, engine, capacity) if device == "cuda" else 0
     cache = int(share * capacity) - engine.total() if share else int(rollout.kv_cache_gib * GIB)
     engine["kv cache"] = max(0, cache) if rollout.name == "vllm" else 0
     row = config.data.max_length * token_bytes
@@ -205,71 +194,73 @@ def plan_memory(
 def _estimate_ranks(config: Config, device: Device) -> tuple[dict[str, Usage], int, int]:
     """Estimate the memory of a training rank, without engines. Returns the memory in each phase, the bytes offloaded to
     host memory, and the bytes of the copies from which checkpoints are written."""
-    role, teacher, critic, trainer = config.actor_rollout_ref, config.teacher, config.critic, config.trainer
-    full_kl, prompt = role.actor.uses_full_kl, config.data.max_prompt_length
-    shape, ranks = find_micro_batch_shape(config), trainer.num_ranks
-    copies = DIVERGENCE_COPIES if full_kl or teacher.uses_full_vocabulary else LOGIT_COPIES
-    trained = {
-        "policy": make_trained_model(
-            role.model,
-            role.actor.fsdp_config,
-            device,
-            ranks,
-            shape,
-            prompt,
-            copies,
-            role.actor.optim.name,
-            config.steps_per_iteration,
-        )
-    }
-    policy = trained["policy"]
+    role, critic, prompt = config.actor_rollout_ref, config.critic, config.data.max_prompt_length
+    computes_divergence = role.actor.uses_full_kl or config.teacher.uses_full_vocabulary
+    sizes = device, config.trainer.num_ranks, find_micro_batch_shape(config), prompt
+    copies, actor = DIVERGENCE_COPIES if computes_divergence else LOGIT_COPIES, role.actor
+    policy = make_trained_model(
+        role.model, actor.fsdp_config, *sizes, copies, actor.optim.name, config.steps_per_iteration
+    )
+    trained = [policy]
     if has_critic(config):
-        model, steps = make_critic_model_section(role.model, critic), config.num_mini_batches * critic.ppo_epochs
-        trained["critic"] = make_trained_model(
-            model, critic.fsdp_config, device, ranks, shape, prompt, 0, critic.optim.name, steps
-        )
-    further = FURTHER_PROCESS * (has_critic(config) + config.reward_model.enable) if device == "cuda" else 0
-    fixed, frozen = Usage({"runtime": PROCESS[device] + further}), list[tuple[Usage, Usage]]()
+        steps, model = config.num_mini_batches * critic.ppo_epochs, make_critic_model_section(role.model, critic)
+        trained.append(make_trained_model(model, critic.fsdp_config, *sizes, 0, critic.optim.name, steps))
+    further = FURTHER_PROCESS * (has_critic(config) + config.reward_model.enable) * (device == "cuda")
+    fixed = Usage({"runtime": PROCESS[device] + further})
     if config.reward_model.enable:
         scorer = config.reward_model.model
         section = role.model.model_copy(update={"path": scorer.path})
-        fixed += _estimate_frozen(section, scorer.fsdp_config, ranks, device)[1]
-    in_update = Usage()  # frozen models that the policy's update computes with
-    if config.needs_reference and not role.model.lora_rank:
-        frozen.append(_estimate_frozen(role.model, role.ref.fsdp_config, policy.shards, device))
-        in_update += frozen[0][not full_kl]
-    passes, (rows, length) = [Usage()], find_micro_batch_shape(config, config.max_teacher_length)
-    sections = {"": role.model} if teacher.uses_self_teacher else make_teacher_model_sections(role.model, teacher)
-    for key, model in sections.items():
-        fsdp = teacher.local_models[key].fsdp_config if key else role.actor.fsdp_config
-        dtype = "float32" if teacher.uses_self_teacher and not role.model.lora_rank else ""
-        loaded, idle = _estimate_frozen(model, fsdp, policy.shards, device, dtype)
-        head = Usage({"gathered layers": get_dtype_bytes(model.dtype) * load_model_sizes(model).root_parameters})
-        in_update += loaded + head if teacher.uses_full_vocabulary else idle  # which gathers the teacher's head, too
-        passes.append(
-            measure_pass(model, rows * length) + (Usage() if teacher.uses_full_vocabulary else head + loaded - idle)
-        )
-        frozen.append((loaded, idle))
-    idle = sum((one for _, one in frozen), fixed)
-    idle_critic = estimate_idle(trained["critic"]) if has_critic(config) else Usage()
-    with_policy = estimate_state(policy) + idle_critic + fixed + in_update
-    phases = {f"{UPDATE} of the policy": estimate_update(policy) + idle_critic + fixed + in_update}
-    if has_critic(config):
-        phases[f"{UPDATE} of the critic"] = estimate_update(trained["critic"]) + estimate_idle(policy) + idle
-    if sections:  # teachers compute one after the other
-        phases[TEACHER] = with_policy + max(passes, key=Usage.total)
-    sizes, width = policy.sizes, get_dtype_bytes(role.rollout.dtype)
-    sent = 3 * _count_bucket(sizes, width)  # with a packed copy, and the next one; from a gathered layer
-    sent += width * max(sizes.layer_parameters, sizes.root_parameters)
-    phases["publish"] = with_policy + Usage({"transfer buckets": sent})
-    phases["generate"] = estimate_idle(policy) + idle_critic + idle
-    offloaded = sum(one.offloaded_bytes for one in trained.values())
-    offloaded += sum(loaded.total() - idle.total() for loaded, idle in frozen)
-    written = sum(one.checkpoint_bytes for one in trained.values())
-    reset = config.algorithm.reference_reset
-    if reset.every or reset.patience or (teacher.uses_self_teacher and not role.model.lora_rank):
-        written += sum(loaded.total() for loaded, _ in frozen)  # checkpoints have the moved reference or teacher
+        fixed += _estimate_frozen(section, scorer.fsdp_config, config.trainer.num_ranks, device)[1]
+    frozen = _list_frozen_models(config, policy.shards, device)
+    idle = sum((one for _, _, one in frozen), fixed)
+    # frozen models, and the gathered heads of teachers, whose distributions the policy's update reads
+    in_update = sum((loaded for _, loaded, _ in frozen), fixed) if computes_divergence else idle
+    for model in make_teacher_model_sections(role.model, config.teacher).values() if computes_divergence else ():
+        in_update += Usage({"gathered layers": get_dtype_bytes(model.dtype) * load_model_sizes(model).root_parameters})
+    critics = sum((estimate_idle(one) for one in trained[1:]), Usage())
+    phases = {f"{UPDATE} of the policy": estimate_update(policy) + critics + in_update}
+    for one in trained[1:]:
+        phases[f"{UPDATE} of the critic"] = estimate_update(one) + estimate_idle(policy) + idle
+    rows, length = find_micro_batch_shape(config, config.max_teacher_length)
+    passes = [loaded - away + measure_pass(model, rows * length) for model, loaded, away in frozen]
+    if passes:  # one after the other
+        phases[FROZEN_PASS] = estimate_state(policy) + critics + idle + max(passes, key=Usage.total)
+    width = get_dtype_bytes(role.rollout.dtype)
+    sent = 3 * _count_bucket(policy.sizes, width)  # with a packed copy, and the next one; from a gathered layer
+    sent += width * max(policy.sizes.layer_parameters, policy.sizes.root_parameters)
+    phases["publish"] = estimate_state(policy) + critics + in_update + Usage({"transfer buckets": sent})
+    phases["generate"] = estimate_idle(policy) + critics + idle
+    offloaded = sum(one.offloaded_bytes for one in trained)
+    offloaded += sum(loaded.total() - away.total() for _, loaded, away in frozen)
+    written, reset = sum(one.checkpoint_bytes for one in trained), config.algorithm.reference_reset
+    if reset.every or reset.patience or (config.teacher.uses_self_teacher and not role.model.lora_rank):
+        written += sum(loaded.total() for _, loaded, _ in frozen)  # checkpoints have the moved reference or teacher
     return phases, offloaded, written
+
+
+def _list_frozen_models(config: Config, shards: int, device: Device) -> list[tuple[Model, Usage, Usage]]:
+    """Return reference and teachers on a rank, each with its memory while it computes and while it does not. With LoRA,
+    the base model is the reference. A self-teacher has the policy's float32 weights."""
+    role, teacher = config.actor_rollout_ref, config.teacher
+    sections: list[tuple[Model, FrozenFsdp | Fsdp, str]] = []
+    if config.needs_reference and not role.model.lora_rank:
+        sections.append((role.model, role.ref.fsdp_config, ""))
+    if teacher.uses_self_teacher:
+        sections.append((role.model, role.actor.fsdp_config, "" if role.model.lora_rank else "float32"))
+    for key, model in make_teacher_model_sections(role.model, teacher).items():
+        sections.append((model, teacher.local_models[key].fsdp_config, ""))
+    return [(model, *_estimate_frozen(model, fsdp, shards, device, dtype)) for model, fsdp, dtype in sections]
+
+
+def _estimate_frozen(
+    model: Model, fsdp: FrozenFsdp | Fsdp, shards: int, device: Device, dtype: str = ""
+) -> tuple[Usage, Usage]:
+    """Return the memory of a frozen model on one of `shards` ranks: while it computes, and while it does not. dtype: of
+    its weights; "": the model's."""
+    if fsdp.offload_policy and device == "cuda":
+        return Usage(), Usage()
+    loaded = Usage({"frozen models": count_frozen_bytes(model, shards, dtype or model.dtype)})
+    return loaded, Usage() if getattr(fsdp, "param_offload", False) and device == "cuda" else loaded
 
 
 def _get_engine_share(config: Config, phases: dict[str, Usage], engine: Usage, capacity: int) -> float:
@@ -287,19 +278,14 @@ def _get_engine_share(config: Config, phases: dict[str, Usage], engine: Usage, c
     beside = [phases["generate"]] if rollout.free_cache_engine else phases.values()
     training = max(usage.total() for usage in beside) if rollout.colocate else 0
     asleep = SLEEPING_ENGINE * (rollout.name == "vllm")
-    needed = engine.total() - asleep + MIN_ROWS * config.data.max_length * count_kv_token_bytes(config)
+    needed = engine.total() + MIN_ROWS * config.data.max_length * count_kv_token_bytes(config)
     share = max(USABLE - (training + asleep) / capacity, min(USABLE, needed / capacity))
     return math.floor(100 * share) / 100
 
 
 def _describe_kv_cache_shortage(config: Config, weights: int, needed: int, share: float, capacity: int) -> str:
-    """Return why an engine's KV cache certainly cannot hold one sequence, or "" if it may.
-
-    Args:
-        weights: bytes of the engine's weights.
-        needed: bytes of one sequence in the cache.
-        share: share of a GPU with `capacity` bytes that the engine may use; 0: on a CPU.
-    """
+    """Return why an engine's KV cache certainly cannot hold one sequence, or "" if it may. share: of a GPU of
+    `capacity` bytes; 0: on a CPU. weights and needed: bytes of the engine's weights, and of one sequence."""
     rollout, given = config.actor_rollout_ref.rollout, share * capacity
     fits = weights + needed <= given if share else needed <= rollout.kv_cache_gib * GIB
     if fits or rollout.name != "vllm" or (share and not capacity):

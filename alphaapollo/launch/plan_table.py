@@ -26,6 +26,14 @@ def print_plan_table(folder: Path, plan: RunPlan, console: Console, shows_memory
         console.notify(notice)
 
 
+def summarize_memory(plan: MemoryPlan | None) -> PlannedMemory | None:
+    """Return the memory that plan.json has and the table shows."""
+    if plan is None:
+        return None
+    gib = {phase: {kind: size / GIB for kind, size in usage.items() if size} for phase, usage in plan.phases.items()}
+    return PlannedMemory(plan.device_name, gib)
+
+
 def describe_memory_peak(memory: MemoryPlan | None) -> str:
     """Describe the peak of planned memory, e.g. `31.2 GiB on a GPU of 80 GiB at its peak (publish), calculated`."""
     if memory is None:

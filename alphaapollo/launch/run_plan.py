@@ -5,16 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from alphaapollo.launch.input_digests import Digests
 from alphaapollo.observability.disk import explain_write_errors, replace_file
 from alphaapollo.utils.redaction import find_secret_variables, redact_values
-
-if TYPE_CHECKING:
-    from alphaapollo.launch.memory_plan import MemoryPlan
 
 FILE = "plan.json"
 
@@ -25,13 +21,6 @@ class PlannedMemory:
 
     device: str  # e.g. "a GPU of 80 GiB"
     gib: dict[str, dict[str, float]]  # moment of an iteration -> kind -> GiB; kinds without memory are left out
-
-    @classmethod
-    def from_plan(cls, plan: MemoryPlan) -> PlannedMemory:
-        gib = {
-            phase: {kind: size / 2**30 for kind, size in usage.items() if size} for phase, usage in plan.phases.items()
-        }
-        return cls(plan.device_name, gib)
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,7 @@ def test_the_teacher_is_counted():
     _, away = planned("qwen2.5-1.5b", 8, 80, **teacher, teacher__model__fsdp_config__param_offload=True)
     assert away.phases["publish"] == alone.phases["publish"]
     assert (
-        away.phases["the teacher's pass"].frozen_models == slices
+        away.phases["frozen models compute"].frozen_models == slices
         and away.offloaded_bytes - alone.offloaded_bytes == 8 * slices
     )
     _, whole = planned("qwen2.5-1.5b", 8, 80, **teacher | {"teacher__divergence": "jsd"})

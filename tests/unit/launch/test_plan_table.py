@@ -4,8 +4,7 @@ from io import StringIO
 
 from alphaapollo.launch.memory import Usage
 from alphaapollo.launch.memory_plan import MemoryPlan
-from alphaapollo.launch.plan_table import describe_checkpoint_schedule, make_memory_table
-from alphaapollo.launch.run_plan import PlannedMemory
+from alphaapollo.launch.plan_table import describe_checkpoint_schedule, make_memory_table, summarize_memory
 from alphaapollo.observability.terminal import Terminal
 
 
@@ -16,7 +15,8 @@ def test_memory_by_role_at_each_moment():
         "generate": Usage({"weights": gib, "kv cache": 4 * gib}),
     }
     out = StringIO()
-    memory = PlannedMemory.from_plan(MemoryPlan(moments, 80 * gib, "a GPU of 80 GiB"))
+    memory = summarize_memory(MemoryPlan(moments, 80 * gib, "a GPU of 80 GiB"))
+    assert memory is not None
     Terminal(file=out, width=80).print(make_memory_table(memory))
     title, *rows = out.getvalue().splitlines()
     assert title.rstrip() == "GiB on a GPU of 80 GiB"

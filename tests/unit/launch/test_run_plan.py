@@ -7,14 +7,15 @@ import pytest
 
 from alphaapollo.launch.memory import Usage
 from alphaapollo.launch.memory_plan import MemoryPlan
-from alphaapollo.launch.run_plan import PlannedMemory, RunPlan, read_run_plan, write_run_plan
+from alphaapollo.launch.plan_table import summarize_memory
+from alphaapollo.launch.run_plan import RunPlan, read_run_plan, write_run_plan
 
 GIB = 2**30
 
 
 def make_plan() -> RunPlan:
     usage = {"generate": Usage({"engine weights": GIB, "kv cache": 3 * GIB // 2}), "publish": Usage({"weights": GIB})}
-    memory = PlannedMemory.from_plan(MemoryPlan(usage, 80 * GIB, "a GPU of 80 GiB"))
+    memory = summarize_memory(MemoryPlan(usage, 80 * GIB, "a GPU of 80 GiB"))
     inputs = {"data.train_files": [("a.parquet", "3f2a")]}
     return RunPlan({"iterations": "8"}, memory, ["key=x has no effect."], inputs)
 
