@@ -11,8 +11,8 @@ from pathlib import Path
 from alphaapollo.config.load import load_config_and_user_settings
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch.memory import GIB
-from alphaapollo.launch.memory_fit import replace_values
+from alphaapollo.planning.memory import GIB
+from alphaapollo.planning.memory_fit import replace_values
 from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, resolve_plan
 
 ROOT = Path(__file__).resolve().parents[1]

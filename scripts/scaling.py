@@ -17,8 +17,8 @@ sys.path.insert(0, str(ROOT))
 from alphaapollo.config.keys import format_value  # noqa: E402
 from alphaapollo.config.resolve import resolve_model, resolve_rollout  # noqa: E402
 from alphaapollo.config.schema import Config  # noqa: E402
-from alphaapollo.launch.memory import GIB  # noqa: E402
-from alphaapollo.launch.memory_fit import (  # noqa: E402
+from alphaapollo.planning.memory import GIB  # noqa: E402
+from alphaapollo.planning.memory_fit import (  # noqa: E402
     BUDGET,
     MAX_TOKENS,
     Settings,
@@ -26,7 +26,7 @@ from alphaapollo.launch.memory_fit import (  # noqa: E402
     list_memory_saving_settings,
     replace_values,
 )
-from alphaapollo.launch.memory_plan import MemoryPlan, plan_memory  # noqa: E402
+from alphaapollo.planning.memory_plan import MemoryPlan, plan_memory  # noqa: E402
 
 PAGE = ROOT / "docs" / "scaling.md"
 BEGIN, END = "<!-- scripts/scaling.py writes from here -->\n", "<!-- to here -->\n"

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from alphaapollo.config.errors import report_error
 from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
-from alphaapollo.launch.format import check_format
 from alphaapollo.observability.samples import get_last_message, shorten_text
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.runs.format import check_format
 from alphaapollo.utils.json_types import JsonObject
 
 COLUMN_WIDTH = 38  # minimum number of characters per sample

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING
 
 from alphaapollo.config.errors import ConfigError, exit_on_config_error, report_error
 from alphaapollo.config.schema import GenerationConfig
-from alphaapollo.launch.run_model import load_run_model
+from alphaapollo.runs.run_model import load_run_model
 from alphaapollo.utils.entry_point import entry_point
 from alphaapollo.utils.network import find_connection_error
 from alphaapollo.utils.watchdog import kill_run_processes, new_run_id, start_reaper

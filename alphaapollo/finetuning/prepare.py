@@ -20,23 +20,23 @@ from alphaapollo.finetuning.reward_model import RewardModelTask
 from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
 from alphaapollo.launch import input_checks
-from alphaapollo.launch.cpu_threads import choose_cpu_threads
-from alphaapollo.launch.input_digests import Digests
-from alphaapollo.launch.memory_fit import fit_to_memory_if_measurable, get_max_tokens
-from alphaapollo.launch.memory_plan import MemoryPlan
-from alphaapollo.launch.plan_table import (
-    describe_checkpoint_schedule,
-    describe_memory_peak,
-    print_plan_table,
-    summarize_memory,
-)
-from alphaapollo.launch.resume import find_start_point
-from alphaapollo.launch.run_plan import RunPlan
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.lora import check_target_modules
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.trackers import check_trackers
+from alphaapollo.planning.cpu_threads import choose_cpu_threads
+from alphaapollo.planning.memory_fit import fit_to_memory_if_measurable, get_max_tokens
+from alphaapollo.planning.memory_plan import MemoryPlan
+from alphaapollo.planning.plan_table import (
+    describe_checkpoint_schedule,
+    describe_memory_peak,
+    print_plan_table,
+    summarize_memory,
+)
+from alphaapollo.runs.input_digests import Digests
+from alphaapollo.runs.resume import find_start_point
+from alphaapollo.runs.run_plan import RunPlan
 
 TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
     SftConfig: SftTask,

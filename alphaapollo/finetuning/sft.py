@@ -17,8 +17,8 @@ from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.held_out import HeldOutEvaluation, read_held_out_prompts
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
-from alphaapollo.launch.memory_plan import MemoryRequest
 from alphaapollo.observability.example_log import LoggedExample, make_example_row
+from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.types import Prompt, Row
 from alphaapollo.workers.sft import SftWorker
 

@@ -16,11 +16,11 @@ from alphaapollo.config.errors import exit_on_config_error
 from alphaapollo.config.load import find_command_module, load_config_and_user_settings
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, RmConfig, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder, is_lower_better, list_checkpoints
-from alphaapollo.launch.run_model import resolve_model_paths
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.curve import Points, read_curves
 from alphaapollo.observability.run_view import format_duration
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder, is_lower_better, list_checkpoints
+from alphaapollo.runs.run_model import resolve_model_paths
 from alphaapollo.utils.entry_point import MainFunction, entry_point
 
 CommandConfig = Config | TuningConfig | GenerationConfig | EvolvingConfig
@@ -48,9 +48,9 @@ def make_command(schema: type[CommandConfig], config_name: str, module_name: str
         keep_best = getattr(trainer, "keep_best", None)
         with open_console(trainer) as console:
             module = importlib.import_module(module_name)
-            from alphaapollo.launch.resume import format_completed_run_message, resume_hint
             from alphaapollo.launch.run_command import run_coroutine, run_in_locked_folder, run_with_restarts
-            from alphaapollo.launch.run_history import record_in_history
+            from alphaapollo.runs.resume import format_completed_run_message, resume_hint
+            from alphaapollo.runs.run_history import record_in_history
 
             def run(prepared: Any) -> None:
                 if trains and prepared.is_complete:

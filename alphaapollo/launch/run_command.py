@@ -21,12 +21,12 @@ from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.ranks import WorkerLost
-from alphaapollo.launch.checkpoint_folder import RunProgress, list_checkpoints, parse_step
 from alphaapollo.launch.failures import FAILURES, RestartRefused
 from alphaapollo.launch.input_checks import detect_node_resources
-from alphaapollo.launch.resume import find_start_point, resume_hint
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.spans import SPANS
+from alphaapollo.runs.checkpoint_folder import RunProgress, list_checkpoints, parse_step
+from alphaapollo.runs.resume import find_start_point, resume_hint
 from alphaapollo.utils.folder_lock import FolderInUseError, lock_folder
 from alphaapollo.utils.watchdog import RUN, kill_run_processes
 

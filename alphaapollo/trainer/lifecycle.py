@@ -18,11 +18,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder
-from alphaapollo.launch.cpu_threads import choose_cpu_threads
 from alphaapollo.launch.input_checks import detect_node_resources
-from alphaapollo.launch.plan_table import print_plan_table
-from alphaapollo.launch.resume import StartPoint, find_start_point
 from alphaapollo.launch.session import TrainingSession, open_session
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.disk import close_all
@@ -30,7 +26,11 @@ from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import check_trackers
+from alphaapollo.planning.cpu_threads import choose_cpu_threads
+from alphaapollo.planning.plan_table import print_plan_table
 from alphaapollo.rollout.suites import check_suites
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder
+from alphaapollo.runs.resume import StartPoint, find_start_point
 from alphaapollo.trainer.loop import list_val_suites, train, validate_and_log
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.profile import StepProfiler

@@ -15,9 +15,9 @@ import yaml
 
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.renamed_keys import move_renamed_keys
-from alphaapollo.launch.format import check_format
-from alphaapollo.launch.run_history import read_history
-from alphaapollo.launch.run_plan import read_input_digests
+from alphaapollo.runs.format import check_format
+from alphaapollo.runs.run_history import read_history
+from alphaapollo.runs.run_plan import read_input_digests
 from alphaapollo.utils.folder_lock import read_lock_owner
 from alphaapollo.utils.json_types import JsonObject
 

@@ -1,4 +1,4 @@
-"""Compare the planned memory of an update (launch/memory.py) with the measured peak of a policy worker on a CPU.
+"""Compare the planned memory of an update (planning/memory.py) with the measured peak of a policy worker on a CPU.
 
     .venv/bin/python scripts/bench/memory.py
 
@@ -27,7 +27,8 @@ import torch  # noqa: E402
 
 from alphaapollo.config.resolve import resolve_model  # noqa: E402
 from alphaapollo.config.schema import Actor, Model, Reference  # noqa: E402
-from alphaapollo.launch.memory import (  # noqa: E402
+from alphaapollo.models.activation_memory import load_on_meta_device  # noqa: E402
+from alphaapollo.planning.memory import (  # noqa: E402
     DIVERGENCE_COPIES,
     LOGIT_COPIES,
     Usage,
@@ -35,7 +36,6 @@ from alphaapollo.launch.memory import (  # noqa: E402
     estimate_update,
     make_trained_model,
 )
-from alphaapollo.models.activation_memory import load_on_meta_device  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig  # noqa: E402
 from alphaapollo.workers.process_group import RankPlacement  # noqa: E402
 from examples.quickstart.make_task import make_tokenizer  # noqa: E402

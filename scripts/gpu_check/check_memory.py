@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.launch.memory import FLOAT32, TrainedModel, estimate_idle, estimate_update, make_trained_model
+from alphaapollo.planning.memory import FLOAT32, TrainedModel, estimate_idle, estimate_update, make_trained_model
 from scripts.gpu_check.device import GIB
 from scripts.gpu_check.kit import Kit, need, vocabulary_of
 from scripts.random_batch import random_batch

@@ -5,7 +5,7 @@
     <folder>/rank_R.pt    random number generators of rank R
     <folder>/state.json   number of ranks, and the caller's values
 
-launch/checkpoint_folder.py makes checkpoints atomic, writer.py writes them in the background.
+runs/checkpoint_folder.py makes checkpoints atomic, writer.py writes them in the background.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files of a recorded iteration.
 
 <run>/recorded/step_000003/   written completely before the update; manifest.json has the digest of each file
-    format.json               format (launch/format.py)
+    format.json               format (runs/format.py)
     recording.json            kl_coef, machine and parallelism of the run
     config.yaml               configuration of the run
     groups.msgpack            trajectory groups, without the pixels of pictures
@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from alphaapollo.launch.checkpoint_folder import MANIFEST, find_damage, write_manifest
-from alphaapollo.launch.format import check_format
 from alphaapollo.observability.json_values import to_json_value
+from alphaapollo.runs.checkpoint_folder import MANIFEST, find_damage, write_manifest
+from alphaapollo.runs.format import check_format
 from alphaapollo.types import ImageInput, JsonObject, Trajectory, TrajectoryGroup
 
 FOLDER = "recorded"  # name of the subfolder of a run

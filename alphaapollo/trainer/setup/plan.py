@@ -18,8 +18,8 @@ from alphaapollo.config.schema import Actor, Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.data.shared_prompts import decide_prompt_sharing
 from alphaapollo.launch.input_checks import choose_kernels, collect_environment_notices, find_environment_spec
-from alphaapollo.launch.memory_fit import fit_to_memory_if_measurable, get_max_tokens
-from alphaapollo.launch.memory_plan import MemoryPlan
+from alphaapollo.planning.memory_fit import fit_to_memory_if_measurable, get_max_tokens
+from alphaapollo.planning.memory_plan import MemoryPlan
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.utils.user_module import load_user_module

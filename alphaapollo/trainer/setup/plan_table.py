@@ -5,9 +5,9 @@ from __future__ import annotations
 from alphaapollo.algorithms.policy_losses.base import CLIP
 from alphaapollo.config.schema import Config, Env, Optimizer
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, summarize_memory
-from alphaapollo.launch.resume import StartPoint
-from alphaapollo.launch.run_plan import RunPlan
+from alphaapollo.planning.plan_table import describe_checkpoint_schedule, describe_memory_peak, summarize_memory
+from alphaapollo.runs.resume import StartPoint
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.trainer.setup.inputs import TrainingInputs
 from alphaapollo.trainer.setup.plan import Plan
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaapollo.launch.format import check_format
+from alphaapollo.runs.format import check_format
 from alphaapollo.viewer import run_folders
 from alphaapollo.viewer.curves import group_by_seed
 from alphaapollo.viewer.report import formats, tables

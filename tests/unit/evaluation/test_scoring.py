@@ -12,8 +12,8 @@ from alphaapollo.config.build import build_config
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig, GenerationConfig
 from alphaapollo.evaluation.scoring import read_problems
-from alphaapollo.launch.resume import read_saved_config
 from alphaapollo.observability.rollout_log import format_trajectory_lines
+from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.trainer.main_eval import main
 from alphaapollo.types import Prompt
 from tests.builders import make_group, make_trajectory, make_turn

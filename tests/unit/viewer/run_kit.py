@@ -16,13 +16,13 @@ from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer
 from alphaapollo.evolving.pool import Candidate, CandidateId, ChosenCandidate, Grade, Judgement, Pool, VerifierVerdict
 from alphaapollo.evolving.report import compute_round_metrics, write_results
-from alphaapollo.launch.run_plan import PlannedMemory, RunPlan, write_run_plan
 from alphaapollo.observability.example_log import LoggedExample, make_example_row, write_examples
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.training_log import TrainedRow
 from alphaapollo.rollout.suites import SuiteResult, SuiteScore
+from alphaapollo.runs.run_plan import PlannedMemory, RunPlan, write_run_plan
 from alphaapollo.types import Outcome, Prompt, Row, Score, Trajectory, TrajectoryGroup
 from alphaapollo.viewer.index import RunIndex
 from tests import builders

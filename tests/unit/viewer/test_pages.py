@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from alphaapollo.launch.run_history import record_in_history
-from alphaapollo.launch.run_plan import RunPlan, write_run_plan
 from alphaapollo.observability.rollout_log import RolloutLog
 from alphaapollo.observability.training_log import TrainedRow
+from alphaapollo.runs.run_history import record_in_history
+from alphaapollo.runs.run_plan import RunPlan, write_run_plan
 from alphaapollo.types import Outcome, Score
 from alphaapollo.utils.folder_lock import lock_folder
 from alphaapollo.viewer.app import make_app

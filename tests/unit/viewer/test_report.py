@@ -17,11 +17,11 @@ from markdown_it import MarkdownIt
 from pypdf import PdfReader
 
 from alphaapollo.cli.main import main
-from alphaapollo.launch.input_digests import digest_file
-from alphaapollo.launch.run_history import record_in_history
-from alphaapollo.launch.run_plan import RunPlan, write_run_plan
 from alphaapollo.observability.metrics_file import JsonlTracker
 from alphaapollo.observability.rollout_log import format_trajectory_lines
+from alphaapollo.runs.input_digests import digest_file
+from alphaapollo.runs.run_history import record_in_history
+from alphaapollo.runs.run_plan import RunPlan, write_run_plan
 from alphaapollo.utils.folder_lock import lock_folder
 from alphaapollo.viewer.report import FORMATS, make_report
 from alphaapollo.viewer.report.data import choose_evenly, read_run

@@ -19,11 +19,11 @@ from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection
 from alphaapollo.config.schema.base import Device
 from alphaapollo.data.batch import Columns, Rows, TrainBatch
 from alphaapollo.data.packing import build_train_batch
-from alphaapollo.launch.builders import make_teacher_model_sections
 from alphaapollo.models import sharding
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.training.train_state import OptimizerStep
 from alphaapollo.types import Row, WeightUpdate
+from alphaapollo.workers.builders import make_teacher_model_sections
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 from tests.matrices import join, split

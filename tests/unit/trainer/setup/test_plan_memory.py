@@ -8,8 +8,8 @@ import pytest
 
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch import memory_fit
-from alphaapollo.launch.memory_fit import BUDGET, CHECKPOINTING, replace_values
+from alphaapollo.planning import memory_fit
+from alphaapollo.planning.memory_fit import BUDGET, CHECKPOINTING, replace_values
 from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, make_plan
 from tests.unit.tiny import save_model
 

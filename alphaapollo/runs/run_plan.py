@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from alphaapollo.launch.input_digests import Digests
 from alphaapollo.observability.disk import explain_write_errors, replace_file
+from alphaapollo.runs.input_digests import Digests
 from alphaapollo.utils.redaction import find_secret_variables, redact_values
 
 FILE = "plan.json"

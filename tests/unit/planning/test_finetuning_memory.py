@@ -9,9 +9,9 @@ import pytest
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model, SftConfig
-from alphaapollo.launch.memory import compute_micro_batch_shape
-from alphaapollo.launch.memory_fit import fit_to_memory
-from alphaapollo.launch.memory_plan import MemoryPlan, MemoryRequest
+from alphaapollo.planning.memory import compute_micro_batch_shape
+from alphaapollo.planning.memory_fit import fit_to_memory
+from alphaapollo.planning.memory_plan import MemoryPlan, MemoryRequest
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 GIB = 2**30

@@ -13,12 +13,12 @@ from alphaapollo.cli.samples import find_samples_file
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvalConfig, ExportConfig, GenerationConfig
 from alphaapollo.evolving.export import export_training_rows
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder, find_damage, write_progress
 from alphaapollo.launch.export_checkpoint import prepare_export
-from alphaapollo.launch.format import FORMAT, check_format, write_format
-from alphaapollo.launch.resume import check_folder_belongs_to_command, find_inference_start, find_start_point
-from alphaapollo.launch.run_model import find_newest_model
-from alphaapollo.launch.run_plan import RunPlan
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder, find_damage, write_progress
+from alphaapollo.runs.format import FORMAT, check_format, write_format
+from alphaapollo.runs.resume import check_folder_belongs_to_command, find_inference_start, find_start_point
+from alphaapollo.runs.run_model import find_newest_model
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.trainer.replay.recording import read_recording
 from alphaapollo.viewer.report import make_report
 from alphaapollo.viewer.run_folders import read_run_state

@@ -2,10 +2,10 @@ import re
 from dataclasses import replace
 from io import StringIO
 
-from alphaapollo.launch.memory import Usage
-from alphaapollo.launch.memory_plan import MemoryPlan
-from alphaapollo.launch.plan_table import describe_checkpoint_schedule, make_memory_table, summarize_memory
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.planning.memory import Usage
+from alphaapollo.planning.memory_plan import MemoryPlan
+from alphaapollo.planning.plan_table import describe_checkpoint_schedule, make_memory_table, summarize_memory
 
 
 def test_memory_by_role_at_each_moment():

@@ -20,7 +20,8 @@ from alphaapollo.config.load import save_config
 from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig
 from alphaapollo.config.schema.base import CHANGES_DATA
-from alphaapollo.launch.checkpoint_folder import (
+from alphaapollo.observability.metrics_file import read_logged_steps
+from alphaapollo.runs.checkpoint_folder import (
     PROGRESS,
     CheckpointFolder,
     find_damage,
@@ -31,10 +32,9 @@ from alphaapollo.launch.checkpoint_folder import (
     read_inputs,
     read_progress,
 )
-from alphaapollo.launch.format import check_format, write_format
-from alphaapollo.launch.input_digests import Digests, RunInputs, compute_input_digests, find_content_changes
-from alphaapollo.launch.run_plan import RunPlan, read_input_digests, write_run_plan
-from alphaapollo.observability.metrics_file import read_logged_steps
+from alphaapollo.runs.format import check_format, write_format
+from alphaapollo.runs.input_digests import Digests, RunInputs, compute_input_digests, find_content_changes
+from alphaapollo.runs.run_plan import RunPlan, read_input_digests, write_run_plan
 from alphaapollo.utils.json_types import JsonObject
 
 TrainingConfig = Config | TuningConfig

@@ -1,7 +1,7 @@
 import pytest
 
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.launch.try_template import try_chats, try_template
+from alphaapollo.planning.try_template import try_chats, try_template
 from alphaapollo.types import Message, Prompt
 from tests.unit.tiny import save_tokenizer
 

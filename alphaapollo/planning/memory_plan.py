@@ -10,8 +10,8 @@ from alphaapollo.config.resolve import get_resolved, resolve_controller
 from alphaapollo.config.schema import Config, Model, TuningConfig
 from alphaapollo.config.schema.base import Device
 from alphaapollo.config.schema.model import FrozenFsdp, Fsdp
-from alphaapollo.launch.builders import make_critic_model_section, make_teacher_model_sections
-from alphaapollo.launch.memory import (
+from alphaapollo.models.activation_memory import ModelSizes
+from alphaapollo.planning.memory import (
     DIVERGENCE_COPIES,
     FLOAT32,
     GIB,
@@ -27,8 +27,8 @@ from alphaapollo.launch.memory import (
     make_trained_model,
     measure_pass,
 )
-from alphaapollo.models.activation_memory import ModelSizes
 from alphaapollo.weight_sync.buckets import get_largest_bucket_bytes
+from alphaapollo.workers.builders import make_critic_model_section, make_teacher_model_sections
 
 PROCESS = {"cuda": GIB, "cpu": GIB * 6 // 10}  # CUDA context and NCCL buffers, or imported libraries
 FURTHER_PROCESS = GIB * 6 // 10  # each further process on a GPU

@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from alphaapollo.launch.memory import GIB
-from alphaapollo.launch.memory_plan import MemoryPlan
-from alphaapollo.launch.run_plan import PlannedMemory, RunPlan
 from alphaapollo.observability.console import Console
+from alphaapollo.planning.memory import GIB
+from alphaapollo.planning.memory_plan import MemoryPlan
+from alphaapollo.runs.run_plan import PlannedMemory, RunPlan
 
 
 def print_plan_table(folder: Path, plan: RunPlan, console: Console, shows_memory: bool = False) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 FLOAT32 = 4
-MOMENTS = {"adamw": 2 * FLOAT32, "adamw_8bit": 2 * (1 + FLOAT32 / 256), "muon": FLOAT32}  # bytes
+MOMENTS = {"adamw": 2 * FLOAT32, "adamw_8bit": 2 * (1 + FLOAT32 / 256), "muon": FLOAT32}  # bytes per parameter
 LOGIT_COPIES, DIVERGENCE_COPIES = 4, 6  # float32 copies of a chunk of logits; with those of a frozen model
 
 Usage = Counter[str]

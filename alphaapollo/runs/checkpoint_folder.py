@@ -22,8 +22,8 @@ from typing import Self
 
 import msgspec
 
-from alphaapollo.launch.format import check_format, write_format
-from alphaapollo.launch.input_digests import RunInputs
+from alphaapollo.runs.format import check_format, write_format
+from alphaapollo.runs.input_digests import RunInputs
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
 

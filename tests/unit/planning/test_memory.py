@@ -8,9 +8,9 @@ from pathlib import Path
 
 from alphaapollo.config.resolve import resolve_model, resolve_rollout
 from alphaapollo.config.schema import Config, Teacher
-from alphaapollo.launch.memory import GIB
-from alphaapollo.launch.memory_fit import CHECKPOINTING, fit_to_memory, replace_values
-from alphaapollo.launch.memory_plan import (
+from alphaapollo.planning.memory import GIB
+from alphaapollo.planning.memory_fit import CHECKPOINTING, fit_to_memory, replace_values
+from alphaapollo.planning.memory_plan import (
     FURTHER_PROCESS,
     PROCESS,
     SLEEPING_ENGINE,

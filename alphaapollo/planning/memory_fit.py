@@ -11,8 +11,8 @@ from alphaapollo.config.keys import format_value, get_value, replace_value
 from alphaapollo.config.schema import Config, Model, Rollout, TuningConfig
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch.memory import GIB, Usage, count_loading_bytes, load_model_sizes
-from alphaapollo.launch.memory_plan import (
+from alphaapollo.planning.memory import GIB, Usage, count_loading_bytes, load_model_sizes
+from alphaapollo.planning.memory_plan import (
     DEFAULT_ENGINE_SHARE,
     USABLE,
     MemoryPlan,
@@ -55,8 +55,8 @@ def fit_to_memory(
     def make_plan(one: ConfigT) -> MemoryPlan:
         return plan_memory(one, device, capacity, request)
 
-    options = list_memory_saving_settings(config, device, request)
-    options = ({key: value for key, value in option.items() if key in free} for option in options)
+    all_options = list_memory_saving_settings(config, device, request)
+    options = ({key: value for key, value in option.items() if key in free} for option in all_options)
     settings, _ = find_cheapest_settings(config, make_plan, options, lambda plan: plan.has_headroom_in_update)
     config = replace_values(config, settings)
     plan = make_plan(config)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.launch.memory import Usage
-from alphaapollo.launch.memory_plan import MemoryPlan
-from alphaapollo.launch.plan_table import summarize_memory
-from alphaapollo.launch.run_plan import RunPlan, read_run_plan, write_run_plan
+from alphaapollo.planning.memory import Usage
+from alphaapollo.planning.memory_plan import MemoryPlan
+from alphaapollo.planning.plan_table import summarize_memory
+from alphaapollo.runs.run_plan import RunPlan, read_run_plan, write_run_plan
 
 GIB = 2**30
 
