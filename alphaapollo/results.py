@@ -55,7 +55,7 @@ class TrainedRun(RunResult):
 
         Raises ValueError if there is neither a model nor a checkpoint.
         """
-        from alphaapollo.launch.run_model import export_newest_model, find_newest_model
+        from alphaapollo.runs.run_model import export_newest_model, find_newest_model
 
         newest = find_newest_model(self.folder)
         export_newest_model(newest)

@@ -11,8 +11,8 @@ from pathlib import Path
 from alphaapollo.config.load import load_config_and_user_settings
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch.memory.fit import replace_values
-from alphaapollo.launch.memory.plan import GIB
+from alphaapollo.planning.memory import GIB
+from alphaapollo.planning.memory_fit import replace_values
 from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, resolve_plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,8 +50,8 @@ def describe_recipe(task: str, size: str) -> list[str]:
     config = load_recipe(task, size)
     role, memory = config.actor_rollout_ref, plan_recipe(config).memory
     assert memory is not None and not memory.problem, (task, size, memory)
-    generation = memory.usage_by_phase["generate"].total
-    rest = {name: usage.total for name, usage in memory.usage_by_phase.items() if name != "generate"}
+    generation = memory.phases["generate"].total()
+    rest = {name: usage.total() for name, usage in memory.phases.items() if name != "generate"}
     phase = max(rest, key=lambda name: rest[name])
     name = role.model.path.split("/")[-1]
     tokens = config.trajectories_per_batch * config.data.max_length / 1e6

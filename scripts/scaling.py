@@ -17,8 +17,16 @@ sys.path.insert(0, str(ROOT))
 from alphaapollo.config.keys import format_value  # noqa: E402
 from alphaapollo.config.resolve import resolve_model, resolve_rollout  # noqa: E402
 from alphaapollo.config.schema import Config  # noqa: E402
-from alphaapollo.launch.memory.fit import BUDGET, MAX_TOKENS, Settings, find_cheapest_settings, replace_values  # noqa: E402
-from alphaapollo.launch.memory.plan import GIB, MemoryPlan, plan_memory  # noqa: E402
+from alphaapollo.planning.memory import GIB  # noqa: E402
+from alphaapollo.planning.memory_fit import (  # noqa: E402
+    BUDGET,
+    MAX_TOKENS,
+    Settings,
+    find_cheapest_settings,
+    list_memory_saving_settings,
+    replace_values,
+)
+from alphaapollo.planning.memory_plan import MemoryPlan, plan_memory  # noqa: E402
 
 PAGE = ROOT / "docs" / "scaling.md"
 BEGIN, END = "<!-- scripts/scaling.py writes from here -->\n", "<!-- to here -->\n"
@@ -75,8 +83,12 @@ def search(model: str, machine: Machine) -> tuple[Settings, MemoryPlan] | None:
     def is_acceptable(plan: MemoryPlan) -> bool:
         return plan.has_headroom and plan.kv_cache_tokens >= room
 
-    keys, found = find_cheapest_settings(config, "cuda", capacity, is_acceptable)
-    return (keys, plan_memory(replace_values(config, keys), "cuda", capacity)) if found else None
+    def plan(one: Config) -> MemoryPlan:
+        return plan_memory(one, "cuda", capacity)
+
+    options = list_memory_saving_settings(config, "cuda")
+    keys, found = find_cheapest_settings(config, plan, options, is_acceptable)
+    return (keys, plan(replace_values(config, keys))) if found else None
 
 
 def lines() -> Iterator[str]:
@@ -92,7 +104,7 @@ def lines() -> Iterator[str]:
             keys, plan = found
             moment, held = plan.peak
             words = "<br>".join(f"`{short(key)}={format_value(value)}`" for key, value in keys.items()) or "none"
-            peak = f"{held.total / GIB:.0f} | {moment.removeprefix('update of the ')}"
+            peak = f"{held.total() / GIB:.0f} | {moment.removeprefix('update of the ')}"
             yield f"| {model} | {machine.name} | {words} | {peak} | {plan.kv_cache_tokens // 1000:,} k |\n"
         if too_small:
             yield f"| {model} | {', '.join(too_small)} | does not fit | | | |\n"

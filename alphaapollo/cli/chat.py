@@ -22,10 +22,10 @@ from alphaapollo.cli.serve import choose_context_length
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.schema import Env, GenerationConfig
 from alphaapollo.environments.base import Environment, Services, StepResult, get_environment_spec, register_environment
-from alphaapollo.launch.run_model import load_run_model
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.processes.entry_point import entry_point
 from alphaapollo.rewards.openai_connection import make_connection_options, make_openai_message
+from alphaapollo.runs.run_model import load_run_model
 from alphaapollo.types import IMAGE_MARK, EpisodeEnd, GroupRequest, Message, Picture, Prompt, Score, Trajectory
 from alphaapollo.utils.redaction import replace_control_characters
 
@@ -125,8 +125,8 @@ class EngineChat:
         from alphaapollo.config.resolve import resolve_generation
         from alphaapollo.controller.placement import detect_machine
         from alphaapollo.launch.input_checks import check_context_length, find_environment_spec, make_renderer
-        from alphaapollo.launch.try_environment import check_engine_serves_agents
         from alphaapollo.models.folder_check import check_weight_files
+        from alphaapollo.planning.try_environment import check_engine_serves_agents
 
         find_environment_spec(config.env)
         if config.env.env_name == "agent":

@@ -13,10 +13,10 @@ from pathlib import Path
 from alphaapollo.cli.serve import make_engine_spec, open_server
 from alphaapollo.config.errors import report_error
 from alphaapollo.engines.vllm.settings import build_server_command, build_server_environment
-from alphaapollo.launch.run_model import RunModel, load_run_model
 from alphaapollo.processes.entry_point import MainFunction, entry_point
 from alphaapollo.processes.network import find_free_port
 from alphaapollo.rollout.suites import FOLDER, ModelServer, Suite, check_suites, run_suite
+from alphaapollo.runs.run_model import RunModel, load_run_model
 from alphaapollo.utils.redaction import replace_control_characters
 
 

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from alphaapollo.config.errors import report_error
 from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
-from alphaapollo.launch.format import upgrade_folder
 from alphaapollo.observability.terminal import Terminal, get_last_message, shorten_text
+from alphaapollo.runs.format import check_format
 from alphaapollo.utils.json_types import JsonObject
 
 COLUMN_WIDTH = 38  # minimum number of characters per sample
@@ -46,7 +46,7 @@ def find_samples_file(run: Path, step: int | None, validation: bool) -> Path:
 
     Raises ValueError if there is none. step: return the file of this step instead of the newest.
     """
-    upgrade_folder(run)
+    check_format(run)
     number = "[0-9]*" if step is None else f"{step:06d}"
     names = [f"rollouts/step_{number}.jsonl", f"rollouts/val_{number}.jsonl", "results.jsonl"]
     files = [sorted(run.glob(name)) for name in (names[1:2] if validation else names)]

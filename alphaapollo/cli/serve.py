@@ -13,10 +13,10 @@ from typing import IO, TYPE_CHECKING
 
 from alphaapollo.config.errors import ConfigError, exit_on_config_error, report_error
 from alphaapollo.config.schema import GenerationConfig
-from alphaapollo.launch.run_model import load_run_model
 from alphaapollo.processes.entry_point import entry_point
 from alphaapollo.processes.network import find_connection_error
 from alphaapollo.processes.watchdog import kill_run_processes, new_run_id, start_reaper
+from alphaapollo.runs.run_model import load_run_model
 
 if TYPE_CHECKING:
     from alphaapollo.engines.spec import EngineSpec

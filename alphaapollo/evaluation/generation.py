@@ -25,16 +25,16 @@ from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_resul
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results
 from alphaapollo.launch import input_checks
-from alphaapollo.launch.plan_table import print_plan_table
-from alphaapollo.launch.resume import StartPoint, find_inference_start
-from alphaapollo.launch.run_plan import RunPlan
-from alphaapollo.launch.try_environment import try_environment
-from alphaapollo.launch.try_template import fix_template_date
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.load import check_causal_lm
 from alphaapollo.observability.console import Console
+from alphaapollo.planning.plan_table import print_plan_table
+from alphaapollo.planning.try_environment import try_environment
+from alphaapollo.planning.try_template import fix_template_date
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
+from alphaapollo.runs.resume import StartPoint, find_inference_start
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.types import GroupRequest, Prompt, Sampling
 from alphaapollo.utils.heartbeat import HEARTBEAT
 

@@ -22,12 +22,12 @@ from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.resolved_files import HELD_OUT, name_splits
 from alphaapollo.evaluation.metrics import SampleResult, find_answer, make_sample_result
 from alphaapollo.evaluation.report import write_report
-from alphaapollo.launch.format import write_format
 from alphaapollo.launch.input_checks import check_rewards
-from alphaapollo.launch.resume import check_folder_belongs_to_command
 from alphaapollo.observability.console import Console
 from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.runs.format import write_format
 from alphaapollo.runs.images import replace_pictures, save_picture
+from alphaapollo.runs.resume import check_folder_belongs_to_command
 from alphaapollo.types import JsonObject, Outcome, Prompt, Score
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.json_types import finite_or_none

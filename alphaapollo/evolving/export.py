@@ -24,7 +24,7 @@ import pandas as pd
 
 from alphaapollo.config.errors import report_error
 from alphaapollo.evolving.pool import FILE, Candidate, Pool
-from alphaapollo.launch.format import upgrade_folder
+from alphaapollo.runs.format import check_format
 from alphaapollo.utils.json_types import JsonObject
 
 Criterion = Literal["truth", "votes"]
@@ -93,7 +93,7 @@ def _get_source_fields(candidate: Candidate) -> Row:
 def export_training_rows(run_folder: Path, output_folder: Path, criterion: Criterion, max_pairs: int) -> dict[str, int]:
     """Write the parquet files of a run, and return the number of rows of each file. Raises ValueError if there
     are no rows to write, because the run has no pool or the criterion cannot tell which solutions are right."""
-    upgrade_folder(run_folder)
+    check_format(run_folder)
     if not (run_folder / FILE).is_file():
         raise ValueError(f"{run_folder} has no {FILE}. Set RUN to the folder of a run of alphaapollo.evolving.main.")
     rows = make_training_rows(Pool(run_folder), criterion, max_pairs)

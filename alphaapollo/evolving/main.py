@@ -3,9 +3,9 @@
 import sys
 
 from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.launch.command import make_inference_command
+from alphaapollo.launch.command import make_command
 
-main = make_inference_command(EvolvingConfig, "evolving", "alphaapollo.evolving.run")
+main = make_command(EvolvingConfig, "evolving", "alphaapollo.evolving.run")
 
 
 if __name__ == "__main__":

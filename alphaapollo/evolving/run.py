@@ -42,15 +42,15 @@ from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.evolving.role_calls import RoleModelCaller, make_roles
 from alphaapollo.launch.input_checks import check_rewards, find_environment_spec
-from alphaapollo.launch.plan_table import print_plan_table
-from alphaapollo.launch.resume import StartPoint, find_inference_start
-from alphaapollo.launch.run_plan import RunPlan
-from alphaapollo.launch.try_environment import try_environment, try_environment_resets
 from alphaapollo.observability.console import Console
+from alphaapollo.planning.plan_table import print_plan_table
+from alphaapollo.planning.try_environment import try_environment, try_environment_resets
 from alphaapollo.processes.watchdog import new_run_id, start_reaper
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import is_gradable
 from alphaapollo.runs.metrics_file import JsonlTracker
+from alphaapollo.runs.resume import StartPoint, find_inference_start
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.types import Prompt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module

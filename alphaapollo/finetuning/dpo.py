@@ -23,7 +23,7 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.pairs import PairTask, compute_pair_accuracy_metrics
 from alphaapollo.finetuning.task import FinetuningRun
-from alphaapollo.launch.memory.finetuning import MemoryRequest
+from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.utils.disk import replace_file
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.workers.preference import PreferenceWorker

@@ -21,9 +21,9 @@ from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.evaluation.validation import validate
 from alphaapollo.launch import input_checks
-from alphaapollo.launch.try_environment import try_environment_resets
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import Tracker
+from alphaapollo.planning.try_environment import try_environment_resets
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.types import Completion, ImageInput, Prompt, Sampling, SamplingRequest

@@ -20,19 +20,23 @@ from alphaapollo.finetuning.reward_model import RewardModelTask
 from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
 from alphaapollo.launch import input_checks
-from alphaapollo.launch.cpu_threads import choose_cpu_threads
-from alphaapollo.launch.input_digests import Digests
-from alphaapollo.launch.memory.finetuning import fit_finetuning_to_memory
-from alphaapollo.launch.memory.fit import get_max_tokens
-from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_memory_planning_failure
-from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
-from alphaapollo.launch.resume import find_start_point
-from alphaapollo.launch.run_plan import PlannedMemory, RunPlan
-from alphaapollo.launch.try_template import fix_template_date
 from alphaapollo.models.folder_check import check_weight_files, list_template_notices
 from alphaapollo.models.lora import check_target_modules
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers
+from alphaapollo.planning.cpu_threads import choose_cpu_threads
+from alphaapollo.planning.memory_fit import fit_to_memory_if_measurable, get_max_tokens
+from alphaapollo.planning.memory_plan import MemoryPlan
+from alphaapollo.planning.plan_table import (
+    describe_checkpoint_schedule,
+    describe_memory_peak,
+    print_plan_table,
+    summarize_memory,
+)
+from alphaapollo.planning.try_template import fix_template_date
+from alphaapollo.runs.input_digests import Digests
+from alphaapollo.runs.resume import find_start_point
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {
@@ -153,17 +157,13 @@ def _plan_memory(
     device = placement.device
     model = resolve_model(config.model, device, config.data.max_length)
     model = input_checks.choose_kernels(model, config.model)
+    resolved = config.model_copy(update={"model": model})
+    may_choose = config.model.enable_gradient_checkpointing == "auto"
     request = task.make_memory_request(train.examples)
-    try:
-        capacity = machine.get_training_memory(device)
-        model, tokens, memory = fit_finetuning_to_memory(config, model, device, request, capacity, machine.memory)
-    except UNMEASURED as error:
-        may_choose = config.model.enable_gradient_checkpointing == "auto"
-        failure = format_memory_planning_failure(config.model.path, error, may_choose)
-        return model, get_max_tokens(config.data.max_token_len_per_gpu), None, [failure]
-    if memory.problem:
+    fitted, memory, notices = fit_to_memory_if_measurable(resolved, device, machine, may_choose, request)
+    if memory and memory.problem:
         raise ValueError(memory.problem)
-    return model, tokens, memory, [memory.warning] if memory.warning else []
+    return fitted.model, get_max_tokens(fitted.data.max_token_len_per_gpu), memory, notices
 
 
 def make_run_plan(plan: FinetuningPlan) -> RunPlan:
@@ -182,7 +182,7 @@ def make_run_plan(plan: FinetuningPlan) -> RunPlan:
         "memory": describe_memory_peak(memory),
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
     }
-    return RunPlan(settings, PlannedMemory.from_plan(memory) if memory else None, plan.notices)
+    return RunPlan(settings, summarize_memory(memory), plan.notices)
 
 
 def _describe_sources(plan: FinetuningPlan, epochs: float) -> dict[str, str]:

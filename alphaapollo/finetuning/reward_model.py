@@ -15,8 +15,8 @@ from alphaapollo.data.preference_examples import PreferenceExample, load_pairs
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.pairs import PairTask, compute_pair_accuracy_metrics
-from alphaapollo.launch.memory.finetuning import MemoryRequest
 from alphaapollo.models.load import check_reward_model_family, find_reward_model_class, is_causal_lm, load_config
+from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.types import Row
 from alphaapollo.workers.reward_model import RewardTrainingWorker
 

@@ -17,7 +17,7 @@ from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.held_out import HeldOutEvaluation, read_held_out_prompts
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
-from alphaapollo.launch.memory.finetuning import MemoryRequest
+from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.runs.example_log import LoggedExample, make_example_row
 from alphaapollo.types import Prompt, Row
 from alphaapollo.workers.finetuning_worker import SftWorker
@@ -45,10 +45,7 @@ class SftTask(FinetuningTask):
         return load_examples(files, renderer, self.config.data, max_samples)
 
     def make_memory_request(self, examples: Sequence[Row]) -> MemoryRequest:
-        data = self.config.data
-        answers = (self.config.rollout.max_num_seqs, data.max_prompt_length, data.max_response_length)
-        longest = max(len(row.token_ids) for row in examples)
-        return MemoryRequest(longest, sampling_shape=answers if self.prompts else None)
+        return MemoryRequest(max(len(row.token_ids) for row in examples))
 
     def make_batches(self, examples: Sequence[Row], plan: FinetuningPlan) -> list[RankBatch]:
         return build_batch_layout(

@@ -1,1 +1,1 @@
-"""Steps that all commands share: input checks, memory plan, resume, run folder and checkpoints."""
+"""Start, restart and end a command: input checks, workers, background checkpoint, export."""

@@ -7,7 +7,7 @@ write the copy during the next iteration.
     finish_on_exit    called at the end of a run: wait for the checkpoint that is being written
 
 The loop calls `mark_models_inconsistent` before it changes the models and `mark_models_consistent` after the
-iteration. If the copies do not fit into memory (launch/memory), the worker groups write during `save`.
+iteration. If the copies do not fit into memory (planning/memory), the worker groups write during `save`.
 run_and_save_on_signal saves the last iteration of an interrupted run.
 """
 
@@ -23,8 +23,8 @@ from typing import Any, Generic, TypeVar
 
 from alphaapollo.controller.handles import TrainingWorkerGroup
 from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder, RunProgress
 from alphaapollo.launch.failures import REPORTED_ERRORS
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder, RunProgress
 from alphaapollo.utils.disk import explain_write_errors
 
 FAILED_RUN_SECONDS = 30.0  # maximum wait of a failed run for its checkpoint, because its workers may hang

@@ -17,12 +17,12 @@ from alphaapollo.config.build import build_config
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.load import drop_unknown_keys
 from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
-from alphaapollo.launch.builders import make_critic_model_section
-from alphaapollo.launch.checkpoint_folder import PROGRESS, find_damage, list_checkpoints, read_progress
-from alphaapollo.launch.model_card import format_model_card
-from alphaapollo.launch.resume import read_saved_config
+from alphaapollo.runs.checkpoint_folder import PROGRESS, find_damage, list_checkpoints, read_progress
+from alphaapollo.runs.model_card import format_model_card
+from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.workers.builders import make_critic_model_section
 
 if TYPE_CHECKING:
     from alphaapollo.models.export import ModelKind

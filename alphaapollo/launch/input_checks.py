@@ -35,14 +35,14 @@ from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
-from alphaapollo.launch.input_digests import digest_file
-from alphaapollo.launch.try_data import try_ground_truths
-from alphaapollo.launch.try_environment import try_reward_function
-from alphaapollo.launch.try_template import render_with_time_limit, try_chats
+from alphaapollo.planning.try_data import try_ground_truths
+from alphaapollo.planning.try_environment import try_reward_function
+from alphaapollo.planning.try_template import render_with_time_limit, try_chats
 from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
 from alphaapollo.rollout.tool_call_parser import check_tool_call_parser
+from alphaapollo.runs.input_digests import digest_file
 from alphaapollo.types import JsonObject, Prompt, Score
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module

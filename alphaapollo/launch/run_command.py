@@ -22,13 +22,13 @@ from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.ranks import WorkerLost
 from alphaapollo.data.resolved_files import forget_files
-from alphaapollo.launch.checkpoint_folder import RunProgress, list_checkpoints, parse_step
 from alphaapollo.launch.failures import REPORTED_ERRORS, RestartRefused
 from alphaapollo.launch.input_checks import detect_node_resources
-from alphaapollo.launch.resume import find_start_point, resume_hint
 from alphaapollo.observability.console import Console
 from alphaapollo.processes.folder_lock import FolderInUseError, lock_folder
 from alphaapollo.processes.watchdog import RUN, kill_run_processes
+from alphaapollo.runs.checkpoint_folder import RunProgress, list_checkpoints, parse_step
+from alphaapollo.runs.resume import find_start_point, resume_hint
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 T = TypeVar("T")

@@ -17,11 +17,11 @@ from alphaapollo.controller.nodes import RUN_FOLDER
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter, run_and_save_on_signal
 from alphaapollo.launch.input_checks import explain_missing_cluster, find_local_paths
-from alphaapollo.launch.resume import StartPoint, resume_hint
-from alphaapollo.launch.run_plan import RunPlan
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker
+from alphaapollo.runs.resume import StartPoint, resume_hint
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.utils.disk import close_all
 from alphaapollo.utils.heartbeat import HEARTBEAT
 

@@ -5,7 +5,7 @@
     <folder>/rank_R.pt    random number generators of rank R
     <folder>/state.json   number of ranks, and the caller's values
 
-launch/checkpoint_folder.py makes checkpoints atomic. models/export.py writes Hugging Face folders.
+runs/checkpoint_folder.py makes checkpoints atomic. models/export.py writes Hugging Face folders.
 """
 
 from __future__ import annotations

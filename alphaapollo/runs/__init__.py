@@ -1,1 +1,1 @@
-"""Files of a run folder: reading and writing them."""
+"""Files of a run folder, with one number for their format."""

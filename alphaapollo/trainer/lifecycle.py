@@ -17,18 +17,18 @@ from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.config.load import UserSettings
 from alphaapollo.config.schema import Config
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder
-from alphaapollo.launch.cpu_threads import choose_cpu_threads
 from alphaapollo.launch.input_checks import detect_node_resources
-from alphaapollo.launch.plan_table import print_plan_table
-from alphaapollo.launch.resume import StartPoint, find_start_point
 from alphaapollo.launch.session import TrainingSession, open_session
-from alphaapollo.launch.try_template import fix_template_date
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import check_trackers
+from alphaapollo.planning.cpu_threads import choose_cpu_threads
+from alphaapollo.planning.plan_table import print_plan_table
+from alphaapollo.planning.try_template import fix_template_date
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.suites import check_suites
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder
+from alphaapollo.runs.resume import StartPoint, find_start_point
 from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.trainer.loop import list_val_suites, train, validate_and_log
 from alphaapollo.trainer.loop_async import train_async

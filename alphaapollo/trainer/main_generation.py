@@ -3,9 +3,9 @@
 import sys
 
 from alphaapollo.config.schema import GenerationConfig
-from alphaapollo.launch.command import make_inference_command
+from alphaapollo.launch.command import make_command
 
-main = make_inference_command(GenerationConfig, "generation", "alphaapollo.evaluation.generation")
+main = make_command(GenerationConfig, "generation", "alphaapollo.evaluation.generation")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 import sys
 
 from alphaapollo.config.schema import Config
-from alphaapollo.launch.command import make_training_command
+from alphaapollo.launch.command import make_command
 
-main = make_training_command(Config, "ppo", "alphaapollo.trainer.lifecycle")
+main = make_command(Config, "ppo", "alphaapollo.trainer.lifecycle")
 
 
 if __name__ == "__main__":

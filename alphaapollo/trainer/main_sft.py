@@ -3,9 +3,9 @@
 import sys
 
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.launch.command import make_training_command
+from alphaapollo.launch.command import make_command
 
-main = make_training_command(SftConfig, "sft", "alphaapollo.finetuning.run")
+main = make_command(SftConfig, "sft", "alphaapollo.finetuning.run")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from alphaapollo.launch.checkpoint_folder import RunProgress, write_progress
+from alphaapollo.runs.checkpoint_folder import RunProgress, write_progress
 from alphaapollo.trainer.groups_file import read_groups, write_groups
 from alphaapollo.types import TrajectoryGroup
 

@@ -20,8 +20,8 @@ from typing import Annotated
 
 import msgspec
 
-from alphaapollo.launch.format import upgrade_folder
 from alphaapollo.observability.advice import MetricsAdvisor
+from alphaapollo.runs.format import check_format
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import replace_surrogates
 from alphaapollo.viewer.run_folders import find_runs
@@ -152,7 +152,7 @@ class RunIndex:
 
     def _update_run(self, database: sqlite3.Connection, run: int, folder: Path) -> None:
         try:
-            upgrade_folder(folder)
+            check_format(folder)
         except Exception:  # noqa: BLE001  pages show it
             return
         states = {row["name"]: row for row in database.execute("SELECT * FROM files WHERE run = ?", (run,))}

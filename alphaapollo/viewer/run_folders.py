@@ -15,10 +15,10 @@ import yaml
 
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.renamed_keys import move_renamed_keys
-from alphaapollo.launch.format import upgrade_folder
-from alphaapollo.launch.run_history import read_history
-from alphaapollo.launch.run_plan import read_input_digests
 from alphaapollo.processes.folder_lock import read_lock_owner
+from alphaapollo.runs.format import check_format
+from alphaapollo.runs.run_history import read_history
+from alphaapollo.runs.run_plan import read_input_digests
 from alphaapollo.utils.json_types import JsonObject
 
 MARKERS = ("config.yaml", "metrics.jsonl", "results.jsonl", "pool.jsonl")  # a folder with one of these files is a run
@@ -64,7 +64,7 @@ def find_runs(root: Path) -> Iterator[Path]:
 def read_run_state(folder: Path) -> RunState:
     """Read the state of a run from its format, its lock file and its history."""
     try:
-        upgrade_folder(folder)
+        check_format(folder)
         owner = read_lock_owner(folder)
     except Exception as error:  # noqa: BLE001  the other runs are shown
         return RunState("unreadable", str(error))

@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from alphaapollo.batching.batch import Columns  # noqa: E402
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder, write_progress  # noqa: E402
 from alphaapollo.models.checkpoint import CheckpointWriter  # noqa: E402
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder, write_progress  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model  # noqa: E402
 from scripts.bench.update import FOLDER, make_batch, make_worker  # noqa: E402

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from alphaapollo.launch.checkpoint_folder import MANIFEST, CheckpointFolder
+from alphaapollo.runs.checkpoint_folder import MANIFEST, CheckpointFolder
 from scripts.chaos.command import Command
 
 PROGRESS_TIMEOUT = 240.0  # seconds within which a command must make progress or end

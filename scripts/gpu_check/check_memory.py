@@ -3,11 +3,10 @@ offloading and reloading."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.launch.memory.model import FLOAT32, TrainedModelMemory, plan_trained_model
+from alphaapollo.planning.memory import FLOAT32, TrainedModel, estimate_idle, estimate_update, make_trained_model
 from scripts.gpu_check.device import GIB
 from scripts.gpu_check.kit import Kit, need, vocabulary_of
 from scripts.random_batch import random_batch
@@ -45,7 +44,7 @@ def measure(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -> None
     worker.update(columns)
     peak, loaded = kit.memory.get_peak(), kit.memory.get_allocated()
     plan = make_plan(kit, worker, (len(lengths), lengths[0]))
-    planned = max(usage.total for usage in plan.usage_during_update().values())
+    planned = estimate_update(plan).total()
     measurements = {"peak_gib": peak / GIB, "planned_gib": planned / GIB, "planned_over_measured": planned / peak}
     worker.offload()  # allocates page-locked memory
     worker.state.reload()
@@ -55,7 +54,7 @@ def measure(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -> None
     with kit.clock() as up:
         worker.state.reload()
     worker.offload()
-    measurements |= {"idle_gib": idle / GIB, "planned_idle_gib": plan.usage_while_idle().total / GIB}
+    measurements |= {"idle_gib": idle / GIB, "planned_idle_gib": estimate_idle(plan).total() / GIB}
     if name == "param_offload":
         measurements |= {"to_host_gb_per_s": weights / down[0] / 1e9, "from_host_gb_per_s": weights / up[0] / 1e9}
     if name == "plain":
@@ -69,7 +68,6 @@ def measure(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -> None
         assert name != "plain" or start < 1.5 * weights + GIB, f"the start used {start / GIB:.1f} GiB"
 
 
-def make_plan(kit: Kit, worker: Any, micro_batch_shape: tuple[int, int]) -> TrainedModelMemory:
+def make_plan(kit: Kit, worker: Any, micro_batch_shape: tuple[int, int]) -> TrainedModel:
     fsdp = worker.actor.fsdp_config
-    plan = plan_trained_model(worker.config, fsdp, kit.device, 1, micro_batch_shape, 0)  # type: ignore[arg-type]
-    return replace(plan, offload_weights=fsdp.param_offload, has_one_step_per_update=True)
+    return make_trained_model(worker.config, fsdp, kit.device, 1, micro_batch_shape, steps_per_update=1)  # type: ignore[arg-type]

@@ -12,11 +12,11 @@ import torch
 
 from alphaapollo.batching.batch import Columns, RankBatch
 from alphaapollo.config.resolve import get_attention_kernel
-from alphaapollo.launch.memory.model import plan_trained_model
 from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.load import LIGER_ARCHITECTURES, load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import PolicyModel
+from alphaapollo.planning.memory import estimate_update, make_trained_model
 from alphaapollo.workers.policy import PolicyWorker
 from scripts.checks import Untested
 from scripts.gpu_check.device import GIB
@@ -108,8 +108,8 @@ def plan_peak(kit: Kit, folder: Path, micro_batch_shape: tuple[int, int], checkp
     from alphaapollo.config.schema import Fsdp, Model
 
     model = resolve_model(Model(path=str(folder), enable_gradient_checkpointing=checkpointing), kit.device)  # type: ignore[arg-type]
-    plan = plan_trained_model(model, Fsdp(), kit.device, 1, micro_batch_shape, 0)  # type: ignore[arg-type]
-    return max(usage.total for usage in plan.usage_during_update().values())
+    plan = make_trained_model(model, Fsdp(), kit.device, 1, micro_batch_shape)  # type: ignore[arg-type]
+    return estimate_update(plan).total()
 
 
 def measure_update(work: Work, worker: PolicyWorker, prefix: str = "") -> float:

@@ -15,10 +15,10 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.controller.placement import Machine
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import Tracker
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.trainer import loop, loop_async
 from alphaapollo.trainer.lifecycle import tune_gc_and_huge_pages

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config
-from alphaapollo.launch.checkpoint_folder import MANIFEST, PROGRESS, CheckpointFolder, write_progress
-from alphaapollo.launch.resume import find_start_point
+from alphaapollo.runs.checkpoint_folder import MANIFEST, PROGRESS, CheckpointFolder, write_progress
+from alphaapollo.runs.resume import find_start_point
 from alphaapollo.trainer.progress import Progress
 
 HOW = ["flip", "cut", "empty", "grow", "remove", "rename", "swap", "json"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.launch.try_template import try_template
+from alphaapollo.planning.try_template import try_template
 from tests.fuzz.values import anything, scalars, texts
 
 CHAT = [{"role": "user", "content": "w2 w3"}]

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from alphaapollo.launch.run_history import read_history
+from alphaapollo.runs.run_history import read_history
 from tests.loop.conftest import Runner, processes_of
 from tests.loop.warm import Program
 

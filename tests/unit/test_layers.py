@@ -15,20 +15,21 @@ PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 LAYERS = [
     ["_version", "types", "utils", "processes"],
     ["config", "weight_sync"],
+    ["algorithms", "data", "tools"],
     ["runs"],
     ["observability"],
-    ["algorithms", "data", "tools", "rewards"],
-    ["batching"],
+    ["rewards", "batching"],
     ["models", "environments", "engines"],
     ["rollout", "workers"],
     ["controller"],
+    ["planning"],
     ["launch"],
     ["evaluation"],
     ["finetuning", "evolving", "viewer"],
     ["trainer", "cli", "results", "__main__"],
     ["api"],
 ]
-SAME_LAYER_ALLOWED = {("rewards", "tools"), ("types", "utils"), ("processes", "utils")}
+SAME_LAYER_ALLOWED = {("types", "utils"), ("processes", "utils")}
 
 # Library -> the modules that may import it, as patterns of names under alphaapollo.
 OWNERS = {

@@ -1,7 +1,7 @@
 """Files of a recorded iteration.
 
 <run>/recorded/step_000003/   written completely before the update; manifest.json has the digest of each file
-    format.json               format (launch/format.py)
+    format.json               format (runs/format.py)
     recording.json            kl_coef, machine and parallelism of the run
     config.yaml               configuration of the run
     groups.msgpack            trajectory groups, without the pixels of pictures
@@ -20,8 +20,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from alphaapollo.launch.checkpoint_folder import MANIFEST, find_damage, write_manifest
-from alphaapollo.launch.format import upgrade_folder
+from alphaapollo.runs.checkpoint_folder import MANIFEST, find_damage, write_manifest
+from alphaapollo.runs.format import check_format
 from alphaapollo.trainer.groups_file import read_groups, write_groups
 from alphaapollo.types import JsonObject, TrajectoryGroup
 
@@ -83,7 +83,7 @@ def write_outcome(recording_folder: Path, outcome: LearningOutcome) -> None:
 
 def read_recording(folder: Path) -> Recording:
     """Read and verify a recorded iteration. Raises ValueError if it is missing, damaged or in an unsupported format."""
-    upgrade_folder(folder)
+    check_format(folder)
     if not (folder / INFO).is_file() or not (folder / MANIFEST).is_file():
         raise ValueError(
             f"{folder} is not a complete recording of an iteration. Use a folder <run>/{FOLDER}/step_N, which "

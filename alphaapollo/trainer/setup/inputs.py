@@ -12,7 +12,6 @@ from alphaapollo.config.schema import Config, Model
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.vllm.settings import check_engine_kwargs
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.builders import make_critic_model_section, make_teacher_model_sections
 from alphaapollo.launch.input_checks import (
     check_context_length,
     check_engine_supports_model,
@@ -25,11 +24,11 @@ from alphaapollo.launch.input_checks import (
     make_renderer,
     read_prompts,
 )
-from alphaapollo.launch.try_data import describe_sources
-from alphaapollo.launch.try_environment import grade_trial_answers, try_environment
 from alphaapollo.models.folder_check import check_reads_pictures_like_policy, check_weight_files, list_template_notices
 from alphaapollo.models.load import check_causal_lm
 from alphaapollo.models.lora import check_target_modules
+from alphaapollo.planning.try_data import describe_sources
+from alphaapollo.planning.try_environment import grade_trial_answers, try_environment
 from alphaapollo.rewards.components import TASK
 from alphaapollo.trainer.progress import TrainingGoal
 from alphaapollo.trainer.setup.probe import make_probe
@@ -45,6 +44,7 @@ from alphaapollo.trainer.step.reward_model_scorer import (
 from alphaapollo.trainer.step.training_batch import check_prompts_have_length_budgets
 from alphaapollo.types import Prompt, Score
 from alphaapollo.weight_sync.verification import Probe
+from alphaapollo.workers.builders import make_critic_model_section, make_teacher_model_sections
 
 
 @dataclass(frozen=True)

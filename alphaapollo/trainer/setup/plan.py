@@ -13,8 +13,8 @@ from alphaapollo.config.resolve import count_engine_gpus, explain_dtype, resolve
 from alphaapollo.config.schema import Actor, Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.launch.input_checks import choose_kernels, collect_environment_notices, find_environment_spec
-from alphaapollo.launch.memory.fit import fit_config_to_memory, get_max_tokens
-from alphaapollo.launch.memory.plan import DEFAULT_ENGINE_SHARE, UNMEASURED, MemoryPlan, format_memory_planning_failure
+from alphaapollo.planning.memory_fit import fit_to_memory_if_measurable, get_max_tokens
+from alphaapollo.planning.memory_plan import MemoryPlan
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.utils.user_module import load_user_module
@@ -134,18 +134,9 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
     role = config.actor_rollout_ref
     plan = replace(plan, model=choose_kernels(plan.model, role.model))
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
-    device = plan.placement.device
-    capacity = machine.get_training_memory(device)
+    config = config.model_copy(update={"actor_rollout_ref": resolved})
     may_choose = role.model.enable_gradient_checkpointing == "auto"
-    resolved_config = config.model_copy(update={"actor_rollout_ref": resolved})
-    try:
-        fitted, memory = fit_config_to_memory(resolved_config, device, capacity, may_choose, machine.memory)
-    except UNMEASURED as error:
-        notice = format_memory_planning_failure(role.model.path, error, may_choose)
-        share = role.rollout.gpu_memory_utilization
-        share = DEFAULT_ENGINE_SHARE if share == "auto" else share
-        rollout = plan.rollout.model_copy(update={"gpu_memory_utilization": share})
-        return replace(plan, rollout=rollout, notices=[*plan.notices, notice])
+    fitted, memory, notices = fit_to_memory_if_measurable(config, plan.placement.device, machine, may_choose)
     chosen = fitted.actor_rollout_ref
     return replace(
         plan,
@@ -153,5 +144,5 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
         rollout=chosen.rollout,
         max_tokens=_get_max_tokens(chosen.actor),
         memory=memory,
-        notices=[*plan.notices, memory.warning] if memory.warning else plan.notices,
+        notices=plan.notices + notices,
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from alphaapollo.algorithms.policy_losses.base import CLIP
 from alphaapollo.config.schema import Config, Env, Optimizer
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak
-from alphaapollo.launch.resume import StartPoint
-from alphaapollo.launch.run_plan import PlannedMemory, RunPlan
+from alphaapollo.planning.plan_table import describe_checkpoint_schedule, describe_memory_peak, summarize_memory
+from alphaapollo.runs.resume import StartPoint
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.trainer.setup.inputs import TrainingInputs
 from alphaapollo.trainer.setup.plan import Plan
 
@@ -19,8 +19,7 @@ def make_run_plan(plan: Plan, inputs: TrainingInputs, start: StartPoint, config:
         | _describe_iterations(plan, inputs, start, config)
         | plan.placement.describe_roles()
     )
-    memory = PlannedMemory.from_plan(plan.memory) if plan.memory else None
-    return RunPlan(settings, memory, [*plan.notices, *inputs.notices, *start.describe()])
+    return RunPlan(settings, summarize_memory(plan.memory), [*plan.notices, *inputs.notices, *start.describe()])
 
 
 def _describe_algorithm_and_data(plan: Plan, inputs: TrainingInputs, config: Config) -> dict[str, str]:

@@ -9,12 +9,12 @@ from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import ActorRolloutRef, Config, CustomRewardFunction
 from alphaapollo.controller.worker_groups import WorkerSpecs
-from alphaapollo.launch.builders import build_policy_worker, make_critic_model_section, make_teacher_model_sections
 from alphaapollo.rewards import zero_reward
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.trainer.setup.plan import Plan
 from alphaapollo.trainer.step.reward_model_scorer import make_reward_model_settings
 from alphaapollo.weight_sync.transport import Transport, choose_transport
+from alphaapollo.workers.builders import build_policy_worker, make_critic_model_section, make_teacher_model_sections
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.policy import PolicyWorkerConfig
 from alphaapollo.workers.reward_model import RewardModelWorker

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaapollo.launch.format import upgrade_folder
+from alphaapollo.runs.format import check_format
 from alphaapollo.viewer import run_folders
 from alphaapollo.viewer.curves import group_by_seed
 from alphaapollo.viewer.report import formats, tables
@@ -21,7 +21,7 @@ def make_report(folders: Sequence[Path]) -> bytes:
     no run."""
     folders = list(dict.fromkeys(folder.expanduser().absolute() for folder in folders))
     for folder in folders:
-        upgrade_folder(folder)
+        check_format(folder)
         if not any((folder / name).is_file() for name in run_folders.MARKERS):
             markers = ", ".join(run_folders.MARKERS)
             below = ", ".join(map(str, run_folders.find_runs(folder))) or "none"

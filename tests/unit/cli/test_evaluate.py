@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.cli.evaluate import find_results_folder
-from alphaapollo.launch.run_model import RunModel
+from alphaapollo.runs.run_model import RunModel
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from alphaapollo.cli.main import main
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.environments.base import Observation, Services, StepResult, get_environment_spec
-from alphaapollo.launch import run_model
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.processes.network import find_free_port
+from alphaapollo.runs import run_model
 from alphaapollo.types import Message, Prompt, Score
 from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.unit.tiny import save_model

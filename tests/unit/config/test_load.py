@@ -17,7 +17,7 @@ from alphaapollo.config.load import (
     save_config,
 )
 from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.launch.resume import read_saved_config
+from alphaapollo.runs.resume import read_saved_config
 
 SHIPPED = find_shipped_config_folder()
 

@@ -16,7 +16,7 @@ from alphaapollo.config.keys import COMMANDS, list_keys, list_sections
 from alphaapollo.config.load import UserSettings, load_config_and_user_settings, save_config
 from alphaapollo.config.port.translate import port_script
 from alphaapollo.config.schema import Config
-from alphaapollo.launch.resume import read_saved_config
+from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.viewer.run_folders import read_config
 
 TABLE = {

@@ -10,7 +10,7 @@ from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.launch.try_template import try_template
+from alphaapollo.planning.try_template import try_template
 from alphaapollo.types import Prompt
 from tests.unit.data.pictures import encode, make_picture
 from tests.unit.tool_templates import schema

@@ -12,7 +12,7 @@ from alphaapollo.config.build import build_config
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig, GenerationConfig
 from alphaapollo.evaluation.scoring import read_problems
-from alphaapollo.launch.resume import read_saved_config
+from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.trainer.main_eval import main
 from alphaapollo.types import Prompt

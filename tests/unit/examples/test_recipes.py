@@ -17,7 +17,7 @@ from alphaapollo.data.prompts import load_prompts
 from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Services
 from alphaapollo.environments.environment_tools import make_toolbox
-from alphaapollo.launch import try_environment
+from alphaapollo.planning import try_environment
 from alphaapollo.rewards.registry import load_grader
 from alphaapollo.trainer import lifecycle
 from alphaapollo.trainer.main_generation import main as generate

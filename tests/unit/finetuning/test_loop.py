@@ -17,7 +17,7 @@ from alphaapollo.finetuning.loop import train
 from alphaapollo.finetuning.prepare import make_example_stream
 from alphaapollo.finetuning.task import FinetuningProgress, FinetuningRun
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from tests.unit.metric_names import undocumented
 
 

@@ -12,7 +12,7 @@ import pytest
 from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
 from alphaapollo.launch import background_checkpoint
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter, run_and_save_on_signal
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer.progress import Progress
 
 

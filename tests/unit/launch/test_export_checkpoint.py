@@ -12,9 +12,9 @@ from alphaapollo.config.load import save_config
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Config, Critic, ExportConfig, Model, SftConfig
 from alphaapollo.launch import export_checkpoint as push_module
-from alphaapollo.launch.checkpoint_folder import write_manifest, write_progress
 from alphaapollo.launch.export_checkpoint import prepare_export
 from alphaapollo.models import sharding
+from alphaapollo.runs.checkpoint_folder import write_manifest, write_progress
 from alphaapollo.trainer.main_export import main
 from alphaapollo.workers import export as worker_export
 from alphaapollo.workers.critic import CriticWorker

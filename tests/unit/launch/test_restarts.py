@@ -14,13 +14,13 @@ import pytest
 
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.ranks import RunStalled, WorkerDied, WorkerFailed
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.launch.failures import RestartRefused
-from alphaapollo.launch.resume import find_start_point
 from alphaapollo.launch.run_command import clean_up_processes, run_with_restarts
-from alphaapollo.launch.run_plan import RunPlan
 from alphaapollo.observability.console import Console
 from alphaapollo.processes.watchdog import RUN, list_run_processes, new_run_id
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder
+from alphaapollo.runs.resume import find_start_point
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.trainer.lifecycle import PreparedRun
 from alphaapollo.trainer.progress import Progress
 
@@ -144,9 +144,7 @@ def test_a_run_from_a_given_checkpoint_resumes_from_its_own(make_run: Callable[.
 
 def test_a_damaged_checkpoint_is_skipped(make_run: Callable[..., FakeRun], monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run((5, DIED), None)
-    monkeypatch.setattr(
-        "alphaapollo.launch.resume.find_damage", lambda path: ["x"] if path.name == "step_000004" else []
-    )
+    monkeypatch.setattr("alphaapollo.runs.resume.find_damage", lambda path: ["x"] if path.name == "step_000004" else [])
     run.go()
     assert run.began == ["scratch", "step_000002"]
 
@@ -155,7 +153,7 @@ def test_without_undamaged_checkpoint_both_reasons_are_reported(
     make_run: Callable[..., FakeRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run((5, DIED))
-    monkeypatch.setattr("alphaapollo.launch.resume.find_damage", lambda _: ["progress.json has changed"])
+    monkeypatch.setattr("alphaapollo.runs.resume.find_damage", lambda _: ["progress.json has changed"])
     with pytest.raises(RestartRefused, match=r"killed; .*progress\.json has changed"):
         run.go()
 

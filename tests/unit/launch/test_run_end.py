@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from alphaapollo.launch import command as run_end
-from alphaapollo.launch.checkpoint_folder import write_progress
 from alphaapollo.launch.command import describe_changes, format_command, open_console, show_run_end
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.runs.checkpoint_folder import write_progress
 
 
 @pytest.fixture(autouse=True)

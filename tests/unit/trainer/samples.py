@@ -9,7 +9,7 @@ import numpy as np
 from alphaapollo.batching.batch import Columns
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor, Algorithm, Config
-from alphaapollo.launch.memory.fit import get_max_tokens
+from alphaapollo.planning.memory_fit import get_max_tokens
 from alphaapollo.trainer.step.credit import AssignedCredit, assign_credit
 from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch
 from alphaapollo.types import EpisodeEnd, Outcome, Score, Trajectory, TrajectoryGroup

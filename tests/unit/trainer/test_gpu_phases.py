@@ -18,9 +18,9 @@ from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer.lifecycle import initialize_run
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.loop_async import train_async

@@ -7,7 +7,7 @@ from typing import Any
 
 from alphaapollo.config.changes import ConfigChange
 from alphaapollo.config.schema import Config
-from alphaapollo.launch.resume import StartPoint
+from alphaapollo.runs.resume import StartPoint
 from alphaapollo.trainer.lifecycle import PreparedRun
 from alphaapollo.trainer.progress import CurriculumState, Progress
 

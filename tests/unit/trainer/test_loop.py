@@ -14,8 +14,8 @@ from alphaapollo.config.schema import Config, ReferenceReset
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.evaluation.validation import ValidationResult
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder
 from alphaapollo.observability.console import Console
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer import loop
 from alphaapollo.trainer.loop import should_reset_reference
 from alphaapollo.trainer.progress import Progress, TrainingGoal

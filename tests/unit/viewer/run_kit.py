@@ -16,12 +16,12 @@ from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer
 from alphaapollo.evolving.pool import Candidate, CandidateId, ChosenCandidate, Grade, Judgement, Pool, VerifierVerdict
 from alphaapollo.evolving.report import compute_round_metrics, write_results
-from alphaapollo.launch.run_plan import PlannedMemory, RunPlan, write_run_plan
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rollout.suites import SuiteResult, SuiteScore
 from alphaapollo.runs.example_log import LoggedExample, make_example_row, write_examples
 from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.rollout_log import RolloutLog
+from alphaapollo.runs.run_plan import PlannedMemory, RunPlan, write_run_plan
 from alphaapollo.runs.training_log import TrainedRow
 from alphaapollo.types import Outcome, Prompt, Row, Score, Trajectory, TrajectoryGroup
 from alphaapollo.viewer.index import RunIndex

@@ -20,12 +20,12 @@ from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.config.schema.base import Device
-from alphaapollo.launch.builders import make_teacher_model_sections
 from alphaapollo.models import sharding
 from alphaapollo.models.moe_routing import ROUTED_EXPERTS
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.training.train_state import OptimizerStep
 from alphaapollo.types import LONGER_PROMPT, Row, WeightUpdate
+from alphaapollo.workers.builders import make_teacher_model_sections
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 from tests.matrices import join, split

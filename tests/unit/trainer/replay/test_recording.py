@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaapollo.launch.checkpoint_folder import write_manifest
+from alphaapollo.runs.checkpoint_folder import write_manifest
 from alphaapollo.trainer.replay.__main__ import main
 from alphaapollo.trainer.replay.recording import (
     LearningOutcome,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import Config
-from alphaapollo.launch.memory.fit import replace_values
+from alphaapollo.planning.memory_fit import replace_values
 from alphaapollo.trainer.setup.inputs import check_reward_components_exist
 from alphaapollo.types import Outcome, Prompt, Score
 

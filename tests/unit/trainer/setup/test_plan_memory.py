@@ -8,8 +8,8 @@ import pytest
 
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch.memory.fit import BUDGET, CHECKPOINTING, replace_values
-from alphaapollo.trainer.setup import plan as plans
+from alphaapollo.planning import memory_fit
+from alphaapollo.planning.memory_fit import BUDGET, CHECKPOINTING, replace_values
 from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, make_plan
 from tests.unit.tiny import save_model
 
@@ -67,7 +67,7 @@ def test_a_model_without_a_memory_plan_is_a_notice(config: Config, monkeypatch: 
     def fail(*_: object) -> None:
         raise NotImplementedError("no data!\nmore")
 
-    monkeypatch.setattr(plans, "fit_config_to_memory", fail)
+    monkeypatch.setattr(memory_fit, "plan_memory", fail)
     plan: Plan = add_memory_plan(make_plan(config, MACHINE), config, MACHINE)
     assert plan.memory is None and plan.model.enable_gradient_checkpointing is False
     assert "(NotImplementedError: no data)" in plan.notices[-1]

@@ -15,7 +15,7 @@ from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.resolve import count_engine_threads, count_engines, resolve_device
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.placement import Machine, choose_threads_per_rank
-from alphaapollo.launch.resume import read_earlier_config
+from alphaapollo.runs.resume import read_earlier_config
 
 C = TypeVar("C", bound=Config | TuningConfig)
 TRAINER = "trainer.cpu_threads"

@@ -10,7 +10,7 @@ import pytest
 
 from alphaapollo.cli.samples import main as print_samples
 from alphaapollo.evolving.pool import Pool
-from alphaapollo.launch.run_model import find_newest_model, make_generation_config_values
+from alphaapollo.runs.run_model import find_newest_model, make_generation_config_values
 from alphaapollo.trainer.main_export import main as export
 from alphaapollo.trainer.replay.recording import read_recording
 from alphaapollo.viewer.index import RunIndex

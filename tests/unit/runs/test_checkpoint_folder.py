@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.launch.checkpoint_folder import PROGRESS, CheckpointFolder, find_damage, read_progress
+from alphaapollo.runs.checkpoint_folder import PROGRESS, CheckpointFolder, find_damage, read_progress
 from alphaapollo.trainer.progress import Progress
 
 

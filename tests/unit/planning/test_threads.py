@@ -9,10 +9,10 @@ import pytest
 
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch.checkpoint_folder import write_manifest, write_progress
-from alphaapollo.launch.cpu_threads import choose_cpu_threads
-from alphaapollo.launch.resume import find_start_point
-from alphaapollo.launch.run_plan import RunPlan
+from alphaapollo.planning.cpu_threads import choose_cpu_threads
+from alphaapollo.runs.checkpoint_folder import write_manifest, write_progress
+from alphaapollo.runs.resume import find_start_point
+from alphaapollo.runs.run_plan import RunPlan
 
 
 def configured(out: Path, trainer: dict[str, Any] | None = None, **rollout: Any) -> Config:

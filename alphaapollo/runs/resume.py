@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -21,7 +20,7 @@ from alphaapollo.config.load import save_config
 from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig
 from alphaapollo.config.schema.base import CHANGES_DATA
-from alphaapollo.launch.checkpoint_folder import (
+from alphaapollo.runs.checkpoint_folder import (
     PROGRESS,
     CheckpointFolder,
     find_damage,
@@ -32,10 +31,10 @@ from alphaapollo.launch.checkpoint_folder import (
     read_inputs,
     read_progress,
 )
-from alphaapollo.launch.format import upgrade_folder, write_format
-from alphaapollo.launch.input_digests import Digests, RunInputs, compute_input_digests, find_content_changes
-from alphaapollo.launch.run_plan import RunPlan, read_input_digests, write_run_plan
+from alphaapollo.runs.format import check_format, write_format
+from alphaapollo.runs.input_digests import Digests, RunInputs, compute_input_digests, find_content_changes
 from alphaapollo.runs.metrics_file import read_logged_steps
+from alphaapollo.runs.run_plan import RunPlan, read_input_digests, write_run_plan
 from alphaapollo.utils.json_types import JsonObject
 
 TrainingConfig = Config | TuningConfig
@@ -57,7 +56,6 @@ class StartPoint:
     config_changes: tuple[ConfigChange, ...] = ()  # changes of keys and of files since the earlier start
     damaged_checkpoints: tuple[str, ...] = ()  # messages about damaged newer checkpoints
     last_logged_step: int = 0  # last iteration in metrics.jsonl, possibly later than the checkpoint
-    lost_metrics_notice: str = ""  # message about missing lines in metrics.jsonl
     replaces_previous_run: bool = False  # the folder has a previous run, which is moved aside
     inputs: RunInputs = field(default=RunInputs(), compare=False)  # written to plan.json and each checkpoint
 
@@ -77,7 +75,7 @@ class StartPoint:
         aside = [f"moves the checkpoints of later iterations aside: {', '.join(later)}."] if later else []
         repeated = f"; iterations {self.step + 1} to {self.last_logged_step} are repeated"
         resumes = f"resumes from {self.checkpoint}{repeated if self.last_logged_step > self.step else ''}."
-        return [*damaged, resumes, *filter(None, [self.lost_metrics_notice]), *aside, *since]
+        return [*damaged, resumes, *aside, *since]
 
     @property
     def has_other_data(self) -> bool:
@@ -149,13 +147,8 @@ def find_start_point(config: TrainingConfig, digests: Digests | None = None) -> 
         changes = _find_changes_since(checkpoint.resolve().parents[1], config, earlier.digests, inputs.digests)
     else:
         return StartPoint(folder, inputs=inputs)
-    progress, metrics = read_progress(checkpoint), folder / "metrics.jsonl"
-    step = int(progress["step"])
-    logged = read_logged_steps(metrics)
-    is_own_checkpoint = checkpoint.resolve().parents[1] == folder.resolve()
-    every = config.trainer.log_freq if isinstance(config, TuningConfig) else 1
-    lost = _describe_lost_metrics(metrics, logged, step, every) if is_own_checkpoint else ""
-    start = StartPoint(folder, checkpoint, step, tuple(changes), damaged, max(logged, default=0), lost)
+    progress, logged = read_progress(checkpoint), read_logged_steps(folder / "metrics.jsonl")
+    start = StartPoint(folder, checkpoint, int(progress["step"]), tuple(changes), damaged, max(logged, default=0))
     position = int(progress.get("prompts_consumed") or progress.get("examples_consumed") or 0)
     data_start = position if start.has_other_data else earlier.data_start
     return replace(start, inputs=replace(inputs, data_start=data_start))
@@ -168,22 +161,10 @@ def find_inference_start(config: GenerationConfig | EvolvingConfig, results_name
     inputs = RunInputs(compute_input_digests(config))
     if config.trainer.resume_mode == "disable":
         return StartPoint(folder, replaces_previous_run=folder.exists(), inputs=inputs)
-    upgrade_folder(folder)
+    check_format(folder)
     earlier, has_results = read_input_digests(folder), (folder / results_name).exists()
     changes = find_config_changes(config, earlier, inputs.digests) if has_results else ()
     return StartPoint(folder, config_changes=tuple(changes), inputs=inputs)
-
-
-def _describe_lost_metrics(metrics_file: Path, logged_steps: Sequence[int], step: int, log_interval: int) -> str:
-    """Return a message if metrics.jsonl lacks the last iterations up to the checkpoint's iteration, `step`; else "".
-
-    log_interval: configured iterations between lines; a larger gap in `logged_steps` takes precedence.
-    """
-    steps = [iteration for iteration in logged_steps if iteration <= step]
-    last, widest = max(steps, default=0), max((after - before for before, after in pairwise(steps)), default=0)
-    if step - last < max(log_interval, widest):
-        return ""
-    return f"{metrics_file} has no lines of iterations {last + 1} to {step}; they are lost."
 
 
 def read_earlier_config(config: TrainingConfig | GenerationConfig) -> JsonObject:
@@ -206,7 +187,7 @@ def _list_resumable_checkpoints(config: TrainingConfig) -> list[Path]:
     if trainer.resume_mode != "resume_path":
         return completed[::-1]
     path = Path(trainer.resume_from_path).expanduser()
-    upgrade_folder(path)
+    check_format(path)
     if not (path / PROGRESS).exists():
         available = ", ".join(map(str, completed)) or "none"
         raise ValueError(
@@ -313,7 +294,7 @@ def _read_config_and_check_command(folder: Path, schema: type[BaseModel]) -> Jso
 def read_saved_config(folder: Path) -> JsonObject:
     """Read the newest saved configuration of a run or a recording, as plain values, with the current names of its keys.
     Raises ValueError if it cannot be read."""
-    upgrade_folder(folder)
+    check_format(folder)
     path = _find_saved_config(folder)[0] or folder / "config.yaml"
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -12,8 +12,8 @@ from alphaapollo.config.check import list_model_paths
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, SftConfig
-from alphaapollo.launch.checkpoint_folder import write_progress
-from alphaapollo.launch.run_model import RunModel, find_newest_model, make_generation_config_values, resolve_model_paths
+from alphaapollo.runs.checkpoint_folder import write_progress
+from alphaapollo.runs.run_model import RunModel, find_newest_model, make_generation_config_values, resolve_model_paths
 
 
 def model(folder: Path, when: float | None = None, name: str = "config.json") -> Path:

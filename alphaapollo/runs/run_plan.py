@@ -5,16 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from alphaapollo.launch.input_digests import Digests
+from alphaapollo.runs.input_digests import Digests
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.redaction import find_secret_variables, redact_values
-
-if TYPE_CHECKING:
-    from alphaapollo.launch.memory.plan import MemoryPlan
 
 FILE = "plan.json"
 
@@ -25,14 +21,6 @@ class PlannedMemory:
 
     device: str  # e.g. "a GPU of 80 GiB"
     gib: dict[str, dict[str, float]]  # moment of an iteration -> kind -> GiB; kinds without memory are left out
-
-    @classmethod
-    def from_plan(cls, plan: MemoryPlan) -> PlannedMemory:
-        gib = {
-            moment: {kind.replace("_", " "): size / 2**30 for kind, size in usage.to_dict().items() if size}
-            for moment, usage in plan.usage_by_phase.items()
-        }
-        return cls(plan.device_name, gib)
 
 
 @dataclass(frozen=True)

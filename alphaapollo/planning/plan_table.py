@@ -7,9 +7,10 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from alphaapollo.launch.memory.plan import GIB, MemoryPlan
-from alphaapollo.launch.run_plan import PlannedMemory, RunPlan
 from alphaapollo.observability.console import Console
+from alphaapollo.planning.memory import GIB
+from alphaapollo.planning.memory_plan import MemoryPlan
+from alphaapollo.runs.run_plan import PlannedMemory, RunPlan
 
 
 def print_plan_table(folder: Path, plan: RunPlan, console: Console, shows_memory: bool = False) -> None:
@@ -25,6 +26,14 @@ def print_plan_table(folder: Path, plan: RunPlan, console: Console, shows_memory
         console.notify(notice)
 
 
+def summarize_memory(plan: MemoryPlan | None) -> PlannedMemory | None:
+    """Return the memory that plan.json has and the table shows."""
+    if plan is None:
+        return None
+    gib = {phase: {kind: size / GIB for kind, size in usage.items() if size} for phase, usage in plan.phases.items()}
+    return PlannedMemory(plan.device_name, gib)
+
+
 def describe_memory_peak(memory: MemoryPlan | None) -> str:
     """Describe the peak of planned memory, e.g. `31.2 GiB on a GPU of 80 GiB at its peak (publish), calculated`."""
     if memory is None:
@@ -32,7 +41,7 @@ def describe_memory_peak(memory: MemoryPlan | None) -> str:
     moment, usage = memory.peak
     offloaded = f"{memory.offloaded_bytes / GIB:.1f} GiB of host memory per node"
     host = f"; offloaded, {offloaded}" if memory.offloaded_bytes else ""
-    return f"{usage.total / GIB:.1f} GiB on {memory.device_name} at its peak ({moment}){host}, calculated"
+    return f"{usage.total() / GIB:.1f} GiB on {memory.device_name} at its peak ({moment}){host}, calculated"
 
 
 def describe_checkpoint_schedule(frequency: int, unit: str, memory: MemoryPlan | None) -> str:

@@ -8,21 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from alphaapollo.config.schema import Model
-from alphaapollo.launch.memory.model import MemoryUsage, TrainedModelMemory
+from alphaapollo.config.schema import Fsdp, Model
+from alphaapollo.config.schema.model import RoleFsdp
 from alphaapollo.models import sharding
 from alphaapollo.models.activation_memory import (
-    ActivationBytes,
     ModelSizes,
     load_on_meta_device,
     read_model_sizes,
 )
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.policy import PolicyModel
+from alphaapollo.planning.memory import TrainedModel, Usage, estimate_idle, estimate_update
 from tests.unit.tiny import run_ranks
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
-NOTHING = ActivationBytes(0, 0, 0)
 
 
 def slices_of_fsdp(
@@ -60,11 +59,11 @@ def test_slices_match_fsdp(name: str, world_size: int, ep_size: int):
     whole rows, so at most a row of each parameter more."""
     ((held, unit, root),) = run_ranks(slices_of_fsdp, 1, name, world_size, ep_size)
     sizes = read_model_sizes(load_on_meta_device(Model(path=str(PUBLISHED / name)), torch.bfloat16))
-    trained = TrainedModelMemory(sizes, NOTHING, world_size, 2, ep_size=ep_size)
+    trained = TrainedModel(sizes, Fsdp(ep_size=ep_size), world_size, 2)
     assert (trained.gathered_layer_parameters, sizes.root_parameters) == (unit, root)
-    assert trained.num_trained_parameters == pytest.approx(held, rel=1e-3)
-    assert trained.usage_while_idle() == MemoryUsage(
-        weights=4 * trained.num_trained_parameters, optimizer=8 * trained.num_trained_parameters
+    assert trained.trained_parameters == pytest.approx(held, rel=1e-3)
+    assert estimate_idle(trained) == Usage(
+        weights=4 * trained.trained_parameters, optimizer=8 * trained.trained_parameters
     )
 
 
@@ -75,47 +74,43 @@ SIZES = ModelSizes(
     num_layers=8,
     expert_parameters=480,
     layer_expert_parameters=60,
-    experts_per_token=2,
     head_parameters=150,
     hidden_size=10,
     kv_elements_per_token=1,
-    cached_elements_per_token=1,
     num_heads=1,
     num_kv_heads=1,
 )
 
 
-def test_moments_of_an_update():
-    trained = TrainedModelMemory(
-        SIZES, ActivationBytes(saved=7000, layer_peak=500, head_peak=900), shards=4, dtype_bytes=2
-    )
-    own = {"weights": 1000, "gradients": 1000, "optimizer": 2000}
-    assert trained.usage_during_update() == {
-        "head": MemoryUsage(**own, gathered_layers=400, activations=7000, logits=900),
-        "layer": MemoryUsage(**own, gathered_layers=2 * 400 + 400, activations=7500, logits=300),
-        "root": MemoryUsage(**own, gathered_layers=8 * 200 + 200),
-        "step": MemoryUsage(**own),
-    }
+def test_peak_of_an_update():
+    def peak(saved: int, layer: int, head: int) -> Usage:
+        return estimate_update(TrainedModel(SIZES, Fsdp(), 4, 2, saved, layer, head))
+
+    own = Usage(weights=1000, gradients=1000, optimizer=2000)
+    assert peak(7000, 500, 9000) == own + Usage({"gathered layers": 400, "activations": 7000, "logits": 9000})
+    in_layer = Usage({"gathered layers": 2 * 400 + 400, "activations": 7500, "logits": 300})
+    assert peak(7000, 500, 900) == own + in_layer
+    assert peak(0, 0, 0) == own + Usage({"gathered layers": 8 * 200 + 200})  # the root's gradients are reduced
 
 
 def test_a_frozen_vision_tower_has_no_gradients_and_no_moments():
     """200 of 1000 parameters are frozen: 200 per rank are trained, and the rank's 50 frozen ones only have weights."""
     sizes = replace(SIZES, vision_parameters=200, root_parameters=300)
-    trained = TrainedModelMemory(sizes, NOTHING, shards=4, dtype_bytes=2, freezes_vision=True)
-    own = {"weights": 4 * 200 + 4 * 50, "optimizer": 8 * 200}
-    assert trained.usage_while_idle() == MemoryUsage(**own)
-    root = trained.usage_during_update()["root"]
-    assert root == MemoryUsage(**own, gradients=4 * 200, gathered_layers=2 * 300 + (2 + 4) * 100 + 4 * 100 // 4)
+    trained = TrainedModel(sizes, Fsdp(), shards=4, dtype_bytes=2, freezes_vision=True)
+    own = Usage(weights=4 * 200 + 4 * 50, optimizer=8 * 200)
+    assert estimate_idle(trained) == own
+    peak = estimate_update(trained)
+    assert (peak["weights"], peak["gradients"], peak["optimizer"]) == (1000, 4 * 200, 8 * 200)
 
 
 def test_offload_keys_reduce_the_usage():
-    def held(**how: bool) -> tuple[int, int, int]:
-        trained = TrainedModelMemory(SIZES, NOTHING, 1, 2, **how)
-        return trained.usage_while_idle().total, trained.usage_during_update()["head"].total, trained.offloaded_bytes()
+    def held(steps: int = 2, **how: bool) -> tuple[int, int, int]:
+        trained = TrainedModel(SIZES, RoleFsdp.model_validate(how), 1, 2, steps_per_update=steps)
+        return estimate_idle(trained).total(), estimate_update(trained).total(), trained.offloaded_bytes
 
-    assert held() == (12_000, 16_400, 0)
-    assert held(offload_optimizer=True) == (4000, 16_400, 8000)
-    assert held(offload_optimizer=True, has_one_step_per_update=True) == (4000, 8400, 8000)
-    assert held(offload_optimizer=True, offload_weights=True) == (0, 16_400, 12_000)
-    assert held(offload_policy=True) == (0, 400, 12_000)
-    assert held(unsharded_gradients=True) == (12_000, 20_400, 0)
+    assert held() == (12_000, 18_400, 0)
+    assert held(optimizer_offload=True) == (4000, 18_400, 8000)
+    assert held(1, optimizer_offload=True) == (4000, 16_000, 8000)
+    assert held(optimizer_offload=True, param_offload=True) == (0, 18_400, 12_000)
+    assert held(offload_policy=True) == (0, 2400, 12_000)
+    assert held(sync_each_micro_batch=False) == (12_000, 21_100, 0)

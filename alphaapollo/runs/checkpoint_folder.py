@@ -22,8 +22,8 @@ from typing import Self
 
 import msgspec
 
-from alphaapollo.launch.format import upgrade_folder, write_format
-from alphaapollo.launch.input_digests import RunInputs
+from alphaapollo.runs.format import check_format, write_format
+from alphaapollo.runs.input_digests import RunInputs
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
 
@@ -174,7 +174,7 @@ def list_checkpoints(path: Path) -> list[Path]:
     is_checkpoint = (path / PROGRESS).is_file()
     found = [path] if is_checkpoint else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
     for folder in [path, *found]:
-        upgrade_folder(folder)
+        check_format(folder)
     return found
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from alphaapollo.config.resolve import resolve_model, resolve_rollout
 from alphaapollo.config.schema import Config, Teacher
-from alphaapollo.launch.memory.fit import CHECKPOINTING, fit_config_to_memory, replace_values
-from alphaapollo.launch.memory.plan import (
+from alphaapollo.planning.memory import GIB
+from alphaapollo.planning.memory_fit import CHECKPOINTING, fit_to_memory, replace_values
+from alphaapollo.planning.memory_plan import (
     FURTHER_PROCESS,
-    GIB,
-    RUNTIME,
+    PROCESS,
     SLEEPING_ENGINE,
     MemoryPlan,
     find_micro_batch_shape,
@@ -39,7 +39,7 @@ def resolved(name: str, gpus: int, keys: dict[str, object], device: str = "cuda"
 
 def planned(name: str, gpus: int, gib: int, may_choose: bool = True, **keys: object):
     config = resolved(name, gpus, {key.replace("__", "."): value for key, value in keys.items()})
-    config, plan = fit_config_to_memory(config, "cuda", gib * GIB, may_choose, host_memory=1024 * GIB)
+    config, plan = fit_to_memory(config, "cuda", gib * GIB, may_choose, host_memory=1024 * GIB)
     return config.actor_rollout_ref.model.enable_gradient_checkpointing, plan
 
 
@@ -54,7 +54,7 @@ def test_checkpointing_is_enabled_if_16k_tokens_would_not_fit():
 def test_smaller_micro_batches_come_before_gradient_checkpointing():
     def chosen(gpus: int) -> tuple[object, object]:
         config = resolved("qwen2.5-1.5b", gpus, {TOKENS: "auto", "data.max_response_length": 1024})
-        actor = (role := fit_config_to_memory(config, "cuda", 80 * GIB, True)[0].actor_rollout_ref).actor
+        actor = (role := fit_to_memory(config, "cuda", 80 * GIB, True)[0].actor_rollout_ref).actor
         return actor.ppo_max_token_len_per_gpu, role.model.enable_gradient_checkpointing
 
     assert chosen(8) == (16_384, False)
@@ -63,16 +63,16 @@ def test_smaller_micro_batches_come_before_gradient_checkpointing():
 
 def test_an_engine_with_a_large_share_does_not_make_micro_batches_smaller():
     config = resolved("qwen2.5-0.5b", 1, {TOKENS: "auto", "actor_rollout_ref.rollout.gpu_memory_utilization": 0.88})
-    config, plan = fit_config_to_memory(config, "cuda", 80 * GIB, True)
+    config, plan = fit_to_memory(config, "cuda", 80 * GIB, True)
     assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 16_384 and plan.warning
 
 
 def test_an_engine_gets_what_training_leaves_free():
     def share(gib: int, **keys: object) -> float | str:
         config = resolved("qwen2.5-0.5b", 1, {f"actor_rollout_ref.rollout.{key}": value for key, value in keys.items()})
-        return fit_config_to_memory(config, "cuda", gib * GIB, True)[0].actor_rollout_ref.rollout.gpu_memory_utilization
+        return fit_to_memory(config, "cuda", gib * GIB, True)[0].actor_rollout_ref.rollout.gpu_memory_utilization
 
-    training = 12 * 494_032_768 + RUNTIME["cuda"] + SLEEPING_ENGINE
+    training = 12 * 494_032_768 + PROCESS["cuda"] + SLEEPING_ENGINE
     assert share(80) == math.floor(100 * (0.9 - training / (80 * GIB))) / 100 == 0.78
     assert share(80, gpu_memory_utilization=0.4) == 0.4
     assert share(80, colocate=False) == 0.86
@@ -95,17 +95,17 @@ def test_a_model_that_cannot_fit_is_refused_with_keys():
 
 def test_rank_0_needs_host_memory_for_the_whole_model():
     config = resolved("qwen3-235b-a22b", 64, {"actor_rollout_ref.rollout.tensor_model_parallel_size": 32})
-    _, plan = fit_config_to_memory(config, "cuda", 80 * GIB, True, host_memory=256 * GIB)
+    _, plan = fit_to_memory(config, "cuda", 80 * GIB, True, host_memory=256 * GIB)
     assert plan.problem.startswith("memory: loading the model needs 438 GiB of host memory")
 
 
 def test_offloaded_state_must_fit_into_host_memory():
     keys = {"actor_rollout_ref.actor.fsdp_config.offload_policy": True, CHECKPOINTING: True}
     config = resolved("qwen2.5-7b", 8, keys)
-    _, plan = fit_config_to_memory(config, "cuda", 80 * GIB, False, host_memory=64 * GIB)
+    _, plan = fit_to_memory(config, "cuda", 80 * GIB, False, host_memory=64 * GIB)
     assert plan.offloaded_bytes == 8 * 12 * -(-7_615_616_512 // 8)
     assert plan.problem.startswith("memory: offloading needs 85 GiB of host memory per node, but a node has 64 GiB.")
-    assert fit_config_to_memory(config, "cuda", 80 * GIB, False, host_memory=128 * GIB)[1].problem == ""
+    assert fit_to_memory(config, "cuda", 80 * GIB, False, host_memory=128 * GIB)[1].problem == ""
 
 
 def test_unknown_memory_refuses_nothing():
@@ -115,7 +115,7 @@ def test_unknown_memory_refuses_nothing():
 def test_reference_and_critic_are_counted():
     def weights(**keys: object) -> int:
         _, plan = planned("qwen2.5-1.5b", 8, 80, **keys)
-        return plan.usage_by_phase["publish"].total
+        return plan.phases["publish"].total()
 
     parameters = 1_543_714_304
     assert weights(actor_rollout_ref__actor__use_kl_loss=True) - weights() == 2 * parameters // 8
@@ -143,32 +143,30 @@ def test_sequence_parallel_ranks_have_a_part_of_each_row():
 
 def test_lora_trains_a_7b_on_one_gpu():
     _, plan = planned("qwen2.5-7b", 1, 80, actor_rollout_ref__model__lora_rank=16)
-    usage = plan.usage_by_phase["update of the policy, step"]
+    usage = plan.phases["update of the policy"]
     targets = 28 * 16 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944))  # q, o; k, v; gate, up, down
     assert plan.problem == ""
-    assert (usage.weights, usage.optimizer) == (2 * 7_615_616_512 + 4 * targets, 8 * targets)
+    assert (usage["weights"], usage["optimizer"]) == (2 * 7_615_616_512 + 4 * targets, 8 * targets)
     keys = {"actor_rollout_ref__model__lora_rank": 16, "actor_rollout_ref__actor__use_kl_loss": True}
     _, same = planned("qwen2.5-7b", 1, 80, **keys)
-    assert same.usage_by_phase == plan.usage_by_phase  # the base is the reference
+    assert same.phases == plan.phases  # the base is the reference
 
 
 def test_separate_engines_take_no_memory_of_the_training_gpus():
     _, shared = planned("qwen2.5-7b", 8, 80)
     _, apart = planned("qwen2.5-7b", 8, 80, actor_rollout_ref__rollout__colocate=False)
-    assert shared.usage_by_phase["generate"].engine_weights > 14 * GIB
-    assert {name for name, usage in apart.usage_by_phase.items() if usage.engine_weights} == {
-        "generate (an engine's GPU)"
-    }
+    assert shared.phases["generate"]["engine weights"] > 14 * GIB
+    assert {name for name, usage in apart.phases.items() if usage["engine weights"]} == {"generate (an engine's GPU)"}
 
 
 def test_on_a_cpu_all_ranks_and_engines_share_the_machine():
     def plan(ranks: int, gib: int) -> MemoryPlan:
         config = resolved("qwen2.5-0.5b", ranks, {TOKENS: 8192}, device="cpu")
-        return fit_config_to_memory(config, "cpu", gib * GIB, True)[1]
+        return fit_to_memory(config, "cpu", gib * GIB, True)[1]
 
-    one, two = plan(1, 1000).usage_by_phase["generate"], plan(2, 1000).usage_by_phase["generate"]
-    assert two.engine_weights == one.engine_weights and abs(two.weights - one.weights) < 10
-    assert two.runtime - one.runtime == RUNTIME["cpu"]  # one more process
+    one, two = plan(1, 1000).phases["generate"], plan(2, 1000).phases["generate"]
+    assert two.engine_weights == one["engine weights"] and abs(two["weights"] - one["weights"]) < 10
+    assert two["runtime"] - one.runtime == PROCESS["cpu"]  # one more process
     assert "on this machine at its peak" in plan(1, 8).problem
 
 
@@ -177,7 +175,7 @@ def test_checkpoint_copies_are_made_if_they_fit():
     config = resolved("qwen2.5-7b", 8, {CHECKPOINTING: True})
 
     def saves(host: int, **keys: object) -> tuple[bool, int]:
-        plan = fit_config_to_memory(replace_values(config, keys), "cuda", 80 * GIB, False, host_memory=host * GIB)[1]
+        plan = fit_to_memory(replace_values(config, keys), "cuda", 80 * GIB, False, host_memory=host * GIB)[1]
         assert plan.problem == ""
         return plan.saves_in_background, plan.checkpoint_copy_bytes
 
@@ -192,12 +190,12 @@ def test_checkpoint_copies_are_made_if_they_fit():
 
 def test_on_a_cpu_checkpoint_copies_count_at_every_moment():
     config = resolved("qwen2.5-0.5b", 2, {TOKENS: 8192}, device="cpu")
-    without = fit_config_to_memory(replace_values(config, {"trainer.save_freq": -1}), "cpu", 0, False)[1]
-    peak = without.peak[1].total
+    without = fit_to_memory(replace_values(config, {"trainer.save_freq": -1}), "cpu", 0, False)[1]
+    peak = without.peak[1].total()
     for capacity, saves in ((2 * peak, True), (peak, False)):
-        plan = fit_config_to_memory(config, "cpu", capacity, False)[1]
+        plan = fit_to_memory(config, "cpu", capacity, False)[1]
         assert (plan.saves_in_background, plan.problem) == (saves, "")
-        assert {usage.checkpoint_copy for usage in plan.usage_by_phase.values()} == {
+        assert {usage["checkpoint copy"] for usage in plan.phases.values()} == {
             plan.checkpoint_copy_bytes if saves else 0
         }
     assert plan.checkpoint_copy_bytes == 2 * 12 * -(-494_032_768 // 2)
@@ -205,7 +203,7 @@ def test_on_a_cpu_checkpoint_copies_count_at_every_moment():
 
 def on_cpu(**keys: object) -> MemoryPlan:
     given = {"actor_rollout_ref.rollout." + key: value for key, value in keys.items()}
-    return fit_config_to_memory(resolved("qwen2.5-0.5b", 1, given, "cpu"), "cpu", 64 * GIB, False)[1]
+    return fit_to_memory(resolved("qwen2.5-0.5b", 1, given, "cpu"), "cpu", 64 * GIB, False)[1]
 
 
 def test_a_cache_too_small_for_one_sequence_is_refused():
@@ -231,10 +229,10 @@ def test_several_teachers_are_counted_and_compute_one_after_the_other():
         return planned("qwen2.5-1.5b", 8, 80, teacher=Teacher(models=models, by_source={"*": sizes[0]}, **keys))[1]
 
     both, large = plan("1.5b", "7b", divergence="sampled"), plan("7b", divergence="sampled")
-    assert both.usage_by_phase == large.usage_by_phase
+    assert both.phases == large.phases
     assert both.offloaded_bytes - large.offloaded_bytes == 8 * 2 * -(-1_543_714_304 // 8)
     full = [plan(*sizes, divergence="jsd", top_k=5) for sizes in (("1.5b",), ("7b",), ("1.5b", "7b"))]
-    small, large, both = (one.usage_by_phase["update of the policy, head"].frozen_models for one in full)
+    small, large, both = (one.phases["update of the policy"]["frozen models"] for one in full)
     assert both == small + large
 
 
@@ -244,18 +242,18 @@ def test_the_teacher_is_counted():
     _, alone = planned("qwen2.5-1.5b", 8, 80)
     _, taught = planned("qwen2.5-1.5b", 8, 80, **teacher)
     slices = 2 * -(-7_615_616_512 // 8)
-    assert taught.usage_by_phase["publish"].frozen_models - alone.usage_by_phase["publish"].frozen_models == slices
+    assert taught.phases["publish"]["frozen models"] - alone.phases["publish"].frozen_models == slices
     _, away = planned("qwen2.5-1.5b", 8, 80, **teacher, teacher__model__fsdp_config__param_offload=True)
-    assert away.usage_by_phase["publish"] == alone.usage_by_phase["publish"]
+    assert away.phases["publish"] == alone.phases["publish"]
     assert (
-        away.usage_by_phase["the teacher's pass"].frozen_models == slices
+        away.phases["frozen models compute"].frozen_models == slices
         and away.offloaded_bytes - alone.offloaded_bytes == 8 * slices
     )
     _, whole = planned("qwen2.5-1.5b", 8, 80, **teacher | {"teacher__divergence": "jsd"})
-    head = "update of the policy, head"
-    assert whole.usage_by_phase[head].logits > taught.usage_by_phase[head].logits
+    head = "update of the policy"
+    assert whole.phases[head]["logits"] > taught.phases[head]["logits"]
     assert (
-        whole.usage_by_phase[head].gathered_layers - taught.usage_by_phase[head].gathered_layers
+        whole.phases[head]["gathered layers"] - taught.phases[head]["gathered layers"]
         == 2 * 2 * 152_064 * 3584 + 2 * 3584
     )
 
@@ -266,5 +264,5 @@ def test_a_self_teacher_is_counted():
     _, alone = planned("qwen2.5-1.5b", 8, 80)
     _, plan = planned("qwen2.5-1.5b", 8, 80, **taught)
     slices = 4 * -(-1_543_714_304 // 8)
-    assert plan.usage_by_phase["publish"].frozen_models - alone.usage_by_phase["publish"].frozen_models == slices
+    assert plan.phases["publish"]["frozen models"] - alone.phases["publish"].frozen_models == slices
     assert plan.checkpoint_copy_bytes - alone.checkpoint_copy_bytes == 8 * slices

@@ -14,7 +14,7 @@ from alphaapollo.config.schema import Config, GenerationConfig, Model, TuningCon
 from alphaapollo.data.chat_turns import check_chat_is_shown
 from alphaapollo.data.rendering import DATE, Renderer
 from alphaapollo.data.vocabulary import load_tokenizer
-from alphaapollo.launch.resume import read_earlier_config
+from alphaapollo.runs.resume import read_earlier_config
 from alphaapollo.types import Message, Prompt
 
 TIME_LIMIT = 60.0  # seconds per chat

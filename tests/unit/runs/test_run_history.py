@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.launch.run_history import read_history, record_in_history
+from alphaapollo.runs.run_history import read_history, record_in_history
 
 
 def test_each_command_is_recorded_with_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

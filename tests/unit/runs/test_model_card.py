@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from alphaapollo.config.schema import Config
-from alphaapollo.launch.model_card import format_model_card, read_last_metrics, shorten_path
+from alphaapollo.runs.model_card import format_model_card, read_last_metrics, shorten_path
 
 
 def saved(**more: object) -> dict[str, object]:

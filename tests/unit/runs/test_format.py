@@ -13,13 +13,12 @@ from alphaapollo.cli.samples import find_samples_file
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvalConfig, ExportConfig, GenerationConfig
 from alphaapollo.evolving.export import export_training_rows
-from alphaapollo.launch import format as run_format
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder, find_damage, write_progress
 from alphaapollo.launch.export_checkpoint import prepare_export
-from alphaapollo.launch.format import FORMAT, upgrade_folder, write_format
-from alphaapollo.launch.resume import check_folder_belongs_to_command, find_inference_start, find_start_point
-from alphaapollo.launch.run_model import find_newest_model
-from alphaapollo.launch.run_plan import RunPlan
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder, find_damage, write_progress
+from alphaapollo.runs.format import FORMAT, check_format, write_format
+from alphaapollo.runs.resume import check_folder_belongs_to_command, find_inference_start, find_start_point
+from alphaapollo.runs.run_model import find_newest_model
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.trainer.replay.recording import read_recording
 from alphaapollo.viewer.report import make_report
 from alphaapollo.viewer.run_folders import read_run_state
@@ -96,25 +95,9 @@ def test_every_reader_refuses_a_newer_format(tmp_path: Path, name: str) -> None:
     assert read_run_state(folder).name == "unreadable" and "9.8.7" in read_run_state(folder).reason
 
 
-def test_older_formats_are_upgraded_or_name_the_version_that_reads_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    upgraded: list[str] = []
-    monkeypatch.setattr(run_format, "FORMAT", 4)
-    monkeypatch.setattr(run_format, "UPGRADES", {1: lambda _: upgraded.append("1"), 3: lambda _: upgraded.append("3")})
-    set_format(tmp_path, 1)
-    upgrade_folder(tmp_path)
-    upgrade_folder(tmp_path)
-    assert upgraded == ["1", "3"] and json.loads((tmp_path / "format.json").read_text())["format"] == 4
-    monkeypatch.setattr(run_format, "LAST_VERSIONS", {0: "0.2.5"})
-    with pytest.raises(ValueError, match=rf"{tmp_path / 'old'} has format 0, .* 0\.2\.5"):
-        upgrade_folder(tmp_path / "old")
-    upgrade_folder(tmp_path)
-
-
 def test_a_folder_without_a_number_is_read_and_not_changed(tmp_path: Path) -> None:
-    upgrade_folder(tmp_path)
+    check_format(tmp_path)
     assert [*tmp_path.iterdir()] == []
     write_format(tmp_path)
-    upgrade_folder(tmp_path)
+    check_format(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["format.json"]

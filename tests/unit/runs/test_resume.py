@@ -11,9 +11,9 @@ import yaml
 
 from alphaapollo.config.keys import format_value
 from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.launch.checkpoint_folder import CheckpointFolder, write_progress
-from alphaapollo.launch.resume import StartPoint, find_start_point, format_completed_run_message, resume_hint
-from alphaapollo.launch.run_plan import RunPlan, read_run_plan
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder, write_progress
+from alphaapollo.runs.resume import StartPoint, find_start_point, format_completed_run_message, resume_hint
+from alphaapollo.runs.run_plan import RunPlan, read_run_plan
 
 
 def configured(out: Path, **sections: dict[str, Any]) -> Config:
@@ -226,50 +226,6 @@ def test_reached_iteration_is_reported(tmp_path: Path) -> None:
     log(config.trainer.folder, *range(10))  # a kill, or a checkpoint that is gone
     (line,) = start_of(config).describe()
     assert str(checkpoint) in line and "iterations 5 to 9 " in line
-
-
-@pytest.mark.parametrize(
-    ("left", "lost"),
-    [
-        ([0, 1, 2], "3 to 4"),
-        ([0], "1 to 4"),
-        ([], "1 to 4"),
-        (None, "1 to 4"),
-        ([5, 6], "1 to 4"),
-        ([3, 4], ""),  # it began with the checkpoint of another run
-    ],
-)
-def test_lost_metrics_are_reported(tmp_path: Path, left: list[int] | None, lost: str) -> None:
-    config = configured(tmp_path)
-    train(config, 4)
-    metrics = config.trainer.folder / "metrics.jsonl"
-    if left is None:
-        metrics.unlink()
-    else:
-        log(config.trainer.folder, *left)
-    lines = start_of(config).describe()[1:]
-    assert len(lines) == bool(lost) and all(f"{metrics} has no lines of iterations {lost};" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("log_freq", "step", "left", "lost"),
-    [
-        (10, 25, [10, 20], ""),
-        (10, 5, [], ""),
-        (10, 25, [10], "11 to 25"),
-        (10, 25, [], "1 to 25"),
-        (1, 25, [10, 20], ""),  # it was 10 before
-    ],
-)
-def test_lines_that_were_never_written_are_not_lost(
-    tmp_path: Path, log_freq: int, step: int, left: list[int], lost: str
-) -> None:
-    names = {"output_dir": str(tmp_path), "project_name": "p", "experiment_name": "run"}
-    config = SftConfig(trainer=names | {"log_freq": log_freq})
-    train(config, step)
-    log(config.trainer.folder, *left)
-    notice = start_of(config).lost_metrics_notice
-    assert f"iterations {lost};" in notice if lost else notice == ""
 
 
 def test_metrics_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from alphaapollo.config.load import drop_unknown_keys, load_config
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.config.schema.model import Lora
 from alphaapollo.data.generation_config import read_sampling_settings
-from alphaapollo.launch.checkpoint_folder import PROGRESS, list_checkpoints
-from alphaapollo.launch.resume import read_saved_config
 from alphaapollo.processes.host import make_subprocess_environ
+from alphaapollo.runs.checkpoint_folder import PROGRESS, list_checkpoints
+from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.utils.hub import is_adapter
 from alphaapollo.utils.json_types import JsonObject
 

@@ -5,16 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.launch.memory.model import MemoryUsage
-from alphaapollo.launch.memory.plan import MemoryPlan
-from alphaapollo.launch.run_plan import PlannedMemory, RunPlan, read_run_plan, write_run_plan
+from alphaapollo.planning.memory import Usage
+from alphaapollo.planning.memory_plan import MemoryPlan
+from alphaapollo.planning.plan_table import summarize_memory
+from alphaapollo.runs.run_plan import RunPlan, read_run_plan, write_run_plan
 
 GIB = 2**30
 
 
 def make_plan() -> RunPlan:
-    usage = {"generate": MemoryUsage(engine_weights=GIB, kv_cache=3 * GIB // 2), "publish": MemoryUsage(weights=GIB)}
-    memory = PlannedMemory.from_plan(MemoryPlan(usage, 80 * GIB, "a GPU of 80 GiB"))
+    usage = {"generate": Usage({"engine weights": GIB, "kv cache": 3 * GIB // 2}), "publish": Usage({"weights": GIB})}
+    memory = summarize_memory(MemoryPlan(usage, 80 * GIB, "a GPU of 80 GiB"))
     inputs = {"data.train_files": [("a.parquet", "3f2a")]}
     return RunPlan({"iterations": "8"}, memory, ["key=x has no effect."], inputs)
 

@@ -1,0 +1,81 @@
+"""Fine-tuning's memory: checkpointing where it is needed, refusals with the keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.schema import Model, SftConfig
+from alphaapollo.planning.memory import compute_micro_batch_shape
+from alphaapollo.planning.memory_fit import fit_to_memory
+from alphaapollo.planning.memory_plan import MemoryPlan, MemoryRequest
+
+PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
+GIB = 2**30
+LONG = MemoryRequest(16_384)
+WITH_REFERENCE = MemoryRequest(16_384, needs_reference=True)
+
+
+def on_ranks(ranks: int, **sections: Any) -> SftConfig:
+    return SftConfig.model_validate({"model": {"path": "m"}, "trainer": {"n_gpus_per_node": ranks}} | sections)
+
+
+def fit(config: SftConfig, request: MemoryRequest, gib: int, host: int = 0) -> tuple[Model, int, MemoryPlan]:
+    may_choose = config.model.enable_gradient_checkpointing == "auto"
+    config = config.model_copy(update={"model": resolve_model(config.model, "cuda")})
+    config, plan = fit_to_memory(config, "cuda", gib * GIB, may_choose, host * GIB, request)
+    return config.model, config.data.max_token_len_per_gpu, plan
+
+
+def fitted(name: str, ranks: int, gib: int, memory_request: MemoryRequest = LONG, **model: object):
+    model, _, plan = fit(on_ranks(ranks, model={"path": str(PUBLISHED / name)} | model), memory_request, gib)
+    return model, plan
+
+
+def test_gradient_checkpointing_is_enabled_if_needed():
+    assert fitted("qwen2.5-0.5b", 8, 80)[0].enable_gradient_checkpointing is False
+    model, plan = fitted("qwen2.5-7b", 8, 80)
+    assert model.enable_gradient_checkpointing is True and plan.problem == ""
+
+
+def test_plan_that_cannot_fit_names_keys_that_help():
+    warning = fitted("qwen2.5-7b", 8, 80, enable_gradient_checkpointing=False)[1].warning
+    assert "on a GPU at its peak" in warning and "model.enable_gradient_checkpointing=true" in warning
+    assert "fsdp_config.offload_policy=true" in fitted("qwen2.5-7b", 1, 80)[1].problem
+    assert fitted("qwen2.5-7b", 1, 80, lora_rank=16)[1].problem == ""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "longest_row", "shape"),
+    [
+        (1, 2048, (8, 2048)),  # the budget of 16384
+        (1, 100, (32, 100)),  # a step's 32 examples
+        (32, 20_000, (1, 20_000)),  # one longer than the budget
+    ],
+)
+def test_largest_micro_batch(ranks: int, longest_row: int, shape: tuple[int, int]):
+    assert compute_micro_batch_shape(longest_row, 32, 16_384, ranks, 1) == shape
+
+
+def test_reference_and_checkpoint_copies_are_counted():
+    """A copy of a checkpoint is 12 bytes a parameter, shared by the ranks; in all as many on the one node."""
+    _, alone = fitted("qwen2.5-0.5b", 8, 80)
+    _, beside = fitted("qwen2.5-0.5b", 8, 80, WITH_REFERENCE)
+    frozen = beside.peak[1]["frozen models"]
+    assert alone.peak[1]["frozen models"] == 0 < frozen and beside.peak[1].total() == alone.peak[1].total() + frozen
+    assert fitted("qwen2.5-0.5b", 8, 80, WITH_REFERENCE, lora_rank=4)[1].peak[1]["frozen models"] == 0
+    trainer = {"n_gpus_per_node": 8, "save_freq": 5}
+    config = on_ranks(8, model={"path": str(PUBLISHED / "qwen2.5-0.5b")}, trainer=trainer)
+    plans = [fit(config, MemoryRequest(2048), 80, host)[2] for host in (64, 4)]
+    assert plans[0].checkpoint_copy_bytes == pytest.approx(6 * frozen * 8, rel=1e-3)
+    assert [plan.saves_in_background for plan in plans] == [True, False]
+
+
+def test_smaller_micro_batches_come_before_gradient_checkpointing():
+    config = on_ranks(2, model={"path": str(PUBLISHED / "qwen2.5-1.5b")})
+    for gib, expected in ((80, (False, 16_384)), (32, (False, 4096)), (22, (True, 16_384))):
+        model, tokens, plan = fit(config, MemoryRequest(2048), gib)
+        assert (model.enable_gradient_checkpointing, tokens) == expected and plan.has_headroom
