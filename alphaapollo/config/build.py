@@ -7,10 +7,12 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from alphaapollo.config.effects import find_unmet_requirements
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.key_errors import describe_validation_error
 from alphaapollo.config.keys import rename_verl_group_size_key
 from alphaapollo.config.schema import Config
+from alphaapollo.config.schema.base import Section
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
@@ -20,7 +22,10 @@ def build_config(schema: type[SchemaT], values: dict[str, object]) -> SchemaT:
     if schema is Config:
         rename_verl_group_size_key(values)
     try:
-        return schema.model_validate_json(json.dumps(values), strict=True)
+        config = schema.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         lines = [line for detail in error.errors() for line in describe_validation_error(schema, detail, values)]
         raise ConfigError(list(dict.fromkeys(lines))) from None
+    if isinstance(config, Section) and (unmet := list(find_unmet_requirements(config))):
+        raise ConfigError(unmet)
+    return config

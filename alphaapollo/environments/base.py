@@ -171,11 +171,6 @@ def check_environment(config: Env) -> EnvironmentSpec:
             f"env.env_name={name} does not call tools. Remove env.tools, env.mcp_servers and env.action_format, or "
             "use an environment with tools (informal_math, or your own)."
         )
-    if config.tool_parser and not config.parses_native_calls:
-        raise ValueError(
-            f"env.tool_parser={config.tool_parser} has no effect with env.action_format=tags. Set "
-            "env.action_format=chat_template or remove env.tool_parser."
-        )
     spec.read_settings(config)
     if spec.check is not None:
         spec.check(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,11 +26,11 @@ from alphaapollo.launch.input_digests import Digests
 from alphaapollo.launch.memory.finetuning import fit_finetuning_to_memory
 from alphaapollo.launch.memory.fit import get_max_tokens
 from alphaapollo.launch.memory.plan import UNMEASURED, MemoryPlan, format_memory_planning_failure
+from alphaapollo.launch.model_requirements import ModelUse, check_models, choose_kernels
 from alphaapollo.launch.plan_table import describe_checkpoint_schedule, describe_memory_peak, print_plan_table
 from alphaapollo.launch.resume import find_start_point
 from alphaapollo.launch.run_plan import PlannedMemory, RunPlan
-from alphaapollo.models.folder_check import check_weight_files, list_template_notices
-from alphaapollo.models.lora import check_target_modules
+from alphaapollo.models.folder_check import list_template_notices
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.spans import SPANS
 from alphaapollo.observability.trackers import check_trackers
@@ -50,12 +51,9 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings, console: Cons
     check_trackers(config.trainer.logger)
     start = find_start_point(config)
     trainer, data = config.trainer, config.data
-    check_target_modules(config.model, "model")
-    input_checks.check_moe_keys(config.model, "model")
-    input_checks.check_expert_parallel_size(config.model, config.fsdp_config, trainer.num_ranks, "fsdp_config")
-    check_weight_files(config.model, "model.path")
-    size = config.ulysses_sequence_parallel_size
-    input_checks.check_sequence_parallel_size(size, "ulysses_sequence_parallel_size", {"model.path": config.model})
+    size, trains_scores = config.ulysses_sequence_parallel_size, isinstance(config, RmConfig)
+    use = ModelUse("model.path", config.model, not trains_scores, trains_scores=trains_scores, ulysses_size=size)
+    check_models([replace(use, fsdp=config.fsdp_config, num_ranks=trainer.num_ranks)])
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     images = load_image_processor(config.model.path, tokenizer, config.model.trust_remote_code)
     renderer = Renderer(tokenizer, data.apply_chat_template_kwargs, images, config.model.path)
@@ -150,7 +148,7 @@ def _plan_memory(
     """
     device = placement.device
     model = resolve_model(config.model, device, config.data.max_length)
-    model = input_checks.choose_kernels(model, config.model)
+    model = choose_kernels(model, config.model)
     request = task.make_memory_request(train.examples)
     try:
         capacity = machine.get_training_memory(device)

@@ -85,7 +85,6 @@ def load_or_init_reward_model(
     if not is_causal_lm(config):
         loaded = load_reward_model(model, attention, dtype)
     else:
-        check_reward_model_family(config, model.path)
         config.num_labels = 1
         config.pad_token_id = _find_pad_token_id(config, model)
         auto_class = "AutoModelForSequenceClassification"
@@ -105,26 +104,6 @@ def init_scalar_head(head: torch.nn.Linear, seed: int) -> None:
 def is_causal_lm(config: PretrainedConfig) -> bool:
     """Return whether a model is a language model, i.e. its config.json names no classifier as architecture."""
     return not any(name.endswith("Classification") for name in getattr(config, "architectures", None) or [])
-
-
-def check_causal_lm(model: Model) -> None:
-    """Raise ValueError if config.json names a classifier as architecture, e.g. that of a reward model."""
-    if not is_causal_lm(config := load_config(model)):
-        raise ValueError(
-            f"model.path={model.path} is a {config.architectures[0]!r} model, which is not a causal language model. "
-            "Choose the model that it was trained from, or another language model."
-        )
-
-
-def check_reward_model_family(config: PretrainedConfig, model_path: str) -> None:
-    """Raise ValueError if transformers has no reward model class for the architecture of this language model."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise ValueError(
-            f"model.path={model_path} is a {config.model_type!r} model, for which transformers has no reward model. "
-            "Choose a model of another family, e.g. Qwen3 or Llama."
-        )
 
 
 def _find_pad_token_id(config: PretrainedConfig, model: Model) -> int | None:

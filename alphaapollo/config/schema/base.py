@@ -2,7 +2,8 @@
 
 The schema declares three kinds of rules for a field:
 
-* valid values: the type of the field, and `Section.find_problems` for combinations of fields of one section;
+* valid values: the type of the field; `Annotated[bool, Requires(ActiveWhen("name", "vllm"))]` for what it needs in
+  another field (config/effects.py checks it); and `Section.find_problems` for other combinations;
 * when the field has an effect: `Annotated[float, ActiveWhen("use_kl_loss")]` (config/effects.py reports violations);
 * whether a resumed run may change it: `Annotated[str, ResumeRule("refused", "another model")]` (config/changes.py).
 
@@ -51,6 +52,16 @@ class ActiveUnless(ActiveWhen):
     """Marker in `Annotated`: the field has no effect if another field, `key`, has one of `values` (see ActiveWhen)."""
 
     expected = False
+
+
+@dataclass(frozen=True)
+class Requires:
+    """Marker in `Annotated`: if the field has an effect and not its default value, it needs `condition`, which is about
+    another field. Nothing is needed if the command does not have that field."""
+
+    condition: ActiveWhen
+    fix: str = ""  # "" = set the field of the condition, or the default
+    when: object = ...  # the only value of the marked field that needs it
 
 
 NEEDS_GPU = ActiveWhen("@device", "cuda", reason="it needs a GPU")

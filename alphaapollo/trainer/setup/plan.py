@@ -17,9 +17,10 @@ from alphaapollo.config.resolve import count_engine_gpus, explain_dtype, resolve
 from alphaapollo.config.schema import Actor, Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.data.shared_prompts import decide_prompt_sharing
-from alphaapollo.launch.input_checks import choose_kernels, collect_environment_notices, find_environment_spec
+from alphaapollo.launch.input_checks import collect_environment_notices, find_environment_spec
 from alphaapollo.launch.memory.fit import fit_config_to_memory, get_max_tokens
 from alphaapollo.launch.memory.plan import DEFAULT_ENGINE_SHARE, UNMEASURED, MemoryPlan, format_memory_planning_failure
+from alphaapollo.launch.model_requirements import choose_kernels
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.utils.user_module import load_user_module

@@ -193,8 +193,6 @@ def test_settings_without_effect_are_refused():
     for settings in ({"tools": ["python_code"]}, {"action_format": "chat_template"}):
         with pytest.raises(ValueError, match=r"env_name=guessing_game .* tools"):
             check_environment(game("guessing_game", **settings))
-    with pytest.raises(ValueError, match=r"=hermes .*action_format=chat_template"):
-        check_environment(Env(env_name="informal_math", tool_parser="hermes"))
 
 
 @pytest.mark.parametrize(
