@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Fsdp, Model, Rollout
@@ -23,6 +23,7 @@ from alphaapollo.models.load import (
     LIGER_ARCHITECTURES,
     check_layers,
     find_reward_model_class,
+    has_reward_model,
     is_causal_lm,
     load_config,
     load_without_weights,
@@ -30,9 +31,6 @@ from alphaapollo.models.load import (
 from alphaapollo.models.lora import resolve_target_modules
 from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks
 from alphaapollo.models.ulysses import describe_stateful_layers
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True)
@@ -81,26 +79,22 @@ def find_unsupported_features(use: ModelUse) -> Iterator[tuple[str, str]]:
             yield feature, f"{problem.setting}: {model} {problem.reason}. {problem.fix}."
 
 
-def _needs_causal_lm(use: ModelUse, config: PretrainedConfig) -> Problem | None:
+def _needs_causal_lm(use: ModelUse, config: Any) -> Problem | None:
     if not use.writes_text or is_causal_lm(config):
         return None
     reason = f"is a {config.architectures[0]}, not a causal language model"
     return Problem("text generation", reason, "Choose the model that it was trained from")
 
 
-def _needs_classifier(use: ModelUse, config: PretrainedConfig) -> Problem | None:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-
+def _needs_classifier(use: ModelUse, config: Any) -> Problem | None:
     if use.trains_scores and not is_causal_lm(config):
         find_reward_model_class(config, use.model.path)  # raises for other classifiers
-    elif use.trains_scores and not (
-        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-    ):
+    elif use.trains_scores and not has_reward_model(config):
         return Problem("main_rm", "has no reward model in transformers", "Choose another family, e.g. Qwen3 or Llama")
     return None
 
 
-def _needs_pictures_of_policy(use: ModelUse, config: PretrainedConfig) -> Problem | None:
+def _needs_pictures_of_policy(use: ModelUse, config: Any) -> Problem | None:
     policy = use.policy or use.model
     if policy.path == use.model.path or describe_image_input(use.model) == describe_image_input(policy):
         return None
@@ -108,14 +102,14 @@ def _needs_pictures_of_policy(use: ModelUse, config: PretrainedConfig) -> Proble
     return Problem("pictures", reason, "Use a model of the policy's family")
 
 
-def _needs_engine_with_vision(use: ModelUse, config: PretrainedConfig) -> Problem | None:
+def _needs_engine_with_vision(use: ModelUse, config: Any) -> Problem | None:
     if use.engine is None or use.engine.name != "hf" or not reads_pictures(config):
         return None
     key = f"{use.engine_section}.name"
     return Problem(f"{key}=hf", "is a vision-language model", f"Set {key}=vllm")
 
 
-def _needs_context_length(use: ModelUse, config: PretrainedConfig) -> Problem | None:
+def _needs_context_length(use: ModelUse, config: Any) -> Problem | None:
     if use.lengths is None or use.engine is None or use.engine.name != "vllm":
         return None
     text, prompt, response = config.get_text_config(), use.lengths.max_prompt_length, use.lengths.max_response_length
@@ -130,7 +124,7 @@ def _needs_context_length(use: ModelUse, config: PretrainedConfig) -> Problem | 
     return None
 
 
-def _needs_divisible_heads(use: ModelUse, config: PretrainedConfig) -> Problem | None:
+def _needs_divisible_heads(use: ModelUse, config: Any) -> Problem | None:
     if use.engine is None or (size := use.engine.tensor_model_parallel_size) == 1:
         return None
     heads, key = getattr(config.get_text_config(), "num_attention_heads", None), use.engine_section
@@ -144,7 +138,7 @@ def _needs_divisible_heads(use: ModelUse, config: PretrainedConfig) -> Problem |
     return Problem(f"{name}={size}", f"has {heads} attention heads", f"Set {name} to one of {fits}")
 
 
-def _needs_ulysses(use: ModelUse, config: PretrainedConfig) -> Problem | None:
+def _needs_ulysses(use: ModelUse, config: Any) -> Problem | None:
     heads, size, possible = getattr(config.get_text_config(), "num_attention_heads", 0), use.ulysses_size, 1
     if use.model.trust_remote_code and hasattr(config, "auto_map"):
         reason = "has its own modeling code, whose attention cannot be split"
@@ -154,7 +148,7 @@ def _needs_ulysses(use: ModelUse, config: PretrainedConfig) -> Problem | None:
     return Problem(f"{key}={size}", reason, f"Set {key}={possible}") if size > 1 and reason else None
 
 
-def _needs_routers(use: ModelUse, config: PretrainedConfig) -> Problem | None:
+def _needs_routers(use: ModelUse, config: Any) -> Problem | None:
     coef, replays = use.model.router_aux_loss_coef, use.engine is not None and use.engine.router_replay
     if not use.fsdp or use.policy or not (coef or replays):  # only the policy, and models of fine-tuning
         return None
@@ -168,7 +162,7 @@ def _needs_routers(use: ModelUse, config: PretrainedConfig) -> Problem | None:
     return None
 
 
-def _needs_divisible_experts(use: ModelUse, config: PretrainedConfig) -> Problem | None:
+def _needs_divisible_experts(use: ModelUse, config: Any) -> Problem | None:
     if use.fsdp is None or (size := use.fsdp.ep_size) == 1:
         return None
     experts, key = find_experts(load_without_weights(use.model)), f"{use.fsdp_section}.ep_size"
@@ -187,7 +181,7 @@ def _needs_divisible_experts(use: ModelUse, config: PretrainedConfig) -> Problem
     return None
 
 
-def _needs_target_modules(use: ModelUse, config: PretrainedConfig) -> Problem | None:
+def _needs_target_modules(use: ModelUse, config: Any) -> Problem | None:
     try:
         if use.fsdp and use.model.lora_rank:
             resolve_target_modules(load_without_weights(use.model), use.model)
@@ -198,7 +192,7 @@ def _needs_target_modules(use: ModelUse, config: PretrainedConfig) -> Problem | 
     return None
 
 
-REQUIREMENTS: dict[str, Callable[[ModelUse, PretrainedConfig], Problem | None]] = {
+REQUIREMENTS: dict[str, Callable[[ModelUse, Any], Problem | None]] = {
     "text generation": _needs_causal_lm,
     "reward models": _needs_classifier,
     "pictures": _needs_pictures_of_policy,

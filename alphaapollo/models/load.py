@@ -106,6 +106,13 @@ def is_causal_lm(config: PretrainedConfig) -> bool:
     return not any(name.endswith("Classification") for name in getattr(config, "architectures", None) or [])
 
 
+def has_reward_model(config: PretrainedConfig) -> bool:
+    """Return whether transformers has a reward model class for the architecture of a language model."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+
 def _find_pad_token_id(config: PretrainedConfig, model: Model) -> int | None:
     """Return the padding token id, which transformers' classifiers need to find the last token of a padded sequence."""
     from transformers import AutoTokenizer

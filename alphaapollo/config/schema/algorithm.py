@@ -26,7 +26,6 @@ WHEN_ENABLED = ActiveWhen("enable")
 NEEDS_GROUPS = Requires(ActiveUnless("/group_size", 1, shown_key="/env.rollout.n"), fix="env.rollout.n=8")
 NEEDS_REFERENCE = Requires(ActiveWhen("/needs_reference", shown_key="/actor_rollout_ref.actor.use_kl_loss"))
 NEEDS_WEIGHTS = Requires(ActiveWhen("/actor_rollout_ref.model.lora_rank", 0))
-NEEDS_VALIDATION = Requires(ActiveWhen("/validates_on_rows", shown_key="/data.val_files and trainer.test_freq"))
 WHEN_CORRECTED = ActiveWhen("method")
 
 
@@ -113,7 +112,7 @@ class ReferenceReset(Section):
     every: Annotated[PositiveInt | None, NEEDS_REFERENCE, NEEDS_WEIGHTS] = None
     """ProRL (arXiv 2505.24864): replace the reference by the policy and reset the optimizer every so many iterations;
     null = never."""
-    patience: Annotated[PositiveInt | None, NEEDS_REFERENCE, NEEDS_WEIGHTS, NEEDS_VALIDATION] = None
+    patience: Annotated[PositiveInt | None, NEEDS_REFERENCE, NEEDS_WEIGHTS] = None
     """Reset also after so many validations without a better val/accuracy; null = never."""
 
 
