@@ -124,15 +124,11 @@ class EngineChat:
     def __init__(self, config: GenerationConfig, terminal: Terminal):
         from alphaapollo.config.resolve import resolve_generation
         from alphaapollo.controller.placement import detect_machine
-        from alphaapollo.launch.input_checks import check_context_length, find_environment_spec, make_renderer
-        from alphaapollo.models.folder_check import check_weight_files
-        from alphaapollo.planning.try_environment import check_engine_serves_agents
+        from alphaapollo.launch.input_checks import find_environment_spec, make_renderer
+        from alphaapollo.launch.model_requirements import ModelUse, check_models
 
         find_environment_spec(config.env)
-        if config.env.env_name == "agent":
-            check_engine_serves_agents(config.rollout)
-        check_weight_files(config.model, "model.path", config.rollout.name)
-        check_context_length(config.model, config.rollout, config.data)
+        check_models([ModelUse("model.path", config.model, engine=config.rollout, lengths=config.data)])
         longest = max(choose_context_length(config) - config.data.max_response_length, config.data.max_prompt_length)
         config = config.model_copy(update={"data": config.data.model_copy(update={"max_prompt_length": longest})})
         renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)

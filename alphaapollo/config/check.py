@@ -83,7 +83,7 @@ def find_path_errors(config: Section) -> Iterator[str]:
             yield f"{name}: {error}"
     if isinstance(config, EvolvingConfig) and not config.models:
         yield "models is required, but it is empty. Set models.policy.path=MODEL, or base_url and name."
-    if isinstance(config, Config) and not (config.data.val_files and config.trainer.test_freq > 0):
+    if isinstance(config, Config) and not config.validates_on_rows:
         patience = config.algorithm.reference_reset.patience
         if patience is not None:
             yield f"algorithm.reference_reset.patience={patience} needs data.val_files and trainer.test_freq. Set both."

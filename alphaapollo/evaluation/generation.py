@@ -20,13 +20,12 @@ from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.data.stream import choose_rows
-from alphaapollo.engines.vllm.settings import check_engine_kwargs
 from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results
 from alphaapollo.launch import input_checks
-from alphaapollo.models.folder_check import check_weight_files, list_template_notices
-from alphaapollo.models.load import check_causal_lm
+from alphaapollo.launch.model_requirements import ModelUse, check_models
+from alphaapollo.models.folder_check import list_template_notices
 from alphaapollo.observability.console import Console
 from alphaapollo.planning.plan_table import print_plan_table
 from alphaapollo.planning.try_environment import try_environment
@@ -88,19 +87,14 @@ def prepare_run(config: GenerationConfig, console: Console) -> GenerationPlan:
     notices = check_config_and_get_notices(config, machine.num_gpus, machine.num_cores)
     environment = input_checks.find_environment_spec(config.env)
     notices += input_checks.collect_environment_notices(config, environment)
-    check_engine_kwargs(config.rollout, "rollout")
-    check_causal_lm(config.model)
-    check_weight_files(config.model, "model.path", config.rollout.name)
-    input_checks.check_engine_supports_model(config.model, config.rollout, "rollout")
-    input_checks.check_context_length(config.model, config.rollout, config.data)
-    input_checks.check_tensor_parallel_size(config.model, config.rollout, "rollout")
+    check_models([ModelUse("model.path", config.model, engine=config.rollout, lengths=config.data)])
     renderer = input_checks.make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
     choose = partial(choose_rows, max_rows=config.data.max_samples, seed=0, shuffle=False)
     prompts, more = input_checks.read_prompts(config.data.path, "data.path", renderer, config.data, choose)
     more += list_template_notices(config.model, renderer, config.data.apply_chat_template_kwargs)
     is_graded = environment.is_graded(config.env)
     more += input_checks.check_rewards(prompts, config.reward, config.custom_reward_function, is_graded)[0]
-    more += try_environment(config.env, prompts[:1], config.model, config.rollout, config.data)
+    more += try_environment(config.env, prompts[:1], config.model, config.data)
     device, rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
     start, finished = find_inference_start(config, RESULTS), FinishedResults()
     if not start.replaces_previous_run:

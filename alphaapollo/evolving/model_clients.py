@@ -127,19 +127,15 @@ ModelClient = ServerClient | EngineClient
 def check_models_and_load_renderers(config: EvolvingConfig) -> dict[str, Renderer]:
     """Check the models that this run serves (`models.NAME.path`). Returns a chat renderer per model name. Raises
     ValueError if an engine would reject a model or its settings."""
-    from alphaapollo.engines.vllm.settings import check_engine_kwargs
-    from alphaapollo.launch.input_checks import check_context_length, check_tensor_parallel_size
-    from alphaapollo.models.folder_check import check_vocabulary_size, check_weight_files  # imports torch
+    from alphaapollo.launch.model_requirements import ModelUse, check_models  # imports torch
+    from alphaapollo.models.folder_check import check_vocabulary_size  # imports torch
 
-    check_engine_kwargs(config.rollout, "rollout")
     renderers = {}
     for name, served in config.models.items():
         if served.path:
             key = f"models.{name}.path"
             model = Model(path=served.path, trust_remote_code=served.trust_remote_code)
-            check_weight_files(model, key, config.rollout.name)
-            check_context_length(model, config.rollout, config.data)
-            check_tensor_parallel_size(model, config.rollout, "rollout")
+            check_models([ModelUse(key, model, engine=config.rollout, lengths=config.data)])
             tokenizer = load_tokenizer(served.tokenizer_path or served.path, served.trust_remote_code)
             check_vocabulary_size(model, tokenizer, key)
             renderers[name] = Renderer(tokenizer, config.data.apply_chat_template_kwargs, model_path=served.path)

@@ -124,7 +124,7 @@ def prepare_run(config: EvolvingConfig, console: Console) -> PreparedEvolution:
     if config.env.env_name == "agent":
         for served in [config.models[name] for name in config.proposer_models]:
             keys = {name: getattr(served, name) for name in ("path", "tokenizer_path", "trust_remote_code")}
-            notices += try_environment(config.env, prompts[:1], Model(**keys), config.rollout, config.data)
+            notices += try_environment(config.env, prompts[:1], Model(**keys), config.data)
     else:
         asyncio.run(try_environment_resets(config.env, prompts[:1]))
     notices += start.describe()

@@ -21,6 +21,7 @@ from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.evaluation.validation import validate
 from alphaapollo.launch import input_checks
+from alphaapollo.launch.model_requirements import ModelUse, check_models
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.planning.try_environment import try_environment_resets
@@ -35,7 +36,7 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     """Read data.val_prompts. Returns the prompts and notices. Raises ValueError if a prompt cannot be used."""
     environment, data = input_checks.find_environment_spec(config.env), make_val_prompt_data(config)
     notices = input_checks.collect_environment_notices(config, environment)
-    input_checks.check_context_length(config.model, Rollout(), data)
+    check_models([ModelUse("model.path", config.model, engine=Rollout(), lengths=data)])
     renderer = input_checks.make_renderer(config.env, config.model, data.apply_chat_template_kwargs)
     keys = config.data
     choose = partial(choose_rows, max_rows=keys.val_max_samples, seed=keys.seed, shuffle=keys.shuffle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,8 +21,8 @@ from alphaapollo.finetuning.reward_model import RewardModelTask
 from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
 from alphaapollo.launch import input_checks
-from alphaapollo.models.folder_check import check_weight_files, list_template_notices
-from alphaapollo.models.lora import check_target_modules
+from alphaapollo.launch.model_requirements import ModelUse, check_models, choose_kernels
+from alphaapollo.models.folder_check import list_template_notices
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers
 from alphaapollo.planning.cpu_threads import choose_cpu_threads
@@ -56,12 +57,9 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings, console: Cons
     check_trackers(config.trainer.logger)
     start = find_start_point(config)
     trainer, data = config.trainer, config.data
-    check_target_modules(config.model, "model")
-    input_checks.check_moe_keys(config.model, "model")
-    input_checks.check_expert_parallel_size(config.model, config.fsdp_config, trainer.num_ranks, "fsdp_config")
-    check_weight_files(config.model, "model.path")
-    size = config.ulysses_sequence_parallel_size
-    input_checks.check_sequence_parallel_size(size, "ulysses_sequence_parallel_size", {"model.path": config.model})
+    size, trains_scores = config.ulysses_sequence_parallel_size, isinstance(config, RmConfig)
+    use = ModelUse("model.path", config.model, not trains_scores, trains_scores=trains_scores, ulysses_size=size)
+    check_models([replace(use, fsdp=config.fsdp_config, num_ranks=trainer.num_ranks)])
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     images = load_image_processor(config.model.path, tokenizer, config.model.trust_remote_code)
     renderer = Renderer(tokenizer, data.apply_chat_template_kwargs, images, config.model.path)
@@ -156,7 +154,7 @@ def _plan_memory(
     """
     device = placement.device
     model = resolve_model(config.model, device, config.data.max_length)
-    model = input_checks.choose_kernels(model, config.model)
+    model = choose_kernels(model, config.model)
     resolved = config.model_copy(update={"model": model})
     may_choose = config.model.enable_gradient_checkpointing == "auto"
     request = task.make_memory_request(train.examples)

@@ -9,13 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from alphaapollo.config.check import check_config_and_get_notices
-from alphaapollo.config.schema import Model, RmConfig
+from alphaapollo.config.schema import RmConfig
 from alphaapollo.data.preference_examples import PreferenceExample, load_pairs
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.pairs import PairTask, compute_pair_accuracy_metrics
-from alphaapollo.models.load import check_reward_model_family, find_reward_model_class, is_causal_lm, load_config
 from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.types import Row
 from alphaapollo.workers.reward_model import RewardTrainingWorker
@@ -26,11 +24,6 @@ class RewardModelTask(PairTask):
 
     config: RmConfig
     worker_class = RewardTrainingWorker
-
-    def check_config_and_get_notices(self, num_gpus: int) -> list[str]:
-        notices = check_config_and_get_notices(self.config, num_gpus)
-        check_reward_model_support(self.config.model)
-        return notices
 
     def load_examples(
         self, files: str | Sequence[str], max_samples: int, renderer: Renderer
@@ -56,15 +49,6 @@ class RewardModelTask(PairTask):
             "tokens": sums["tokens"],
             **compute_pair_accuracy_metrics(sums),
         }
-
-
-def check_reward_model_support(model: Model) -> None:
-    """Raise ValueError if transformers has no sequence-classification class for this model."""
-    config = load_config(model)
-    if is_causal_lm(config):
-        check_reward_model_family(config, model.path)
-    else:
-        find_reward_model_class(config, model.path)
 
 
 def prepare_answer_for_scoring(row: Row, renderer: Renderer) -> Row:

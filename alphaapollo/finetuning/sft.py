@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from alphaapollo.batching.batch import RankBatch
 from alphaapollo.batching.packing import build_batch_layout
-from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sft_examples import load_examples
@@ -33,7 +32,7 @@ class SftTask(FinetuningTask):
 
     def check_config_and_get_notices(self, num_gpus: int) -> list[str]:
         config = self.config
-        notices = check_config_and_get_notices(config, num_gpus)
+        notices = super().check_config_and_get_notices(num_gpus)
         if not config.data.val_prompts or config.trainer.test_freq < 1:
             return notices
         self.prompts, more = read_held_out_prompts(config)

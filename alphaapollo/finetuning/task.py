@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.controller.placement import Placement
 from alphaapollo.data.rendering import Renderer
@@ -37,9 +38,9 @@ class FinetuningTask(ABC):
     def __init__(self, config: Any):
         self.config = config
 
-    @abstractmethod
     def check_config_and_get_notices(self, num_gpus: int) -> list[str]:
         """Check the configuration and the task's own inputs. Returns notices. Raises ValueError if a check fails."""
+        return check_config_and_get_notices(self.config, num_gpus)
 
     @abstractmethod
     def load_examples(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Any]:

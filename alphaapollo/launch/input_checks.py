@@ -8,30 +8,27 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from alphaapollo.config.effects import describe_ineffective_keys
-from alphaapollo.config.resolve import get_attention_kernel, resolve_controller
+from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import (
     Config,
     CustomRewardFunction,
     Data,
     Env,
-    Fsdp,
     GenerationConfig,
     GenerationData,
     Model,
     Reward,
-    Rollout,
     SftConfig,
     TuningConfig,
 )
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.cache import load_or_compute
-from alphaapollo.data.images import collect_pictures, list_unused_mark_notices, load_image_processor, reads_pictures
+from alphaapollo.data.images import collect_pictures, list_unused_mark_notices, load_image_processor
 from alphaapollo.data.length_limit import apply_length_limit, prepare_texts
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, name_splits, resolve_files
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
@@ -165,123 +162,6 @@ def _check_template_keeps_history(env: Env, renderer: Renderer) -> None:
             "differ from those of generation. Set env.context=memory (a new prompt every turn), or use a chat_template "
             "that keeps earlier turns."
         )
-
-
-def check_moe_keys(model: Model, section: str, router_replay: bool = False) -> None:
-    """Raise ValueError if keys for mixtures of experts are set for another kind of model. section: key of the model
-    section, for the message. router_replay: value of rollout.router_replay."""
-    if model.router_aux_loss_coef or router_replay:
-        from alphaapollo.models.moe_routing import check_routers_supported  # imports torch
-
-        keys = []
-        if model.router_aux_loss_coef:
-            keys.append(f"{section}.router_aux_loss_coef={model.router_aux_loss_coef:g}")
-        if router_replay:
-            keys.append(f"{section.removesuffix('model')}rollout.router_replay=true")
-        check_routers_supported(model, " and ".join(keys), needs_balancing=bool(model.router_aux_loss_coef))
-
-
-def check_expert_parallel_size(model: Model, fsdp: Fsdp, num_ranks: int, section: str) -> None:
-    """Raise ValueError if a model's experts cannot be split over `fsdp.ep_size` ranks. num_ranks: number of training
-    ranks. section: key of `fsdp`, for the message."""
-    if fsdp.ep_size > 1:
-        from alphaapollo.models.expert_parallel import check_ep_size  # imports torch
-
-        check_ep_size(model, fsdp.ep_size, fsdp.count_shards(num_ranks), f"{section}.ep_size")
-
-
-def check_context_length(model: Model, rollout: Rollout, data: Data | GenerationData) -> None:
-    """Raise ValueError if prompt and response together can exceed the model's context length, or a sliding window that
-    vLLM does not support."""
-    if rollout.name != "vllm":
-        return
-    from alphaapollo.models.load import load_config  # imports torch
-
-    text = load_config(model).get_text_config()
-    scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") not in ("default", "dynamic")
-    limits = {"context length": None if scaled else getattr(text, "max_position_embeddings", None)}
-    if text.model_type in WITHOUT_MIXED_WINDOWS and "full_attention" in text.layer_types:
-        limits["sliding window of some layers (which vLLM does not support)"] = text.sliding_window
-    for name, limit in limits.items():
-        if limit is not None and data.max_length > limit:
-            raise ValueError(
-                f"data.max_prompt_length={data.max_prompt_length} + data.max_response_length="
-                f"{data.max_response_length} = {data.max_length} exceeds the {name} of {model.path}, {limit} tokens. "
-                "Lower one of them."
-            )
-
-
-def check_engine_supports_model(model: Model, rollout: Rollout, section: str) -> None:
-    """Raise ValueError if the engine rollout.name does not support the model. section: key of the rollout section."""
-    from alphaapollo.models.load import load_config  # imports torch
-
-    if rollout.name == "hf" and reads_pictures(load_config(model)):
-        raise ValueError(
-            f"{section}.name=hf does not support {model.path}, a vision-language model. Set {section}.name=vllm."
-        )
-
-
-def check_tensor_parallel_size(model: Model, rollout: Rollout, section: str) -> None:
-    """Raise ValueError if tensor_model_parallel_size does not divide the model's number of attention heads, or if
-    expert_parallel_size is set for a model without experts. section: key of the rollout section, for the message."""
-    from alphaapollo.models.load import load_config  # imports torch
-    from alphaapollo.models.moe_routing import ExpertSizes
-
-    size = rollout.tensor_model_parallel_size
-    if size == 1:
-        return
-    config = load_config(model)
-    if rollout.expert_parallel_size > 1 and ExpertSizes.from_config(config) is None:
-        key = f"{section}.expert_parallel_size"
-        raise ValueError(
-            f"{key}={rollout.expert_parallel_size}: {model.path} is not a mixture of experts. Set {key}=1."
-        )
-    heads = getattr(config.get_text_config(), "num_attention_heads", None)
-    if heads and heads % size:
-        fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
-        raise ValueError(
-            f"{section}.tensor_model_parallel_size={size} does not divide the {heads} attention heads of {model.path}. "
-            f"Set it to one of {fits}."
-        )
-
-
-def choose_kernels(model: Model, configured: Model) -> Model:
-    """Return the resolved model section with kernels that the architecture supports.
-
-    Liger kernels are disabled if they are not tested on it. Layers with recurrent state need padded rows.
-
-    configured: the section before `resolve_model`. Raises ValueError if it sets a kernel that is not supported.
-    """
-    from alphaapollo.models.load import LIGER_ARCHITECTURES, check_layers, load_config  # imports torch
-    from alphaapollo.models.ulysses import describe_stateful_layers
-
-    config = load_config(model)
-    if configured.attention == "auto" and describe_stateful_layers(config):
-        model = model.model_copy(update={"attention": "padded"})
-    check_layers(config, model.path, get_attention_kernel(model))
-    if not model.use_liger:
-        return model
-    kind = config.model_type
-    if configured.use_liger is True and kind not in LIGER_ARCHITECTURES:
-        raise ValueError(
-            f"model.use_liger=true is not tested on {kind!r} models ({model.path}), only on "
-            f"{', '.join(LIGER_ARCHITECTURES)}. Set model.use_liger=auto. To fuse the same operations, set "
-            "model.use_torch_compile=true."
-        )
-    return model.model_copy(update={"use_liger": kind in LIGER_ARCHITECTURES})
-
-
-def check_sequence_parallel_size(size: int, key: str, models: Mapping[str, Model]) -> None:
-    """Raise ValueError if a model does not support sequence parallelism over `size` ranks. key: configuration key of
-    `size`. models: {configuration key of a model's path: model section}."""
-    from alphaapollo.models.load import load_config  # imports torch
-    from alphaapollo.models.ulysses import check_ulysses_support
-
-    for name, model in models.items():
-        if size > 1 and model.path:
-            config = load_config(model)
-            has_custom_code = model.trust_remote_code and hasattr(config, "auto_map")
-            check_ulysses_support(config, f"{name}={model.path}", size, key, has_custom_code)
 
 
 @HEARTBEAT.record_call("read prompts")

@@ -22,40 +22,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 
-from alphaapollo.config.schema import Model
-from alphaapollo.models.load import load_without_weights
-
 
 def find_experts(model: nn.Module) -> list[nn.Module]:
     """Find the modules with the experts of a layer, whose parameters [E, ...] have one slice per expert. Classes with
     transformers' `use_experts_implementation` have them; other MoE classes are not found."""
     return [module for module in model.modules() if hasattr(module, "num_experts") and hasattr(module, "is_transposed")]
-
-
-def check_ep_size(model: Model, ep_size: int, num_shards: int, key: str) -> None:
-    """Raise ValueError if a model's experts cannot be split into `ep_size` parts.
-
-    Args:
-        num_shards: number of ranks that share one copy of the model, a multiple of `ep_size`.
-        key: configuration key of `ep_size`, for messages.
-    """
-    loaded = load_without_weights(model)
-    experts = find_experts(loaded)
-    counts = {int(module.num_experts) for module in experts}  # type: ignore[arg-type]
-    if not experts:
-        raise ValueError(
-            f"{key}={ep_size}: {type(loaded).__name__} has no experts that can be split (docs/moe.md). Set {key}=1."
-        )
-    if any(count % ep_size for count in counts):
-        fits = ", ".join(str(n) for n in range(1, num_shards + 1) if not any(m % n for m in (*counts, num_shards)))
-        raise ValueError(f"{key}={ep_size} does not divide the {max(counts)} experts of a layer. Set one of {fits}.")
-    sharing = num_shards // ep_size  # FSDP shards dimension 1 of the experts over these ranks
-    rows = {parameter.shape[1] for module in experts for parameter in module.parameters()}
-    if uneven := [count for count in rows if count % sharing]:
-        raise ValueError(
-            f"{key}={ep_size}: {sharing} ranks share an expert and do not divide its {uneven[0]} rows. Change the "
-            f"number of ranks or {key}."
-        )
 
 
 def distribute_experts(experts: nn.Module, mesh: DeviceMesh) -> None:

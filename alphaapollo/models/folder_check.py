@@ -73,17 +73,7 @@ def _find_quantization(config: PretrainedConfig, shapes: Iterable[str]) -> str:
     return next((name for name in shapes if name.endswith((".qweight", ".weight_packed"))), "")
 
 
-def check_reads_pictures_like_policy(model: Model, policy: Model, path_key: str) -> None:
-    """Raise ValueError if a model cannot use the policy's prepared pictures: its placeholder tokens or its image
-    processor differ, or only one of them is a vision-language model. `path_key`: config key of the model's folder."""
-    if model.path != policy.path and _describe_image_input(model) != _describe_image_input(policy):
-        raise ValueError(
-            f"{path_key}={model.path} does not read pictures like the policy {policy.path}: its placeholder tokens or "
-            "its image processor differ, or only one of them reads pictures. Use a model of the policy's family."
-        )
-
-
-def _describe_image_input(model: Model) -> tuple[object, ...] | None:
+def describe_image_input(model: Model) -> tuple[object, ...] | None:
     """Return placeholder tokens and the prepared form of a generated picture. None if the model reads no pictures."""
     image = load_example_image(model)
     if image is None:

@@ -86,7 +86,6 @@ def load_or_init_reward_model(
     if not is_causal_lm(config):
         loaded = load_reward_model(model, attention, dtype)
     else:
-        check_reward_model_family(config, model.path)
         config.num_labels = 1
         config.pad_token_id = _find_pad_token_id(config, model)
         auto_class = "AutoModelForSequenceClassification"
@@ -108,24 +107,11 @@ def is_causal_lm(config: PretrainedConfig) -> bool:
     return not any(name.endswith("Classification") for name in getattr(config, "architectures", None) or [])
 
 
-def check_causal_lm(model: Model) -> None:
-    """Raise ValueError if config.json names a classifier as architecture, e.g. that of a reward model."""
-    if not is_causal_lm(config := load_config(model)):
-        raise ValueError(
-            f"model.path={model.path} is a {config.architectures[0]!r} model, which is not a causal language model. "
-            "Choose the model that it was trained from, or another language model."
-        )
-
-
-def check_reward_model_family(config: PretrainedConfig, model_path: str) -> None:
-    """Raise ValueError if transformers has no reward model class for the architecture of this language model."""
+def has_reward_model(config: PretrainedConfig) -> bool:
+    """Return whether transformers has a reward model class for the architecture of a language model."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise ValueError(
-            f"model.path={model_path} is a {config.model_type!r} model, for which transformers has no reward model. "
-            "Choose a model of another family, e.g. Qwen3 or Llama."
-        )
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 
 def _find_pad_token_id(config: PretrainedConfig, model: Model) -> int | None:

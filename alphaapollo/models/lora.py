@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
-from alphaapollo.models.load import load_causal_lm, load_or_init_reward_model, load_without_weights
+from alphaapollo.models.load import load_causal_lm, load_or_init_reward_model
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.vision import find_vision_modules
 from alphaapollo.utils.seeds import derive_seed
@@ -61,17 +61,6 @@ def load_trainable_reward_model(
 
 def _get_parameter_dtype(model: Model, dtype: torch.dtype | None) -> torch.dtype | None:
     return dtype if dtype is None or model.lora_rank else torch.promote_types(dtype, torch.float32)
-
-
-def check_target_modules(model: Model, section: str) -> None:
-    """Raise ValueError if `target_modules` of a config section are not linear layers of the model. `section`: its name,
-    for messages. Without LoRA the model is not read."""
-    if not model.lora_rank:
-        return
-    try:
-        resolve_target_modules(load_without_weights(model), model)
-    except ValueError as error:
-        raise ValueError(f"{section}.{error}") from error
 
 
 def resolve_target_modules(model: PreTrainedModel, lora: Lora) -> list[str]:

@@ -21,9 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from alphaapollo.batching.batch import Rows
-from alphaapollo.config.schema import Model
 from alphaapollo.models.decoder import find_decoder_layers
-from alphaapollo.models.load import load_without_weights
 from alphaapollo.models.vision import find_language_model
 
 if TYPE_CHECKING:
@@ -179,19 +177,6 @@ def load_balancing_loss(counts: Tensor, probabilities: Tensor, tokens: Tensor, w
         weight: factor of the loss, e.g. `tokens` as a share of all tokens in the optimizer step.
     """
     return counts.shape[0] * (counts / tokens * (probabilities / tokens)).sum() * weight
-
-
-def check_routers_supported(model: Model, config_key: str, needs_balancing: bool) -> None:
-    """Raise ValueError if a model has no supported routers or, with `needs_balancing`, no load-balancing loss.
-    `config_key`: key that needs them, for messages."""
-    loaded = load_without_weights(model)
-    name = type(loaded).__name__
-    if RouterHooks.wrap_routers(loaded) is None:
-        raise ValueError(
-            f"{config_key}: {name} is not an MoE model with supported routers (docs/moe.md). Remove {config_key}."
-        )
-    if needs_balancing and not hasattr(loaded.config.get_text_config(), "router_aux_loss_coef"):
-        raise ValueError(f"{config_key}: transformers has no load-balancing loss for {name}. Remove {config_key}.")
 
 
 @torch.no_grad()

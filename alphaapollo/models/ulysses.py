@@ -101,26 +101,6 @@ def describe_stateful_layers(config: PretrainedConfig) -> str:
     return f"has layers of type {stateful}, which carry state along the sequence" if stateful else ""
 
 
-def check_ulysses_support(config: PretrainedConfig, model: str, size: int, size_key: str, custom_code: bool) -> None:
-    """Raise ValueError if a model does not support sequence parallelism.
-
-    Args:
-        model: config key and path of the model, for the message.
-        size: number of ranks that split every sequence.
-        size_key: config key of `size`.
-        custom_code: the model folder has its own modeling code.
-    """
-    text = config.get_text_config()
-    heads, possible, reason = getattr(text, "num_attention_heads", 0), 1, describe_stateful_layers(config)
-    if custom_code:
-        reason = "has its own modeling code, whose attention cannot be split"
-    elif not reason and (heads % size or not heads):
-        reason, possible = f"has {heads} attention heads", math.gcd(heads, size) if heads else 1
-    if reason:
-        model = f"{model} ({config.model_type})"
-        raise ValueError(f"{size_key}={size} is not supported: {model} {reason}. Set {size_key}={possible}.")
-
-
 def _all_to_all(x: Tensor, split_dim: int, join_dim: int, sequence: SequenceGroup) -> Tensor:
     """Differentiable all-to-all exchange. Rank r gets the r-th part of dimension `split_dim` from every rank, and
     concatenates the parts along dimension `join_dim`."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Never
 
-from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward, Rollout
+from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward
 from alphaapollo.environments.base import EnvironmentFailure, Services, get_environment_spec, wrap_environment_errors
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.processes.time_limit import TimeLimit
@@ -27,25 +27,14 @@ TRIAL_ANSWERS = ("<answer>TRUTH</answer>", r"The answer is \boxed{TRUTH}.", "TRU
 PLACEHOLDER = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # excludes LaTeX such as \boxed{n}
 
 
-def try_environment(
-    env: Env, prompts: Sequence[Prompt], model: Model, rollout: Rollout, data: Data | GenerationData
-) -> list[str]:
+def try_environment(env: Env, prompts: Sequence[Prompt], model: Model, data: Data | GenerationData) -> list[str]:
     """Reset the environment once for each prompt, or run an agent's program for the first prompt. Returns notices.
 
     Raises ValueError if the environment or the program cannot be used.
     """
     if env.env_name != "agent":
         return asyncio.run(try_environment_resets(env, prompts))
-    check_engine_serves_agents(rollout)
     return try_agent(env, prompts[0], model, data)
-
-
-def check_engine_serves_agents(rollout: Rollout) -> None:
-    """Raise ValueError if the engine has no HTTP API for agents."""
-    if rollout.name != "vllm":
-        raise ValueError(
-            f"rollout.name={rollout.name}: env.env_name=agent needs vLLM's HTTP API. Set rollout.name=vllm."
-        )
 
 
 async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:

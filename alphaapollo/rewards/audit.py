@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,9 +26,9 @@ from rich.progress import Progress
 from scipy.stats import binomtest
 
 from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import CustomRewardFunction, Reward
+from alphaapollo.config.schema import CustomRewardFunction
 from alphaapollo.config.schema.base import Ratio, Section
-from alphaapollo.config.schema.reward import find_policy_judge_errors
+from alphaapollo.config.schema.reward import ServerReward
 from alphaapollo.data.files import BadRow, read_rows_leniently
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.answer_extraction import find_marked_answer
@@ -47,11 +47,8 @@ console = Terminal(stderr=True)
 class AuditConfig(Section):
     """Keys that the audit accepts."""
 
-    reward: Reward = Reward()
+    reward: ServerReward = ServerReward()
     custom_reward_function: CustomRewardFunction = CustomRewardFunction()
-
-    def find_problems(self) -> Iterator[str]:
-        yield from find_policy_judge_errors(self.reward)
 
 
 class LabelledAnswer(BaseModel, extra="allow"):

@@ -10,7 +10,7 @@ import torch
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Data, Model, Rollout
-from alphaapollo.launch.input_checks import check_context_length
+from alphaapollo.launch.model_requirements import ModelUse, find_unsupported_features
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.ulysses import describe_stateful_layers
 from tests.architectures.models import MAX_LENGTH, Architecture
@@ -33,9 +33,7 @@ def find_refusals(architecture: Architecture) -> dict[str, str]:
             return dict.fromkeys(COLUMNS, str(error).replace(f"model.path={folder}", "model.path"))
         stateful = describe_stateful_layers(loaded.config)
         refusals = dict.fromkeys(COLUMNS[:3], stateful) if stateful else {}
-        try:
-            data = Data(max_prompt_length=MAX_LENGTH // 2, max_response_length=MAX_LENGTH // 2)
-            check_context_length(model, Rollout(), data)
-        except ValueError as error:
-            refusals[ENGINE] = str(error).replace(name, "model.path")
+        data = Data(max_prompt_length=MAX_LENGTH // 2, max_response_length=MAX_LENGTH // 2)
+        for _, message in find_unsupported_features(ModelUse("model.path", model, engine=Rollout(), lengths=data)):
+            refusals[ENGINE] = message.replace(f"model.path={name}", "model.path")
     return refusals

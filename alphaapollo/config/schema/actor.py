@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import CHANGES_ALGORITHM, CHANGES_ROUNDING, ActiveUnless, ActiveWhen, Ratio, Section
+from alphaapollo.config.schema.base import (
+    CHANGES_ALGORITHM,
+    CHANGES_ROUNDING,
+    ActiveUnless,
+    ActiveWhen,
+    Ratio,
+    Requires,
+    Section,
+)
 from alphaapollo.config.schema.model import FrozenFsdp, Optimizer, RoleFsdp
 
 KLEstimator = Literal["kl", "abs", "mse", "low_var_kl", "k1", "k2", "k3"]
@@ -83,7 +91,7 @@ class Actor(Section):
     """Coefficient of the entropy bonus."""
     entropy_freq: PositiveInt = 1
     """Measure actor/entropy every so many iterations. An entropy bonus computes it in every iteration."""
-    use_kl_loss: bool = False
+    use_kl_loss: Annotated[bool, Requires(ActiveWhen("/algorithm.use_kl_in_reward", False))] = False
     """Add the KL to the reference model to the loss."""
     kl_loss_coef: Annotated[NonNegativeFloat, ActiveWhen("use_kl_loss", silent_value=0.0)] = 0.001
     """Coefficient of the KL loss."""

@@ -9,10 +9,23 @@ from typing import Annotated, Literal
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.actor import KLEstimator
-from alphaapollo.config.schema.base import CHANGES_ALGORITHM, CHANGES_CODE, CODE, ActiveWhen, Ratio, ResumeRule, Section
+from alphaapollo.config.schema.base import (
+    CHANGES_ALGORITHM,
+    CHANGES_CODE,
+    CODE,
+    ActiveUnless,
+    ActiveWhen,
+    Ratio,
+    Requires,
+    ResumeRule,
+    Section,
+)
 
 WHEN_CONTROLLED = ActiveWhen("type", "adaptive", "doubling", "dual")
 WHEN_ENABLED = ActiveWhen("enable")
+NEEDS_GROUPS = Requires(ActiveUnless("/group_size", 1, shown_key="/env.rollout.n"), fix="env.rollout.n=8")
+NEEDS_REFERENCE = Requires(ActiveWhen("/needs_reference", shown_key="/actor_rollout_ref.actor.use_kl_loss"))
+NEEDS_WEIGHTS = Requires(ActiveWhen("/actor_rollout_ref.model.lora_rank", 0))
 WHEN_CORRECTED = ActiveWhen("method")
 
 
@@ -32,7 +45,7 @@ class KLControl(Section):
 
 
 class FilterGroups(Section):
-    enable: bool = False
+    enable: Annotated[bool, NEEDS_GROUPS] = False
     """DAPO's dynamic sampling: drop groups in which all samples have the same metric, and generate until the batch is
     full."""
     metric: Annotated[str, WHEN_ENABLED] = "accuracy"
@@ -42,7 +55,7 @@ class FilterGroups(Section):
 
 
 class RolloutCorrection(Section):
-    method: Literal["tis", "mask"] | None = None
+    method: Annotated[Literal["tis", "mask"] | None, Requires(ActiveWhen("bypass", False))] = None
     """Weight the policy loss by rho = pi_old / pi_engine: tis truncates rho to the bounds, mask sets it to 0 outside;
     null = off."""
     level: Annotated[Literal["token", "sequence", "geometric"], WHEN_CORRECTED] = "token"
@@ -60,8 +73,6 @@ class RolloutCorrection(Section):
     def find_problems(self) -> Iterator[str]:
         if not self.method:
             return
-        if self.bypass:
-            yield f"method={self.method} and bypass=true apply two corrections. Set bypass=false, or method=null."
         if self.low is None and self.high is None:
             yield f"method={self.method} needs low or high. Set high=2.0."
         elif self.low is not None and self.high is not None and self.low >= self.high:
@@ -92,16 +103,16 @@ class LengthBudget(Section):
 
 
 class Filtration(Section):
-    method: Literal["best", "best_random", "best_worst"] | None = None
+    method: Annotated[Literal["best", "best_random", "best_worst"] | None, NEEDS_GROUPS] = None
     """PF-PPO (arXiv 2409.06957): weights of a group's samples. best = all weight on the best sample; best_random = half
     on the best, half on all remaining samples; best_worst = half on the best, half on the worst; null = off."""
 
 
 class ReferenceReset(Section):
-    every: PositiveInt | None = None
+    every: Annotated[PositiveInt | None, NEEDS_REFERENCE, NEEDS_WEIGHTS] = None
     """ProRL (arXiv 2505.24864): replace the reference by the policy and reset the optimizer every so many iterations;
     null = never."""
-    patience: PositiveInt | None = None
+    patience: Annotated[PositiveInt | None, NEEDS_REFERENCE, NEEDS_WEIGHTS] = None
     """Reset also after so many validations without a better val/accuracy; null = never."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -17,11 +16,14 @@ from alphaapollo.config.schema.base import (
     FilePath,
     PositiveRatio,
     Ratio,
+    Requires,
     Section,
     TemplateArguments,
 )
 
 WHEN_SAMPLED = ActiveWhen("/data.sampler", "difficulty", "frontier")
+NEEDS_SHUFFLE = Requires(ActiveWhen("/data.shuffle", True))
+WHEN_ADAPTIVE = ActiveWhen("/data.is_adaptive", reason="data.sampler is uniform, and data.curriculum.stages is empty")
 
 
 class TrainingFiles(Section):
@@ -85,7 +87,7 @@ class Curriculum(Section):
     revisit_rate: Annotated[PositiveRatio, WHEN_SAMPLED] = 0.05
     """Weight of a prompt whose pass rate is at least 0.95, and lowest weight of frontier. A prompt never
     sampled has weight 1."""
-    stages: list[Stage] = []
+    stages: Annotated[list[Stage], NEEDS_SHUFFLE] = []
     """Stages by data source: a prompt is drawn only after its stage has opened (docs/curriculum.md); empty = all at
     once. E.g. [{data_source: easy/*, threshold: 0.8}, {data_source: "*"}]"""
 
@@ -101,7 +103,7 @@ class Reuse(Section):
 class Data(PromptData, TrainingFiles):
     train_batch_size: PositiveInt = 32
     """Prompts (groups) per iteration."""
-    sampler: Literal["uniform", "difficulty", "frontier"] = "uniform"
+    sampler: Annotated[Literal["uniform", "difficulty", "frontier"], NEEDS_SHUFFLE] = "uniform"
     """Choice of training prompts: uniform = each once per epoch; difficulty = seldom those that nearly always or nearly
     never succeed; frontier = mostly those whose pass rate is near curriculum.target (docs/curriculum.md)."""
     curriculum: Curriculum = Curriculum()
@@ -111,7 +113,3 @@ class Data(PromptData, TrainingFiles):
     def is_adaptive(self) -> bool:
         """Whether the choice of prompts depends on the results of earlier groups."""
         return self.sampler != "uniform" or bool(self.curriculum.stages)
-
-    def find_problems(self) -> Iterator[str]:
-        if self.is_adaptive and not self.shuffle:
-            yield "shuffle=false, but data.sampler and data.curriculum.stages draw prompts at random. Set shuffle=true."

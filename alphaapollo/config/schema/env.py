@@ -13,6 +13,7 @@ from alphaapollo.config.schema.base import (
     CODE,
     ActiveUnless,
     ActiveWhen,
+    Requires,
     Scalar,
     Section,
 )
@@ -115,7 +116,12 @@ class McpServer(Section):
 
 
 class Env(Section):
-    env_name: Annotated[str, CHANGES_ENVIRONMENT] = "single_turn"
+    env_name: Annotated[
+        str,
+        Requires(ActiveWhen("/rollout.name", "vllm"), when="agent"),
+        Requires(ActiveWhen("/actor_rollout_ref.rollout.name", "vllm"), when="agent"),
+        CHANGES_ENVIRONMENT,
+    ] = "single_turn"
     """Environment, by its registered name."""
     seed: int = 0
     """Seed of the environments' own randomness."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated
 
 from alphaapollo.config.schema.base import FilePath, Section
-from alphaapollo.config.schema.reward import CustomRewardFunction, Reward, find_policy_judge_errors
+from alphaapollo.config.schema.reward import CustomRewardFunction, ServerReward
 from alphaapollo.config.schema.trainer import RunFolder
 
 
@@ -21,9 +20,6 @@ class EvalData(Section):
 
 class EvalConfig(Section):
     data: EvalData = EvalData()
-    reward: Reward = Reward()
+    reward: ServerReward = ServerReward()
     custom_reward_function: CustomRewardFunction = CustomRewardFunction()
     trainer: RunFolder = RunFolder(experiment_name="eval")
-
-    def find_problems(self) -> Iterator[str]:
-        yield from find_policy_judge_errors(self.reward)

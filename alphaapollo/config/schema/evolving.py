@@ -10,7 +10,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from alphaapollo.config.schema.base import CODE, ONLY_AT_START, FilePath, FolderName, PositiveRatio, ResumeRule, Section
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.generation import UNREAD_ROLLOUT_KEYS, GenerationData, GenerationRollout
-from alphaapollo.config.schema.reward import CustomRewardFunction, Reward, find_policy_judge_errors
+from alphaapollo.config.schema.reward import CustomRewardFunction, ServerReward
 from alphaapollo.config.schema.trainer import RunSettings
 
 REQUEST_IDENTITY = ResumeRule("refused", "it determines what is requested, and from which model")
@@ -162,7 +162,7 @@ class EvolvingConfig(Section):
     budget: EvolvingBudget = EvolvingBudget()
     rollout: GenerationRollout = GenerationRollout()
     env: EvolvingEnv = EvolvingEnv()
-    reward: Reward = Reward()
+    reward: ServerReward = ServerReward()
     custom_reward_function: CustomRewardFunction = CustomRewardFunction()
     trainer: EvolvingTrainer = EvolvingTrainer()
 
@@ -182,7 +182,6 @@ class EvolvingConfig(Section):
         return [self.roles.proposer.model] if self.roles.proposer.model else list(dict.fromkeys(self.branches))
 
     def find_problems(self) -> Iterator[str]:
-        yield from find_policy_judge_errors(self.reward)
         evolving = self.evolving
         for name in self.proposer_models if self.env.env_name == "agent" else ():
             if name in self.models and not self.models[name].path:

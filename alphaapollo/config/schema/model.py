@@ -20,6 +20,7 @@ from alphaapollo.config.schema.base import (
     DecayRate,
     FilePath,
     Ratio,
+    Requires,
     ResumeRule,
     Section,
 )
@@ -28,6 +29,7 @@ OptimizerName = Literal["adamw", "muon", "adamw_8bit"]
 LoraForm = Literal["merged", "adapter"]
 """Weights that the trainer exports or syncs: full weights with the adapters merged in, or the adapters alone."""
 WHEN_SHARDED = ActiveUnless("/trainer.num_ranks", 1, reason="there is one training rank")
+NEEDS_ADAPTERS = Requires(ActiveWhen("lora_rank"), fix="lora_rank=16")
 INACTIVE_WITH_OFFLOAD_POLICY = ActiveUnless("offload_policy")
 
 
@@ -36,9 +38,11 @@ class Lora(Section):
 
     lora_rank: Annotated[NonNegativeInt, CHANGES_ADAPTERS] = 0
     """Rank of the LoRA adapters, which are trained instead of the weights; 0 = train the weights."""
-    lora_alpha: Annotated[PositiveInt | None, CHANGES_ADAPTERS] = None
+    lora_alpha: Annotated[PositiveInt | None, NEEDS_ADAPTERS, CHANGES_ADAPTERS] = None
     """LoRA alpha: the output of an adapter is scaled by lora_alpha / lora_rank; null = 16."""
-    target_modules: Annotated[Literal["all-linear"] | list[str], CHANGES_ADAPTERS] = "all-linear"
+    target_modules: Annotated[
+        Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], NEEDS_ADAPTERS, CHANGES_ADAPTERS
+    ] = "all-linear"
     """Linear layers that get an adapter: all except the output head, or a list of names, e.g. [q_proj,v_proj]."""
 
     @property
@@ -50,13 +54,6 @@ class Lora(Section):
         """Text for the printed plan, e.g. `, LoRA of rank 16, alpha 32, on all-linear`; empty without LoRA."""
         where = self.target_modules if isinstance(self.target_modules, str) else ", ".join(self.target_modules)
         return f", LoRA of rank {self.lora_rank}, alpha {self.alpha}, on {where}" if self.lora_rank else ""
-
-    def find_problems(self) -> Iterator[str]:
-        if self.target_modules == []:
-            yield "target_modules=[] selects no layer for an adapter. Set names of layers, or all-linear."
-        elif not self.lora_rank and (self.lora_alpha is not None or self.target_modules != "all-linear"):
-            name = "target_modules" if self.lora_alpha is None else "lora_alpha"
-            yield f"{name} is set, but lora_rank=0 means there are no adapters. Set lora_rank=16, or remove {name}."
 
 
 class Model(Lora):
@@ -81,9 +78,9 @@ class Model(Lora):
     use_liger: Annotated[bool | Literal["auto"], CHANGES_ROUNDING] = "auto"
     """Use Liger's fused kernels for norms, rotary embeddings and gates (docs/install.md). auto = on a GPU in bfloat16,
     if liger-kernel is installed, the architecture is granite, llama, qwen2 or qwen3, and use_torch_compile is off."""
-    freeze_vision: Annotated[bool, CHANGES_MODEL] = True
+    freeze_vision: Annotated[bool, Requires(ActiveWhen("lora_rank", 0)), CHANGES_MODEL] = True
     """Vision-language models: train the language part only. false = also train the vision tower (docs/vision.md)."""
-    router_aux_loss_coef: NonNegativeFloat = 0.0
+    router_aux_loss_coef: Annotated[NonNegativeFloat, Requires(ActiveWhen("lora_rank", 0))] = 0.0
     """Weight of the load-balancing loss of a mixture of experts (docs/moe.md); 0 = off, which is usual in RL."""
 
     _max_length: int = 0
@@ -92,17 +89,6 @@ class Model(Lora):
     def max_length(self) -> int:
         """Tokens of the longest row of the run, which resolve_model sets; 0 = unknown."""
         return self._max_length
-
-    def find_problems(self) -> Iterator[str]:
-        yield from super().find_problems()
-        if self.lora_rank and not self.freeze_vision:
-            yield (
-                f"lora_rank={self.lora_rank} trains adapters of the language part only, but freeze_vision=false trains "
-                "the vision tower. Set lora_rank=0 or freeze_vision=true."
-            )
-        if self.router_aux_loss_coef and self.lora_rank:
-            coef = f"router_aux_loss_coef={self.router_aux_loss_coef:g}"
-            yield f"{coef} trains the routers, but lora_rank={self.lora_rank} freezes them. Set one of the keys to 0."
 
 
 class Optimizer(Section):

@@ -13,9 +13,8 @@ from alphaapollo.config.schema.data import Data
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.model import Model
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward, RewardModel
-from alphaapollo.config.schema.rollout import MAX_LORA_RANK, Rollout
+from alphaapollo.config.schema.rollout import Rollout
 from alphaapollo.config.schema.sizes import (
-    find_adapter_export_errors,
     find_batch_token_errors,
     find_ep_size_errors,
     find_group_size_errors,
@@ -23,7 +22,7 @@ from alphaapollo.config.schema.sizes import (
 from alphaapollo.config.schema.teacher import Teacher
 from alphaapollo.config.schema.trainer import Trainer
 
-MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout"))
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MAX_TRAJECTORIES = 10_000_000  # per iteration: the driver holds all of them in memory
 
 
@@ -54,6 +53,11 @@ class Config(Section):
         return bool(self.data.val_files or self.trainer.val_suites)
 
     @property
+    def validates_on_rows(self) -> bool:
+        """Whether rows of data.val_files are answered and graded during the run."""
+        return bool(self.data.val_files) and self.trainer.test_freq > 0
+
+    @property
     def group_size(self) -> int:
         """Trajectories per prompt."""
         return self.env.rollout.n
@@ -77,6 +81,11 @@ class Config(Section):
     def steps_per_iteration(self) -> int:
         """The policy's optimizer steps per iteration with a full batch."""
         return self.num_mini_batches * self.actor_rollout_ref.actor.ppo_epochs
+
+    @property
+    def engine_staleness(self) -> int:
+        """How many weight updates old a token may be when it is trained on."""
+        return self.trainer.max_staleness if self.trainer.async_mode else 0
 
     @property
     def needs_reference(self) -> bool:
@@ -106,9 +115,8 @@ class Config(Section):
     def find_problems(self) -> Iterator[str]:
         yield from self._find_batch_problems()
         yield from self._find_algorithm_problems()
-        yield from self._find_model_problems()
+        yield from find_batch_token_errors(ROLLOUT, self.actor_rollout_ref.rollout, self.data.max_length)
         yield from self._find_rank_problems()
-        yield from self._find_async_problems()
 
     def _find_batch_problems(self) -> Iterator[str]:
         prompts, size = (
@@ -124,23 +132,15 @@ class Config(Section):
                 f"{ACTOR}.ppo_mini_batch_size={size} must divide the {self.trajectories_per_update} trajectories of an "
                 f"iteration ({prompts} prompts x {self.group_size}). Set {divisor} or another divisor."
             )
-        if self.algorithm.filter_groups.enable and self.group_size == 1:
-            yield "algorithm.filter_groups.enable=true needs groups of several samples. Set env.rollout.n=8."
-        if (method := self.algorithm.filtration.method) and self.group_size == 1:
-            yield f"algorithm.filtration.method={method} needs groups of several samples. Set env.rollout.n=8."
-
         gates = [stage.metric for stage in self.data.curriculum.stages[:-1] if stage.metric != "pass_rate"]
-        if gates and not (self.data.val_files and self.trainer.test_freq > 0):
+        if gates and not self.validates_on_rows:
             yield f"data.curriculum.stages wait for {gates[0]}. Set data.val_files, and trainer.test_freq=10."
 
     def _find_algorithm_problems(self) -> Iterator[str]:
-        actor, algorithm, reset = self.actor_rollout_ref.actor, self.algorithm, self.algorithm.reference_reset
-        if actor.use_kl_loss and algorithm.use_kl_in_reward:
-            yield f"{ACTOR}.use_kl_loss and algorithm.use_kl_in_reward are both true. Set one of them to false."
-        cache, longest = algorithm.overlong_penalty.cache, self.data.max_response_length
-        if algorithm.overlong_penalty.enable and cache is not None and cache > longest:
+        penalty, longest = self.algorithm.overlong_penalty, self.data.max_response_length
+        if penalty.enable and (cache := penalty.cache or 0) > longest:
             yield f"algorithm.overlong_penalty.cache={cache} exceeds data.max_response_length={longest}. Lower it."
-        if self.teacher.uses_full_vocabulary and actor.uses_full_kl:
+        if self.teacher.uses_full_vocabulary and self.actor_rollout_ref.actor.uses_full_kl:
             teacher = f"teacher.divergence={self.teacher.divergence}"
             yield f"{teacher} does not work with {ACTOR}.kl_loss_type=full. Set kl_loss_type=low_var_kl+."
         if self.teacher.servers and (temperature := self.actor_rollout_ref.rollout.temperature) != 1.0:
@@ -148,32 +148,6 @@ class Config(Section):
                 f"{ROLLOUT}.temperature={temperature:g}, but the server of {next(iter(self.teacher.servers))} returns "
                 "log-probs at temperature 1. Set it to 1."
             )
-        yield from self._find_self_teacher_problems()
-        if reset.every is None and reset.patience is None:
-            return
-        if not (actor.use_kl_loss or algorithm.use_kl_in_reward):
-            yield f"algorithm.reference_reset needs a reference model. Set {ACTOR}.use_kl_loss=true."
-        if rank := self.actor_rollout_ref.model.lora_rank:
-            yield f"algorithm.reference_reset does not work with LoRA, got {MODEL}.lora_rank={rank}. Set it to 0."
-
-    def _find_self_teacher_problems(self) -> Iterator[str]:
-        if not self.teacher.uses_self_teacher:
-            return
-        context = f"teacher.self_teacher.context={self.teacher.self_teacher.context}"
-        if self.env.context == "memory" or self.env.env_name == "agent":
-            key = "env.context=memory" if self.env.context == "memory" else "env.env_name=agent"
-            yield f"{context} needs one prompt per episode, got {key}. Set env.context=append and another environment."
-        if self.reward_model.enable and self.teacher.self_teacher.context == "feedback":
-            yield f"{context} needs rewards during the rollout. Set reward_model.enable=false."
-
-    def _find_model_problems(self) -> Iterator[str]:
-        rank = self.actor_rollout_ref.model.lora_rank
-        yield from find_batch_token_errors(ROLLOUT, self.actor_rollout_ref.rollout, self.data.max_length)
-        yield from find_adapter_export_errors(MODEL, self.actor_rollout_ref.model, self.trainer)
-        if self.trainer.val_suites and (name := self.actor_rollout_ref.rollout.name) != "vllm":
-            yield f"trainer.val_suites needs {ROLLOUT}.name=vllm, which has an HTTP API, got {name}."
-        if self.actor_rollout_ref.rollout.lora == "adapter" and not 0 < rank <= MAX_LORA_RANK:
-            yield f"{ROLLOUT}.lora=adapter needs {MODEL}.lora_rank from 1 to {MAX_LORA_RANK}, got {rank}."
 
     def _find_rank_problems(self) -> Iterator[str]:
         actor, trainer, name = self.actor_rollout_ref.actor, self.trainer, "ulysses_sequence_parallel_size"
@@ -185,16 +159,3 @@ class Config(Section):
         yield from find_group_size_errors(sizes, trainer)
         sections = {f"{ACTOR}.fsdp_config": actor.fsdp_config, "critic.fsdp_config": self.critic.fsdp_config}
         yield from find_ep_size_errors(sections, trainer)
-        if trainer.controller == "local" and (self.actor_rollout_ref.rollout.num_engines or 1) > 1:
-            engines = self.actor_rollout_ref.rollout.num_engines
-            yield f"trainer.controller=local has one engine, got {ROLLOUT}.num_engines={engines}. Set it to 1."
-
-    def _find_async_problems(self) -> Iterator[str]:
-        trainer, rollout = self.trainer, self.actor_rollout_ref.rollout
-        if not trainer.async_mode or not trainer.max_staleness:
-            return
-        stale = f"trainer.max_staleness={trainer.max_staleness}"
-        if rollout.lora == "adapter":
-            yield f"{ROLLOUT}.lora=adapter needs trainer.max_staleness=0, got {stale}. Set {ROLLOUT}.lora=merged."
-        if rollout.router_replay:
-            yield f"{ROLLOUT}.router_replay=true needs trainer.max_staleness=0, got {stale}. Set router_replay=false."

@@ -96,6 +96,13 @@ class Judge(Section):
     """Verdicts that each rollout worker keeps, so that equal completions are judged once; 0 = judge each of them."""
 
 
+class ServerJudge(Judge):
+    """Judge of a command without an engine of its own."""
+
+    backend: Literal["server"] = "server"
+    """server = an OpenAI-compatible server."""
+
+
 class Criterion(Section):
     text: Annotated[str, Field(min_length=1)]
     """What the judge checks, e.g. The answer names its source."""
@@ -135,13 +142,9 @@ class Reward(Section):
     """Weighted criteria of which the judge decides whether a response meets them."""
 
 
-def find_policy_judge_errors(reward: Reward) -> Iterator[str]:
-    """Yield an error if the policy is the judge, for a command that has no policy."""
-    if reward.judge.backend == "policy":
-        yield (
-            "reward.judge.backend=policy works only in main_ppo and main_generation, which have an engine. Set "
-            "reward.judge.backend=server, reward.judge.model and reward.judge.base_url."
-        )
+class ServerReward(Reward):
+    judge: ServerJudge = ServerJudge()
+    """A language model that scores responses."""
 
 
 class RewardModelPath(Section):

@@ -16,13 +16,15 @@ from alphaapollo.config.schema.base import (
     ActiveWhen,
     CountOrMinusOne,
     PositiveRatio,
+    Requires,
     Scalar,
     Section,
 )
 from alphaapollo.config.schema.model import LoraForm
 
 NonEmptyText = Annotated[str, Field(min_length=1)]
-MAX_LORA_RANK = 512  # that vLLM serves
+NEEDS_VLLM = Requires(ActiveWhen("name", "vllm"))
+NEEDS_NO_STALENESS = Requires(ActiveWhen("/engine_staleness", 0, shown_key="/trainer.max_staleness"))
 
 
 class ValSampling(Section):
@@ -57,7 +59,7 @@ class Rollout(Section):
     tokens up to the one that completes the string are trained on."""
     include_stop_str_in_output: Annotated[bool, ActiveWhen("stop")] = False
     """Graders and environments see the stop string at the end of the answer; false = only the text before it."""
-    tensor_model_parallel_size: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
+    tensor_model_parallel_size: Annotated[PositiveInt, NEEDS_VLLM, CHANGES_ROUNDING] = 1
     """GPUs (on a CPU: processes) per engine."""
     expert_parallel_size: Annotated[PositiveInt, NEEDS_GPU, CHANGES_ROUNDING] = 1
     """Mixture of experts: 1 = each GPU of an engine has a part of every expert; tensor_model_parallel_size = each GPU
@@ -86,11 +88,25 @@ class Rollout(Section):
     """Maximum tokens per engine step."""
     enforce_eager: Annotated[bool | None, CHANGES_ROUNDING] = None
     """Run the engine without compilation and CUDA graphs; null = true on a CPU, false on a GPU."""
-    lora: LoraForm = "merged"
+    lora: Annotated[
+        LoraForm,
+        NEEDS_VLLM,
+        NEEDS_NO_STALENESS,
+        Requires(ActiveWhen("tensor_model_parallel_size", 1)),
+        Requires(ActiveWhen("/actor_rollout_ref.model.lora_rank", *range(1, 513)), fix="a rank from 1 to 512"),
+    ] = "merged"
     """Weight sync of a policy with LoRA: merged = full weights; adapter = adapters only, which vLLM serves."""
     enable_prefix_caching: Annotated[bool, CHANGES_ROUNDING] = True
     """Share the prefill of equal prefixes: the n samples of a prompt, the turns of an episode."""
-    router_replay: bool = False
+    router_replay: Annotated[
+        bool,
+        NEEDS_VLLM,
+        NEEDS_NO_STALENESS,
+        Requires(ActiveWhen("enable_prefix_caching", True)),
+        Requires(ActiveWhen("stop_strings", (), shown_key="stop")),
+        Requires(ActiveWhen("lora", "merged")),
+        Requires(ActiveWhen("/data.reuse.groups", 0)),
+    ] = False
     """Mixture of experts: log-probs and update use the experts that the engine's routers chose (R3, arXiv 2510.11370;
     docs/moe.md)."""
     free_cache_engine: Annotated[bool, ActiveWhen("@device", "cuda", reason=NEEDS_GPU.reason, silent_value=False)] = (
@@ -106,26 +122,9 @@ class Rollout(Section):
         return tuple(filter(None, [self.stop] if isinstance(self.stop, str) else self.stop))
 
     def find_problems(self) -> Iterator[str]:
-        parallel = self.tensor_model_parallel_size
-        if parallel > 1 and self.name != "vllm":
-            yield f"tensor_model_parallel_size={parallel} needs name=vllm, got name={self.name}. Set the size to 1."
-        if self.expert_parallel_size not in (1, parallel):
+        if self.expert_parallel_size not in (1, self.tensor_model_parallel_size):
             size = f"expert_parallel_size={self.expert_parallel_size}"
-            yield f"{size} must be 1 or tensor_model_parallel_size={parallel}. Set one of these."
-        if self.lora == "adapter" and self.name != "vllm":
-            yield f"lora=adapter needs name=vllm, got name={self.name}. Set lora=merged."
-        elif self.lora == "adapter" and parallel > 1:
-            yield f"lora=adapter does not work with tensor_model_parallel_size={parallel}. Set lora=merged."
-        if not self.router_replay:
-            return
-        if self.name != "vllm":
-            yield f"router_replay=true needs name=vllm, got name={self.name}. Set router_replay=false."
-        elif self.stop_strings:
-            yield "router_replay=true with stop strings is not supported. Set stop=[]."
-        elif not self.enable_prefix_caching:
-            yield "router_replay=true needs vLLM's prefix cache. Set enable_prefix_caching=true."
-        elif self.lora == "adapter":
-            yield "router_replay=true with lora=adapter is not supported. Set lora=merged."
+            yield f"{size} must be 1 or tensor_model_parallel_size={self.tensor_model_parallel_size}. Set one of these."
 
     def find_warnings(self) -> Iterator[str]:
         for key, value, is_cut in (("top_p", self.top_p, self.top_p < 1), ("top_k", self.top_k, self.top_k > 0)):

@@ -1,10 +1,10 @@
-"""Checks that the configurations of several commands share: rank groups, adapter export, tokens of an engine step."""
+"""Checks that the configurations of several commands share: rank groups, tokens of an engine step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from alphaapollo.config.schema.model import Fsdp, Lora
+from alphaapollo.config.schema.model import Fsdp
 from alphaapollo.config.schema.rollout import Rollout
 from alphaapollo.config.schema.trainer import Training
 
@@ -30,12 +30,6 @@ def find_ep_size_errors(sections: Mapping[str, Fsdp], trainer: Training) -> Iter
             fits = ", ".join(str(n) for n in range(1, shards + 1) if shards % n == 0)
             fault = f"does not divide the {shards} ranks that share one copy of the model"
             yield f"{key}.ep_size={fsdp.ep_size} {fault} (fsdp_size={fsdp.fsdp_size}). Set one of {fits}."
-
-
-def find_adapter_export_errors(section: str, lora: Lora, trainer: Training) -> Iterator[str]:
-    """Yield an error if LoRA adapters are to be exported, but the model has none. section: full key of `lora`."""
-    if trainer.export_lora == "adapter" and not lora.lora_rank:
-        yield f"trainer.export_lora=adapter needs adapters, but {section}.lora_rank=0. Set trainer.export_lora=merged."
 
 
 def find_batch_token_errors(section: str, rollout: Rollout, max_sequence_length: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.base import CHANGES_TEACHER, ActiveUnless, ActiveWhen, FilePath, Ratio, Section
+from alphaapollo.config.schema.base import CHANGES_TEACHER, ActiveUnless, ActiveWhen, FilePath, Ratio, Requires, Section
 from alphaapollo.config.schema.model import FrozenFsdp
 
 Distance = Literal["sampled", "reverse", "forward", "jsd"]
@@ -48,14 +48,20 @@ class TeacherModel(Section):
     """Seconds per request. Failed requests are sent again for five minutes; then the run stops."""
 
     def find_problems(self) -> Iterator[str]:
-        if self.path and self.base_url:
-            yield f"path={self.path} and base_url={self.base_url} are both set. Remove one of them."
         if self.base_url and not self.name:
             yield "name is required with base_url. Set the name of the model on the server."
 
 
 class SelfTeacher(Section):
-    context: Annotated[Literal["feedback", "demonstration"] | None, CHANGES_TEACHER] = None
+    context: Annotated[
+        Literal["feedback", "demonstration"] | None,
+        Requires(ActiveWhen("/env.context", "append")),
+        Requires(ActiveUnless("/env.env_name", "agent")),
+        Requires(ActiveUnless("/teacher.divergence", "sampled"), fix="teacher.divergence=jsd, reverse or forward"),
+        Requires(ActiveWhen("/teacher.models", {}), fix="teacher.models={}"),
+        Requires(ActiveWhen("/reward_model.enable", False), when="feedback"),
+        CHANGES_TEACHER,
+    ] = None
     """What the teacher reads in addition to the prompt; null = the teacher is another model. feedback = a successful
     sample of the same group, or else feedback of grader or environment (SDPO). demonstration = a text of the data row
     (SDFT)."""
@@ -153,10 +159,6 @@ class Teacher(Section):
         return [weights.get(name, 0.0) for name in self.models]
 
     def find_problems(self) -> Iterator[str]:
-        if self.uses_self_teacher and (self.models or self.divergence == "sampled"):
-            other = "divergence=sampled" if self.divergence == "sampled" else "models"
-            fix = "divergence=jsd, reverse or forward" if self.divergence == "sampled" else "models={}"
-            yield f"self_teacher.context={self.self_teacher.context} does not work with {other}. Set {fix}."
         if self.models and not self.by_source:
             yield f"models needs by_source. Set by_source={{*: {min(self.models)}}} or patterns of data sources."
         for name, model in self.models.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,11 +20,14 @@ from alphaapollo.config.schema.base import (
     CountOrMinusOne,
     FilePath,
     FolderName,
+    Requires,
     ResumeRule,
     RunPath,
     Section,
 )
 from alphaapollo.config.schema.model import LoraForm
+
+LOCAL_HAS_ONE_RANK = Requires(ActiveWhen("num_ranks", 1, shown_key="n_gpus_per_node x nnodes"), when="local")
 
 
 class RunFolder(Section):
@@ -75,7 +77,12 @@ class Training(RunSettings):
     prompts."""
     max_ckpt_to_keep: Annotated[PositiveInt | None, ActiveUnless("save_freq", -1, silent_value=None)] = 2
     """Number of newest checkpoints to keep; null = all."""
-    keep_best: Annotated[str | None, ActiveUnless("save_freq", -1), ActiveUnless("max_ckpt_to_keep", None)] = None
+    keep_best: Annotated[
+        str | None,
+        ActiveUnless("save_freq", -1),
+        ActiveUnless("max_ckpt_to_keep", None),
+        Requires(ActiveUnless("test_freq", -1, 0)),
+    ] = None
     """Validation metric, e.g. val/accuracy: the best checkpoint by it is kept besides the newest max_ckpt_to_keep. A
     checkpoint counts if its iteration also validated. Higher is better, except for losses, perplexities and
     failures."""
@@ -90,7 +97,12 @@ class Training(RunSettings):
     """Resume although the training data has changed: its rows come in a new order, and pass rates start again."""
     export_hf: bool = True
     """At the end, write the model as a Hugging Face folder: <run>/model."""
-    export_lora: Annotated[LoraForm, ActiveWhen("export_hf")] = "merged"
+    export_lora: Annotated[
+        LoraForm,
+        ActiveWhen("export_hf"),
+        Requires(ActiveWhen("/actor_rollout_ref.model.lora_rank")),
+        Requires(ActiveWhen("/model.lora_rank")),
+    ] = "merged"
     """With LoRA: write full weights with the adapters merged in, or the adapters alone (peft's format)."""
     on_bad_step: Literal["stop", "skip"] = "stop"
     """For an optimizer step with a non-finite gradient: stop = end the run; skip = skip the step (counted in
@@ -119,12 +131,6 @@ class Training(RunSettings):
         """Training ranks of all nodes."""
         return self.n_gpus_per_node * self.nnodes
 
-    def find_problems(self) -> Iterator[str]:
-        if self.keep_best and getattr(self, "test_freq", 1) < 1:
-            yield f"keep_best={self.keep_best} needs validation, but test_freq is -1. Set test_freq, e.g. to save_freq."
-        if getattr(self, "controller", None) == "local" and self.num_ranks > 1:
-            yield f"controller=local has one rank, but n_gpus_per_node x nnodes is {self.num_ranks}. Set both to 1."
-
 
 class Trainer(Training):
     save_freq: CountOrMinusOne = 20
@@ -136,7 +142,9 @@ class Trainer(Training):
     """Validate every so many iterations, and at the end; -1 = never."""
     val_before_train: Annotated[bool, ResumeRule("kept", "the run has begun")] = True
     """Validate before the first iteration."""
-    val_suites: Annotated[list[str], CHANGES_VALIDATION] = []
+    val_suites: Annotated[
+        list[str], Requires(ActiveWhen("/actor_rollout_ref.rollout.name", "vllm")), CHANGES_VALIDATION
+    ] = []
     """Evaluation suites of every validation, run against the engine: lm-eval:TASK or inspect:FILE.py@TASK, each
     with options of the suite's own command, e.g. "lm-eval:gsm8k --limit 100" (docs/evaluation.md#evaluation-suites)."""
     suite_timeout: Annotated[PositiveFloat, ActiveWhen("val_suites")] = 3600.0
@@ -151,7 +159,11 @@ class Trainer(Training):
     ahead. 0 = synchronous."""
     critic_warmup: NonNegativeInt = 0
     """First iterations in which only the critic is trained."""
-    controller: Literal["ray", "local"] = "ray"
+    controller: Annotated[
+        Literal["ray", "local"],
+        LOCAL_HAS_ONE_RANK,
+        Requires(ActiveWhen("/actor_rollout_ref.rollout.num_engines", 1, None)),
+    ] = "ray"
     """ray = worker processes; local = everything in this process, for tests and debugging (one rank)."""
     profile_steps: list[PositiveInt] | None = None
     """Iterations to profile, counted from 1; null = none. Writes a trace of controller, ranks and engines to

@@ -10,8 +10,8 @@ from pydantic import PositiveFloat, PositiveInt
 from alphaapollo.config.schema.base import CHANGES_ROUNDING, CHANGES_ROW_ORDER, CHANGES_ROWS, CountOrMinusOne, Section
 from alphaapollo.config.schema.data import TrainingFiles
 from alphaapollo.config.schema.model import Fsdp, Model, Optimizer
-from alphaapollo.config.schema.sizes import find_adapter_export_errors, find_ep_size_errors, find_group_size_errors
-from alphaapollo.config.schema.trainer import Training
+from alphaapollo.config.schema.sizes import find_ep_size_errors, find_group_size_errors
+from alphaapollo.config.schema.trainer import LOCAL_HAS_ONE_RANK, Training
 
 
 class TuningData(TrainingFiles):
@@ -41,7 +41,7 @@ class TuningTrainer(Training):
     """Validate every so many steps, and at the end; -1 = never."""
     log_freq: PositiveInt = 10
     """Write metrics every so many steps."""
-    controller: Literal["auto", "ray", "local"] = "auto"
+    controller: Annotated[Literal["auto", "ray", "local"], LOCAL_HAS_ONE_RANK] = "auto"
     """ray = one worker process per rank; local = one rank in this process; auto = local for one rank, unless
     RAY_ADDRESS names a cluster."""
 
@@ -58,7 +58,6 @@ class TuningConfig(Section):
     trainer: TuningTrainer = TuningTrainer()
 
     def find_problems(self) -> Iterator[str]:
-        yield from find_adapter_export_errors("model", self.model, self.trainer)
         sizes = {
             "fsdp_config.fsdp_size": self.fsdp_config.fsdp_size,
             "ulysses_sequence_parallel_size": self.ulysses_sequence_parallel_size,

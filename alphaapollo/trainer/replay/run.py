@@ -24,7 +24,7 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import Placement, detect_machine
 from alphaapollo.controller.worker_groups import LocalWorkerGroups
 from alphaapollo.launch.failures import REPORTED_ERRORS
-from alphaapollo.launch.input_checks import choose_kernels
+from alphaapollo.launch.model_requirements import choose_kernels
 from alphaapollo.models.load import load_config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal

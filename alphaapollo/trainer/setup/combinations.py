@@ -23,13 +23,7 @@ def check_setting_combinations(config: Config, estimator: Estimator, policy_loss
 
     Raises ValueError for combinations that cannot work (all are listed), or if the estimator rejects its settings.
     """
-    errors = [
-        *_list_estimator_errors(config, estimator),
-        *_list_token_loss_errors(config, estimator, policy_loss),
-        *_list_correction_errors(config, policy_loss),
-        *_list_teacher_errors(config, policy_loss),
-        *_list_reuse_errors(config, estimator),
-    ]
+    errors = list(_list_errors(config, estimator, policy_loss))
     if errors:
         raise ConfigError(errors)
     if estimator.check is not None:
@@ -42,18 +36,51 @@ def check_setting_combinations(config: Config, estimator: Estimator, policy_loss
     ]
 
 
-def _list_estimator_errors(config: Config, estimator: Estimator) -> Iterator[str]:
-    """Yield an error message for each setting that the advantage estimator does not support."""
-    key, warmup = f"{ESTIMATOR}={estimator.name}", config.trainer.critic_warmup
+def _list_errors(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
+    """Yield an error for each combination that cannot work."""
+    by, loss, warmup = f"{ESTIMATOR}={estimator.name}", f"{LOSS}={policy_loss.name}", config.trainer.critic_warmup
+    correction, teacher, stale = config.algorithm.rollout_correction, config.teacher, _list_stale_settings(config)
     if estimator.group and config.group_size == 1:
-        yield f"{key} compares the samples of a prompt, but the group size is 1. Set env.rollout.n=8, or at least 2."
+        yield f"{by} compares the samples of a prompt, but the group size is 1. Set env.rollout.n=8, or at least 2."
     fixes = [*_list_reward_shaping_fixes(config, reads_components="components" in estimator.needs)]
     if estimator.no_shaping_reason and fixes:
-        yield f"{key} does not support changes of the reward: {estimator.no_shaping_reason}. Set {'; '.join(fixes)}."
+        yield f"{by} does not support changes of the reward: {estimator.no_shaping_reason}. Set {'; '.join(fixes)}."
     if warmup and "values" not in estimator.needs:
-        yield f"trainer.critic_warmup={warmup} needs a critic, but {key} has none. Set trainer.critic_warmup=0."
-    if estimator.name == NO_ESTIMATOR and not config.teacher.divergence:
-        yield f"{key} ignores the reward, and there is no teacher. Set teacher.divergence and teacher.model.path."
+        yield f"trainer.critic_warmup={warmup} needs a critic, but {by} has none. Set trainer.critic_warmup=0."
+    if estimator.name == NO_ESTIMATOR and not teacher.divergence:
+        yield f"{by} ignores the reward, and there is no teacher. Set teacher.divergence and teacher.model.path."
+    if (groups := config.data.reuse.groups) and not estimator.group:
+        yield f"data.reuse.groups={groups}: {by} does not compare the samples of a prompt. Set {ESTIMATOR}=grpo."
+    if policy_loss.level != "token":
+        per_token = {
+            "teacher.divergence=sampled": teacher.uses_sampled_tokens and f"{LOSS}=ppo, or divergence=reverse",
+            by: estimator.per_token and f"{LOSS}=gspo_token or ppo",
+            f"{CORRECTION}.level=token": correction.method
+            and correction.level == "token"
+            and f"{CORRECTION}.level=sequence or geometric",
+        }
+        for setting, fix in per_token.items():
+            if fix:
+                yield f"{loss} takes one advantage per row, but {setting} has one per token. Set {fix}."
+    corrects = policy_loss.anchor == "rollout"
+    if corrects and correction.method:
+        twice = f"{CORRECTION}.method={correction.method} corrects twice"
+        yield f"{twice}: {loss} includes a correction. Set {CORRECTION}.method=null."
+    for setting in stale:
+        if not corrects and not correction.method:
+            fix = f"{CORRECTION}.method=tis" + (", bypass=false" if correction.bypass else "")
+            yield f"{setting} trains on tokens of older weights without a correction. Set {fix}."
+        if teacher.uses_sampled_tokens and (corrects or correction.bypass):
+            yield (
+                f"{setting} with {loss} and {CORRECTION}.bypass={format_value(correction.bypass)}: teacher.divergence="
+                "sampled needs the log-probs of the trained policy. Set teacher.divergence=reverse."
+            )
+
+
+def _list_stale_settings(config: Config) -> list[str]:
+    """Return the settings with which a run trains on samples of older weights, e.g. `data.reuse.groups=8`."""
+    ages = {"trainer.max_staleness": config.engine_staleness, "data.reuse.groups": config.data.reuse.groups}
+    return [f"{key}={value}" for key, value in ages.items() if value]
 
 
 def _list_reward_shaping_fixes(config: Config, reads_components: bool) -> Iterator[str]:
@@ -74,65 +101,6 @@ def _list_reward_shaping_fixes(config: Config, reads_components: bool) -> Iterat
         and any(weight != (name == TASK) for name, weight in weights),
     }
     yield from (fix for fix, is_needed in fixes.items() if is_needed)
-
-
-def _list_token_loss_errors(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
-    """Yield an error for each setting that needs a token-level loss, if the loss has one ratio per sequence."""
-    if policy_loss.level == "token":
-        return
-    loss, correction = f"{LOSS}={policy_loss.name} takes one advantage per row", config.algorithm.rollout_correction
-    if config.teacher.uses_sampled_tokens:
-        yield f"{loss}, but teacher.divergence=sampled computes one per token. Set {LOSS}=ppo, or divergence=reverse."
-    if estimator.per_token:
-        yield f"{loss}, but {ESTIMATOR}={estimator.name} computes one per token. Set {LOSS}=gspo_token or ppo."
-    if correction.method is not None and correction.level == "token":
-        yield f"{loss}, but {CORRECTION}.level=token weights tokens. Set {CORRECTION}.level=sequence or geometric."
-
-
-def _list_correction_errors(config: Config, policy_loss: PolicyLoss) -> Iterator[str]:
-    """Yield an error if samples of another policy have no importance-sampling correction, or two of them."""
-    correction = config.algorithm.rollout_correction
-    if policy_loss.anchor == "rollout":
-        if correction.method:
-            ratio = f"the ratio of {LOSS}={policy_loss.name} already includes it"
-            yield f"{CORRECTION}.method={correction.method} corrects twice: {ratio}. Set {CORRECTION}.method=null."
-    elif not correction.method:
-        fix = f"Set {CORRECTION}.method=tis" + (", bypass=false." if correction.bypass else ".")
-        for setting in _list_stale_settings(config):
-            yield f"{setting} trains on tokens of older weights without a correction. {fix}"
-
-
-def _list_stale_settings(config: Config) -> list[str]:
-    """Return the settings with which a run trains on samples of older weights, e.g. `data.reuse.groups=8`."""
-    trainer = config.trainer
-    ages = {"trainer.max_staleness": trainer.max_staleness if trainer.async_mode else 0}
-    return [
-        f"{key}={value}" for key, value in (ages | {"data.reuse.groups": config.data.reuse.groups}).items() if value
-    ]
-
-
-def _list_teacher_errors(config: Config, policy_loss: PolicyLoss) -> Iterator[str]:
-    """Yield an error if the teacher would be compared with the engine's older policy instead of the trained one."""
-    bypass = config.algorithm.rollout_correction.bypass
-    if config.teacher.uses_sampled_tokens and (bypass or policy_loss.anchor == "rollout"):
-        for setting in _list_stale_settings(config):
-            yield (
-                f"{setting} with {LOSS}={policy_loss.name} and {CORRECTION}.bypass={format_value(bypass)}: "
-                "teacher.divergence=sampled needs the log-probs of the trained policy. Set teacher.divergence=reverse."
-            )
-
-
-def _list_reuse_errors(config: Config, estimator: Estimator) -> Iterator[str]:
-    """Yield an error for each setting with which reused groups would bias the update."""
-    if not (groups := config.data.reuse.groups):
-        return
-    key = f"data.reuse.groups={groups}"
-    if not estimator.group:
-        cause = f"{ESTIMATOR}={estimator.name} does not compare the samples of a prompt with each other"
-        yield f"{key}: {cause}. Set {ESTIMATOR}=grpo, or data.reuse.groups=0."
-    if config.actor_rollout_ref.rollout.router_replay:
-        name = "actor_rollout_ref.rollout.router_replay"
-        yield f"{name}=true would use the experts of older weights, got {key}. Set {name}=false."
 
 
 def _list_keys_unread_by_estimator(config: Config, estimator: Estimator) -> Iterator[tuple[str, str]]:

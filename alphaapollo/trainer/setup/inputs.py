@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.config.schema import Config, Model
+from alphaapollo.config.schema import Config
 from alphaapollo.data.stream import choose_rows
-from alphaapollo.engines.vllm.settings import check_engine_kwargs
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.input_checks import (
-    check_context_length,
-    check_engine_supports_model,
-    check_expert_parallel_size,
-    check_moe_keys,
     check_rewards,
-    check_sequence_parallel_size,
-    check_tensor_parallel_size,
     explain_missing_cluster,
     make_renderer,
     read_prompts,
 )
-from alphaapollo.models.folder_check import check_reads_pictures_like_policy, check_weight_files, list_template_notices
-from alphaapollo.models.load import check_causal_lm
-from alphaapollo.models.lora import check_target_modules
+from alphaapollo.launch.model_requirements import ModelUse, check_models
+from alphaapollo.models.folder_check import list_template_notices
 from alphaapollo.planning.try_data import describe_sources
 from alphaapollo.planning.try_environment import grade_trial_answers, try_environment
 from alphaapollo.rewards.components import TASK
@@ -68,7 +60,7 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     Raises ValueError if one of them cannot be used.
     """
     data, trainer = config.data, config.trainer
-    _check_model_and_engine_settings(config)
+    check_models(list_model_uses(config))
     renderer = make_renderer(config.env, config.actor_rollout_ref.model, data.apply_chat_template_kwargs)
 
     def read_split(files: str | list[str], config_key: str, max_samples: int) -> tuple[list[Prompt], list[str]]:
@@ -95,7 +87,6 @@ def read_training_inputs(config: Config) -> TrainingInputs:
         config.env,
         [*prompts[:1], *val_prompts[:1]],
         config.actor_rollout_ref.model,
-        config.actor_rollout_ref.rollout,
         data,
     )
     goal = TrainingGoal.from_schedule(
@@ -116,41 +107,32 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     )
 
 
-def _check_model_and_engine_settings(config: Config) -> None:
-    role = config.actor_rollout_ref
-    models, model, rollout = _list_models_on_training_ranks(config), role.model, role.rollout
-    check_engine_kwargs(rollout, "actor_rollout_ref.rollout")
-    check_target_modules(model, "actor_rollout_ref.model")
-    check_moe_keys(model, "actor_rollout_ref.model", rollout.router_replay)
-    critic = make_critic_model_section(model, config.critic)
-    check_target_modules(critic, "critic.model")
-    num_ranks, actor = config.trainer.num_ranks, "actor_rollout_ref.actor"
-    check_expert_parallel_size(model, role.actor.fsdp_config, num_ranks, f"{actor}.fsdp_config")
-    if "critic.model.path" in models:
-        check_expert_parallel_size(critic, config.critic.fsdp_config, num_ranks, "critic.fsdp_config")
-    for name, other in models.items():
-        if name == "critic.model.path" or name.startswith("teacher."):
-            check_reads_pictures_like_policy(other, model, name)
-    check_causal_lm(model)
-    for name, trained in models.items():
-        check_weight_files(trained, name)
-    check_engine_supports_model(model, rollout, "actor_rollout_ref.rollout")
-    check_context_length(model, rollout, config.data)
-    check_tensor_parallel_size(model, rollout, "actor_rollout_ref.rollout")
-    size, key = role.actor.ulysses_sequence_parallel_size, "ulysses_sequence_parallel_size"
-    check_sequence_parallel_size(size, f"{actor}.{key}", models)
-
-
-def _list_models_on_training_ranks(config: Config) -> dict[str, Model]:
-    """Return the settings of the models that training ranks load, by the config key of their path."""
-    policy = config.actor_rollout_ref.model
-    models = {"actor_rollout_ref.model.path": policy}
+def list_model_uses(config: Config) -> Iterator[ModelUse]:
+    """Yield the models of a training run, and the settings that each of them must support."""
+    role, actor = config.actor_rollout_ref, "actor_rollout_ref.actor"
+    policy = ModelUse(
+        "actor_rollout_ref.model.path",
+        role.model,
+        engine=role.rollout,
+        engine_section="actor_rollout_ref.rollout",
+        lengths=config.data,
+        fsdp=role.actor.fsdp_config,
+        fsdp_section=f"{actor}.fsdp_config",
+        num_ranks=config.trainer.num_ranks,
+        ulysses_size=role.actor.ulysses_sequence_parallel_size,
+        ulysses_section=f"{actor}.",
+    )
+    yield policy
+    other = replace(policy, writes_text=False, engine=None, lengths=None, fsdp=None)
     if "values" in get_estimator(config.algorithm.adv_estimator).needs:
-        models["critic.model.path"] = make_critic_model_section(policy, config.critic)
-    models |= {f"{key}.path": model for key, model in make_teacher_model_sections(policy, config.teacher).items()}
+        model, fsdp = make_critic_model_section(role.model, config.critic), config.critic.fsdp_config
+        critic = replace(other, key="critic.model.path", model=model, fsdp=fsdp, policy=role.model)
+        yield replace(critic, fsdp_section="critic.fsdp_config")
+    for key, model in make_teacher_model_sections(role.model, config.teacher).items():
+        yield replace(other, key=f"{key}.path", model=model, policy=role.model)
     if config.reward_model.enable:
-        models["reward_model.model.path"] = make_reward_model_settings(config.reward_model, policy)
-    return models
+        scorer = make_reward_model_settings(config.reward_model, role.model)
+        yield replace(other, key="reward_model.model.path", model=scorer)
 
 
 def _list_data_size_notices(config: Config, goal: TrainingGoal, num_prompts: int) -> Iterator[str]:

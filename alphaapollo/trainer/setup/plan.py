@@ -12,7 +12,8 @@ from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
 from alphaapollo.config.resolve import count_engine_gpus, explain_dtype, resolve_device, resolve_model, resolve_rollout
 from alphaapollo.config.schema import Actor, Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
-from alphaapollo.launch.input_checks import choose_kernels, collect_environment_notices, find_environment_spec
+from alphaapollo.launch.input_checks import collect_environment_notices, find_environment_spec
+from alphaapollo.launch.model_requirements import choose_kernels
 from alphaapollo.planning.memory_fit import fit_to_memory_if_measurable, get_max_tokens
 from alphaapollo.planning.memory_plan import MemoryPlan
 from alphaapollo.trainer.setup.combinations import check_setting_combinations

@@ -5,6 +5,7 @@ gpus=N and cores=N describe a node (default: no GPU, 8 cores).
 """
 
 TEACHERS = "teacher.models.math.path=a teacher.models.code.base_url=http://h/v1 teacher.models.code.name=b"
+SERVED = "teacher.divergence=sampled teacher.model.base_url=x teacher.model.name=y"
 ON_KL = "actor.use_kl_loss=true"
 CORRECTION = "algorithm.rollout_correction"
 CARRY, SEPARATE = (f"trainer.async_mode={mode} {CORRECTION}.method=tis" for mode in ("carry", "separate"))
@@ -48,7 +49,7 @@ ERRORS = {
         f"{CORRECTION}.method=tis {CORRECTION}.bypass=true": f"{CORRECTION}.method=tis bypass=true bypass=false",
         f"{CORRECTION}.method=mask {CORRECTION}.low=2.0": f"{CORRECTION}.low=2 high=2",
         f"{CORRECTION}.method=tis {CORRECTION}.high=null": f"{CORRECTION}.method=tis high=2.0",
-        f"{ON_KL} algorithm.use_kl_in_reward=true": "actor.use_kl_loss algorithm.use_kl_in_reward both",
+        f"{ON_KL} algorithm.use_kl_in_reward=true": "actor.use_kl_loss=true algorithm.use_kl_in_reward=true",
         f"{ON_KL} actor.kl_loss_coef=0": "actor.kl_loss_coef=0 use_kl_loss=false",
         "algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0": "kl_ctrl.kl_coef=0 use_kl_in_reward=false",
         f"teacher.divergence=reverse {ON_KL} actor.kl_loss_type=full": "teacher.divergence=reverse kl_loss_type=full",
@@ -60,7 +61,6 @@ ERRORS = {
         "teacher.divergence=jsd teacher.self_teacher.context=feedback reward_model.enable=true": (
             "teacher.self_teacher.context=feedback reward_model.enable=false"
         ),
-        "teacher.model.path=a teacher.model.base_url=x teacher.model.name=y": "teacher.model.path=a base_url=x both",
         "teacher.model.base_url=x": "teacher.model.name base_url",
         TEACHERS: "teacher.models by_source by_source={*:",
         "teacher.models.a={} teacher.by_source.a=a": "teacher.models.a models.a.path base_url",
@@ -72,6 +72,7 @@ ERRORS = {
         f"{TEACHERS} teacher.by_source.a=math teacher.divergence=sampled rollout.temperature=0.7": (
             "rollout.temperature=0.7 teacher.models.code"
         ),
+        "env.env_name=agent rollout.name=hf": "env.env_name=agent rollout.name=vllm rollout.name=hf.",
         "trainer.controller=local rollout.num_engines=2": "trainer.controller=local rollout.num_engines=2",
         "trainer.controller=local trainer.n_gpus_per_node=2": "trainer.controller=local n_gpus_per_node nnodes 2.",
         "rollout.tensor_model_parallel_size=2 rollout.name=hf": "tensor_model_parallel_size=2 name=vllm name=hf",
@@ -84,12 +85,12 @@ ERRORS = {
         "model.lora_alpha=32": "model.lora_alpha lora_rank=0 lora_rank=16",
         "model.target_modules=[q_proj]": "model.target_modules lora_rank=0",
         "critic.model.lora_alpha=8": "critic.model.lora_alpha lora_rank=0",
-        "model.lora_rank=16 model.target_modules=[]": "model.target_modules=[] all-linear",
+        "model.lora_rank=16 model.target_modules=[]": "model.target_modules: all-linear [].",
         "model.lora_rank=16 model.router_aux_loss_coef=0.01": "router_aux_loss_coef=0.01 lora_rank=16",
         "model.lora_rank=-1": "model.lora_rank -1.",
         "trainer.export_lora=adapter": "trainer.export_lora=adapter model.lora_rank=0",
-        "rollout.lora=adapter": "rollout.lora=adapter model.lora_rank 512, 0.",
-        "model.lora_rank=513 rollout.lora=adapter": "rollout.lora=adapter model.lora_rank 512, 513.",
+        "rollout.lora=adapter": "rollout.lora=adapter model.lora_rank=0. 512.",
+        "model.lora_rank=513 rollout.lora=adapter": "rollout.lora=adapter model.lora_rank=513. 512.",
         "model.lora_rank=16 rollout.lora=adapter rollout.name=hf": "rollout.lora=adapter name=vllm name=hf lora=merged",
         "model.lora_rank=16 rollout.lora=adapter rollout.tensor_model_parallel_size=2": (
             "rollout.lora=adapter tensor_model_parallel_size=2 lora=merged"
@@ -165,7 +166,7 @@ ERRORS = {
     "evolving": {
         "env.context=memory": 'env.context: append "memory".',
         "env.action_format=chat_template": 'env.action_format: tags "chat_template".',
-        "reward.judge.backend=policy": "reward.judge.backend=policy reward.judge.backend=server reward.judge.model",
+        "reward.judge.backend=policy": 'reward.judge.backend: server "policy".',
         "models.judge.base_url=x": "models.judge.name base_url",
         "models.policy.base_url=x models.policy.name=y": "models.policy.path base_url both",
         "evolving.branches=[polcy]": "evolving.branches[0]=polcy models policy.",
@@ -190,6 +191,7 @@ INEFFECTIVE = {
         "reward_model.weight=2.0": "reward_model.enable false.",
         "reward_model.model.path=some/model": "reward_model.enable false.",
         "teacher.coef=2.0": "teacher.divergence null.",
+        f"teacher.model.path=some/model {SERVED}": "teacher.model.base_url x.",
         "actor.kl_loss_coef=0.1": "actor.use_kl_loss false.",
         "actor.clip_ratio=0.3 actor.clip_ratio_low=0.2 actor.clip_ratio_high=0.28": "clip_ratio_low clip_ratio_high",
         "actor.loss_scale_factor=100.0": "actor.loss_agg_mode token-mean.",
@@ -199,6 +201,7 @@ INEFFECTIVE = {
         f"env.history_length=3 {AGENT}": "env.context append.",
         "env.max_steps=3": "env.env_name single_turn.",
         "env.openenv.url=x": "env.env_name single_turn.",
+        "env.tool_parser=hermes": "env.action_format tags.",
         "env.prompt=x": "env.env_name single_turn.",
         f"env.informal_math.python_code_timeout=3.0 {AGENT} env.informal_math.enable_python_code=false": (
             "env.informal_math.enable_python_code false."

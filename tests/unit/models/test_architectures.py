@@ -11,7 +11,7 @@ import torch
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Data, Model, Rollout
-from alphaapollo.launch.input_checks import check_context_length, check_sequence_parallel_size, choose_kernels
+from alphaapollo.launch.model_requirements import ModelUse, check_models, choose_kernels
 from alphaapollo.models.load import load_causal_lm, load_without_weights
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
@@ -73,6 +73,11 @@ def save_config(name: str, folder: Path) -> str:
     return str(folder)
 
 
+def serve(path: str, max_length: int) -> ModelUse:
+    lengths = Data(max_prompt_length=max_length - 1, max_response_length=1)
+    return ModelUse("model.path", Model(path=path), engine=Rollout(), lengths=lengths)
+
+
 @pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_text"])
 def test_recurrent_layers_are_refused_where_rows_would_influence_each_other(tmp_path, name: str) -> None:
     path, reason = save_config(name, tmp_path), "layers of type linear_attention"
@@ -84,8 +89,8 @@ def test_recurrent_layers_are_refused_where_rows_would_influence_each_other(tmp_
         choose_kernels(resolve_model(packed, "cuda"), packed)
     with pytest.raises(ValueError, match=rf"{model}.* packed"):  # a critic or reward model
         load_causal_lm(packed, "sdpa", load_without_weights(packed).dtype)
-    with pytest.raises(ValueError, match=rf"parallel_size=2 .*{model}"):
-        check_sequence_parallel_size(2, "ulysses_sequence_parallel_size", {"model.path": configured})
+    with pytest.raises(ValueError, match=rf"parallel_size=2: {model}"):
+        check_models([ModelUse("model.path", configured, ulysses_size=2)])
     policy = PolicyModel(load_without_weights(configured))
     sharing = SharedPromptCheck(policy, policy, MicroBatchBuilder(True, CPU), policy.model.dtype)
     assert reason in (sharing.unsupported_reason or "")
@@ -101,8 +106,8 @@ def test_dynamic_rope_needs_rows_within_the_context_length(tmp_path) -> None:
     load_without_weights(resolve_model(Model(path=path), "cpu", 32))
     with pytest.raises(ValueError, match=r"dynamic RoPE \(llama\) .* 33 .* 32"):
         load_without_weights(resolve_model(Model(path=path), "cpu", 33))
-    with pytest.raises(ValueError, match="33 exceeds the context length"):
-        check_context_length(Model(path=path), Rollout(), Data(max_prompt_length=30, max_response_length=3))
+    with pytest.raises(ValueError, match=r"33: .* context length"):
+        check_models([serve(path, 33)])
 
 
 @pytest.mark.parametrize("name", ["llama, longrope", "phi3, longrope, long factors"])
@@ -114,9 +119,9 @@ def test_the_memory_of_longrope_models_can_be_planned(tmp_path, name: str) -> No
 
 def test_a_window_that_vllm_does_not_support_is_refused(tmp_path) -> None:
     path = save_config("qwen2_moe, sliding window in one layer", tmp_path)
-    check_context_length(Model(path=path), Rollout(), Data(max_prompt_length=WINDOW - 1, max_response_length=1))
-    with pytest.raises(ValueError, match=r"17 exceeds the sliding window .*, 16"):
-        check_context_length(Model(path=path), Rollout(), Data(max_prompt_length=WINDOW, max_response_length=1))
+    check_models([serve(path, WINDOW)])
+    with pytest.raises(ValueError, match=r"17: .* sliding window.* 16 tokens"):
+        check_models([serve(path, WINDOW + 1)])
 
 
 def test_the_page_is_current_and_vllm_agrees() -> None:

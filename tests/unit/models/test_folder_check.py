@@ -15,7 +15,6 @@ from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.models.folder_check import (
     INDEX,
     SINGLE,
-    check_reads_pictures_like_policy,
     check_vocabulary_size,
     check_weight_files,
 )
@@ -47,7 +46,6 @@ def refusal(folder: Path) -> str:
 
 def test_a_valid_folder(folder: Path) -> None:
     check_weight_files(Model(path=str(folder)), "model.path")
-    check_weight_files(Model(path=""), "critic.model.path")  # the policy's
 
 
 @pytest.mark.parametrize(
@@ -129,13 +127,3 @@ def test_a_vocabulary_smaller_than_the_tokenizer(folder: Path) -> None:
     tokenizer.add_tokens(["one more"])
     with pytest.raises(ValueError, match=r"48 embeddings.* 49"):
         check_vocabulary_size(Model(path=str(folder)), tokenizer, "model.path")
-
-
-def test_a_critic_or_teacher_must_read_pictures_like_the_policy(vision_folder, sound: Path):
-    """The Qwen-VL models have the same processor and placeholder tokens; InternVL and the text model do not."""
-    policy, same, other = (Model(path=str(vision_folder(name))) for name in ("qwen3_vl", "qwen2_5_vl", "internvl"))
-    check_reads_pictures_like_policy(same, policy, "critic.model.path")
-    for wrong in (other, Model(path=str(sound))):
-        with pytest.raises(ValueError, match=r"^teacher\.model\.path=.* pictures"):
-            check_reads_pictures_like_policy(wrong, policy, "teacher.model.path")
-    check_reads_pictures_like_policy(Model(path=str(sound)), Model(path=str(sound)), "critic.model.path")

@@ -11,7 +11,7 @@ import pytest
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model
 from alphaapollo.config.schema.base import Device
-from alphaapollo.launch.input_checks import choose_kernels
+from alphaapollo.launch.model_requirements import choose_kernels
 from alphaapollo.models import load
 from alphaapollo.models.load import LIGER_ARCHITECTURES
 from tests.unit.tiny import build_model, save_model

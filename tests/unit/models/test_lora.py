@@ -8,7 +8,6 @@ import torch
 from alphaapollo.config.schema import Model
 from alphaapollo.models import cpu_linear as linear
 from alphaapollo.models.lora import (
-    check_target_modules,
     gather_adapter,
     get_base_parameter_name,
     get_lora_layers,
@@ -24,15 +23,6 @@ pytest.importorskip("peft")
 
 def load(folder: object, dtype: torch.dtype | None = None, **lora: object) -> torch.nn.Module:
     return load_trainable_lm(Model(path=str(folder), lora_rank=4, **lora), "padded", dtype, seed=0)
-
-
-@pytest.mark.parametrize("target", ["query", "lm_head", "embed_tokens", "layers"])
-def test_errors_about_target_modules_list_the_valid_names(model_folder, target: str) -> None:
-    model = Model(path=str(model_folder("llama")), lora_rank=4, target_modules=["q_proj", target])
-    names = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
-    with pytest.raises(ValueError, match=rf"^some\.model\.target_modules='{target}' .*{names}"):
-        check_target_modules(model, "some.model")
-    check_target_modules(Model(path="not read"), "model")  # without LoRA
 
 
 def test_only_the_named_layers_get_adapters(model_folder) -> None:

@@ -11,7 +11,7 @@ from alphaapollo.batching.batch import Rows
 from alphaapollo.config.schema import Model
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
-from alphaapollo.models.moe_routing import ROUTED_EXPERTS, ExpertSizes, RouterHooks, check_routers_supported
+from alphaapollo.models.moe_routing import ROUTED_EXPERTS, ExpertSizes, RouterHooks
 from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf
 from tests.unit.tiny import build_model, some_rows
 
@@ -119,18 +119,3 @@ def test_routers_of_other_models_use_forced_experts(name: str, more: dict[str, o
     for layer in layers:
         assert routing.counts[layer].tolist() == forced[:, layer].flatten().bincount(minlength=4).tolist()
     assert routing.counts.sum() == 14 * len(layers) and routing.num_overridden > 0
-
-
-@pytest.mark.parametrize("name", ["Phimoe", "GraniteMoe"])  # the first samples, the second returns another form
-def test_unsupported_routers_are_not_wrapped(name: str):
-    model = small(name, num_local_experts=4)
-    assert RouterHooks.wrap_routers(model) is None
-    model(torch.arange(2, 9)[None], use_cache=False)
-
-
-def test_expert_keys_need_a_mixture_of_experts(model_folder):
-    dense, mixture = (Model(path=str(model_folder(name))) for name in ("qwen3", "qwen3_moe"))
-    for balance in (True, False):
-        check_routers_supported(mixture, "the key", balance)
-        with pytest.raises(ValueError, match=r"^the key: Qwen3ForCausalLM "):
-            check_routers_supported(dense, "the key", balance)

@@ -123,10 +123,3 @@ def test_an_exported_model_gives_the_scores_of_training(model_folder, close_late
     np.testing.assert_allclose(scores, expected, atol=1e-4)
     again = close_later(make_worker(Case(str(folder)), 0, 1, ""))
     assert again.evaluate(batch)["loss"] == pytest.approx(after["loss"], abs=1e-4)
-
-
-def test_a_family_without_a_classifier_is_an_error(model_folder):
-    from alphaapollo.finetuning.reward_model import check_reward_model_support
-
-    with pytest.raises(ValueError, match=r"'granite' .*no reward model"):
-        check_reward_model_support(Model(path=str(model_folder("granite"))))
