@@ -39,7 +39,7 @@ def resolve_controller(trainer: Trainer | TuningTrainer | GenerationTrainer) -> 
 def resolve_model(model: Model, device: Device, max_length: int = 0) -> Model:
     """Replace `auto` in dtype, attention, use_liger and enable_gradient_checkpointing of a trained model.
 
-    `enable_gradient_checkpointing=auto` becomes false here; the memory plan (planning/memory/plan.py) may enable it.
+    `enable_gradient_checkpointing=auto` becomes false here; the memory plan (planning/memory_plan.py) may enable it.
     `max_length`: tokens of the longest row of the run. Raises ValueError for a value that cannot run on the device.
     """
     dtype: Dtype = _choose_dtype(device) if model.dtype == "auto" else model.dtype

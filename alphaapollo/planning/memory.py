@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -29,9 +29,6 @@ from alphaapollo.models.activation_memory import (
 )
 from alphaapollo.models.lm_head import CHUNK_LOGITS
 from alphaapollo.models.load import load_config
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 GIB = 2**30
 FLOAT32 = 4
@@ -235,7 +232,7 @@ def _make_model_key(model: Model) -> ModelKey:
 
 
 @lru_cache(maxsize=4)
-def _load_meta_model(key: ModelKey) -> PreTrainedModel:
+def _load_meta_model(key: ModelKey) -> Any:
     path, trust, dtype, attention = key
     section = Model.model_validate({"path": path, "trust_remote_code": trust, "attention": attention})
     return load_on_meta_device(section, getattr(torch, dtype))
