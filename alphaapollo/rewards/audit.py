@@ -2,8 +2,8 @@
 
     python -m alphaapollo.rewards.audit DATA [KEY=VALUE ...] [--data_source rubric] [--json]
 
-DATA is a data file. Its rows have `data_source`, `response`, `label` (or `is_correct`: true, false, or a number from 0
-to 1) and, if the grader needs them, `prompt`, `ground_truth` and `rubric`. Rows with `prompt`, `chosen`
+DATA is a jsonl or parquet file. Its rows have `data_source`, `response`, `label` (or `is_correct`: true, false, or a
+number from 0 to 1) and, if the grader needs them, `prompt`, `ground_truth` and `rubric`. Rows with `prompt`, `chosen`
 and `rejected` are pairs, which the pairwise judge compares. KEY=VALUE sets keys of `reward` and
 `custom_reward_function`. A failure is a row without a verdict; failures are counted separately, with their reasons.
 """
@@ -17,10 +17,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, ValidationError
 from rich.progress import Progress
 from scipy.stats import binomtest
@@ -29,7 +32,6 @@ from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import CustomRewardFunction
 from alphaapollo.config.schema.base import Ratio, Section
 from alphaapollo.config.schema.reward import ServerReward
-from alphaapollo.data.files import BadRow, read_rows_leniently
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rewards.answer_extraction import find_marked_answer
 from alphaapollo.rewards.grader_processes.client import RewardClient
@@ -69,18 +71,22 @@ class LabelledAnswer(BaseModel, extra="allow"):
 
 
 def read_labelled_answers(path: str, data_source: str = "") -> list[LabelledAnswer]:
-    """Read labelled answers or pairs from a data file. A non-empty `data_source` replaces that of every
+    """Read labelled answers or pairs from a jsonl or parquet file. A non-empty `data_source` replaces that of every
     row. Raises ValueError if the file cannot be read, or a row is malformed."""
-    rows: list[JsonObject] = []
-    for row in read_rows_leniently(path):
-        if isinstance(row, BadRow):
-            raise ValueError(str(row))
-        rows.append(row)
+    try:
+        if path.endswith(".parquet"):
+            rows = pq.read_table(path).to_pylist()
+        else:
+            rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line.strip()]
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ValueError(f"{path} is not a readable jsonl or parquet file ({error}).") from error
+    if not rows:
+        raise ValueError(f"{path} has no rows.")
     for row in rows:
-        if "chosen" in row and "response" not in row:
+        if isinstance(row, dict) and "chosen" in row and "response" not in row:
             pair = {"response": row["chosen"], "ground_truth": row.get("rejected"), "label": 1}
             row |= {"data_source": "pairwise"} | pair
-        elif data_source:
+        elif isinstance(row, dict) and data_source:
             row["data_source"] = data_source
     try:
         return TypeAdapter(list[LabelledAnswer]).validate_python(rows)
@@ -189,7 +195,7 @@ def _print_statistics(found: JsonObject, scores: Sequence[Score]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 if done, 1 if the input is invalid or every row failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", metavar="DATA", help="data file of labelled answers or pairs")
+    parser.add_argument("data", metavar="DATA", help="jsonl or parquet file of labelled answers or pairs")
     parser.add_argument("--json", action="store_true", help="print the statistics as JSON on the last line")
     parser.add_argument("--data_source", default="", help="grade all answers as rows of this data source")
     args, keys = parser.parse_known_args(argv)

@@ -68,7 +68,7 @@ def test_parquet_without_json_and_another_data_source(tmp_path, capsys):
         ({**ROWS[0], "is_correct": 2}, "row 0, is_correct: .*less than or equal to 1"),
         ({"chosen": None}, "row 0, response: .*string"),
         ({**ROWS[0], "response": ["4"]}, "row 0, response: .*string"),
-        ([1], "line 1: not an object"),
+        ([1], "row 0: .*dictionary"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, row, what):
@@ -76,7 +76,7 @@ def test_bad_rows_are_named(tmp_path, row, what):
         read_labelled_answers(write_rows(tmp_path / "rows.jsonl", [row]))
 
 
-@pytest.mark.parametrize(("text", "what"), [("", "has no rows"), ("{", "not valid JSON"), (None, "no such file")])
+@pytest.mark.parametrize(("text", "what"), [("", "has no rows"), ("{", "not a readable"), (None, "not a readable")])
 def test_unreadable_files_are_one_line(tmp_path, text, what):
     path = tmp_path / "rows.jsonl"
     if text is not None:

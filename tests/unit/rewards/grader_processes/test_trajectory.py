@@ -82,7 +82,7 @@ def play(client: RewardClient, max_turns: int) -> Awaitable[TrajectoryGroup]:
     context = AppendContext(lambda content: [1], lambda messages, last_sampled_token=None: [8], lambda content: ())
     limits = EpisodeLimits(max_turns, 30.0)
     engine = FakeEngine(10, script=lambda token_ids, sampling: [6 if 8 in token_ids else 4])
-    runner = EpisodeRunner(engine, decode, lambda _: context, limits, client.score)
+    runner = EpisodeRunner(engine, decode, lambda *_: context, limits, client.score)
     request = GroupRequest(PROMPT, 1, Sampling(8), stream_position=0)
     return run_group(request, runner, lambda turns: Game(lambda prompt, text: client.score(prompt, text, turns)))
 
