@@ -64,12 +64,8 @@ class Prompt:
     ground_truth: Any = None  # right answer, as in the data file: text, number, list, dict, bool, date, ...; None: none
     extra_info: dict[str, Any] = field(default_factory=dict)  # the column extra_info, and all columns not named here
     env_kwargs: dict[str, Any] = field(default_factory=dict)  # for the environment
-    location: str = field(default="", compare=False)  # for messages: "train.parquet, row 17"; by default "row 17"
+    location: str = field(default="", compare=False)  # e.g. "train.parquet, row 17", for messages
     template_arguments: dict[str, Any] = field(default_factory=dict)  # the row's tools and chat_template_kwargs
-
-    def __post_init__(self) -> None:
-        if not self.location:
-            object.__setattr__(self, "location", f"row {self.id}")
 
     @property
     def ground_truth_in_files(self) -> Any:
