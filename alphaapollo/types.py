@@ -4,8 +4,7 @@
                              Trajectory = Turns (prompts and sampled tokens of the engine) + Score
 
 This module does not import torch: the driver, environments and graders share these types. For compact pickles, token
-ids, masks and log-probs are lists in the sending process and `array.array` in the receiving one. Frozen classes have no
-slots, because unpickling them would be slow.
+ids, masks and log-probs are lists in the sending process, arrays in the receiving one. Slots would slow unpickling.
 """
 
 from __future__ import annotations
