@@ -4,8 +4,7 @@
                              Trajectory = Turns (prompts and sampled tokens of the engine) + Score
 
 This module does not import torch: the driver, environments and graders share these types. For compact pickles, token
-ids, masks and log-probs are lists in the sending process and `array.array` in the receiving one. Frozen classes have no
-slots, because unpickling them would be slow.
+ids, masks and log-probs are lists in the sending process, arrays in the receiving one. Slots would slow unpickling.
 """
 
 from __future__ import annotations
@@ -64,12 +63,8 @@ class Prompt:
     ground_truth: Any = None  # right answer, as in the data file: text, number, list, dict, bool, date, ...; None: none
     extra_info: dict[str, Any] = field(default_factory=dict)  # the column extra_info, and all columns not named here
     env_kwargs: dict[str, Any] = field(default_factory=dict)  # for the environment
-    location: str = field(default="", compare=False)  # for messages: "train.parquet, row 17"; by default "row 17"
+    location: str = field(default="", compare=False)  # e.g. "train.parquet, row 17", for messages
     template_arguments: dict[str, Any] = field(default_factory=dict)  # the row's tools and chat_template_kwargs
-
-    def __post_init__(self) -> None:
-        if not self.location:
-            object.__setattr__(self, "location", f"row {self.id}")
 
     @property
     def ground_truth_in_files(self) -> Any:

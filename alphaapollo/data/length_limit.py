@@ -60,7 +60,8 @@ def apply_length_limit(
     lengths = load_or_compute(renderer, [(one.content, one.template_arguments) for one in prompts], count_tokens)
     has_pictures = [bool(collect_pictures(prompt.content)) for prompt in prompts]
     limit = ("prompts", "data.max_prompt_length", max_prompt_length, truncation)
-    num_long = check_length_limit(lengths, [prompt.location for prompt in prompts], *limit, has_pictures)
+    locations = [prompt.location or f"row {prompt.id}" for prompt in prompts]
+    num_long = check_length_limit(lengths, locations, *limit, has_pictures)
     if truncation != "drop":
         return list(prompts), num_long
     return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_prompt_length], num_long

@@ -115,7 +115,7 @@ class Renderer:
             try:
                 lengths.append(self._count_expanded(ids, collect_pictures(prompt.content)))
             except ValueError as error:
-                raise ValueError(f"{prompt.location}: {error}") from error
+                raise ValueError(f"{prompt.location or f'row {prompt.id}'}: {error}") from error
         return lengths
 
     def prepare_images(self, content: Sequence[ChatMessage] | str) -> tuple[ImageInput, ...]:
