@@ -17,6 +17,7 @@ from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 
+import yaml
 from latex2mathml.converter import convert
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +29,7 @@ MATH_BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"(^(```+).*?^\2$)|^<!--.*?-->$", re.MULTILINE | re.DOTALL)  # group 1: a fenced block, which stays
 FORMULA = re.compile(r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.DOTALL)
 LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml"}
+REDIRECT = '<!doctype html><title>Moved</title><meta http-equiv="refresh" content="0; url={0}"><a href="{0}">{0}</a>\n'
 LINKED_PAGE = "---\ntitle: {name}\nsearch:\n  exclude: true\n---\n\n# {name}\n\n`{path}`\n\n{content}\n"
 
 
@@ -128,6 +130,16 @@ def finish_html(text: str) -> str:
     return FORMULA.sub(draw, text).replace("<table>", '<table tabindex="0">')
 
 
+def write_redirects(site: Path, moved: dict[str, str]) -> None:
+    """Write a redirect for each earlier page: {path of the page: path#anchor of the section that it became}."""
+    for old, new in moved.items():
+        path, _, anchor = new.partition("#")
+        place = site / old.removesuffix(".md")
+        target = os.path.relpath(site / path.removesuffix("README.md").removesuffix(".md"), place)
+        place.mkdir(parents=True)
+        (place / "index.html").write_text(REDIRECT.format(f"{target}/#{anchor}"), encoding="utf-8")
+
+
 def build(folder: Path) -> Path:
     """Build the site in an empty folder, and return the folder of its pages. Any warning ends the program."""
     Pages(ROOT, folder / "pages").write()
@@ -139,6 +151,7 @@ def build(folder: Path) -> Path:
         sys.exit(f"{done.stderr.partition('Traceback')[0]}The strict build of the site failed.")
     for page in (folder / "site").rglob("*.html"):
         page.write_text(finish_html(page.read_text(encoding="utf-8")), encoding="utf-8")
+    write_redirects(folder / "site", yaml.safe_load((ROOT / "docs" / "redirects.yaml").read_text(encoding="utf-8")))
     return folder / "site"
 
 

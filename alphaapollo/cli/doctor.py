@@ -116,7 +116,7 @@ def check_network() -> Iterator[CheckResult]:
 
 
 def check_sandbox() -> Iterator[CheckResult]:
-    """Check that the code sandbox starts, and which of its isolation layers are missing (docs/sandbox.md)."""
+    """Check that the code sandbox starts, and which of its isolation layers are missing (docs/tools.md)."""
     from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxUnavailableError
 
     logging.getLogger("alphaapollo.tools.sandbox").setLevel(logging.ERROR)  # its warnings are reported below
@@ -124,7 +124,7 @@ def check_sandbox() -> Iterator[CheckResult]:
         with closing(Sandbox(max_concurrent=1)) as box:
             yield CheckResult("sandbox", box.mode)
             for layer, reason in box.missing.items():
-                yield CheckResult("sandbox", f"without {layer}: {reason}", "warn", "docs/sandbox.md")
+                yield CheckResult("sandbox", f"without {layer}: {reason}", "warn", "docs/tools.md")
     except (SandboxError, SandboxUnavailableError) as error:
         yield CheckResult("sandbox", "python_code and code rewards are not available", "fail", str(error))
 

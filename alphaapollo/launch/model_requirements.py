@@ -154,7 +154,7 @@ def _needs_routers(use: ModelUse, config: Any) -> Problem | None:
     keys = [f"{use.key.removesuffix('path')}router_aux_loss_coef={coef:g}"] * bool(coef)
     setting = " and ".join(keys + [f"{use.engine_section}.router_replay=true"] * replays)
     if RouterHooks.wrap_routers(load_without_weights(use.model)) is None:
-        reason = "is not a mixture of experts with supported routers (docs/moe.md)"
+        reason = "is not a mixture of experts with supported routers (docs/parallelism.md)"
         return Problem(setting, reason, f"Remove {setting}")
     if coef and not hasattr(config.get_text_config(), "router_aux_loss_coef"):
         return Problem(setting, "has no load-balancing loss in transformers", f"Remove {setting}")
@@ -168,7 +168,7 @@ def _needs_divisible_experts(use: ModelUse, config: Any) -> Problem | None:
     counts = {int(module.num_experts) for module in experts}  # type: ignore[arg-type]
     shards, setting = use.fsdp.count_shards(use.num_ranks), f"{key}={size}"
     if not experts:
-        return Problem(setting, "has no experts that can be split (docs/moe.md)", f"Set {key}=1")
+        return Problem(setting, "has no experts that can be split (docs/parallelism.md)", f"Set {key}=1")
     if any(count % size for count in counts):
         fits = ", ".join(str(n) for n in range(1, shards + 1) if not any(m % n for m in (*counts, shards)))
         return Problem(setting, f"has {max(counts)} experts in a layer", f"Set {key} to one of {fits}")

@@ -108,7 +108,7 @@ def _find_iteration_warnings(metrics: Metrics, failure_reason: str) -> dict[str,
         fix = "Lower data.reuse.max_age" if metrics.get("reuse/groups") else fix
         warnings["mismatch"] = (
             f"log-probs of engine and trainer differ: KL {k3:.1e} nats per token (safe: {SAFE_K3:.0e}), effective "
-            f"sample size {ess:.0%} (safe: {SAFE_ESS:.0%}). {fix} (docs/algorithms/rollout_correction.md)."
+            f"sample size {ess:.0%} (safe: {SAFE_ESS:.0%}). {fix} (docs/algorithms/loss_parts.md)."
         )
     return warnings
 

@@ -206,7 +206,7 @@ def format_time_summary(seconds: Mapping[str, float]) -> str:
     total = sum(phases.values())
     longest_first = sorted(phases.items(), key=lambda item: -item[1])
     shown = [f"{phase} {spent / total:.0%}" for phase, spent in longest_first if spent >= 0.005 * total > 0]
-    return f"time: {', '.join(shown)} of {total:,.1f} s (docs/profiles.md)" if shown else ""
+    return f"time: {', '.join(shown)} of {total:,.1f} s (docs/replay.md)" if shown else ""
 
 
 def format_duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Prompts of a self-teacher: the prompt of an episode with more context (docs/algorithms/self_distillation.md).
+"""Prompts of a self-teacher: the prompt of an episode with more context (docs/algorithms/distill.md).
 
 The response tokens of the policy follow the teacher's prompt unchanged; they are never encoded again.
 """

@@ -1,5 +1,5 @@
 """Measure the log-prob mismatch of a bfloat16 engine and the trainer on a mixture of experts, with and without router
-replay (docs/moe.md).
+replay (docs/parallelism.md).
 
     .venv/bin/python scripts/bench/router_replay.py
 

@@ -62,10 +62,9 @@ LINKS = {  # other names of the recorded run and of its second step
 FULL_RUNS = {  # the first command of each program is run to its end with these sizes
     "README.md": {TRAINER + "main_ppo": PPO, TRAINER + "main_generation": GENERATION},
     "docs/start.md": {TRAINER + "main_ppo": PPO},
-    "docs/sft.md": {TRAINER + "main_sft": TUNING},
-    "docs/preferences.md": {TRAINER + "main_dpo": TUNING},
-    "docs/reward_models.md": {TRAINER + "main_rm": TUNING},
-    "docs/expert_iteration.md": {
+    "docs/preferences.md": {TRAINER + "main_dpo": TUNING, TRAINER + "main_rm": TUNING},
+    "docs/sft.md": {
+        TRAINER + "main_sft": TUNING,
         TRAINER + "main_generation": GENERATION
         | {
             "data.max_samples": 8,

@@ -1,4 +1,4 @@
-"""One round of docs/expert_iteration.md with its commands: generate, keep the correct answers, fine-tune on them."""
+"""One round of docs/sft.md with its commands: generate, keep the correct answers, fine-tune on them."""
 
 from __future__ import annotations
 

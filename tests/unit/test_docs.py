@@ -195,7 +195,7 @@ def test_the_index_has_every_estimator_and_loss() -> None:
 
 def test_figures_about_choosing_are_those_of_the_gallery() -> None:
     gallery = {cells[0]: cells[2] for _, cells in rows_of((ALGORITHMS / "gallery.md").read_text(encoding="utf-8"))}
-    quoted = re.findall(r"`(\w+)` (\d\.\d+ ± \d\.\d+)", (ALGORITHMS / "choosing.md").read_text(encoding="utf-8"))
+    quoted = re.findall(r"`(\w+)` (\d\.\d+ ± \d\.\d+)", (ALGORITHMS / "README.md").read_text(encoding="utf-8"))
     assert len(quoted) > 10
     assert [(name, figure) for name, figure in quoted if gallery[name] != figure] == []
 

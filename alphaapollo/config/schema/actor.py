@@ -84,7 +84,7 @@ class Actor(Section):
     """sapo: temperature of the soft gate for negative and zero advantages."""
     policy_loss: PolicyLossOptions = PolicyLossOptions()
     loss_agg_mode: AggregationMode = "token-mean"
-    """Aggregation of token losses (docs/algorithms/aggregation.md)."""
+    """Aggregation of token losses (docs/algorithms/loss_parts.md)."""
     loss_scale_factor: Annotated[PositiveFloat | None, ActiveWhen("loss_agg_mode", "seq-mean-token-sum-norm")] = None
     """Constant of seq-mean-token-sum-norm; null = data.max_response_length."""
     entropy_coeff: NonNegativeFloat = 0.0
@@ -109,7 +109,7 @@ class Actor(Section):
     """Ranks that share every sequence (Ulysses sequence parallelism), for sequences that do not fit one rank. Must
     divide the ranks and the attention heads. Critic, reference, teacher and reward model use the same size."""
     use_prefix_grouper: Annotated[bool | Literal["auto"], CHANGES_ROUNDING] = "auto"
-    """Compute the forward pass of a prompt once for all its samples, in every role (docs/shared_prompts.md; arXiv
+    """Compute the forward pass of a prompt once for all its samples, in every role (docs/parallelism.md; arXiv
     2506.05433). auto = if the model supports it, in iterations where it saves enough tokens."""
     optim: Optimizer = Optimizer()
     fsdp_config: RoleFsdp = RoleFsdp()

@@ -88,13 +88,13 @@ class Curriculum(Section):
     """Weight of a prompt whose pass rate is at least 0.95, and lowest weight of frontier. A prompt never
     sampled has weight 1."""
     stages: Annotated[list[Stage], NEEDS_SHUFFLE] = []
-    """Stages by data source: a prompt is drawn only after its stage has opened (docs/curriculum.md); empty = all at
+    """Stages by data source: a prompt is drawn only after its stage has opened (docs/data.md); empty = all at
     once. E.g. [{data_source: easy/*, threshold: 0.8}, {data_source: "*"}]"""
 
 
 class Reuse(Section):
     groups: NonNegativeInt = 0
-    """Groups of recent iterations, with different rewards, that each iteration trains on again (docs/curriculum.md);
+    """Groups of recent iterations, with different rewards, that each iteration trains on again (docs/data.md);
     0 = off. Needs algorithm.rollout_correction.method, or a loss that includes the correction (DPPO, VESPO)."""
     max_age: Annotated[PositiveInt, ActiveWhen("groups")] = 4
     """Iterations for which a group can be reused after the one that generated it."""
@@ -105,7 +105,7 @@ class Data(PromptData, TrainingFiles):
     """Prompts (groups) per iteration."""
     sampler: Annotated[Literal["uniform", "difficulty", "frontier"], NEEDS_SHUFFLE] = "uniform"
     """Choice of training prompts: uniform = each once per epoch; difficulty = seldom those that nearly always or nearly
-    never succeed; frontier = mostly those whose pass rate is near curriculum.target (docs/curriculum.md)."""
+    never succeed; frontier = mostly those whose pass rate is near curriculum.target (docs/data.md)."""
     curriculum: Curriculum = Curriculum()
     reuse: Reuse = Reuse()
 

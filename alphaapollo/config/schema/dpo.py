@@ -31,7 +31,7 @@ class PairData(TuningData):
     rejected_key: Annotated[str, CHANGES_DATA] = "rejected"
     """Column of the worse answer."""
     use_prefix_grouper: Annotated[bool | Literal["auto"], CHANGES_ROUNDING] = "auto"
-    """Compute the common prefix of a pair once (docs/shared_prompts.md). auto = if the model supports it
+    """Compute the common prefix of a pair once (docs/parallelism.md). auto = if the model supports it
     and enough tokens are saved."""
 
 

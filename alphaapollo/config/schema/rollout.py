@@ -108,7 +108,7 @@ class Rollout(Section):
         Requires(ActiveWhen("/data.reuse.groups", 0)),
     ] = False
     """Mixture of experts: log-probs and update use the experts that the engine's routers chose (R3, arXiv 2510.11370;
-    docs/moe.md)."""
+    docs/parallelism.md)."""
     free_cache_engine: Annotated[bool, ActiveWhen("@device", "cuda", reason=NEEDS_GPU.reason, silent_value=False)] = (
         True
     )

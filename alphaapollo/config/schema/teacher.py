@@ -1,5 +1,5 @@
 """`teacher`: models that the policy learns from on its own samples: frozen ones (docs/algorithms/distill.md), or the
-policy itself with more context (docs/algorithms/self_distillation.md)."""
+policy itself with more context (docs/algorithms/distill.md)."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ class Trainer(Training):
     """ray = worker processes; local = everything in this process, for tests and debugging (one rank)."""
     profile_steps: list[PositiveInt] | None = None
     """Iterations to profile, counted from 1; null = none. Writes a trace of controller, ranks and engines to
-    <run>/profiles (docs/profiles.md). Results do not change."""
+    <run>/profiles (docs/replay.md). Results do not change."""
     record_steps: list[PositiveInt] | None = None
     """Iterations to record for replay, counted from 1; null = none. Writes inputs and results of the update to
     <run>/recorded, about the size of a checkpoint (docs/replay.md). Results do not change."""

@@ -1,4 +1,4 @@
-"""Rootless sandbox for Python snippets. docs/sandbox.md describes what snippets can and cannot do.
+"""Rootless sandbox for Python snippets. docs/tools.md describes what snippets can and cannot do.
 
 Sandbox (sandbox.py) -> zygote: an interpreter that has imported numpy, scipy and sympy, inside bubblewrap
                      -> one forked child per snippet, isolated by resource limits, Landlock and seccomp

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 MAX_CODE_BYTES = 1 << 20
 LAYERS = ("setuid", "rlimits", "landlock", "seccomp", "bubblewrap")
-"""Isolation layers of a child, described in docs/sandbox.md."""
+"""Isolation layers of a child, described in docs/tools.md."""
 
 
 @dataclass(frozen=True)

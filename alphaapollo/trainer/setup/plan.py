@@ -109,7 +109,7 @@ def can_skip_rows_without_advantage(config: Config, policy_loss: PolicyLoss) -> 
 
 
 def _decide_shared_prompts(config: Config, notices: list[str]) -> bool:
-    """Decide whether each prompt is computed once for all its samples (docs/shared_prompts.md).
+    """Decide whether each prompt is computed once for all its samples (docs/parallelism.md).
 
     Router losses and router replay of mixture-of-experts models, and self-teachers do not support this.
     """

@@ -18,7 +18,7 @@ DECODED_TOKENS = 1000  # per request to a server
 CHECK_PATIENCE = 15.0  # seconds for which a failed request is sent again
 FIX = (
     "Use a teacher with the policy's tokenizer (e.g. a larger model of its family), or train on the teacher's texts "
-    "(docs/expert_iteration.md)."
+    "(docs/sft.md)."
 )
 
 

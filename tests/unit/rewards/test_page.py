@@ -21,7 +21,7 @@ if not PAGE.exists():
     pytest.skip("an installed package has no docs folder", allow_module_level=True)
 TEXT = PAGE.read_text(encoding="utf-8")
 FUNCTIONS, MAGISTRAL = (
-    (PAGE.parent / name).read_text("utf-8") for name in ("reward_functions.md", "algorithms/magistral.md")
+    (PAGE.parent / name).read_text("utf-8") for name in ("reward_functions.md", "algorithms/grpo.md")
 )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+import yaml
 
 from scripts import docs_site
 from scripts.docs_site import ROOT, Pages, build, finish_html, main_pages
@@ -94,6 +95,15 @@ def test_the_site_has_every_page(site: Path) -> None:
         html = (site / folder / "index.html").read_text()
         assert 'src="http' not in html and '<link rel="stylesheet" href="http' not in html
         assert "arithmatex" not in html
+
+
+def test_earlier_addresses_lead_to_a_section(site: Path) -> None:
+    moved = yaml.safe_load((ROOT / "docs" / "redirects.yaml").read_text())
+    for old in moved:
+        page = site / old.removesuffix(".md") / "index.html"
+        path, _, anchor = page.read_text().partition("url=")[2].partition('"')[0].partition("#")
+        assert not anchor or f'id="{anchor}"' in (page.parent / path / "index.html").read_text(), old
+    assert moved
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (e.g. apt-get install chromium)")

@@ -1,4 +1,4 @@
-"""The examples in docs/tools.md and docs/sandbox.md work."""
+"""The examples in docs/tools.md and docs/tools.md work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def test_code_blocks_run(tmp_path: Path) -> None:
     pytest.importorskip("mcp")
-    for page in ("tools.md", "sandbox.md"):
+    for page in ("tools.md",):
         code = blocks(page, "python")
         assert code
         program = tmp_path / f"{page}.py"  # a file: annotations are looked up in its module
@@ -51,7 +51,7 @@ def test_yaml_block_is_valid() -> None:
 def test_pages_list_every_status_and_layer() -> None:
     tools = (DOCS / "tools.md").read_text(encoding="utf-8")
     assert all(f"| `{status}` |" in tools for status in [*ToolStatus, "failed"])
-    page = (DOCS / "sandbox.md").read_text(encoding="utf-8")
+    page = (DOCS / "tools.md").read_text(encoding="utf-8")
     for status in SandboxStatus:
         assert f"| `{status}` |" in page
     for layer in ("prefork", *LAYERS):

@@ -102,7 +102,7 @@ def check_vocabulary(teacher: str, divergence: str, policy: str) -> list[str]:
             (SIZE, ("<right>", "<left>")),
             (),
             ("sampled", "jsd"),
-            "'<left>', '<right>'.*docs/expert_iteration.md",
+            "'<left>', '<right>'.*docs/sft.md",
         ),
         ((), (SIZE + 16, ("<left>",)), ("sampled",), ("reverse",), "'<left>'.* Set teacher.divergence=sampled"),
         ((SIZE + 16,), (), ("sampled",), ("forward",), "272 logits, .* 288"),
