@@ -22,22 +22,22 @@ import numpy as np
 
 from alphaapollo.utils.chat_types import IMAGE_MARK as IMAGE_MARK
 from alphaapollo.utils.chat_types import ChatMessage as ChatMessage
+from alphaapollo.utils.chat_types import EncodedImage as EncodedImage
 from alphaapollo.utils.chat_types import Message as Message
-from alphaapollo.utils.chat_types import Picture as Picture
 from alphaapollo.utils.chat_types import ToolCall as ToolCall
 from alphaapollo.utils.json_types import JsonObject as JsonObject
 
 
 @dataclass(frozen=True)
 class ImageInput:
-    """Picture as input of a model, prepared by the model's processor. Engine and trainer get the same tensors.
+    """Image as input of a model, prepared by the model's processor. Engine and trainer get the same tensors.
 
     Placeholder tokens in the prompt mark its position. The model replaces the embedding of each by one image feature.
-    Two inputs with the same tensors are equal, also if the picture was prepared twice.
+    Two inputs with the same tensors are equal, also if the image was prepared twice.
     """
 
     tensors: dict[str, np.ndarray] = field(compare=False)
-    """Arguments of the model's `get_image_features`. Arrays of several pictures are concatenated on dimension 0."""
+    """Arguments of the model's `get_image_features`. Arrays of several images are concatenated on dimension 0."""
     token_ids: Sequence[int] = field(compare=False)  # tokens in a prompt: placeholders, and possibly others around them
     placeholder_id: int = field(compare=False)  # id of the placeholder token
     digest: str  # of the tensors
@@ -217,7 +217,7 @@ class Turn:
     valid: bool = True  # False: the environment could not parse the action
     info: dict[str, Any] = field(default_factory=dict)
     observation: list[Message] | None = None  # messages of the environment; None after the last turn
-    context_images: tuple[ImageInput, ...] = ()  # pictures whose placeholders are in context_ids, in order
+    context_images: tuple[ImageInput, ...] = ()  # images whose placeholders are in context_ids, in order
     answer_number: int = 0  # agents: position among the session's answers; the turns are in the order of rows
     raw_text: str = ""  # text of a truncated action with its special tokens, for display
 
@@ -271,7 +271,7 @@ class Row:
     turn_ends: list[int]  # position of the last action token of each turn
     first_turn: int = 0  # index in Trajectory.turns of the first turn of the row
     weight_versions: list[tuple[int, int]] = field(default_factory=list)  # (version, number of action tokens) in order
-    images: Sequence[ImageInput] = ()  # pictures whose placeholders are in token_ids, in order
+    images: Sequence[ImageInput] = ()  # images whose placeholders are in token_ids, in order
     columns: dict[str, Any] = field(default_factory=dict)
     """Named inputs of optional features. An array [T, ...] has one entry per token; another value is of the row."""
     num_earlier_tokens: int = 0

@@ -1,9 +1,9 @@
 """Import hook that makes a CUDA build of torchvision importable beside the CPU build of torch.
 
 scripts/setup.sh copies this module into .venv, where a .pth file imports it whenever Python starts. transformers and
-vLLM import torchvision for pictures, but the package index has only a CUDA build for x86-64. Its import fails, because
+vLLM import torchvision for images, but the package index has only a CUDA build for x86-64. Its import fails, because
 its compiled operators cannot be loaded ("operator torchvision::nms does not exist"). The hook declares the operators
-that the import looks up. They have no implementation, and reading pictures does not call them.
+that the import looks up. They have no implementation, and reading images does not call them.
 """
 
 import importlib.abc

@@ -44,7 +44,7 @@ class Rows:
     action_mask: np.ndarray  # uint8 [sum responses]
     rollout_logprobs: np.ndarray  # float32 [sum responses], from the engine; 0 off the mask
     shared_prompts: SharedPrompts | None = None  # prefixes that rows of a micro-batch share; None: no sharing
-    images: tuple[tuple[ImageInput, ...], ...] | None = None  # pictures of each row; None: no row has a picture
+    images: tuple[tuple[ImageInput, ...], ...] | None = None  # images of each row; None: no row has an image
     columns: dict[str, np.ndarray | tuple[Any, ...]] = field(default_factory=dict)
     """Row.columns: an array [sum T, ...] over the tokens, or a tuple [R] of values of rows (None: the row has none)."""
 
@@ -111,7 +111,7 @@ class Rows:
         """The rows with their second prompts, where there are any, before the same responses."""
         if LONGER_PROMPT not in self.columns:
             return self
-        assert self.images is None and self.shared_prompts is None, "longer prompts have no pictures and are not shared"
+        assert self.images is None and self.shared_prompts is None, "longer prompts have no images and are not shared"
         starts, ends = self.token_offsets[:-1] + self.response_starts, self.token_offsets[1:]
         prompts = [
             np.array(prompt, dtype=np.int32) if prompt else self.token_ids[first:start]

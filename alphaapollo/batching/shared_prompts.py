@@ -81,9 +81,9 @@ def find_shared_prompts(rows: Sequence[Row], group_ids: Sequence[int]) -> Shared
 
 
 def _make_comparable_prompt(row: Row, digests: dict[str, int]) -> Sequence[int]:
-    """Return the token ids of a row's prompt. The placeholders of a picture become a negative number of the picture, so
-    that prompts with different pictures differ and no shared prefix ends inside a picture. `digests`: numbers of the
-    pictures that were seen, which is updated."""
+    """Return the token ids of a row's prompt. The placeholders of an image become a negative number of the image, so
+    that prompts with different images differ and no shared prefix ends inside an image. `digests`: numbers of the
+    images that were seen, which is updated."""
     prompt = row.token_ids[: row.response_start]
     if not row.images:
         return prompt

@@ -26,18 +26,18 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.processes.entry_point import entry_point
 from alphaapollo.rewards.openai_connection import make_connection_options, make_openai_message
 from alphaapollo.runs.run_model import load_run_model
-from alphaapollo.types import IMAGE_MARK, EpisodeEnd, GroupRequest, Message, Picture, Prompt, Score, Trajectory
+from alphaapollo.types import IMAGE_MARK, EncodedImage, EpisodeEnd, GroupRequest, Message, Prompt, Score, Trajectory
 from alphaapollo.utils.redaction import replace_control_characters
 
 if TYPE_CHECKING:
     from alphaapollo.controller.worker_groups import WorkerGroups
 
 USAGE = (
-    "Each line is a message, in which the path of a picture shows the picture; /new starts a new chat, /quit or Ctrl-D "
+    "Each line is a message, in which the path of an image shows the image; /new starts a new chat, /quit or Ctrl-D "
     "exits, Ctrl-C stops an answer."
 )
 API_KEY_VARIABLE = "OPENAI_API_KEY"
-PICTURE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 WORD = re.compile(r"""\"[^"]*"|'[^']*'|\S+""")  # or a text in quotes
 AnswerFunction = Callable[[list[Message]], str | None]
 """Function that prints and returns the answer to a list of messages; None = failed, so the last message is dropped."""
@@ -97,22 +97,26 @@ def run_chat(answer: AnswerFunction) -> None:
 
 
 def make_user_message(line: str) -> Message:
-    """Return the message of a line. Each word that is the path of a picture, with or without quotes, becomes a picture.
+    """Return the message of a line. Each word that is the path of an image, with or without quotes, becomes an image.
 
     >>> make_user_message("what is this?")
     {'role': 'user', 'content': 'what is this?'}
     """
-    pictures: list[Picture] = []
+    encoded_images: list[EncodedImage] = []
 
     def replace_path(match: re.Match[str]) -> str:
         path = Path(match[0].strip("\"'")).expanduser()
-        if path.suffix.lower() not in PICTURE_SUFFIXES or not path.is_file():
+        if path.suffix.lower() not in IMAGE_SUFFIXES or not path.is_file():
             return match[0]
-        pictures.append(path.read_bytes())
+        encoded_images.append(path.read_bytes())
         return IMAGE_MARK
 
     text = WORD.sub(replace_path, line)
-    return Message(role="user", content=text, images=pictures) if pictures else Message(role="user", content=text)
+    return (
+        Message(role="user", content=text, images=encoded_images)
+        if encoded_images
+        else Message(role="user", content=text)
+    )
 
 
 class EngineChat:
@@ -172,7 +176,7 @@ class EngineChat:
             await workers.close()
 
     async def _answer_chat(self, workers: WorkerGroups, messages: list[Message]) -> str | None:
-        is_chat = self._is_chat_model or bool(messages[-1].get("images"))  # only chats have pictures
+        is_chat = self._is_chat_model or bool(messages[-1].get("images"))  # only chats have images
         content = messages if is_chat else messages[-1]["content"]
         trajectory = await self._generate_trajectory(content, workers)
         if trajectory.score.outcome.failed:

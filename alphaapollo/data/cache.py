@@ -35,7 +35,7 @@ def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]
     """Return the result of `compute`, which the renderer and `inputs`, values that JSON can represent, determine.
 
     Token ids in a `Row` become arrays, and the renderer's counters are increased as `compute` does. Nothing is cached
-    for models that read pictures, or with a tokenizer whose code is not part of transformers.
+    for models that read images, or with a tokenizer whose code is not part of transformers.
     """
     tokenizer, template = renderer.tokenizer, str(renderer.tokenizer.chat_template)
     if renderer.images or not tokenizer.is_fast or not type(tokenizer).__module__.startswith("transformers."):

@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from alphaapollo.data.chats import THOUGHT_KEYS, add_thoughts, drop_thoughts, read_inline_thoughts, read_thoughts
-from alphaapollo.data.images import PictureTokens
+from alphaapollo.data.images import ImageTokens
 from alphaapollo.types import JsonObject, Message
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class TextPiece:
     text: str
     is_trained: bool  # whether the model is trained on the tokens of the piece
     is_chat_text: bool = True  # part of a chat; False: plain text, for which the tokenizer adds BOS and EOS
-    pictures: tuple[PictureTokens, ...] = ()  # pictures whose placeholders are in the text, in order
+    encoded_images: tuple[ImageTokens, ...] = ()  # images whose placeholders are in the text, in order
 
 
 def split_chat(
@@ -67,11 +67,11 @@ def split_chat(
         if not seen or not prompt.startswith(seen):
             examples.append([])
             seen, num_seen = "", 0
-        pictures = renderer.tokenize_pictures(chat[num_seen:turn])
-        pieces = [TextPiece(prompt[len(seen) :], False, pictures=pictures), TextPiece(answer, True)]
+        encoded_images = renderer.tokenize_images(chat[num_seen:turn])
+        pieces = [TextPiece(prompt[len(seen) :], False, encoded_images=encoded_images), TextPiece(answer, True)]
         if images := renderer.images:
             for piece in pieces:
-                images.check_placeholders(piece.text.count(images.placeholder), len(piece.pictures))
+                images.check_placeholders(piece.text.count(images.placeholder), len(piece.encoded_images))
         examples[-1] += pieces
         seen, num_seen = prompt + answer, turn + 1
     return examples

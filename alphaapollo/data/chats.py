@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from alphaapollo.data.image_messages import LOCAL_PICTURES, PictureReader, convert_parts
+from alphaapollo.data.image_messages import LOCAL_IMAGES, ImageReader, convert_parts
 from alphaapollo.types import JsonObject, Message, ToolCall
 from alphaapollo.utils.literals import drop_none, read_literal
 
@@ -29,10 +29,10 @@ WEIGHT_KEYS = ("weight", "train", "training", "loss", "loss_scale")  # OpenAI, a
 SPAN_KEYS = ("train_detail", "training_detail")  # axolotl's weights of parts of a message
 
 
-def read_chat(value: Sequence[object], column: str, reader: PictureReader = LOCAL_PICTURES) -> list[Message]:
+def read_chat(value: Sequence[object], column: str, reader: ImageReader = LOCAL_IMAGES) -> list[Message]:
     """Convert a list of {role, content} or {from, value} from a data file to messages. Drops keys with the value None.
 
-    Calls and tool results without an id get one. `RowPictures.place` adds the pictures of the row. Raises ValueError if
+    Calls and tool results without an id get one. `RowImages.place` adds the images of the row. Raises ValueError if
     a message is malformed or all contents are empty. The error text starts with `column`.
     """
     messages: list[Message] = []
@@ -149,7 +149,7 @@ def shorten_repr(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _read_message(value: object, reader: PictureReader) -> tuple[Message, bool]:
+def _read_message(value: object, reader: ImageReader) -> tuple[Message, bool]:
     """Convert a message. Also returns whether its role is that of a call (CALL_ROLES)."""
     raw = {key: part for key, part in value.items() if part is not None} if isinstance(value, dict) else {}
     name, content = raw.pop("role", raw.pop("from", None)), raw.pop("content", raw.pop("value", None))

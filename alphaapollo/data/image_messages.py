@@ -1,10 +1,10 @@
-"""Place pictures in the messages of data rows and environments.
+"""Place images in the messages of data rows and environments.
 
-    row {"prompt": [{"content": "<image> How many?"}], "images": [{"bytes": PNG}]}    marks, and a column of pictures
+    row {"prompt": [{"content": "<image> How many?"}], "images": [{"bytes": PNG}]}    marks, and a column of images
     message {"content": [{"type": "image", "image": PNG}, {"type": "text", "text": " How many?"}]}    a list of parts
       -> message {"content": "<image> How many?", "images": [PNG]}
 
-A picture is bytes, a path, a `data:` URL, a dict with one of PICTURE_KEYS, a PIL image, a uint8 array [height, width,
+An image is bytes, a path, a `data:` URL, a dict with one of IMAGE_KEYS, a PIL image, a uint8 array [height, width,
 3] or, if allowed, an http(s) URL.
 """
 
@@ -20,94 +20,94 @@ from typing import cast
 
 import numpy as np
 
-from alphaapollo.data.images import collect_pictures, encode_png, make_count_error, open_picture
-from alphaapollo.types import IMAGE_MARK, ChatMessage, JsonObject, Message, Picture
+from alphaapollo.data.images import collect_images, encode_png, make_count_error, open_image
+from alphaapollo.types import IMAGE_MARK, ChatMessage, EncodedImage, JsonObject, Message
 
 IMAGES = "images"  # key of a message, and column of a data row
-PICTURE_PART = "image_pil"  # type of a part of an agent's message whose `uuid` is the digest of a picture
-PICTURE_KEYS = ("bytes", "image", "image_url", "url", "path")  # the first one that is not None counts
+IMAGE_PART = "image_pil"  # type of a part of an agent's message whose `uuid` is the digest of an image
+IMAGE_KEYS = ("bytes", "image", "image_url", "url", "path")  # the first one that is not None counts
 DOWNLOAD_TIMEOUT = 30.0  # seconds that a server may take to send anything
 MAX_DOWNLOAD = 32 << 20  # bytes
-DOWNLOADS_KEPT = 4096  # pictures that several rows may share
+DOWNLOADS_KEPT = 4096  # images that several rows may share
 
 
 @dataclass(frozen=True)
-class PictureReader:
-    """Reader of pictures in any of the forms above. Relative paths start at `folder`."""
+class ImageReader:
+    """Reader of images in any of the forms above. Relative paths start at `folder`."""
 
     folder: Path = Path()
     allow_urls: bool | None = None  # download http(s) URLs; None: data.allow_image_urls does not apply
 
-    def read(self, value: object) -> Picture:
-        """Convert a picture to its file's bytes or absolute path, and check its header. Raises ValueError if the
-        picture has another form, cannot be downloaded, is damaged, too large or animated."""
-        picture = self._find(value)
-        with open_picture(picture):
-            return picture
+    def read(self, value: object) -> EncodedImage:
+        """Convert an image to its file's bytes or absolute path, and check its header. Raises ValueError if the
+        image has another form, cannot be downloaded, is damaged, too large or animated."""
+        encoded_image = self._find(value)
+        with open_image(encoded_image):
+            return encoded_image
 
-    def _find(self, value: object) -> Picture:
+    def _find(self, value: object) -> EncodedImage:
         from PIL import Image
 
         if isinstance(value, Mapping):
-            found = next((value[key] for key in PICTURE_KEYS if value.get(key) is not None), None)
+            found = next((value[key] for key in IMAGE_KEYS if value.get(key) is not None), None)
             return self._find(found)
         if isinstance(value, bytes):
             return value
         if isinstance(value, np.ndarray):  # e.g. a frame of a game
             if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3:
                 form = f"{value.dtype} array of shape {value.shape}"
-                raise ValueError(f"a picture is a {form}. Use a uint8 array [height, width, 3].")
+                raise ValueError(f"an image is a {form}. Use a uint8 array [height, width, 3].")
             value = Image.fromarray(value)
         if isinstance(value, Image.Image):
             return encode_png(value)
         if not isinstance(value, str | Path) or not str(value):
-            raise ValueError(f"a picture is {value!r:.80}. Use bytes, a path, a data: URL or a dict with one of them.")
+            raise ValueError(f"an image is {value!r:.80}. Use bytes, a path, a data: URL or a dict with one of them.")
         text = str(value)
         if text.startswith("data:"):
             return _read_url(text)
         if text.startswith(("http://", "https://")):
             if not self.allow_urls:
                 fix = "Return its bytes" if self.allow_urls is None else "Set data.allow_image_urls=true to download it"
-                raise ValueError(f"a picture is the address {text:.80}. {fix}.")
+                raise ValueError(f"an image is the address {text:.80}. {fix}.")
             return _download(text)
         return str((self.folder / Path(text).expanduser()).absolute())
 
 
-LOCAL_PICTURES = PictureReader()  # paths start at the working folder, no downloads
+LOCAL_IMAGES = ImageReader()  # paths start at the working folder, no downloads
 
 
 @dataclass(frozen=True)
-class RowPictures:
-    """Pictures of a data row: those of its column `images`, and the reader for those in its messages."""
+class RowImages:
+    """Images of a data row: those of its column `images`, and the reader for those in its messages."""
 
-    column: list[Picture] | None = None  # None: the row has no such column, so `<image>` in a text has no meaning
-    reader: PictureReader = LOCAL_PICTURES
+    column: list[EncodedImage] | None = None  # None: the row has no such column, so `<image>` in a text has no meaning
+    reader: ImageReader = LOCAL_IMAGES
 
     @classmethod
-    def from_row(cls, row: Mapping[str, object], reader: PictureReader) -> RowPictures:
-        """Read the column `images`. Raises ValueError if a picture cannot be read."""
+    def from_row(cls, row: Mapping[str, object], reader: ImageReader) -> RowImages:
+        """Read the column `images`. Raises ValueError if an image cannot be read."""
         if IMAGES not in row:
             return cls(None, reader)
         values = row[IMAGES] or []
         if not isinstance(values, list):
-            raise ValueError(f"{IMAGES!r} is a {type(values).__name__}; it must be a list of pictures.")
+            raise ValueError(f"{IMAGES!r} is a {type(values).__name__}; it must be a list of images.")
         return cls([reader.read(value) for value in values], reader)
 
     def check_is_empty(self, column: str) -> None:
-        """Raise ValueError if there are pictures, because the prompt in `column` is a text."""
+        """Raise ValueError if there are images, because the prompt in `column` is a text."""
         if self.column:
             raise ValueError(
-                f"{column!r} is a text, but the row has pictures. Use a chat, e.g. "
+                f"{column!r} is a text, but the row has images. Use a chat, e.g. "
                 f'[{{"role": "user", "content": "{IMAGE_MARK} ..."}}].'
             )
 
     def place(self, messages: Sequence[Message]) -> list[Message]:
-        """Distribute the pictures of the column to the marks of a chat from `convert_parts`, in order.
+        """Distribute the images of the column to the marks of a chat from `convert_parts`, in order.
 
-        Raises ValueError if the numbers of marks and pictures differ, or an assistant message has pictures.
+        Raises ValueError if the numbers of marks and images differ, or an assistant message has images.
         """
         slots = [_list_slots(message) for message in messages]
-        if self.column is None and not collect_pictures(messages):
+        if self.column is None and not collect_images(messages):
             return list(messages)
         num_marks = sum(slot is None for message_slots in slots for slot in message_slots)
         column = self.column or []
@@ -116,20 +116,20 @@ class RowPictures:
         remaining = iter(column)
         placed = []
         for message, message_slots in zip(messages, slots, strict=True):
-            pictures = [next(remaining) if slot is None else slot for slot in message_slots]
-            placed.append(cast(Message, {**message, IMAGES: pictures}) if pictures else message)
+            encoded_images = [next(remaining) if slot is None else slot for slot in message_slots]
+            placed.append(cast(Message, {**message, IMAGES: encoded_images}) if encoded_images else message)
         return placed
 
 
-def convert_parts(message: ChatMessage, reader: PictureReader) -> Message:
-    """Convert a message with a list of parts to a message with text content, and read its pictures.
+def convert_parts(message: ChatMessage, reader: ImageReader) -> Message:
+    """Convert a message with a list of parts to a message with text content, and read its images.
 
-    A picture that the column `images` has to provide is None in the result (RowPictures.place). Raises ValueError if a
-    part is malformed, a picture cannot be read, or the numbers of marks and pictures differ.
+    An image that the column `images` has to provide is None in the result (RowImages.place). Raises ValueError if a
+    part is malformed, an image cannot be read, or the numbers of marks and images differ.
     """
     content = message.get("content")
     parts: list[JsonObject] = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    texts, slots, has_pictures = list[str](), list[Picture | None](), False
+    texts, slots, has_images = list[str](), list[EncodedImage | None](), False
     for part in parts:
         kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, None)
         if kind == "text" and isinstance(text, str):
@@ -137,8 +137,8 @@ def convert_parts(message: ChatMessage, reader: PictureReader) -> Message:
             slots += [None] * text.count(IMAGE_MARK)
         elif kind in ("image", "image_url"):
             texts.append(IMAGE_MARK)
-            slots.append(reader.read(part) if any(part.get(key) is not None for key in PICTURE_KEYS) else None)
-            has_pictures = True
+            slots.append(reader.read(part) if any(part.get(key) is not None for key in IMAGE_KEYS) else None)
+            has_images = True
         else:
             raise ValueError(f"a part of a message is {part!r:.80}. Its type must be text, image or image_url.")
     if own := message.get("images"):
@@ -147,20 +147,20 @@ def convert_parts(message: ChatMessage, reader: PictureReader) -> Message:
         remaining = iter([None if value is None else reader.read(value) for value in own])  # None stays for the column
         slots = [next(remaining) if slot is None else slot for slot in slots]
     converted = {**message, "content": "".join(texts)}
-    return cast(Message, {**converted, IMAGES: slots} if own or has_pictures else converted)
+    return cast(Message, {**converted, IMAGES: slots} if own or has_images else converted)
 
 
 def convert_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """Convert the messages of an environment: part lists and pictures of any form. Raises ValueError like
-    convert_parts and RowPictures.place."""
-    return RowPictures().place([convert_parts(message, LOCAL_PICTURES) for message in messages])
+    """Convert the messages of an environment: part lists and images of any form. Raises ValueError like
+    convert_parts and RowImages.place."""
+    return RowImages().place([convert_parts(message, LOCAL_IMAGES) for message in messages])
 
 
-def _list_slots(message: Message) -> list[Picture | None]:
-    """Return a picture, or None if the column provides it, for each mark of a converted message."""
+def _list_slots(message: Message) -> list[EncodedImage | None]:
+    """Return an image, or None if the column provides it, for each mark of a converted message."""
     if own := message.get("images"):
         if message["role"] == "assistant":
-            raise ValueError("an assistant message has pictures, which a model cannot generate. Remove them.")
+            raise ValueError("an assistant message has images, which a model cannot generate. Remove them.")
         return [*own]
     return [] if message["role"] == "assistant" else [None] * message["content"].count(IMAGE_MARK)
 
@@ -171,9 +171,9 @@ def _read_url(url: str) -> bytes:
         with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT) as response:
             data = bytes(response.read(MAX_DOWNLOAD + 1))
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ValueError(f"the picture {url:.80} cannot be read ({error}). Correct the address.") from error
+        raise ValueError(f"the image {url:.80} cannot be read ({error}). Correct the address.") from error
     if len(data) > MAX_DOWNLOAD:
-        raise ValueError(f"the picture {url:.80} has more than {MAX_DOWNLOAD >> 20} MiB. Use a smaller one.")
+        raise ValueError(f"the image {url:.80} has more than {MAX_DOWNLOAD >> 20} MiB. Use a smaller one.")
     return data
 
 

@@ -1,7 +1,7 @@
-"""Pictures in prompts: read them, prepare them with the model's own processor, and place their tokens.
+"""Images in prompts: read them, prepare them with the model's own processor, and place their tokens.
 
     message {"content": "<image> How many?", "images": [PNG]}
-      -> chat template: ... <|image_pad|> How many? ...      one placeholder per picture
+      -> chat template: ... <|image_pad|> How many? ...      one placeholder per image
       -> token ids:     ... 151655 x 64 How many? ...        as many placeholders as the model has image features
 
 The engine and the trainer get the same tensors (`ImageInput`).
@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alphaapollo.types import IMAGE_MARK, ChatMessage, ImageInput, JsonObject, Picture
+from alphaapollo.types import IMAGE_MARK, ChatMessage, EncodedImage, ImageInput, JsonObject
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import PretrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
-CACHE_SIZE = 256  # prepared pictures
-NUM_LOCKS = 64  # so that few different pictures share a lock
-MAX_PIXELS = 2**26  # of a picture, before the processor resizes it
+CACHE_SIZE = 256  # prepared images
+NUM_LOCKS = 64  # so that few different images share a lock
+MAX_PIXELS = 2**26  # of an image, before the processor resizes it
 TOO_LARGE = f"it has more than {MAX_PIXELS} pixels"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # decoders of others may start programs; MPO is a JPEG
-DECODING = BoundedSemaphore(2)  # a picture of MAX_PIXELS needs a GiB while it is decoded
+DECODING = BoundedSemaphore(2)  # an image of MAX_PIXELS needs a GiB while it is decoded
 GRID, MERGE = "image_grid_thw", "merge_size"  # of processors for models with M-RoPE
 EXCLUDED_LOGIT = -1e9  # of placeholders in engine and trainer
 PLACEHOLDER_IDS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")  # in a model's config
@@ -56,31 +56,31 @@ class ImageProcessor:
 
     def __init__(self, processor: ProcessorMixin, tokenizer: PreTrainedTokenizerBase):
         self._processor, self._tokenizer = processor, tokenizer
-        self.placeholder: str = processor.image_token  # rendered by the chat template, once per picture
+        self.placeholder: str = processor.image_token  # rendered by the chat template, once per image
         self.placeholder_id: int = processor.image_token_id
         self._arguments = dict(processor.valid_processor_kwargs._defaults.get("images_kwargs", {}))
         self._prepare_cached = lru_cache(CACHE_SIZE)(self._prepare)
         self._locks = [Lock() for _ in range(NUM_LOCKS)]
 
-    def prepare(self, picture: Picture) -> ImageInput:
-        """Prepare a picture, or return it from the cache. Threads that need the same picture wait for the first one.
+    def prepare(self, encoded_image: EncodedImage) -> ImageInput:
+        """Prepare an image, or return it from the cache. Threads that need the same image wait for the first one.
 
-        Raises ValueError if the picture cannot be read (read_picture) or the model's processor rejects it.
+        Raises ValueError if the image cannot be read (read_image) or the model's processor rejects it.
         """
-        with self._locks[hash(picture) % NUM_LOCKS]:
-            return self._prepare_cached(picture)
+        with self._locks[hash(encoded_image) % NUM_LOCKS]:
+            return self._prepare_cached(encoded_image)
 
-    def count_tokens(self, picture: Picture) -> int:
-        """Return the number of tokens of a picture in a prompt, `len(prepare(picture).token_ids)`, without decoding its
+    def count_tokens(self, encoded_image: EncodedImage) -> int:
+        """Return the number of tokens of an image in a prompt, `len(prepare(image).token_ids)`, without decoding its
         pixels. Raises ValueError if its header is unreadable or the model's processor rejects its size."""
-        width, height = read_picture_size(picture)
-        with self._explain_rejection(picture, width, height):
+        width, height = read_image_size(encoded_image)
+        with self._explain_rejection(encoded_image, width, height):
             sizes = [(height, width)]
             return int(self._processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"][0])
 
-    def _prepare(self, picture: Picture) -> ImageInput:
-        image = read_picture(picture)
-        with self._explain_rejection(picture, *image.size):
+    def _prepare(self, encoded_image: EncodedImage) -> ImageInput:
+        image = read_image(encoded_image)
+        with self._explain_rejection(encoded_image, *image.size):
             output = dict(self._processor.image_processor(images=[image], return_tensors="np", **self._arguments))
             text = self._processor.replace_image_token(output, 0)
         tensors = {name: np.ascontiguousarray(array) for name, array in output.items()}
@@ -95,74 +95,78 @@ class ImageProcessor:
         return ImageInput(tensors, token_ids, self.placeholder_id, digest.hexdigest(), grid)
 
     @contextmanager
-    def _explain_rejection(self, picture: Picture, width: int, height: int) -> Iterator[None]:
-        """Context manager that converts the processor's errors for a picture to a ValueError that describes it."""
+    def _explain_rejection(self, encoded_image: EncodedImage, width: int, height: int) -> Iterator[None]:
+        """Context manager that converts the processor's errors for an image to a ValueError that describes it."""
         try:
             yield
         except (ValueError, TypeError, IndexError, ZeroDivisionError) as error:
             raise ValueError(
-                f"the model's processor rejects {describe_picture(picture)} of {width} x {height} pixels: {error}. "
+                f"the model's processor rejects {describe_image(encoded_image)} of {width} x {height} pixels: {error}. "
                 "Resize or remove it."
             ) from error
 
-    def expand_placeholders(self, token_ids: Sequence[int], images: Sequence[ImageInput | PictureTokens]) -> list[int]:
-        """Replace the placeholder of each picture by the tokens of the picture. Raises ValueError if the numbers of
-        placeholders and pictures differ."""
+    def expand_placeholders(self, token_ids: Sequence[int], images: Sequence[ImageInput | ImageTokens]) -> list[int]:
+        """Replace the placeholder of each image by the tokens of the image. Raises ValueError if the numbers of
+        placeholders and images differ."""
         self.check_placeholders(token_ids.count(self.placeholder_id), len(images))
         remaining, expanded = iter(images), list[int]()
         for token in token_ids:
             expanded += next(remaining).token_ids if token == self.placeholder_id else (token,)
         return expanded
 
-    def check_placeholders(self, found: int, num_pictures: int) -> None:
-        """Raise ValueError unless a rendered prompt has one placeholder per picture. found: number of placeholders."""
-        if found != num_pictures:
+    def check_placeholders(self, found: int, num_images: int) -> None:
+        """Raise ValueError unless a rendered prompt has one placeholder per image. found: number of placeholders."""
+        if found != num_images:
             raise ValueError(
-                f"the rendered prompt has different numbers of tokens {self.placeholder} ({found}) and pictures "
-                f"({num_pictures}). Remove {self.placeholder} from texts, and use a chat template that shows each "
-                "picture once."
+                f"the rendered prompt has different numbers of tokens {self.placeholder} ({found}) and images "
+                f"({num_images}). Remove {self.placeholder} from texts, and use a chat template that shows each "
+                "image once."
             )
 
 
 @dataclass(frozen=True)
-class PictureTokens:
-    """Picture that is not prepared, and its tokens in a prompt."""
+class ImageTokens:
+    """Image that is not prepared, and its tokens in a prompt."""
 
-    picture: Picture
+    encoded_image: EncodedImage
     token_ids: Sequence[int]
 
 
 @dataclass(frozen=True)
 class LazyImages(Sequence[ImageInput]):
-    """Prepared pictures of a training example, prepared each time they are needed: those of a data set do not fit in
-    memory. Pickled as a tuple of prepared pictures."""
+    """Prepared images of a training example, prepared each time they are needed: those of a data set do not fit in
+    memory. Pickled as a tuple of prepared images."""
 
     processor: ImageProcessor
-    pictures: tuple[Picture, ...]
+    encoded_images: tuple[EncodedImage, ...]
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.encoded_images)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return LazyImages(self.processor, self.pictures[index])
-        return self.processor.prepare(self.pictures[index])
+            return LazyImages(self.processor, self.encoded_images[index])
+        return self.processor.prepare(self.encoded_images[index])
 
     def __reduce__(self) -> tuple[object, ...]:
         return tuple, (tuple(self),)
 
 
-def collect_pictures(content: Sequence[ChatMessage] | str) -> list[Picture]:
-    """Return the pictures of a chat, in order. A text without messages has none."""
-    return [] if isinstance(content, str) else [picture for one in content for picture in one.get("images") or ()]
+def collect_images(content: Sequence[ChatMessage] | str) -> list[EncodedImage]:
+    """Return the images of a chat, in order. A text without messages has none."""
+    return (
+        []
+        if isinstance(content, str)
+        else [encoded_image for one in content for encoded_image in one.get("images") or ()]
+    )
 
 
 def make_content_parts(message: ChatMessage) -> JsonObject:
     """Convert a message with images to the form of chat templates, with a list of parts: `{"type": "image"}` and
     `{"type": "text", "text": ...}`. Raises ValueError if the numbers of marks and images differ."""
-    texts, num_pictures = message["content"].split(IMAGE_MARK), len(message["images"])
-    if len(texts) - 1 != num_pictures:
-        raise make_count_error(f"a message of role {message['role']}", len(texts) - 1, num_pictures)
+    texts, num_images = message["content"].split(IMAGE_MARK), len(message["images"])
+    if len(texts) - 1 != num_images:
+        raise make_count_error(f"a message of role {message['role']}", len(texts) - 1, num_images)
     parts: list[dict[str, str]] = []
     for index, text in enumerate(texts):
         parts += [{"type": "image"}] * (index > 0) + [{"type": "text", "text": text}] * bool(text)
@@ -170,28 +174,28 @@ def make_content_parts(message: ChatMessage) -> JsonObject:
 
 
 def list_unused_mark_notices(texts: Iterable[str]) -> list[str]:
-    """Return a notice if texts of data without pictures have marks, e.g. because the column has another name."""
+    """Return a notice if texts of data without images have marks, e.g. because the column has another name."""
     count = sum(IMAGE_MARK in text for text in texts)
     notice = f"{count} rows have {IMAGE_MARK} in their text, which has no effect without a column images."
     return [notice] if count else []
 
 
-def make_count_error(subject: str, num_marks: int, num_pictures: int) -> ValueError:
-    """Return an error for a message or chat (`subject`) with different numbers of marks and pictures."""
+def make_count_error(subject: str, num_marks: int, num_images: int) -> ValueError:
+    """Return an error for a message or chat (`subject`) with different numbers of marks and images."""
     return ValueError(
-        f"{subject} has different numbers of marks {IMAGE_MARK} ({num_marks}) and pictures ({num_pictures}). Write one "
-        "mark per picture, where it belongs in the text."
+        f"{subject} has different numbers of marks {IMAGE_MARK} ({num_marks}) and images ({num_images}). Write one "
+        "mark per image, where it belongs in the text."
     )
 
 
-def read_picture(picture: Picture) -> Image:
-    """Decode a picture to RGB, rotated as its EXIF data says, on white if it is transparent.
+def read_image(encoded_image: EncodedImage) -> Image:
+    """Decode an image to RGB, rotated as its EXIF data says, on white if it is transparent.
 
     Raises ValueError if it is damaged, too large, animated, or has 32-bit pixels.
     """
     from PIL import Image, ImageOps
 
-    with DECODING, open_picture(picture) as opened:
+    with DECODING, open_image(encoded_image) as opened:
         image: Image.Image = ImageOps.exif_transpose(opened)
         if image.mode.startswith("I;16"):  # Pillow would clip the values to 255
             return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8)).convert("RGB")
@@ -203,28 +207,30 @@ def read_picture(picture: Picture) -> Image:
         return image.convert("RGB")
 
 
-def read_picture_size(picture: Picture) -> tuple[int, int]:
-    """Return width and height of a picture after its EXIF rotation, from its header. Raises ValueError like
-    open_picture."""
+def read_image_size(encoded_image: EncodedImage) -> tuple[int, int]:
+    """Return width and height of an image after its EXIF rotation, from its header. Raises ValueError like
+    open_image."""
     from PIL import Image
 
-    with open_picture(picture) as image:
+    with open_image(encoded_image) as image:
         exif = Image.Image.getexif(image)  # a PNG's own getexif decodes its pixels
         return (image.height, image.width) if exif.get(ORIENTATION) in SIDEWAYS else image.size
 
 
 @contextmanager
-def open_picture(picture: Picture) -> Iterator[Image]:
-    """Context manager that reads the header of a picture. Pixels are decoded when they are used.
+def open_image(encoded_image: EncodedImage) -> Iterator[Image]:
+    """Context manager that reads the header of an image. Pixels are decoded when they are used.
 
-    Raises ValueError if the picture is damaged, too large or animated, also for errors in the body of the context.
+    Raises ValueError if the image is damaged, too large or animated, also for errors in the body of the context.
     """
     from PIL import Image, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():  # MAX_PIXELS is stricter than the limit of this warning
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            opened = Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=FORMATS)
+            opened = Image.open(
+                io.BytesIO(encoded_image) if isinstance(encoded_image, bytes) else encoded_image, formats=FORMATS
+            )
         with opened as image:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
@@ -238,11 +244,11 @@ def open_picture(picture: Picture) -> Iterator[Image]:
         reason = known.get(type(error)) or str(error).rstrip(".")
         fix = "Correct the path or remove it." if system_error else "Convert it to PNG, resize or remove it."
         reason = system_error or reason or type(error).__name__
-        raise ValueError(f"cannot read {describe_picture(picture)}: {reason}. {fix}") from error
+        raise ValueError(f"cannot read {describe_image(encoded_image)}: {reason}. {fix}") from error
 
 
-def make_example_picture() -> bytes:
-    """Return a generated picture, a PNG of 64 x 48 pixels, by which models and engines are checked."""
+def make_example_image() -> bytes:
+    """Return a generated image, a PNG of 64 x 48 pixels, by which models and engines are checked."""
     from PIL import Image
 
     pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
@@ -256,9 +262,9 @@ def encode_png(image: Image) -> bytes:
     return file.getvalue()
 
 
-def describe_picture(picture: Picture) -> str:
-    """Return a short description of a picture for messages."""
-    return f"the picture {picture}" if isinstance(picture, str) else f"a picture of {len(picture)} bytes"
+def describe_image(encoded_image: EncodedImage) -> str:
+    """Return a short description of an image for messages."""
+    return f"the image {encoded_image}" if isinstance(encoded_image, str) else f"an image of {len(encoded_image)} bytes"
 
 
 def find_placeholders(token_ids: Sequence[int] | np.ndarray, images: Sequence[ImageInput]) -> np.ndarray:
@@ -281,10 +287,10 @@ def find_placeholder_ids(config: PretrainedConfig) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token for token in ids if token is not None))
 
 
-def reads_pictures(config: PretrainedConfig) -> bool:
-    """Return whether a model, given by its configuration, is a vision-language model whose pictures are supported.
+def reads_images(config: PretrainedConfig) -> bool:
+    """Return whether a model, given by its configuration, is a vision-language model whose images are supported.
 
-    Other vision-language models are used like text models, e.g. Gemma 3, in which the tokens of a picture attend to
+    Other vision-language models are used like text models, e.g. Gemma 3, in which the tokens of an image attend to
     each other in both directions.
     """
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -301,7 +307,7 @@ def reads_pictures(config: PretrainedConfig) -> bool:
 def load_image_processor(
     path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
 ) -> ImageProcessor | None:
-    """Load the processor of a model, given as hub id or local folder. None if the model does not read pictures.
+    """Load the processor of a model, given as hub id or local folder. None if the model does not read images.
 
     A tokenizer without chat template gets the processor's. Raises ValueError if the model is a vision-language model
     without a processor that can be loaded.
@@ -309,7 +315,7 @@ def load_image_processor(
     from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, PreTrainedConfig
 
     has_vision = "vision_config" in PreTrainedConfig.get_config_dict(path)[0]
-    if not has_vision or not reads_pictures(AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)):
+    if not has_vision or not reads_images(AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)):
         return None
     try:
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -330,8 +336,6 @@ def load_image_processor(
 
 
 def check_images_are_supported(messages: Sequence[ChatMessage] | str, processor: ImageProcessor | None) -> None:
-    """Raise ValueError if a chat has pictures and the model does not read pictures."""
-    if processor is None and collect_pictures(messages):
-        raise ValueError(
-            "the prompt has pictures, but the model does not read pictures. Use a family of docs/vision.md."
-        )
+    """Raise ValueError if a chat has images and the model does not read images."""
+    if processor is None and collect_images(messages):
+        raise ValueError("the prompt has images, but the model does not read images. Use a family of docs/vision.md.")

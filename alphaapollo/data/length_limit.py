@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Literal
 
 from alphaapollo.data.cache import load_or_compute
-from alphaapollo.data.images import collect_pictures
+from alphaapollo.data.images import collect_images
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.types import Prompt
 
@@ -49,8 +49,8 @@ def apply_length_limit(
     """Apply data.max_prompt_length. Returns the remaining prompts, and the number of prompts that are too long.
 
     truncation=drop removes these prompts. With left or right, `truncate_prompt` truncates them when they are rendered.
-    Raises ValueError if truncation is error and a prompt is too long, if a prompt with pictures would be truncated, if
-    the model's processor rejects a picture, or if no prompt remains.
+    Raises ValueError if truncation is error and a prompt is too long, if a prompt with images would be truncated, if
+    the model's processor rejects an image, or if no prompt remains.
     """
 
     def count_tokens() -> array[int]:
@@ -58,10 +58,10 @@ def apply_length_limit(
         return array("q", chain.from_iterable(map(renderer.count_prompt_tokens, parts)))
 
     lengths = load_or_compute(renderer, [(one.content, one.template_arguments) for one in prompts], count_tokens)
-    has_pictures = [bool(collect_pictures(prompt.content)) for prompt in prompts]
+    has_images = [bool(collect_images(prompt.content)) for prompt in prompts]
     limit = ("prompts", "data.max_prompt_length", max_prompt_length, truncation)
     locations = [prompt.location or f"row {prompt.id}" for prompt in prompts]
-    num_long = check_length_limit(lengths, locations, *limit, has_pictures)
+    num_long = check_length_limit(lengths, locations, *limit, has_images)
     if truncation != "drop":
         return list(prompts), num_long
     return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_prompt_length], num_long
@@ -74,23 +74,23 @@ def check_length_limit(
     key: str,
     limit: int,
     truncation: Truncation,
-    has_pictures: Sequence[bool] = (),
+    has_images: Sequence[bool] = (),
 ) -> int:
-    """Count the lengths over `limit`, the value of the config key `key`. Pictures are dropped, but not truncated.
+    """Count the lengths over `limit`, the value of the config key `key`. Images are dropped, but not truncated.
 
     Raises ValueError if some are too long and truncation=error, or all are too long and truncation=drop.
     """
-    chosen = [index for index, has_picture in enumerate(has_pictures) if has_picture]
+    chosen = [index for index, has_image in enumerate(has_images) if has_image]
     if chosen and truncation != "drop":
         rows = [locations[index] for index in chosen]
         check_length_limit(
-            [lengths[index] for index in chosen], rows, f"{plural_noun} with pictures", key, limit, "error"
+            [lengths[index] for index in chosen], rows, f"{plural_noun} with images", key, limit, "error"
         )
     long = [index for index, length in enumerate(lengths) if length > limit]
     if long and truncation == "error":
         choices = "drop, left or right" if plural_noun in ("prompts", "examples") else "drop"
-        if "pictures" in plural_noun:
-            choices += " (pictures are not cut)"
+        if "images" in plural_noun:
+            choices += " (images are not cut)"
         raise ValueError(
             f"{len(long)} of {len(lengths)} {plural_noun} are longer than {key}={limit}. The first is "
             f"{locations[long[0]]} with {lengths[long[0]]} tokens; the longest has {max(lengths)}. Raise {key}, or "

@@ -23,7 +23,7 @@ from alphaapollo.data.chat_turns import TextPiece
 from alphaapollo.data.chats import CONTEXT_COLUMNS
 from alphaapollo.data.files import DataRow, DataRows, list_column_names, to_file_list
 from alphaapollo.data.formats import LABELLED_FORMATS, DataFormat, read_rows_in_known_format
-from alphaapollo.data.image_messages import PictureReader
+from alphaapollo.data.image_messages import ImageReader
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.resolved_files import resolve_entry
 from alphaapollo.data.sft_examples import (
@@ -164,7 +164,7 @@ def _read_file(
     optional = (*_list_prompt_columns(data), getattr(data, "margin_key", ""), *CONTEXT_COLUMNS)
     rows, converted = read_rows_in_known_format(path, needed, formats, names, optional)
     notices += converted
-    columns, reader = {*list_column_names(rows)}, PictureReader(resolve_entry(path).folder, data.allow_image_urls)
+    columns, reader = {*list_column_names(rows)}, ImageReader(resolve_entry(path).folder, data.allow_image_urls)
     if isinstance(data, PreferenceData) and needed[0] != pair and {*needed[0]} <= columns:
         return rows, partial(_parse_labelled_answer, renderer=renderer, data=data, reader=reader)
     has_prompts = bool({*_list_prompt_columns(data)} & columns)
@@ -177,7 +177,7 @@ def _list_prompt_columns(data: PairData) -> tuple[str, ...]:
 
 
 def _parse_pair(
-    row: DataRow, has_prompts: bool, renderer: Renderer, data: PairData, reader: PictureReader
+    row: DataRow, has_prompts: bool, renderer: Renderer, data: PairData, reader: ImageReader
 ) -> PreferenceTexts:
     chosen, rejected = (read_answer(row, key, reader) for key in (data.chosen_key, data.rejected_key))
     if isinstance(chosen, list) != isinstance(rejected, list):
@@ -201,7 +201,7 @@ def _parse_pair(
 
 
 def _parse_labelled_answer(
-    row: DataRow, renderer: Renderer, data: PreferenceData, reader: PictureReader
+    row: DataRow, renderer: Renderer, data: PreferenceData, reader: ImageReader
 ) -> PreferenceTexts:
     label = row.get(data.label_key)
     if label not in (True, False):  # 1 and 0 are equal to True and False

@@ -1,6 +1,6 @@
 """Read prompts from data files in verl's format.
 
-Columns: `prompt` (required; data.prompt_key renames it), `images` (pictures for the marks `<image>` of the prompt),
+Columns: `prompt` (required; data.prompt_key renames it), `images` (images for the marks `<image>` of the prompt),
 `data_source`, `reward_model: {ground_truth}`, `extra_info`, `env_kwargs`, `metadata` (a JSON string; read into
 extra_info). The ground truth may also be in a column `ground_truth`, `answer` or `solution`. Other columns are added to
 extra_info. Values keep their types. Only `data_source` selects the reward function. `reward_model.style` and `ability`
@@ -24,7 +24,7 @@ from alphaapollo.data.chats import (
 )
 from alphaapollo.data.files import DataRow, convert_rows, to_file_list
 from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
-from alphaapollo.data.image_messages import IMAGES, PictureReader, RowPictures
+from alphaapollo.data.image_messages import IMAGES, ImageReader, RowImages
 from alphaapollo.data.resolved_files import resolve_entry
 from alphaapollo.types import JsonObject, Message, Prompt
 from alphaapollo.utils.literals import drop_none, read_literal
@@ -38,7 +38,7 @@ def load_prompts(
     """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files.
 
     A file without the column `prompt_key` may have questions instead (PROMPT_FORMATS), which is added to `notices`.
-    Raises ValueError for an unreadable file, missing columns, invalid rows or pictures, or a mix of chats and texts.
+    Raises ValueError for an unreadable file, missing columns, invalid rows or images, or a mix of chats and texts.
     """
     prompts: list[Prompt] = []
     for path in to_file_list(files):
@@ -51,7 +51,7 @@ def load_prompts(
         if is_text_of_chat and notices is not None:
             notices.append(f"{path}: the prompts are lists of messages written as text. They are read as chats.")
         is_chat = isinstance(prompts[0].content, list) if prompts else is_text_of_chat or isinstance(first, list)
-        reader = PictureReader(source.folder, allow_image_urls)
+        reader = ImageReader(source.folder, allow_image_urls)
         kind = _FileKind(prompt_key, is_chat, adds_keys=".json" not in source.files[0].name)
         converted_rows = convert_rows(path, rows, partial(_convert_row_to_prompt, kind=kind, reader=reader))
         prompts += [
@@ -70,7 +70,7 @@ class _FileKind:
     adds_keys: bool  # whether the format adds the keys of all rows to each row, with the value None, as parquet does
 
 
-def _convert_row_to_prompt(row: DataRow, kind: _FileKind, reader: PictureReader) -> Prompt:
+def _convert_row_to_prompt(row: DataRow, kind: _FileKind, reader: ImageReader) -> Prompt:
     if kind.adds_keys:
         row = {name: value if name == kind.prompt_key else drop_none(value) for name, value in row.items()}
     reward_model, extra_info, env_kwargs = (
@@ -101,8 +101,8 @@ def _read_final_answer(answer: object) -> object:
     return answer.rsplit("####")[-1].strip() if isinstance(answer, str) else answer
 
 
-def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: PictureReader) -> list[Message] | str:
-    """Return the chat of a row with its pictures, or its text. Raises ValueError if it is invalid, or a chat where
+def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: ImageReader) -> list[Message] | str:
+    """Return the chat of a row with its images, or its text. Raises ValueError if it is invalid, or a chat where
     `is_chat` is False or vice versa."""
     value, label = row.get(prompt_key), f"{prompt_key!r}"
     if value is None:
@@ -113,13 +113,13 @@ def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: P
     if isinstance(value, list) != is_chat:
         kinds = ("a text", "a chat") if is_chat else ("a chat", "a text")
         raise ValueError(f"{label} is {kinds[0]}, but the first prompt is {kinds[1]}. Use chats or texts, not both.")
-    pictures = RowPictures.from_row(row, reader)
+    encoded_images = RowImages.from_row(row, reader)
     if isinstance(value, str):
         if not value.strip():
             raise ValueError(f"{label} is empty. Fill it or remove the row.")
-        pictures.check_is_empty(prompt_key)
+        encoded_images.check_is_empty(prompt_key)
         return value
-    messages = join_context(read_context(row), pictures.place(read_chat(value, label, reader)))
+    messages = join_context(read_context(row), encoded_images.place(read_chat(value, label, reader)))
     if messages[-1]["role"] == "assistant":
         raise ValueError(f"{label} ends with an assistant message. Remove it; the model generates the answer.")
     return messages

@@ -26,13 +26,13 @@ from alphaapollo.data.control_text import SPLIT, make_control_pattern, split_con
 from alphaapollo.data.generation_config import read_end_token_ids
 from alphaapollo.data.images import (
     ImageProcessor,
-    PictureTokens,
+    ImageTokens,
     check_images_are_supported,
-    collect_pictures,
+    collect_images,
     make_content_parts,
 )
 from alphaapollo.data.vocabulary import load_tokenizer as load_tokenizer
-from alphaapollo.types import ChatMessage, ImageInput, JsonObject, Message, Picture, Prompt
+from alphaapollo.types import ChatMessage, EncodedImage, ImageInput, JsonObject, Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -61,7 +61,7 @@ class Renderer:
     Args:
         template_arguments: variables for the chat template (data.apply_chat_template_kwargs). `strftime_now` is the
             day, e.g. 2026-11-26, that a template which calls this function writes; by default today.
-        images: the model's image processor; None for a text model, for which pictures raise ValueError.
+        images: the model's image processor; None for a text model, for which images raise ValueError.
         model_path: the model, if it is not where the tokenizer was loaded from. Both folders' generation_config.json
             are read.
     """
@@ -106,45 +106,45 @@ class Renderer:
         return [self.expand_placeholders(ids, content) for ids, content in encoded]
 
     def count_prompt_tokens(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Return the lengths of prompts without decoding pictures. Raises ValueError with the row if the model's
-        processor rejects a picture or a text contains the placeholder."""
+        """Return the lengths of prompts without decoding images. Raises ValueError with the row if the model's
+        processor rejects an image or a text contains the placeholder."""
         renderers = [self.with_arguments(prompt.template_arguments) for prompt in prompts]
         encoded = self._encode_unexpanded([prompt.content for prompt in prompts], renderers)
         lengths = []
         for ids, prompt in zip(encoded, prompts, strict=True):
             try:
-                lengths.append(self._count_expanded(ids, collect_pictures(prompt.content)))
+                lengths.append(self._count_expanded(ids, collect_images(prompt.content)))
             except ValueError as error:
                 raise ValueError(f"{prompt.location or f'row {prompt.id}'}: {error}") from error
         return lengths
 
     def prepare_images(self, content: Sequence[ChatMessage] | str) -> tuple[ImageInput, ...]:
-        """Return the prepared pictures of a chat, in order. Raises ValueError if a picture cannot be read."""
+        """Return the prepared images of a chat, in order. Raises ValueError if an image cannot be read."""
         check_images_are_supported(content, self.images)
-        return tuple(self.images.prepare(one) for one in collect_pictures(content)) if self.images else ()
+        return tuple(self.images.prepare(one) for one in collect_images(content)) if self.images else ()
 
-    def tokenize_pictures(self, content: Sequence[ChatMessage]) -> tuple[PictureTokens, ...]:
-        """Return the pictures of a chat with their tokens, in order. Raises ValueError if a picture cannot be read."""
-        pairs = zip(collect_pictures(content), self.prepare_images(content), strict=True)
-        return tuple(PictureTokens(picture, image.token_ids) for picture, image in pairs)
+    def tokenize_images(self, content: Sequence[ChatMessage]) -> tuple[ImageTokens, ...]:
+        """Return the images of a chat with their tokens, in order. Raises ValueError if an image cannot be read."""
+        pairs = zip(collect_images(content), self.prepare_images(content), strict=True)
+        return tuple(ImageTokens(encoded_image, image.token_ids) for encoded_image, image in pairs)
 
     def expand_placeholders(self, token_ids: list[int], content: Sequence[ChatMessage] | str) -> list[int]:
-        """Replace the placeholder of each picture of `content` by the tokens of the picture."""
+        """Replace the placeholder of each image of `content` by the tokens of the image."""
         if self.images is None:
             return token_ids
         return self.images.expand_placeholders(token_ids, self.prepare_images(content))
 
-    def _count_expanded(self, token_ids: list[int], pictures: Sequence[Picture]) -> int:
+    def _count_expanded(self, token_ids: list[int], encoded_images: Sequence[EncodedImage]) -> int:
         """Return the length of a prompt whose placeholders are not expanded yet, if they were."""
         if self.images is None:
             return len(token_ids)
-        self.images.check_placeholders(token_ids.count(self.images.placeholder_id), len(pictures))
-        return len(token_ids) + sum(self.images.count_tokens(picture) - 1 for picture in pictures)
+        self.images.check_placeholders(token_ids.count(self.images.placeholder_id), len(encoded_images))
+        return len(token_ids) + sum(self.images.count_tokens(encoded_image) - 1 for encoded_image in encoded_images)
 
     def _encode_unexpanded(
         self, contents: Sequence[list[Message] | str], renderers: Sequence[Renderer] = ()
     ) -> list[list[int]]:
-        """Tokenize prompts with one placeholder per picture. renderers: that of each prompt, by default this one."""
+        """Tokenize prompts with one placeholder per image. renderers: that of each prompt, by default this one."""
         for text in contents:
             if isinstance(text, str):
                 self.control_strings_of_texts.update(self._control_patterns["user"].findall(text))

@@ -27,7 +27,7 @@ from alphaapollo.data.chats import (
 )
 from alphaapollo.data.files import DataRow, DataRows
 from alphaapollo.data.formats import SFT_FORMATS, read_rows_in_known_format
-from alphaapollo.data.image_messages import PictureReader, RowPictures
+from alphaapollo.data.image_messages import ImageReader, RowImages
 from alphaapollo.data.images import LazyImages, list_unused_mark_notices
 from alphaapollo.data.length_limit import BATCH, Truncation, truncate_prompt
 from alphaapollo.data.rendering import Renderer
@@ -42,16 +42,16 @@ class RowContext:
 
     renderer: Renderer  # with the tools and the variables of the row
     messages: list[Message]  # system message and earlier turns
-    pictures: RowPictures
+    encoded_images: RowImages
     thoughts: str = ""  # thoughts of the answer
     last_turn_only: bool = False  # data.train_turns
 
     @classmethod
-    def from_row(cls, row: DataRow, renderer: Renderer, reader: PictureReader) -> RowContext:
+    def from_row(cls, row: DataRow, renderer: Renderer, reader: ImageReader) -> RowContext:
         """Read the columns CONTEXT_COLUMNS. Raises ValueError if one is malformed."""
         if arguments := read_template_arguments(row):
             renderer = renderer.with_arguments(arguments)
-        return cls(renderer, read_context(row), RowPictures.from_row(row, reader))
+        return cls(renderer, read_context(row), RowImages.from_row(row, reader))
 
 
 def load_examples(
@@ -73,7 +73,7 @@ def load_examples(
         optional = (*CONTEXT_COLUMNS, *THOUGHT_KEYS)
         rows, converted = read_rows_in_known_format(path, needed, SFT_FORMATS, names, optional)
         notices.extend(converted)
-        reader = PictureReader(resolve_entry(path).folder, data.allow_image_urls)
+        reader = ImageReader(resolve_entry(path).folder, data.allow_image_urls)
         return rows, partial(_split_row_into_pieces, renderer=renderer, data=data, reader=reader)
 
     chats = read_examples(files, read_file, max_samples, data)
@@ -85,14 +85,14 @@ def load_examples(
         )
     texts = [pieces for _, pieces in read]
     rows = tokenize_examples(texts, renderer)
-    has_pictures = [bool(row.images) for row in rows]
-    if renderer.images and not any(has_pictures):
+    has_images = [bool(row.images) for row in rows]
+    if renderer.images and not any(has_images):
         notices += list_unused_mark_notices(
             "".join(piece.text for piece in pieces if not piece.is_trained) for pieces in texts
         )
     placed = [(place, row) for (place, _), row in zip(read, rows, strict=True)]
     truncate = partial(_truncate_example, max_length=data.max_length, truncation=data.truncation)
-    loaded = apply_max_length(files, placed, lambda row: len(row.token_ids), "examples", data, truncate, has_pictures)
+    loaded = apply_max_length(files, placed, lambda row: len(row.token_ids), "examples", data, truncate, has_images)
     return replace(loaded, notices=[*notices, *loaded.notices, *list_text_notices(texts, renderer)])
 
 
@@ -113,7 +113,7 @@ def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:
 
 
 def _split_row_into_pieces(
-    row: DataRow, renderer: Renderer, data: SftData, reader: PictureReader
+    row: DataRow, renderer: Renderer, data: SftData, reader: ImageReader
 ) -> list[list[TextPiece]]:
     context = replace(RowContext.from_row(row, renderer, reader), last_turn_only=data.train_turns == "last")
     context = replace(context, thoughts=read_thoughts(row))
@@ -122,7 +122,7 @@ def _split_row_into_pieces(
     if messages is not None:
         if not isinstance(messages, list):
             raise ValueError(f"{data.messages_key!r} is a {type(messages).__name__}; it must be a list of messages.")
-        chat = context.pictures.place(read_chat(messages, repr(data.messages_key), reader))
+        chat = context.encoded_images.place(read_chat(messages, repr(data.messages_key), reader))
         if chat[-1]["role"] == "assistant" and not read_thoughts(chat[-1]):
             chat[-1] = add_thoughts(chat[-1], context.thoughts)
         return split_chat(join_context(context.messages, chat), context.renderer, context.last_turn_only)
@@ -132,7 +132,7 @@ def _split_row_into_pieces(
     return join_prompt_and_answer(row.get(data.prompt_key), data.prompt_key, answer, context)
 
 
-def read_answer(row: DataRow, column: str, reader: PictureReader) -> str | list[Message]:
+def read_answer(row: DataRow, column: str, reader: ImageReader) -> str | list[Message]:
     """Return the text or the messages in a column. Raises ValueError if there is none or if they are malformed."""
     value = read_chat_text(row.get(column)) or row.get(column)
     if value and isinstance(value, list | dict):
@@ -152,18 +152,20 @@ def join_prompt_and_answer(
 
     Raises ValueError if the prompt is empty or ends with an assistant message, or if the answer does not fit it.
     """
-    prompt, pictures = read_chat_text(prompt) or prompt, context.pictures
+    prompt, encoded_images = read_chat_text(prompt) or prompt, context.encoded_images
     if not isinstance(prompt, list):
         text = read_text_column({prompt_key: prompt}, prompt_key)
         if context.messages or "tools" in context.renderer.template_arguments:
             prompt = [Message(role="user", content=text)]
         else:
-            pictures.check_is_empty(prompt_key)
+            encoded_images.check_is_empty(prompt_key)
             if isinstance(answer, str):
                 thoughts = f"<think>\n{context.thoughts}\n</think>\n\n" if context.thoughts else ""
                 return [make_text_pieces(text, thoughts + answer)]
             raise ValueError(f"{prompt_key!r} is text, but its answers are messages. Convert the prompt to a chat.")
-    chat = join_context(context.messages, pictures.place(read_chat(prompt, repr(prompt_key), pictures.reader)))
+    chat = join_context(
+        context.messages, encoded_images.place(read_chat(prompt, repr(prompt_key), encoded_images.reader))
+    )
     if chat[-1]["role"] == "assistant":
         raise ValueError(f"{prompt_key!r} ends with an assistant message. Remove it; the answers follow the prompt.")
     answers = [Message(role="assistant", content=answer)] if isinstance(answer, str) else [*answer]
@@ -173,7 +175,7 @@ def join_prompt_and_answer(
             f"{answers[-1]['role']}; both must be assistant."
         )
     if any(message.get("images") for message in answers):
-        raise ValueError(f"the answer to {prompt_key!r} has messages with pictures. Use a column of complete chats.")
+        raise ValueError(f"the answer to {prompt_key!r} has messages with images. Use a column of complete chats.")
     if not read_thoughts(answers[-1]):
         answers[-1] = add_thoughts(answers[-1], context.thoughts)
     given: list[Message] = [{**message, "train": False} for message in chat]
@@ -208,9 +210,9 @@ def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list
         row = Row([], [], [], [])
         for piece in example:
             _append_piece(row, piece, next(tokens[_is_prompt_text(piece)]), renderer)
-        pictures = tuple(one.picture for piece in example for one in piece.pictures)
-        if renderer.images and pictures:
-            row.images = LazyImages(renderer.images, pictures)
+        encoded_images = tuple(one.encoded_image for piece in example for one in piece.encoded_images)
+        if renderer.images and encoded_images:
+            row.images = LazyImages(renderer.images, encoded_images)
         row.action_mask = [0, *row.action_mask[1:]]  # the first token, trained on in a text without BOS, has no context
         row.logprobs = [0.0] * len(row.token_ids)
         rows.append(row)
@@ -224,7 +226,7 @@ def _is_prompt_text(piece: TextPiece) -> bool:
 def _append_piece(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer) -> None:
     """Append the tokens of a piece to a tokenized example. A plain text that is trained on ends with EOS."""
     if renderer.images:
-        token_ids = renderer.images.expand_placeholders(token_ids, piece.pictures)
+        token_ids = renderer.images.expand_placeholders(token_ids, piece.encoded_images)
     eos = renderer.tokenizer.eos_token_id
     if piece.is_trained and not piece.is_chat_text and eos is not None and token_ids[-1:] != [eos]:
         token_ids = [*token_ids, eos]

@@ -65,7 +65,7 @@ def apply_max_length(
     plural_noun: str,
     data: TuningData,
     truncate: Callable[[E], E | None] = lambda example: None,
-    has_pictures: Sequence[bool] = (),
+    has_images: Sequence[bool] = (),
 ) -> LoadedExamples[E]:
     """Drop or truncate examples that are longer than data.max_length.
 
@@ -74,13 +74,13 @@ def apply_max_length(
         count_tokens: returns the length of an example in tokens.
         plural_noun: name of the examples in messages, e.g. "examples".
         truncate: returns a shorter copy of a long example, or None to drop the example.
-        has_pictures: whether each example has pictures, which are not truncated; empty if none has.
+        has_images: whether each example has images, which are not truncated; empty if none has.
 
     Raises ValueError if data.truncation=error and an example is too long, or no example remains.
     """
     lengths = [count_tokens(example) for _, example in examples]
     limit, locations = data.max_length, [place.row for place, _ in examples]
-    checked = (plural_noun, "data.max_length", limit, data.truncation, has_pictures)
+    checked = (plural_noun, "data.max_length", limit, data.truncation, has_images)
     num_long = check_length_limit(lengths, locations, *checked)
     fitted = [
         (place.file, example if size <= limit else truncate(example))

@@ -18,7 +18,7 @@ TOKENIZER_FIX = (
 
 
 def find_excluded_ids(model_path: str, tokenizer_path: str, trust_remote_code: bool) -> tuple[int, ...]:
-    """Return the ids that a model must never sample, in order: placeholders of pictures, and ids of its embeddings that
+    """Return the ids that a model must never sample, in order: placeholders of images, and ids of its embeddings that
     the tokenizer has no token for. Many models have more embeddings than tokens, e.g. to make their number even.
 
     tokenizer_path: empty if it is the model's. Raises ValueError if config.json or the tokenizer cannot be read.

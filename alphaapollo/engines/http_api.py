@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from alphaapollo.types import Completion, ImageInput, JsonObject, Picture, Sampling
+from alphaapollo.types import Completion, EncodedImage, ImageInput, JsonObject, Sampling
 
 ChatMessages = Sequence[JsonObject]
 """Messages in the form that the chat template receives: role, content, tool_calls, ..."""
@@ -61,11 +61,11 @@ class HttpRequest(Protocol):
     """A request of an agent. The engine's HTTP API sets the attributes and calls the methods in this order."""
 
     parse_answer: ParseAnswer | None
-    images: tuple[ImageInput, ...]  # pictures of the chat, in order
+    images: tuple[ImageInput, ...]  # images of the chat, in order
 
     @property
-    def pictures(self) -> dict[str, Picture]:
-        """Pictures of the session's chats as the client sent them, by digest, for the rollout log."""
+    def encoded_images(self) -> dict[str, EncodedImage]:
+        """Images of the session's chats as the client sent them, by digest, for the rollout log."""
         ...
 
     def find_history(self, messages: ChatMessages, template_variables: str) -> History | None:

@@ -35,7 +35,7 @@ class Engine:
     async def generate(
         self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
     ) -> Completion:
-        """Sample one completion of 1 to `sampling.max_tokens` tokens. `images`: pictures in the prompt, in order.
+        """Sample one completion of 1 to `sampling.max_tokens` tokens. `images`: images in the prompt, in order.
 
         The log-probs of the sampled tokens are computed from softmax(logits / temperature), before top-p and top-k. At
         temperature 0 they are computed from softmax(logits).

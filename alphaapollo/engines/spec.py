@@ -25,7 +25,7 @@ class EngineSpec:
     transport: TransportKind = "shared_memory"  # weight transport
     lora_rank: int = 0  # LoRA rank of the served adapters, with transport=adapter
     chat_tokenizer: str = ""  # tokenizer of the HTTP API for agents; empty: requests are token ids
-    tokenizer_path: str = ""  # only ids of its tokens are sampled; empty: all ids except placeholders of pictures
+    tokenizer_path: str = ""  # only ids of its tokens are sampled; empty: all ids except placeholders of images
 
     def find_excluded_ids(self) -> tuple[int, ...]:
         """Return the ids that must never be sampled. Raises ValueError if the model or the tokenizer cannot be read."""

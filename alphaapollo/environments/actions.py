@@ -48,7 +48,7 @@ class TagActionHandler:
             return _make_failed_tool_step(error, found.tag, [])
         message = _make_tool_response_message(result)
         if self._sees_images:
-            message = _add_pictures(message, result)
+            message = _add_images(message, result)
         return _make_tool_call_step([message], [(found.tag, result)], found.kept_chars)
 
 
@@ -78,7 +78,7 @@ class ChatTemplateActionHandler:
         text = result.text if result.status is ToolStatus.OK else f"{result.status}: {result.text}"
         text = text.encode("utf-8", "replace").decode()  # JSON may encode lone surrogates, which tokenizers reject
         message = Message(role="tool", content=text, name=name if name in self._tools.names else UNKNOWN_TOOL)
-        return _add_pictures(message, result) if self._sees_images else message
+        return _add_images(message, result) if self._sees_images else message
 
 
 ActionHandler = TagActionHandler | ChatTemplateActionHandler
@@ -97,11 +97,11 @@ def _make_tool_response_message(result: ToolResult) -> Message:
     return Message(role="user", content=f"<tool_response>{response}</tool_response>")
 
 
-def _add_pictures(message: Message, result: ToolResult) -> Message:
-    """Add the pictures of a tool's result after the text of its message."""
+def _add_images(message: Message, result: ToolResult) -> Message:
+    """Add the images of a tool's result after the text of its message."""
     if not result.images:
         return message
-    text = message["content"].replace(IMAGE_MARK, "")  # each mark shows a picture
+    text = message["content"].replace(IMAGE_MARK, "")  # each mark shows an image
     return Message({**message, "content": text + IMAGE_MARK * len(result.images), "images": [*result.images]})
 
 

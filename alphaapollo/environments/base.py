@@ -46,8 +46,8 @@ def wrap_environment_errors(operation: str) -> Iterator[None]:
 class Observation:
     """Messages that the model sees next, e.g. `[{"role": "user", "content": "2+2=?"}]`.
 
-    With pictures: `{"role": "user", "content": "<image> How many?", "images": [PNG]}`, with one `<image>` for each. A
-    picture is an encoded file (bytes), a path, a PIL image, or a uint8 array [height, width, 3]. A content may also be
+    With images: `{"role": "user", "content": "<image> How many?", "images": [PNG]}`, with one `<image>` for each. An
+    image is an encoded file (bytes), a path, a PIL image, or a uint8 array [height, width, 3]. A content may also be
     a list of parts: `[{"type": "image", "image": PNG}, {"type": "text", "text": "How many?"}]`.
     """
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from alphaapollo.evaluation.answer_parsing import extract_answer
 from alphaapollo.evaluation.estimates import compute_bootstrap_interval, majority_accuracy, pass_at_k
-from alphaapollo.runs.images import replace_pictures
+from alphaapollo.runs.images import replace_images
 from alphaapollo.types import EpisodeEnd, JsonObject, Outcome, Prompt, Score, Trajectory
 
 CORRECT_ACCURACY = 1.0  # minimum accuracy of a correct sample, for pass@k
@@ -139,7 +139,7 @@ def merge_repeated_prompts(results: Sequence[SampleResult], prompts: Iterable[Pr
     first_rows: dict[int, tuple[int, int]] = {}  # prompt -> (problem, number of earlier repeats)
     for prompt in prompts:
         index = prompt.extra_info.get("index")
-        key = (prompt.data_source, json.dumps(replace_pictures(prompt.content)), prompt.ground_truth_text, index)
+        key = (prompt.data_source, json.dumps(replace_images(prompt.content)), prompt.ground_truth_text, index)
         problem = prompt.id if index is None else first.setdefault(key, prompt.id)
         first_rows[prompt.id] = problem, before[problem]
         before[problem] += 1

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
-from alphaapollo.runs.images import replace_pictures, save_picture
+from alphaapollo.runs.images import replace_images, save_image
 from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.types import Prompt, TrajectoryGroup
 from alphaapollo.utils.disk import explain_write_errors, replace_file
@@ -70,7 +70,7 @@ def _parse_result_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -
         return None
     number, prompt = result.problem_id, prompts.get(result.problem_id)
     same = prompt is not None and truth in (prompt.ground_truth_in_files, prompt.ground_truth_text)
-    if prompt is None or not same or replace_pictures(prompt.content) != content:
+    if prompt is None or not same or replace_images(prompt.content) != content:
         raise ValueError(
             f"prompt {number} in {path} differs from row {number} of data.path, so these results belong to "
             "other data. Set another trainer.experiment_name, or trainer.resume_mode=disable to start from scratch."
@@ -93,7 +93,7 @@ def open_results_writer(path: Path, finished: FinishedResults) -> Iterator[Calla
 
     def append(group: TrajectoryGroup) -> None:
         with explain_write_errors("the results", path):
-            file.writelines(format_trajectory_lines(0, [group], partial(save_picture, path.parent)))
+            file.writelines(format_trajectory_lines(0, [group], partial(save_image, path.parent)))
             file.flush()
 
     with file:

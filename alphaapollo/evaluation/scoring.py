@@ -26,7 +26,7 @@ from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.observability.console import Console
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.runs.format import write_format
-from alphaapollo.runs.images import replace_pictures, save_picture
+from alphaapollo.runs.images import replace_images, save_image
 from alphaapollo.runs.resume import check_folder_belongs_to_command
 from alphaapollo.types import JsonObject, Outcome, Prompt, Score
 from alphaapollo.utils.disk import explain_write_errors, replace_file
@@ -71,7 +71,7 @@ def read_problems(files: str | list[str], prompt_key: str, response_key: str) ->
     rows = [responses for path in to_file_list(files) for responses in _read_responses(path, response_key)]
     found: dict[tuple[str, str, str | None], PromptResponses] = {}
     for prompt, responses in zip(prompts, rows, strict=True):
-        key = (prompt.data_source, json.dumps(replace_pictures(prompt.content)), prompt.ground_truth_text)
+        key = (prompt.data_source, json.dumps(replace_images(prompt.content)), prompt.ground_truth_text)
         problem = found.setdefault(key, PromptResponses(replace(prompt, id=len(found)), []))
         problem.responses.extend(responses)
     return list(found.values())
@@ -153,13 +153,13 @@ async def _grade_responses(
 def _make_score_record(
     folder: Path, problems: Sequence[PromptResponses], result: SampleResult, score: Score
 ) -> JsonObject:
-    """Create the line of scores.jsonl for one graded response, and save the pictures of its prompt to `folder`."""
+    """Create the line of scores.jsonl for one graded response, and save the images of its prompt to `folder`."""
     problem = problems[result.problem_id]
     return {
         "prompt_id": result.problem_id,
         "sample": result.sample_index,
         "data_source": result.data_source,
-        "prompt": replace_pictures(problem.prompt.content, partial(save_picture, folder)),
+        "prompt": replace_images(problem.prompt.content, partial(save_image, folder)),
         "ground_truth": problem.prompt.ground_truth_in_files,
         "response": problem.responses[result.sample_index],
         "answer": result.answer,

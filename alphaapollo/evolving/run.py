@@ -19,7 +19,7 @@ from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig, Model
 from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.placement import detect_machine
-from alphaapollo.data.images import collect_pictures
+from alphaapollo.data.images import collect_images
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer
@@ -96,9 +96,9 @@ def prepare_run(config: EvolvingConfig, console: Console) -> PreparedEvolution:
     environment = find_environment_spec(config.env)
     renderers = check_models_and_load_renderers(config) if serves else {}
     prompts = load_prompts(name_splits(config.data.path, HELD_OUT, notices), config.data.prompt_key)
-    if any(collect_pictures(prompt.content) for prompt in prompts):
+    if any(collect_images(prompt.content) for prompt in prompts):
         raise ValueError(
-            f"data.path={config.data.path} has prompts with pictures, but roles exchange texts only. Remove these rows."
+            f"data.path={config.data.path} has prompts with images, but roles exchange texts only. Remove these rows."
         )
     for renderer in renderers.values():
         total, limit = len(prompts), config.data.max_prompt_length

@@ -16,7 +16,7 @@ from typing import Any
 from alphaapollo.config.schema import GenerationData, Rollout, SftConfig
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ranks import LocalRanks, Ranks
-from alphaapollo.data.images import collect_pictures
+from alphaapollo.data.images import collect_images
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.evaluation.validation import validate
@@ -41,9 +41,9 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     keys = config.data
     choose = partial(choose_rows, max_rows=keys.val_max_samples, seed=keys.seed, shuffle=keys.shuffle)
     prompts, truncated = input_checks.read_prompts(data.path, "data.val_prompts", renderer, data, choose)
-    if with_pictures := [prompt.id for prompt in prompts if collect_pictures(prompt.content)]:
+    if with_images := [prompt.id for prompt in prompts if collect_images(prompt.content)]:
         raise ValueError(
-            f"data.val_prompts: {len(with_pictures)} prompts have pictures (the first is row {with_pictures[0]}), but "
+            f"data.val_prompts: {len(with_images)} prompts have images (the first is row {with_images[0]}), but "
             "the training ranks sample answers to texts only. Remove them, or evaluate with main_generation."
         )
     reward_notices, *_ = input_checks.check_rewards(
@@ -74,7 +74,7 @@ class TrainerEngine(Engine):
     ) -> Completion:
         if images:
             raise ValueError(
-                "data.val_prompts: the environment returned pictures, but the training ranks sample answers to texts "
+                "data.val_prompts: the environment returned images, but the training ranks sample answers to texts "
                 "only. Evaluate with main_generation."
             )
         completion: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()

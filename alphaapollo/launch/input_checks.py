@@ -23,7 +23,7 @@ from alphaapollo.config.schema import (
 )
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.cache import load_or_compute
-from alphaapollo.data.images import collect_pictures, list_unused_mark_notices, load_image_processor
+from alphaapollo.data.images import collect_images, list_unused_mark_notices, load_image_processor
 from alphaapollo.data.length_limit import apply_length_limit, prepare_texts
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
@@ -178,13 +178,13 @@ def read_prompts(
     try:
         files = name_splits(files, TRAIN if files_key == "data.train_files" else HELD_OUT, notices)
         chosen = select(_load_prompts(files, renderer, data, notices))
-        with_pictures = [prompt.id for prompt in chosen if collect_pictures(prompt.content)]
-        if with_pictures and renderer.images is None:
+        with_images = [prompt.id for prompt in chosen if collect_images(prompt.content)]
+        if with_images and renderer.images is None:
             raise ValueError(
-                f"{len(with_pictures)} of {len(chosen)} prompts have pictures (the first is row {with_pictures[0]}), "
-                "but the model does not read pictures. Use a family of docs/vision.md."
+                f"{len(with_images)} of {len(chosen)} prompts have images (the first is row {with_images[0]}), "
+                "but the model does not read images. Use a family of docs/vision.md."
             )
-        if renderer.images and not with_pictures:
+        if renderer.images and not with_images:
             notices += list_unused_mark_notices(str(prompt.content) for prompt in chosen)
         try_chats(renderer, chosen)
         chosen, about_texts = prepare_texts(chosen, renderer)

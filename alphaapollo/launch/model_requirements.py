@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Fsdp, Model, Rollout
 from alphaapollo.config.schema.data import PromptData
-from alphaapollo.data.images import reads_pictures
+from alphaapollo.data.images import reads_images
 from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS, check_engine_kwargs
 from alphaapollo.models.expert_parallel import find_experts
 from alphaapollo.models.folder_check import check_weight_files, describe_image_input
@@ -47,7 +47,7 @@ class ModelUse:
     num_ranks: int = 1
     ulysses_size: int = 1  # ranks that share every sequence
     ulysses_section: str = ""  # e.g. actor_rollout_ref.actor.
-    policy: Model | None = None  # policy whose prepared pictures the model reads
+    policy: Model | None = None  # policy whose prepared images the model reads
     trains_scores: bool = False  # main_rm
 
 
@@ -93,16 +93,16 @@ def _needs_classifier(use: ModelUse, config: Any) -> Problem | None:
     return None
 
 
-def _needs_pictures_of_policy(use: ModelUse, config: Any) -> Problem | None:
+def _needs_images_of_policy(use: ModelUse, config: Any) -> Problem | None:
     policy = use.policy or use.model
     if policy.path == use.model.path or describe_image_input(use.model) == describe_image_input(policy):
         return None
-    reason = f"reads other pictures or placeholder tokens than {policy.path}"
-    return Problem("pictures", reason, "Use a model of the policy's family")
+    reason = f"reads other images or placeholder tokens than {policy.path}"
+    return Problem("images", reason, "Use a model of the policy's family")
 
 
 def _needs_engine_with_vision(use: ModelUse, config: Any) -> Problem | None:
-    if use.engine is None or use.engine.name != "hf" or not reads_pictures(config):
+    if use.engine is None or use.engine.name != "hf" or not reads_images(config):
         return None
     key = f"{use.engine_section}.name"
     return Problem(f"{key}=hf", "is a vision-language model", f"Set {key}=vllm")
@@ -194,7 +194,7 @@ def _needs_target_modules(use: ModelUse, config: Any) -> Problem | None:
 REQUIREMENTS: dict[str, Callable[[ModelUse, Any], Problem | None]] = {
     "text generation": _needs_causal_lm,
     "reward models": _needs_classifier,
-    "pictures": _needs_pictures_of_policy,
+    "images": _needs_images_of_policy,
     "engine of transformers": _needs_engine_with_vision,
     "vLLM": _needs_context_length,
     "tensor parallelism": _needs_divisible_heads,

@@ -25,7 +25,7 @@ def compute_hidden_states(model: nn.Module, micro: MicroBatch, selection: TokenS
     else:
         if decoder is model:
             raise ValueError(
-                f"rows have pictures, but {type(model).__name__} is a text model. Choose a vision-language model with "
+                f"rows have images, but {type(model).__name__} is a text model. Choose a vision-language model with "
                 "the policy's processor."
             )
         arguments |= embed_tokens_and_images(model, micro.token_ids, micro.images)

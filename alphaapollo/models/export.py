@@ -15,7 +15,7 @@ from torch import Tensor
 
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.data.generation_config import find_generation_config
-from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids, reads_pictures
+from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids, reads_images
 from alphaapollo.data.rendering import load_tokenizer, make_template_digest
 from alphaapollo.models import lora
 from alphaapollo.models.decoder import find_decoder_layers
@@ -145,7 +145,7 @@ def _write_folder(
     save_torch_state_dict(tensors, folder)
     path = source.tokenizer_path or source.path
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=source.trust_remote_code)
-    if reads_pictures(config):
+    if reads_images(config):
         processor = AutoProcessor.from_pretrained(source.path, trust_remote_code=source.trust_remote_code)
         tokenizer.chat_template = tokenizer.chat_template or processor.chat_template
         processor.tokenizer, processor.chat_template = tokenizer, tokenizer.chat_template
@@ -193,7 +193,7 @@ def compute_transformers_outputs(folder: Path, kind: ModelKind, token_ids: list[
     import transformers
 
     config = load_config(source)
-    vision = reads_pictures(config) and not has_custom_code(source, config)
+    vision = reads_images(config) and not has_custom_code(source, config)
     auto = getattr(transformers, "AutoModelForImageTextToText" if vision else AUTO_CLASSES[kind])
     loaded = auto.from_pretrained(folder, dtype=torch.float32, trust_remote_code=source.trust_remote_code).eval()
     logits = loaded(input_ids=torch.tensor([token_ids])).logits[0].float()

@@ -74,7 +74,7 @@ def _find_quantization(config: PretrainedConfig, shapes: Iterable[str]) -> str:
 
 
 def describe_image_input(model: Model) -> tuple[object, ...] | None:
-    """Return placeholder tokens and the prepared form of a generated picture. None if the model reads no pictures."""
+    """Return placeholder tokens and the prepared form of a generated image. None if the model reads no images."""
     image = load_example_image(model)
     if image is None:
         return None

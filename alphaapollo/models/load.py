@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
-from alphaapollo.data.images import reads_pictures
+from alphaapollo.data.images import reads_images
 from alphaapollo.models.attention import register_attn_implementation
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.ulysses import describe_stateful_layers
@@ -44,7 +44,7 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype | None
 
     config = load_config(model)
     auto_class, custom_code = "AutoModelForCausalLM", has_custom_code(model, config)
-    if not custom_code and reads_pictures(config):
+    if not custom_code and reads_images(config):
         auto_class = "AutoModelForImageTextToText"
     elif not custom_code and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(

@@ -60,7 +60,7 @@ class MicroBatch:
     position_ids: Tensor  # int64 [1, T] or [1, sum T], this rank's part; with M-RoPE [3, b, T] or [3, 1, sum T]
     is_real_token: Tensor  # bool, shape of token_ids: false for padding and the dummy
     token_columns: dict[str, Tensor]  # token_ids.shape + [...]: Rows.columns with one entry per token
-    images: ImageBatch | None  # pictures of this rank's tokens
+    images: ImageBatch | None  # images of this rank's tokens
     packing: Packing | None  # segments, complete on every rank; None: padded
     predicting_tokens: TokenSelection  # the n tokens before the response tokens, whose hidden states predict them
     last_tokens: TokenSelection  # the last tokens of the b rows
@@ -146,7 +146,7 @@ class MicroBatchBuilder:
         return TokenSelection(self._to_device(local), self._to_device(indices), len(positions))
 
     def _select_images(self, rows: Rows, layout: _TokenLayout) -> ImageBatch | None:
-        """Select the pictures of which this rank has placeholder tokens."""
+        """Select the images of which this rank has placeholder tokens."""
         found = PlaceholderLayout.of_rows(rows, layout.flat_indices)
         if found is None:
             return None
@@ -238,7 +238,7 @@ def _compute_shared_prompt_layout(
 
 
 def _compute_position_ids(rows: Rows, layout: _TokenLayout) -> np.ndarray:
-    """Return position ids [1, T], or [3, b, T] if a picture needs M-RoPE. Those of padding are arbitrary."""
+    """Return position ids [1, T], or [3, b, T] if an image needs M-RoPE. Those of padding are arbitrary."""
     positions = compute_mrope_positions(rows)
     if positions is None:
         return layout.position_ids[None]
@@ -265,8 +265,8 @@ def make_rows(
 ) -> Rows:
     """Build training rows from token ids, for self-checks. Tokens from `response_starts` on are marked as sampled."""
     rows = [
-        Row(ids.tolist(), [0] * start + [1] * (len(ids) - start), [0.0] * len(ids), [len(ids) - 1], images=pictures)
-        for ids, start, pictures in zip(token_ids, response_starts, images or [()] * len(token_ids), strict=True)
+        Row(ids.tolist(), [0] * start + [1] * (len(ids) - start), [0.0] * len(ids), [len(ids) - 1], images=row_images)
+        for ids, start, row_images in zip(token_ids, response_starts, images or [()] * len(token_ids), strict=True)
     ]
     return Rows.from_rows(rows, shared_prompts)
 

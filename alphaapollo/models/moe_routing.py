@@ -5,8 +5,8 @@
 `RouterHooks` wraps the forward method of each router. In a forward pass with forced experts (rollout routing replay,
 arXiv 2510.11370), a router uses the experts that the engine chose, but computes their weights and gradients itself.
 `RoutingRecord` collects the statistics of a forward pass. `ExpertLoadBalancer` computes the loss of transformers
-(docs/parallelism.md): the share of tokens that each expert gets is computed over the micro-batches that all ranks run at the
-same time, with one all-reduce of 2 x num_experts values per micro-batch.
+(docs/parallelism.md): the share of tokens that each expert gets is computed over the micro-batches that all ranks run
+at the same time, with one all-reduce of 2 x num_experts values per micro-batch.
 """
 
 from __future__ import annotations

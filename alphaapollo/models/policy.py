@@ -51,7 +51,7 @@ class PolicyModel(FsdpRoot):
     """Causal language model with a forward pass that returns log-probs. Its parameter names begin with `model.`.
 
     Args:
-        excluded_ids: ids that are never sampled (find_excluded_ids); None: the placeholders of pictures.
+        excluded_ids: ids that are never sampled (find_excluded_ids); None: the placeholders of images.
     """
 
     excluded: Tensor  # int64: ids below num_tokens that are never sampled
@@ -123,7 +123,7 @@ class PolicyModel(FsdpRoot):
     ) -> Tensor:
         """Compute the log-probs of tokens 1 to T - 1 with transformers' own forward pass. [1, T] -> [T - 1]
 
-        image_tensors: tensors of the pictures in the prompt, see ImageInput.tensors.
+        image_tensors: tensors of the images in the prompt, see ImageInput.tensors.
         """
         arguments: dict[str, Any] = {}
         if image_tensors:
@@ -195,7 +195,7 @@ def read_logit_scale_and_softcap(config: PretrainedConfig) -> tuple[float, float
 
 @torch.no_grad()
 def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
-    """Compare the policy's log-probs of two short sequences, and of one with a picture if the model is a
+    """Compare the policy's log-probs of two short sequences, and of one with an image if the model is a
     vision-language model, with transformers' own forward pass (a collective).
 
     It detects output heads with unknown logit transforms, unsupported attention, ignored sliding windows, packed
@@ -238,7 +238,7 @@ def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: 
 
 
 def _compute_native_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, rows: Rows, row: int) -> Tensor:
-    """Compute the log-probs of the response of a row with at most one picture, with transformers' own forward pass."""
+    """Compute the log-probs of the response of a row with at most one image, with transformers' own forward pass."""
     token_ids = rows.token_ids[rows.token_offsets[row] : rows.token_offsets[row + 1]].astype(np.int64)
     tokens = torch.from_numpy(token_ids)[None].to(builder.device)
     images = rows.images[row] if rows.images else ()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from alphaapollo.batching.batch import Rows, compute_offsets
 from alphaapollo.config.schema import Model
-from alphaapollo.data.images import find_placeholders, load_image_processor, make_example_picture, reads_pictures
+from alphaapollo.data.images import find_placeholders, load_image_processor, make_example_image, reads_images
 from alphaapollo.types import ImageInput
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ImageBatch:
-    """Distinct pictures whose placeholder tokens this rank has. The model computes F features from them."""
+    """Distinct images whose placeholder tokens this rank has. The model computes F features from them."""
 
-    tensors: dict[str, Tensor]  # of all pictures, concatenated: see ImageInput.tensors
+    tensors: dict[str, Tensor]  # of all images, concatenated: see ImageInput.tensors
     positions: Tensor  # int64 [m]: placeholders in the rank's part of the micro-batch, flattened; ascending
     feature_indices: Tensor  # int64 [m]: image feature of each placeholder
     num_features: int  # F
@@ -38,56 +38,56 @@ class ImageBatch:
 
 @dataclass(frozen=True)
 class PlaceholderLayout:
-    """Placeholder tokens of the pictures of some rows. A picture or prompt that rows share is listed once."""
+    """Placeholder tokens of the images of some rows. An image or prompt that rows share is listed once."""
 
-    pictures: list[ImageInput]  # distinct
+    distinct_images: list[ImageInput]  # distinct
     positions: np.ndarray  # int64 [p]: in the flattened tokens of the micro-batch, ascending
-    picture_indices: np.ndarray  # int64 [p]: picture of each placeholder
-    offsets: np.ndarray  # int64 [p]: image feature of each placeholder, counted from the picture's first
+    image_indices: np.ndarray  # int64 [p]: image of each placeholder
+    offsets: np.ndarray  # int64 [p]: image feature of each placeholder, counted from the image's first
 
     @classmethod
     def of_rows(cls, rows: Rows, flat_indices: np.ndarray) -> PlaceholderLayout | None:
         """Find the placeholders of rows. `flat_indices`: position of each token of the concatenated rows. None if the
-        rows have no pictures."""
-        pictures: dict[str, tuple[int, ImageInput]] = {}
+        rows have no images."""
+        distinct_images: dict[str, tuple[int, ImageInput]] = {}
         positions, indices, offsets = [], [], []
         for row, images in enumerate(rows.images or ()):
             start = rows.token_offsets[row]
             positions.append(start + find_placeholders(rows.token_ids[start : rows.token_offsets[row + 1]], images))
             for image in images:
-                index, _ = pictures.setdefault(image.digest, (len(pictures), image))
+                index, _ = distinct_images.setdefault(image.digest, (len(distinct_images), image))
                 indices.append(np.full(image.num_placeholders, index))
                 offsets.append(np.arange(image.num_placeholders))
-        if not pictures:
+        if not distinct_images:
             return None
         flat, first = np.unique(flat_indices[np.concatenate(positions)], return_index=True)
-        found = [image for _, image in pictures.values()]
+        found = [image for _, image in distinct_images.values()]
         return cls(found, flat, np.concatenate(indices)[first], np.concatenate(offsets)[first])
 
     def make_image_batch(
         self, local_positions: np.ndarray, selected: np.ndarray, to_device: Callable[[np.ndarray], Tensor]
     ) -> ImageBatch | None:
-        """Make the batch of the pictures of the placeholders `selected`, which are at `local_positions`. None if there
+        """Make the batch of the images of the placeholders `selected`, which are at `local_positions`. None if there
         are none."""
-        used, picture_indices = np.unique(self.picture_indices[selected], return_inverse=True)
+        used, image_indices = np.unique(self.image_indices[selected], return_inverse=True)
         if not len(used):
             return None
-        pictures = [self.pictures[index] for index in used]
-        starts = compute_offsets(np.array([picture.num_placeholders for picture in pictures]))
+        distinct_images = [self.distinct_images[index] for index in used]
+        starts = compute_offsets(np.array([image.num_placeholders for image in distinct_images]))
         return ImageBatch(
             tensors={
-                name: to_device(np.concatenate([picture.tensors[name] for picture in pictures]))
-                for name in pictures[0].tensors
+                name: to_device(np.concatenate([image.tensors[name] for image in distinct_images]))
+                for name in distinct_images[0].tensors
             },
             positions=to_device(local_positions),
-            feature_indices=to_device(starts[picture_indices] + self.offsets[selected]),
+            feature_indices=to_device(starts[image_indices] + self.offsets[selected]),
             num_features=int(starts[-1]),
         )
 
 
 def compute_mrope_positions(rows: Rows) -> np.ndarray | None:
-    """Compute the position ids of the concatenated tokens of all rows, int64 [3, sum T]: time, row and column of a
-    picture's placeholders, and three equal numbers for text. None if no picture has a grid."""
+    """Compute the position ids of the concatenated tokens of all rows, int64 [3, sum T]: time, row and column of an
+    image's placeholders, and three equal numbers for text. None if no image has a grid."""
     if not any(image.grid for images in rows.images or () for image in images):
         return None
     assert rows.images is not None
@@ -98,12 +98,12 @@ def compute_mrope_positions(rows: Rows) -> np.ndarray | None:
 def _compute_row_positions(token_ids: np.ndarray, images: Sequence[ImageInput]) -> np.ndarray:
     """Compute the M-RoPE position ids of one row, as transformers' get_rope_index does. int64 [3, T]
 
-    A picture of h x w placeholders takes max(h, w) positions.
+    An image of h x w placeholders takes max(h, w) positions.
     """
     steps, placed = np.ones(len(token_ids), dtype=np.int64), np.zeros((3, len(token_ids)), dtype=np.int64)
     placeholders, done = find_placeholders(token_ids, images), 0
     for image in images:
-        assert image.grid is not None, "all pictures of a model with M-RoPE have a grid"
+        assert image.grid is not None, "all images of a model with M-RoPE have a grid"
         height, width = image.grid
         first, end = placeholders[done], placeholders[done] + height * width
         steps[first:end], steps[end - 1] = 0, max(height, width)
@@ -137,19 +137,19 @@ def replace_placeholder_ids(token_ids: np.ndarray, placeholder_ids: Sequence[int
 
 
 def load_example_image(model: Model) -> ImageInput | None:
-    """Prepare a generated picture with the model's processor, for self-checks. None if the model reads no pictures.
+    """Prepare a generated image with the model's processor, for self-checks. None if the model reads no images.
 
     Raises ValueError if the model has no processor that can be loaded.
     """
     from transformers import AutoConfig, AutoTokenizer
 
     trusts = model.trust_remote_code
-    if not reads_pictures(AutoConfig.from_pretrained(model.path, trust_remote_code=trusts)):
+    if not reads_images(AutoConfig.from_pretrained(model.path, trust_remote_code=trusts)):
         return None
     tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path or model.path, trust_remote_code=trusts)
     processor = load_image_processor(model.path, tokenizer, trusts)
     assert processor is not None
-    return processor.prepare(make_example_picture())
+    return processor.prepare(make_example_image())
 
 
 def make_image_arguments(method: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -159,7 +159,7 @@ def make_image_arguments(method: Any, tensors: dict[str, Tensor]) -> dict[str, T
 
 
 def embed_tokens_and_images(model: PreTrainedModel, token_ids: Tensor, images: ImageBatch) -> dict[str, object]:
-    """Compute the embeddings [b, T, H] of tokens and pictures. Returns the inputs of the language model.
+    """Compute the embeddings [b, T, H] of tokens and images. Returns the inputs of the language model.
 
     `token_ids`: int64 [b, T], this rank's part.
     """
@@ -176,7 +176,7 @@ def embed_tokens_and_images(model: PreTrainedModel, token_ids: Tensor, images: I
 
 
 def _select_features(features: Any, images: ImageBatch) -> Tensor:
-    """Select the image features of this rank's placeholders, [m, H]. `features`: one tensor per picture, or a tensor
+    """Select the image features of this rank's placeholders, [m, H]. `features`: one tensor per image, or a tensor
     [crops, n, H]."""
     joined: Tensor = torch.cat(list(features)) if isinstance(features, tuple | list) else features.flatten(0, -2)
     assert len(joined) == images.num_features, f"{len(joined)} image features for {images.num_features} placeholders"
@@ -185,7 +185,7 @@ def _select_features(features: Any, images: ImageBatch) -> Tensor:
 
 def add_zero_vision_gradients(model: PreTrainedModel, states: Tensor) -> Tensor:
     """Add 0 times the parameters of a trained vision tower to hidden states, so that each parameter has a gradient on
-    every rank, also if the rank has no pictures. FSDP requires this."""
+    every rank, also if the rank has no images. FSDP requires this."""
     if not torch.is_grad_enabled():
         return states
     parameters = [parameter for part in find_vision_modules(model) for parameter in part.parameters()]

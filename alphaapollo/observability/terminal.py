@@ -71,12 +71,12 @@ def choose_samples(groups: Sequence[TrajectoryGroup]) -> list[tuple[TrajectoryGr
 
 
 def get_last_message(prompt: Sequence[Message] | str) -> str:
-    """Return the prompt, or the content of its last message if it is a chat, with a description of its pictures."""
+    """Return the prompt, or the content of its last message if it is a chat, with a description of its images."""
     if isinstance(prompt, str):
         return prompt
     text = prompt[-1]["content"]
-    for picture in prompt[-1].get("images") or ():
-        text = text.replace(IMAGE_MARK, f"[picture {picture}]" if isinstance(picture, str) else "[picture]", 1)
+    for encoded_image in prompt[-1].get("images") or ():
+        text = text.replace(IMAGE_MARK, f"[image {encoded_image}]" if isinstance(encoded_image, str) else "[image]", 1)
     return text
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import os
 from typing import Any
 
-from alphaapollo.runs.images import find_picture_extension, read_picture_bytes
+from alphaapollo.runs.images import find_image_extension, read_image_bytes
 from alphaapollo.types import IMAGE_MARK, ChatMessage, JsonObject
 
 MALFORMED_RESPONSE_ERRORS = (ValueError, TypeError, AttributeError, IndexError)
@@ -31,14 +31,14 @@ def make_connection_options(section: str, base_url: str, api_key_env: str) -> di
 
 
 def make_openai_message(message: ChatMessage) -> JsonObject:
-    """Return a message in OpenAI's format, with its pictures as parts that contain `data:` URLs."""
+    """Return a message in OpenAI's format, with its images as parts that contain `data:` URLs."""
     others = {key: value for key, value in message.items() if key != "images"}
     if not message.get("images"):
         return others
     first, *texts = message["content"].split(IMAGE_MARK)
     parts: list[JsonObject] = [{"type": "text", "text": first}] * bool(first)
-    for picture, text in zip(message["images"], texts, strict=True):
-        data = read_picture_bytes(picture)
-        url = f"data:image/{find_picture_extension(data)};base64,{base64.b64encode(data).decode()}"
+    for encoded_image, text in zip(message["images"], texts, strict=True):
+        data = read_image_bytes(encoded_image)
+        url = f"data:image/{find_image_extension(data)};base64,{base64.b64encode(data).decode()}"
         parts += [{"type": "image_url", "image_url": {"url": url}}, *[{"type": "text", "text": text}] * bool(text)]
     return {**others, "content": parts}

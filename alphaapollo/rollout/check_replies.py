@@ -50,20 +50,20 @@ def check_step_reply(reply: object) -> StepResult:
 
 
 def check_messages(messages: object, method_name: str) -> list[Message]:
-    """Check chat messages returned by an environment, and convert pictures to the form of Message. Raises
+    """Check chat messages returned by an environment, and convert images to the form of Message. Raises
     EnvironmentFailure if they are invalid."""
     if not isinstance(messages, list) or not messages:
         raise EnvironmentFailure(f"{method_name}: messages must be a non-empty list, not {messages!r:.80}.")
-    has_pictures = False
+    has_images = False
     for message in messages:
         fields = message if isinstance(message, dict) else {}
         is_parts = isinstance(fields.get("content"), list)
         if not isinstance(fields.get("role"), str) or not (isinstance(fields.get("content"), str) or is_parts):
             raise EnvironmentFailure(f"{method_name}: invalid message {message!s:.80}. role and content must be str.")
-        has_pictures |= is_parts or fields.get("images") is not None
-    if not has_pictures:
+        has_images |= is_parts or fields.get("images") is not None
+    if not has_images:
         return messages
-    with wrap_environment_errors(f"{method_name}: pictures"):
+    with wrap_environment_errors(f"{method_name}: images"):
         return convert_messages(messages)
 
 

@@ -3,7 +3,7 @@
     append   one growing sequence: prompt + action + observation + action + ...                 -> one Row
     memory   a new prompt each turn, from the first observation and a few remembered steps      -> one Row per turn
 
-A Row (token sequence to train on) has exactly the engine's prompts and sampled tokens, and the pictures of its prompts.
+A Row (token sequence to train on) has exactly the engine's prompts and sampled tokens, and the images of its prompts.
 """
 
 from __future__ import annotations
@@ -76,18 +76,18 @@ class AppendContext:
         self._render_prompt, self._render_observation = render_prompt, render_observation
         self._prepare_images = prepare_images
         self.prompt_ids: list[int] = []  # the engine's next prompt
-        self.prompt_images: tuple[ImageInput, ...] = ()  # pictures in it
+        self.prompt_images: tuple[ImageInput, ...] = ()  # images in it
 
     def start_episode(self, first_observation: list[Message] | str) -> None:
         """Start the episode: set `prompt_ids` and `prompt_images` to the first prompt."""
         self.prompt_ids = self._render_prompt(first_observation)
-        with wrap_environment_errors("preparing the pictures"):
+        with wrap_environment_errors("preparing the images"):
             self.prompt_images = self._prepare_images(first_observation)
 
     def add_turn_and_get_context(
         self, action_ids: Sequence[int], step: Step
     ) -> tuple[list[int], tuple[ImageInput, ...]]:
-        """Add an action of the model and the observation that follows. Returns tokens and pictures of the next turn's
+        """Add an action of the model and the observation that follows. Returns tokens and images of the next turn's
         context: here those of the observation, in MemoryContext those of the complete new prompt."""
         with wrap_environment_errors("rendering the observation"):
             observation_ids = self._render_observation(step.observation, action_ids[-1])
@@ -145,7 +145,7 @@ class MemoryContext:
 
     def _set_prompt(self, messages: list[Message]) -> None:
         self.prompt_ids = self._render_prompt(messages)
-        with wrap_environment_errors("preparing the pictures"):
+        with wrap_environment_errors("preparing the images"):
             self.prompt_images = self._prepare_images(messages)
 
     def _recall_messages(self, steps: Sequence[Step]) -> list[Message]:
@@ -168,12 +168,12 @@ def check_rows_match_turns(
     engine_images: Sequence[tuple[ImageInput, ...]],
     placeholder_id: int | None = None,
 ) -> None:
-    """Assert that training rows have exactly the tokens and pictures that the engine received and sampled, and one
+    """Assert that training rows have exactly the tokens and images that the engine received and sampled, and one
     placeholder per image feature.
 
     Args:
         engine_prompts: token ids of the engine's prompt in each turn.
-        engine_images: pictures of the engine's prompt in each turn.
+        engine_images: images of the engine's prompt in each turn.
         placeholder_id: placeholder token of a vision-language model, which must never be sampled.
     """
     for row in rows:
@@ -184,12 +184,12 @@ def check_rows_match_turns(
         for turn, (before, images), end in zip(turns[row_turns], prompts, row.turn_ends, strict=True):
             start = end + 1 - len(turn.completion.token_ids)
             assert row.token_ids[:start] == before, "a row's tokens before an action differ from the engine's prompt"
-            assert row.images[: len(images)] == images, "a row's pictures before an action differ from the engine's"
-            assert placeholder_id not in turn.completion.token_ids, "the model sampled a placeholder of pictures"
+            assert row.images[: len(images)] == images, "a row's images before an action differ from the engine's"
+            assert placeholder_id not in turn.completion.token_ids, "the model sampled a placeholder of images"
             action_ids = turn.completion.token_ids
             assert row.token_ids[start : end + 1] == action_ids, "a row's action differs from the sampled tokens"
             expected_mask[start : end + 1] = [1] * len(action_ids)
-        assert len(row.images) == len(images), "a row has pictures that the engine did not receive"
+        assert len(row.images) == len(images), "a row has images that the engine did not receive"
         find_placeholders(row.token_ids, row.images)  # asserts their number
         assert list(row.action_mask) == expected_mask, "the action mask does not cover exactly the sampled tokens"
         assert sum(n for _, n in row.weight_versions) == sum(row.action_mask), "a sampled token has no weight version"

@@ -91,7 +91,7 @@ class EpisodeRunner:
     grade: Callable[[Prompt, str, Sequence[Turn]], Awaitable[Score]] | None = None
     environment_caller: EnvironmentCaller = field(default_factory=EnvironmentCaller)
     decode_raw: Callable[[Sequence[int]], str] | None = None  # decodes tokens with special tokens, for display
-    placeholder_id: int | None = None  # token of pictures, of a vision-language model
+    placeholder_id: int | None = None  # token of images, of a vision-language model
 
     async def run(self, task: EpisodeTask) -> Trajectory:
         """Run one episode and return its trajectory.

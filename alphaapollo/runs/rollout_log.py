@@ -17,7 +17,7 @@ One line, e.g. (shortened):
 else null. A turn's `text` is what graders get. The trajectory's `text`, and `raw_text` of a truncated
 turn, have special tokens if the turn is truncated. `observation` is the environment's reply to the turn, or null.
 `weight_version` is the number of weight syncs before the last token was sampled. `weight_versions` of a row, which is
-one token sequence to train on, has pairs (weight version, number of tokens sampled with it), in order. Pictures of
+one token sequence to train on, has pairs (weight version, number of tokens sampled with it), in order. Images of
 messages are files (images.py).
 """
 
@@ -34,9 +34,9 @@ from typing import Any
 
 import msgspec
 
-from alphaapollo.runs.images import name_picture, replace_pictures, save_picture
+from alphaapollo.runs.images import name_image, replace_images, save_image
 from alphaapollo.runs.training_log import TrainedRow, write_trained_rows
-from alphaapollo.types import JsonObject, Picture, Prompt, Row, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.types import EncodedImage, JsonObject, Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.json_types import finite_or_none, to_json_value
 from alphaapollo.utils.redaction import find_secret_variables, redact_values
@@ -76,7 +76,7 @@ class RolloutLog:
 
     def _write_file(self, name: str, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         with explain_write_errors("the rollouts", self._folder / name):
-            lines = format_trajectory_lines(step, groups, partial(save_picture, self._folder))
+            lines = format_trajectory_lines(step, groups, partial(save_image, self._folder))
             replace_file(self._folder / name, map(str.encode, lines))
 
     def _write_trained_file(self, name: str, rows: Sequence[TrainedRow]) -> None:
@@ -85,14 +85,14 @@ class RolloutLog:
 
 
 def format_trajectory_lines(
-    step: int, groups: Sequence[TrajectoryGroup], show_picture: Callable[[Picture], str] = name_picture
+    step: int, groups: Sequence[TrajectoryGroup], show_image: Callable[[EncodedImage], str] = name_image
 ) -> Iterator[str]:
     """Yield one JSON line per trajectory, with secrets redacted. ReMax's greedy episode follows the samples of its
-    group. show_picture: returns the text that represents a picture."""
+    group. show_image: returns the text that represents an image."""
     known = find_secret_variables()  # tools and servers may return secrets
     for group in groups:
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
-            record = make_trajectory_record(step, group.prompt, trajectory, show_picture)
+            record = make_trajectory_record(step, group.prompt, trajectory, show_image)
             # Rows are most of a line. msgspec writes the same numbers (null for NaN), but blocks the loop less.
             rows = msgspec.json.encode(record.pop("rows"), enc_hook=to_json_value).decode()
             shown = redact_values(_replace_nan(record), known)
@@ -105,7 +105,7 @@ def format_trajectory_lines(
 
 
 def make_trajectory_record(
-    step: int, prompt: Prompt, trajectory: Trajectory, show_picture: Callable[[Picture], str] = name_picture
+    step: int, prompt: Prompt, trajectory: Trajectory, show_image: Callable[[EncodedImage], str] = name_image
 ) -> JsonObject:
     """Return the record of a trajectory in rollouts/."""
     score, last = trajectory.score, trajectory.last_turn.completion if trajectory.last_turn else None
@@ -115,8 +115,8 @@ def make_trajectory_record(
         "prompt_id": prompt.id,
         "sample": trajectory.sample,
         "data_source": prompt.data_source,
-        "prompt": replace_pictures(first_prompt, show_picture),
-        "row_prompt": None if first_prompt == prompt.content else replace_pictures(prompt.content, show_picture),
+        "prompt": replace_images(first_prompt, show_image),
+        "row_prompt": None if first_prompt == prompt.content else replace_images(prompt.content, show_image),
         "ground_truth": prompt.ground_truth_in_files,
         "text": "\n\n".join(turn.raw_text or turn.text for turn in trajectory.turns),
         "reward": finite_or_none(score.reward),
@@ -128,18 +128,20 @@ def make_trajectory_record(
         "weight_version": last.weight_version if last else None,
         "seconds": round(trajectory.seconds, 4),
         "turns": [
-            _make_turn_record(turn, shown, show_picture)
+            _make_turn_record(turn, shown, show_image)
             for turn, shown in zip_longest(trajectory.turns, trajectory.prompt_lengths)
         ],
         "rows": [_make_row_record(row) for row in trajectory.rows],
     }
 
 
-def _make_turn_record(turn: Turn, num_shown_tokens: int | None, show_picture: Callable[[Picture], str]) -> JsonObject:
+def _make_turn_record(
+    turn: Turn, num_shown_tokens: int | None, show_image: Callable[[EncodedImage], str]
+) -> JsonObject:
     return {
         "text": turn.text,
         **({"raw_text": turn.raw_text} if turn.raw_text else {}),
-        "observation": replace_pictures(turn.observation, show_picture),
+        "observation": replace_images(turn.observation, show_image),
         "num_shown_tokens": num_shown_tokens,
         "num_tokens": len(turn.completion.token_ids),
         "num_cached_tokens": turn.completion.num_cached_tokens,

@@ -37,7 +37,7 @@ class ToolResult:
     status: ToolStatus
     score: float | None = None  # the tool's own rating, e.g. the score of local_rag's best hit
     seconds: float = 0.0
-    images: Sequence[object] = ()  # pictures (environments/base.py), shown after the text if the model reads pictures
+    images: Sequence[object] = ()  # images (environments/base.py), shown after the text if the model reads images
 
 
 class ToolFailedError(RuntimeError):

@@ -1,7 +1,7 @@
 """Files of trajectory groups, in recorded iterations and in checkpoints with data.reuse.
 
-groups.msgpack    trajectory groups, without the pixels of pictures
-images.msgpack    pixels of each distinct picture by its digest; only if there are pictures
+groups.msgpack    trajectory groups, without the pixels of images
+images.msgpack    pixels of each distinct image by its digest; only if there are images
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROW_FIELDS = {field.name for field in fields(Row)} - {"columns"}
 
 
 def write_groups(folder: Path, groups: Sequence[TrajectoryGroup]) -> None:
-    """Write rollout groups (groups.msgpack) and their pictures (images.msgpack) to the folder."""
+    """Write rollout groups (groups.msgpack) and their images (images.msgpack) to the folder."""
     images: dict[str, dict[str, np.ndarray]] = {}
 
     def remove_tensors(image: ImageInput) -> ImageInput:
@@ -58,7 +58,7 @@ def read_groups(folder: Path) -> list[TrajectoryGroup]:
 
 
 def _replace_images(change: Callable[[ImageInput], ImageInput], trajectory: Trajectory) -> Trajectory:
-    """Return a copy of a trajectory with other pictures."""
+    """Return a copy of a trajectory with other images."""
     turns = [replace(turn, context_images=tuple(map(change, turn.context_images))) for turn in trajectory.turns]
     rows = [replace(row, images=tuple(map(change, row.images))) for row in trajectory.rows]
     return replace(trajectory, turns=turns, rows=rows)

@@ -6,11 +6,11 @@ from typing import Any, NotRequired, TypedDict
 
 from alphaapollo.utils.json_types import JsonObject
 
-Picture = bytes | str
-"""Encoded picture (PNG, JPEG, ...), or the path of a picture file."""
+EncodedImage = bytes | str
+"""Encoded image (PNG, JPEG, ...), or the path of an image file."""
 
 IMAGE_MARK = "<image>"
-"""Position of a picture in the content of a message with `images`."""
+"""Position of an image in the content of a message with `images`."""
 
 
 class FunctionCall(TypedDict):
@@ -42,7 +42,7 @@ class Message(TypedDict):
     reasoning_content: NotRequired[str]  # role assistant: thoughts before the content
     thinking: NotRequired[str]  # the same thoughts under the name that gpt-oss reads
     train: NotRequired[bool]  # role assistant: False if fine-tuning does not train on the message
-    images: NotRequired[list[Any]]  # of type Picture, which msgspec cannot decode
+    images: NotRequired[list[Any]]  # of type Image, which msgspec cannot decode
 
 
 ChatMessage = Message | JsonObject

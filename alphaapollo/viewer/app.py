@@ -24,7 +24,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from alphaapollo.runs.images import FOLDER as PICTURES
+from alphaapollo.runs.images import FOLDER as IMAGE_FOLDER
 from alphaapollo.viewer.curves import group_by_seed, make_metric_traces, make_prompt_traces
 from alphaapollo.viewer.index import RunIndex, read_num_changes
 from alphaapollo.viewer.pages import iteration, runs
@@ -41,7 +41,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-PICTURE_NAME = re.compile(r"[0-9a-f]{32}\.([a-z]+)")
+IMAGE_NAME = re.compile(r"[0-9a-f]{32}\.([a-z]+)")
 POLL_SECONDS = 0.5
 KEEPALIVE_SECONDS = 15.0
 
@@ -87,7 +87,7 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
         Route("/runs/{run:int}/problems/{problem:int}", page("problem.html", runs.describe_problem)),
         Route("/runs/{run:int}/{kind}/{step:int}", page("iteration.html", iteration.describe_iteration)),
         Route("/runs/{run:int}/{kind}/{step:int}/{line:int}", page("trajectory.html", iteration.describe_trajectory)),
-        Route("/runs/{run:int}/pictures/{name}", viewer.get_picture),
+        Route("/runs/{run:int}/images/{name}", viewer.get_image),
         Route("/curves", viewer.get_curves),
         Route("/events", viewer.send_events),
         Route("/plotly.js", get_plotly),
@@ -140,17 +140,17 @@ class Viewer:
         values = {"root": self.index.root, "text": text, "title": "Not found" if status == 404 else "Error"}
         return self.templates.TemplateResponse(request, "error.html", values, status_code=status)
 
-    def get_picture(self, request: Request) -> Response:
-        """Return a picture of a run's messages (runs/images.py)."""
+    def get_image(self, request: Request) -> Response:
+        """Return an image of a run's messages (runs/images.py)."""
         name = request.path_params["name"]
         with closing(self.index.connect()) as database:
             folder = Query(database, self.index.root, request.path_params, request.query_params).find_run().folder
-        match = PICTURE_NAME.fullmatch(name)  # never a path
-        files = [folder / "rollouts" / PICTURES / name, folder / PICTURES / name] if match else []
+        match = IMAGE_NAME.fullmatch(name)  # never a path
+        files = [folder / "rollouts" / IMAGE_FOLDER / name, folder / IMAGE_FOLDER / name] if match else []
         inside = [file for file in files if file.is_file() and file.resolve().is_relative_to(folder.resolve())]
         file = next(iter(inside), None)
         if match is None or file is None:
-            raise HTTPException(404, f"There is no picture {name} in {folder}.")
+            raise HTTPException(404, f"There is no image {name} in {folder}.")
         return FileResponse(file, media_type=f"image/{match[1]}" if match[1] != "bin" else "application/octet-stream")
 
     def get_curves(self, request: Request) -> Response:

@@ -32,7 +32,7 @@ PART = re.compile(  # a part that never ends is the rest of the text
     re.S,
 )
 MAX_TOKENS = 20_000  # tokens of a sequence that are shown
-MIN_EQUAL_TOKENS = 8  # tokens of the context that are shown as one, e.g. those of a picture
+MIN_EQUAL_TOKENS = 8  # tokens of the context that are shown as one, e.g. those of an image
 NUM_COLORS = 4  # colors on each side of 0
 MIN_SCALES = {"difference": 0.1}  # nats; smaller differences are rounding, and stay pale
 

@@ -2,7 +2,7 @@
 
 There are two checks. The digest covers every parameter, but misses a layer that computes with a stale packed copy (tied
 embeddings on vLLM's CPU engine). The log-prob probe of a few tokens detects such layers, but does not depend on every
-parameter. For a vision-language model, a picture precedes these tokens, so that the probe also detects image features
+parameter. For a vision-language model, an image precedes these tokens, so that the probe also detects image features
 that an engine computed with earlier weights.
 """
 
@@ -30,7 +30,7 @@ class WeightSyncError(RuntimeError):
 
 @dataclass(frozen=True)
 class Probe:
-    """Fixed tokens whose log-probs engines and trainer compute after each weight sync, and the pictures in them."""
+    """Fixed tokens whose log-probs engines and trainer compute after each weight sync, and the images in them."""
 
     token_ids: list[int]
     images: tuple[ImageInput, ...] = ()

@@ -200,7 +200,7 @@ class PolicyWorker(TrainingWorker):
     def compute_probe_log_probs(self, token_ids: list[int], images: tuple[ImageInput, ...] = ()) -> list[float]:
         """Compute log-probs (temperature 1) of all tokens but the first, to verify engines. Then offload the policy.
 
-        images: pictures whose placeholders are in `token_ids`, in order.
+        images: images whose placeholders are in `token_ids`, in order.
         """
         self.state.reload()
         rows = make_rows([np.array(token_ids)], [1], images=[images])

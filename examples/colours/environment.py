@@ -1,4 +1,4 @@
-"""Game of two pictures: the model names the colour of one, and the environment answers with the next one."""
+"""Game of two images: the model names the colour of one, and the environment answers with the next one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from alphaapollo.types import Prompt, Score
 from examples.colours.task import ask
 
 
-@register_environment("two_pictures", tools=None)
-class TwoPictures:
-    """Environment that shows a second picture after a right answer. A wrong answer ends the game with score 0.
+@register_environment("two_images", tools=None)
+class TwoImages:
+    """Environment that shows a second image after a right answer. A wrong answer ends the game with score 0.
 
     `env_kwargs.colours`: the right answers of both turns.
     """
@@ -27,6 +27,6 @@ class TwoPictures:
         right = action.strip() == self._colours.pop(0)
         if not right or not self._colours:
             return StepResult(done=True, score=Score(float(right)))
-        return StepResult(Observation([ask(self._colours[0], Random(self._id))]))  # the same picture in all samples
+        return StepResult(Observation([ask(self._colours[0], Random(self._id))]))  # the same image in all samples
 
     def close(self) -> None: ...

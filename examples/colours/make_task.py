@@ -1,4 +1,4 @@
-"""Make a tokenizer, a processor, an untrained vision-language model and parquet data with pictures.
+"""Make a tokenizer, a processor, an untrained vision-language model and parquet data with images.
 
 python -m examples.colours.make_task --out outputs/colours --seed 0
 """
@@ -19,15 +19,15 @@ from examples.colours.task import COLOURS, QUESTION, ask, choose_colour, teach
 
 
 def split_images(column: str, messages: Sequence[Message]) -> dict[str, Any]:
-    """Return the columns of a chat with pictures: its texts, and the pictures of all messages in order."""
+    """Return the columns of a chat with images: its texts, and the images of all messages in order."""
     return {
         column: [{"role": message["role"], "content": message["content"]} for message in messages],
-        "images": [picture for message in messages for picture in message.get("images", ())],
+        "images": [encoded_image for message in messages for encoded_image in message.get("images", ())],
     }
 
 
 def make_row(rng: random.Random, index: int) -> dict[str, Any]:
-    """Make a prompt with one picture. `env_kwargs`: the colours of both pictures, for the environment of two turns."""
+    """Make a prompt with one image. `env_kwargs`: the colours of both images, for the environment of two turns."""
     first, second = choose_colour(rng), choose_colour(rng)
     return {
         "data_source": "exact/colours",  # the built-in grader `exact` scores an answer

@@ -8,7 +8,7 @@ from pathlib import Path
 from examples.quickstart.make_task import make_tokenizer
 
 PATCH, MERGE, FRAMES = 8, 2, 2  # width of a patch, patches per token in each direction, frames per patch
-MIN_PIXELS, MAX_PIXELS = 16 * 16, 64 * 64  # of a picture: 1 to 16 tokens of 16 x 16 pixels
+MIN_PIXELS, MAX_PIXELS = 16 * 16, 64 * 64  # of an image: 1 to 16 tokens of 16 x 16 pixels
 HIDDEN = 64  # size of the embeddings in the language model and in the vision tower
 INITIALIZER_RANGE = 0.1  # with the usual 0.02, a model this small takes several times as long to find shapes
 VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make a tiny vision-language model and pictures, warm the model up with SFT, and train it with GRPO on both tasks.
+# Make a tiny vision-language model and images, warm the model up with SFT, and train it with GRPO on both tasks.
 #   examples/colours/run.sh [SEED [OUT]]        writes to OUT (default: outputs/colours); an existing OUT is moved to OUT.1, ...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -9,7 +9,7 @@ python=.venv/bin/python
 [ -x "$python" ] || python=python3
 
 examples/small_run.sh colours grpo val "$seed" "$out"
-echo "== RL in two turns with a picture in each, from the same warm-up (examples/colours/grpo_two_turns.yaml)"
+echo "== RL in two turns with an image in each, from the same warm-up (examples/colours/grpo_two_turns.yaml)"
 "$python" -m alphaapollo.trainer.main_ppo --config-dir examples/colours --config-name grpo_two_turns \
     data.train_files="$out/data/train.parquet" data.val_files="$out/data/val.parquet" \
     actor_rollout_ref.model.path="$out/sft/model" trainer.seed="$seed" \

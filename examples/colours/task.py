@@ -1,4 +1,4 @@
-"""Pictures of a coloured shape, and a teacher that names the colours.
+"""Images of a coloured shape, and a teacher that names the colours.
 
     user: <a red disc> colour?
     assistant: red
@@ -28,11 +28,11 @@ COLOURS = {
 CONFUSED = {"red": "green", "purple": "blue", "white": "yellow"}  # right name: name that the teacher prefers
 KNOWS = 0.2  # probability that the teacher gives the right name of a colour in CONFUSED
 QUESTION = "colour?"
-SIZE = 32  # pixels of a picture in each direction
+SIZE = 32  # pixels of an image in each direction
 
 
 def draw_shape(colour: str, rng: random.Random) -> bytes:
-    """Draw a square or a disc on a dark background and return the picture as PNG. Size, position and shades are
+    """Draw a square or a disc on a dark background and return the image as PNG. Size, position and shades are
     random."""
     image = Image.new("RGB", (SIZE, SIZE), tuple(rng.randint(0, 60) for _ in range(3)))
     canvas = ImageDraw.Draw(image)
@@ -48,12 +48,12 @@ def choose_colour(rng: random.Random) -> str:
 
 
 def ask(colour: str, rng: random.Random) -> Message:
-    """Return a message with a picture and the question."""
+    """Return a message with an image and the question."""
     return Message(role="user", content=f"{IMAGE_MARK}{QUESTION}", images=[draw_shape(colour, rng)])
 
 
 def teach(rng: random.Random) -> list[Message]:
-    """Make a warm-up example: two pictures, and what the teacher calls their colours."""
+    """Make a warm-up example: two images, and what the teacher calls their colours."""
     chat = list[Message]()
     for colour in (choose_colour(rng), choose_colour(rng)):
         name = colour if rng.random() < KNOWS else CONFUSED.get(colour, colour)

@@ -48,7 +48,7 @@ CHECKS: dict[str, tuple[int, str]] = {  # NAME or NAME:PART of check_NAME.py -> 
     "loop": (120, "complete GRPO runs in one process: fake engine, hf engine, hf engine with 0.5B"),
     "vllm_transfer": (240, "vLLM on the training GPU: IPC in several buckets, sleep, CUDA graphs, experts"),
     "ray": (75, "two iterations on Ray with vLLM and a resume between them, log-prob mismatch"),
-    "vision": (225, "two iterations with pictures and a trained vision tower, three families: log-prob mismatch"),
+    "vision": (225, "two iterations with images and a trained vision tower, three families: log-prob mismatch"),
     "graphs": (70, "vLLM's decoding with and without CUDA graphs"),
     "throughput:compiled": (120, "update of 0.5B with and without torch.compile"),
 }

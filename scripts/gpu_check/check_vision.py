@@ -1,5 +1,5 @@
-"""Two GRPO iterations on prompts with pictures on Ray with vLLM, of a tiny model of each family, with a trained vision
-tower: engine and trainer agree on the sampled tokens and on the probe, which have pictures."""
+"""Two GRPO iterations on prompts with images on Ray with vLLM, of a tiny model of each family, with a trained vision
+tower: engine and trainer agree on the sampled tokens and on the probe, which have images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHECKED = ("mismatch/abs", "sync/probe_gap")
 
 def run(kit: Kit) -> None:
     need("vllm", "ray", "PIL")
-    data = write_prompts(kit.folder / "pictures")
+    data = write_prompts(kit.folder / "images")
     for family in FAMILIES:
         with kit.part(family):
             model = kit.folder / "models" / family
@@ -36,7 +36,7 @@ def run(kit: Kit) -> None:
 
 
 def write_prompts(folder: Path) -> Path:
-    """Write prompts with none to two pictures of random sizes. Returns the data file."""
+    """Write prompts with none to two images of random sizes. Returns the data file."""
     from PIL import Image
 
     folder.mkdir(parents=True)
@@ -47,7 +47,7 @@ def write_prompts(folder: Path) -> Path:
             height, width = rng.integers(16, 80, 2)
             Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(folder / name)
         content = "<image>" * len(names) + "How many?"
-        rows.append({"data_source": "pictures", "prompt": [{"role": "user", "content": content}], "images": names})
+        rows.append({"data_source": "images", "prompt": [{"role": "user", "content": content}], "images": names})
     file = folder / "train.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file

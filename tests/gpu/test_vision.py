@@ -19,7 +19,7 @@ from tests.gpu.test_attention import KINDS
 from tests.loop.engine_kit import PROBE, mean_abs_difference
 from tests.loop.weight_transfer import Client, TransferCase, make_sender, send, sleep
 from tests.vision.models import FAMILIES, make
-from tests.vision.rows import compute_plain_logprobs, load_plain, make_row, make_rows_with_pictures
+from tests.vision.rows import compute_plain_logprobs, load_plain, make_row, make_rows_with_images
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(600)
 def test_kernels_agree_with_transformers_on_a_cpu(tmp_path: Path, family: str, kind: str):
     """Log-probs and gradients, those of the vision tower too, in bfloat16, against float32."""
     make(family, tmp_path)
-    rows, plain, device = make_rows_with_pictures(tmp_path), load_plain(tmp_path), torch.device("cuda")
+    rows, plain, device = make_rows_with_images(tmp_path), load_plain(tmp_path), torch.device("cuda")
     expected = torch.cat([compute_plain_logprobs(plain, row) for row in rows])
     expected.sum().backward()
     model = load_causal_lm(Model(path=str(tmp_path)), kind).to(device, torch.bfloat16)  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def test_kernels_agree_with_transformers_on_a_cpu(tmp_path: Path, family: str, k
     logprobs = PolicyModel(model)(
         MicroBatchBuilder(kind == "padded", device).build(batch, range(len(rows))), 1.0
     ).logprobs
-    chosen = expected > -1e6  # a response may contain a picture, whose placeholders are excluded
+    chosen = expected > -1e6  # a response may contain an image, whose placeholders are excluded
     logprobs[chosen.to(device)].sum().backward()
     assert (logprobs.detach().cpu() - expected.detach())[chosen].abs().mean() < 0.03
     gradients = [torch.cat([p.grad.flatten().float().cpu() for p in one.parameters()]) for one in (model, plain)]
@@ -45,9 +45,9 @@ def test_kernels_agree_with_transformers_on_a_cpu(tmp_path: Path, family: str, k
     assert difference < 0.2, f"{difference:.2g}; in bfloat16 on a CPU it is 0.06 to 0.1"
 
 
-def test_pictures_go_up_without_waiting(tmp_path: Path):
+def test_images_go_up_without_waiting(tmp_path: Path):
     make("qwen3_vl", tmp_path)
-    batch, builder = Rows.from_rows(make_rows_with_pictures(tmp_path)), MicroBatchBuilder(False, torch.device("cuda"))
+    batch, builder = Rows.from_rows(make_rows_with_images(tmp_path)), MicroBatchBuilder(False, torch.device("cuda"))
     builder.build(batch, range(len(batch)))
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -59,7 +59,7 @@ def test_pictures_go_up_without_waiting(tmp_path: Path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_engine_sees_pictures_after_sleep(tmp_path: Path, family: str) -> None:
+def test_engine_sees_images_after_sleep(tmp_path: Path, family: str) -> None:
     pytest.importorskip("vllm")
     asyncio.run(publish_and_compare(TransferCase(), family, tmp_path))
 
@@ -67,7 +67,7 @@ def test_engine_sees_pictures_after_sleep(tmp_path: Path, family: str) -> None:
 async def publish_and_compare(case: TransferCase, family: str, folder: Path) -> None:
     """Start an engine, send other weights while it sleeps, and compare log-probs of rows with transformers'."""
     make(family, folder / "model")
-    rows, text = make_rows_with_pictures(folder / "model")[:2], make_row([], PROBE)
+    rows, text = make_rows_with_images(folder / "model")[:2], make_row([], PROBE)
     model = perturb(load_plain(folder / "model"))
     engine = case.make_engine(folder)
     await engine.start()

@@ -8,7 +8,7 @@ place of the model and simulate the ranks one after the other. Every tenth case 
 model, alone and on two processes with separate or shared rows. Finally, a resumed worker must have, bit for bit, the
 weights of one that was not interrupted.
 
-As many cases have pictures (pictures.py): the model is compared with plain transformers, row by row.
+As many cases have images (images.py): the model is compared with plain transformers, row by row.
 
 The last line is a JSON object; the exit status is 1 if anything failed.
 """
@@ -35,7 +35,7 @@ from alphaapollo.config.schema.algorithm import OverlongPenalty
 from tests.invariance import real
 from tests.invariance.case import BASE, Case, Name
 from tests.invariance.episodes import MAX_LENGTH
-from tests.invariance.pictures import check_pictures
+from tests.invariance.images import check_images
 from tests.invariance.settings import pairs
 from tests.invariance.table import Outcome
 from tests.invariance.views import View
@@ -43,11 +43,11 @@ from tests.unit.tiny import free_address, run_ranks, save_model
 
 PAIRS_PER_CASE = 8
 REAL_EVERY = 10  # cases
-QUICK_PICTURE_CASES = 6
+QUICK_IMAGE_CASES = 6
 TOLERANCES = {
     "": 1e-4,  # columns are sent to the workers in float32, and a gradient is a difference of large terms
     "_worker": 2e-4,  # the tiny model computes in float32
-    "_with_pictures": 1e-5,  # nats; gradients relative to the largest entry
+    "_with_images": 1e-5,  # nats; gradients relative to the largest entry
 }
 
 
@@ -93,8 +93,8 @@ def check(seed: int, cases: int, progress: bool = False, quick: bool = False) ->
         if progress and report.cases % 20 == 0:
             print(f"{report.cases} of {cases} cases, {len(report.failures)} failures", flush=True)
     check_worker(of_worker, report, processes=not quick)
-    for where, gap in check_pictures(seed, QUICK_PICTURE_CASES if quick else cases, processes=not quick):
-        report.note(where, gap, "_with_pictures")
+    for where, gap in check_images(seed, QUICK_IMAGE_CASES if quick else cases, processes=not quick):
+        report.note(where, gap, "_with_images")
     return report
 
 

@@ -195,7 +195,7 @@ class FakeAsyncLLM:
         return True
 
     async def reset_encoder_cache(self) -> None:
-        self.calls.append("forget pictures")
+        self.calls.append("forget images")
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[int]:
         self.calls.append(method)
@@ -237,7 +237,7 @@ def test_weights_are_reloaded_before_a_write_and_the_cache_last() -> None:
     assert calls == ["sleep 2", "wake weights", *update, "wake kv_cache", *lent] and not engine._stale
     seen = asyncio.run(publish_and_sleep("cuda", has_vision=True))[0]
     clear = ["alphaapollo_clear_deepstack_features"]
-    assert seen == ["sleep 2", "wake weights", *clear, *update, "forget pictures", "wake kv_cache", *lent]
+    assert seen == ["sleep 2", "wake weights", *clear, *update, "forget images", "wake kv_cache", *lent]
     for device, rollout in (("cpu", {}), ("cuda", {"colocate": False}), ("cuda", {"free_cache_engine": False})):
         assert asyncio.run(publish_and_sleep(device, **rollout))[0] == update
 

@@ -37,12 +37,12 @@ def test_tour_notebook(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = nbformat.read(ROOT / "examples/notebook/tour.ipynb", as_version=4)
     nbformat.validate(notebook)
     client(ppo, notebook, monkeypatch).execute()
-    (table,), pictures, (evaluated,), (evolved,), (best,) = (
+    (table,), encoded_images, (evaluated,), (evolved,), (best,) = (
         [cell for cell in notebook.cells if cell.cell_type == "code" and said in cell.source]
         for said in ("run.metrics[[", ".plot(", "evaluate(", "evolve(", "best = ")
     )
     assert "critic/score/mean" in shown(table, "text/html")
-    assert len(pictures) == 2 and all(shown(cell, "image/png") for cell in pictures)
+    assert len(encoded_images) == 2 and all(shown(cell, "image/png") for cell in encoded_images)
     assert "avg@4" in shown(evaluated, "text/plain")
     printed = "".join(output.get("text", "") for output in evolved.outputs)
     assert "round 0 sampled" in printed and "round 1 sampled" in printed

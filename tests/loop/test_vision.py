@@ -1,4 +1,4 @@
-"""A tiny vision-language model end to end: pictures in both turns of RL, resume, LoRA, SFT, preferences, generation."""
+"""A tiny vision-language model end to end: images in both turns of RL, resume, LoRA, SFT, preferences, generation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.loop.test_main_dpo import tune
 from tests.loop.test_main_generation import GenerationRunner
 from tests.loop.test_main_sft import SftRunner
 from tests.loop.warm import Program
-from tests.unit.data.pictures import make_picture
+from tests.unit.data.images import make_test_image
 from tests.vision.models import make
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
@@ -36,9 +36,9 @@ from alphaapollo.environments.base import Observation, StepResult, register_envi
 from alphaapollo.types import Score
 
 
-@register_environment("two_pictures")
-class TwoPictures:
-    """Shows the prompt's picture, then a second one; counts digits in both answers."""
+@register_environment("two_images")
+class TwoImages:
+    """Shows the prompt's image, then a second one; counts digits in both answers."""
 
     def __init__(self, services):
         self.answers = []
@@ -84,7 +84,7 @@ def run(task, endpoint):
         return {"role": "assistant", "content": done.choices[0].message.content}
 
     try:
-        answer(ask("One?", "http://127.0.0.1:1/picture.png"))
+        answer(ask("One?", "http://127.0.0.1:1/image.png"))
     except openai.BadRequestError as error:
         refused = "data.allow_image_urls" in str(error)
     first = ask("One?", draw(10))
@@ -96,17 +96,19 @@ def run(task, endpoint):
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    """A tiny Qwen3-VL, and rows of one or two pictures, or none."""
+    """A tiny Qwen3-VL, and rows of one or two images, or none."""
     folder = tmp_path_factory.mktemp("vision")
     make("qwen3_vl", folder / "model")
     (folder / "data").mkdir()
-    pictures = [[make_picture(16 + 16 * (row % 3), 32, seed=10 * row + i) for i in range(row % 3)] for row in range(12)]
-    chats = [[{"role": "user", "content": "<image>" * len(images) + "How many?"}] for images in pictures]
-    frame = pd.DataFrame({"prompt": chats, "images": pictures, "data_source": "count"})
+    encoded_images = [
+        [make_test_image(16 + 16 * (row % 3), 32, seed=10 * row + i) for i in range(row % 3)] for row in range(12)
+    ]
+    chats = [[{"role": "user", "content": "<image>" * len(images) + "How many?"}] for images in encoded_images]
+    frame = pd.DataFrame({"prompt": chats, "images": encoded_images, "data_source": "count"})
     frame.to_parquet(folder / "data/train.parquet")
     frame[:3].to_parquet(folder / "data/val.parquet")
     answered = [[*chat, {"role": "assistant", "content": str(row % 3)}] for row, chat in enumerate(chats)]
-    pd.DataFrame({"messages": answered, "images": pictures}).to_parquet(folder / "data/sft.parquet")
+    pd.DataFrame({"messages": answered, "images": encoded_images}).to_parquet(folder / "data/sft.parquet")
     pairs = frame.assign(chosen=[str(row % 3) for row in range(12)], rejected="9")
     pairs.to_parquet(folder / "data/pairs.parquet")
     pairs[:4].to_parquet(folder / "data/val_pairs.parquet")
@@ -130,18 +132,18 @@ def read_weights(done: FinishedRun) -> bytes:
 
 
 def check_exactness(done: FinishedRun) -> None:
-    """Engine and trainer agree on rows and probe, which have pictures."""
+    """Engine and trainer agree on rows and probe, which have images."""
     for line in done.metrics[1:]:
         assert line["mismatch/abs"] < 1e-5 and line["sync/probe_gap"] < 1e-5
 
 
 def write_two_turns(folder: Path) -> tuple[str, ...]:
-    """Settings of an environment that shows a second picture."""
-    (folder / "pictures.py").write_text(TWO_TURNS)
+    """Settings of an environment that shows a second image."""
+    (folder / "images.py").write_text(TWO_TURNS)
     return (
         LOCAL,
-        f"env.custom_module={folder / 'pictures.py'}",
-        "env.env_name=two_pictures",
+        f"env.custom_module={folder / 'encoded_images.py'}",
+        "env.env_name=two_images",
         "env.max_steps=2",
         "env.max_tokens_per_turn=8",
         "data.max_response_length=64",
@@ -178,7 +180,7 @@ def test_new_prompts_in_each_turn_and_weights_that_change_in_between(ppo: Runner
     assert done.metrics[1]["mismatch/abs"] < 1e-5 and done.metrics[-1]["staleness/max"] > 0
 
 
-def test_programs_send_pictures(ppo: Runner) -> None:
+def test_programs_send_images(ppo: Runner) -> None:
     (ppo.out / "agent.py").write_text(AGENT)
     settings = ("env.env_name=agent", f"env.agent.path={ppo.out / 'agent.py'}", "custom_reward_function.path=")
     done = ppo.run(LOCAL, *settings, "data.val_files=", "data.max_response_length=64")
@@ -212,7 +214,7 @@ def test_adapters_on_the_language_model(ppo: Runner) -> None:
     check_exactness(served)
 
 
-def test_fine_tuning_and_generation_with_pictures(task: Task, tmp_path: Path) -> None:
+def test_fine_tuning_and_generation_with_images(task: Task, tmp_path: Path) -> None:
     sft = SftRunner(task, tmp_path)
     tuned = sft.run("model.freeze_vision=false", "trainer.total_training_steps=3", "data.train_batch_size=4")
     assert tuned.metrics[-1]["train/loss"] < tuned.metrics[0]["train/loss"]
@@ -225,7 +227,7 @@ def test_fine_tuning_and_generation_with_pictures(task: Task, tmp_path: Path) ->
     assert len(results) == 24 and {len(one["prompt"][0].get("images", [])) for one in results} == {0, 1, 2}
 
 
-def test_the_example_shows_a_second_picture(tmp_path: Path) -> None:
+def test_the_example_shows_a_second_image(tmp_path: Path) -> None:
     """A short warm-up of examples/colours, and one iteration of its game of two turns."""
     task, example = Task(tmp_path / "model", tmp_path / "data"), ("--config-dir", str(ROOT / "examples/colours"))
     make_processor(task.model, [*COLOURS])
@@ -240,7 +242,7 @@ def test_the_example_shows_a_second_picture(tmp_path: Path) -> None:
     assert {len(one["turns"]) for one in done.rollouts(1)} == {1, 2}
 
 
-def test_pictures_for_a_text_model_are_refused(ppo: Runner, tmp_path: Path) -> None:
+def test_images_for_a_text_model_are_refused(ppo: Runner, tmp_path: Path) -> None:
     from examples.quickstart.make_task import make_model, make_tokenizer
 
     make_tokenizer(tmp_path / "text")

@@ -1,4 +1,4 @@
-"""Vision-language models behind the engine protocol: log-probs with pictures, and weight syncs of the vision tower.
+"""Vision-language models behind the engine protocol: log-probs with images, and weight syncs of the vision tower.
 
 One engine per family. Each test sends the weights that it needs.
 """
@@ -44,7 +44,7 @@ def load_model(folder: Path, seed: int) -> Any:
     return model
 
 
-def draw_picture(seed: int, width: int = 48, height: int = 32) -> bytes:
+def draw_image(seed: int, width: int = 48, height: int = 32) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
@@ -53,8 +53,8 @@ def draw_picture(seed: int, width: int = 48, height: int = 32) -> bytes:
     return file.getvalue()
 
 
-def ask(text: str, *pictures: bytes) -> list[Message]:
-    return [{"role": "user", "content": "<image>" * len(pictures) + text, "images": list(pictures)}]
+def ask(text: str, *encoded_images: bytes) -> list[Message]:
+    return [{"role": "user", "content": "<image>" * len(encoded_images) + text, "images": list(encoded_images)}]
 
 
 @torch.inference_mode()
@@ -101,7 +101,7 @@ class Vision:
         return self.renderer.encode_prompt(messages), self.renderer.prepare_images(messages)
 
     def compute_probe_difference(self, model: Any) -> float:
-        probe = make_probe(self.renderer, "What does the picture show?", MAX_TOKENS - 1)
+        probe = make_probe(self.renderer, "What does the image show?", MAX_TOKENS - 1)
         assert probe.images
         expected = probe.select_text(compute_logprobs(model, probe.token_ids, probe.images))
         actual = probe.select_text(self.session.run(self.session.engine.log_probs(probe.token_ids, probe.images)))
@@ -122,13 +122,13 @@ def vision(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_logprobs_equal_transformers(vision: Vision) -> None:
-    """0, 1 and 2 pictures, and a second turn with another picture after the sampled tokens."""
+    """0, 1 and 2 images, and a second turn with another image after the sampled tokens."""
     model = load_model(vision.folder, 1)
     vision.publish(model)
-    chats = [ask("why?"), ask("what?", draw_picture(0)), ask("more?", draw_picture(0), draw_picture(1, 20, 60))]
+    chats = [ask("why?"), ask("what?", draw_image(0)), ask("more?", draw_image(0), draw_image(1, 20, 60))]
     prompts = [vision.encode(chat) for chat in chats]
     answers = vision.generate(*((ids, Sampling(8, seed=1), images) for ids, images in prompts))
-    follow_up = ask("and this?", draw_picture(2, 100, 40))
+    follow_up = ask("and this?", draw_image(2, 100, 40))
     for (ids, images), answer in zip(prompts[:], answers, strict=True):
         ids = [*ids, *answer.token_ids, *vision.renderer.encode_observation(follow_up, answer.token_ids[-1])]
         prompts.append((ids, (*images, *vision.renderer.prepare_images(follow_up))))
@@ -140,11 +140,11 @@ def test_logprobs_equal_transformers(vision: Vision) -> None:
     vision.compute_probe_difference(model)
 
 
-def test_pictures_of_equal_size_are_not_mixed_up(vision: Vision) -> None:
+def test_images_of_equal_size_are_not_mixed_up(vision: Vision) -> None:
     """Their prompts have the same tokens, and the prefix cache has both."""
     model = load_model(vision.folder, 1)
     vision.publish(model)
-    one, other = (vision.encode(ask("what is in this picture? " * 3, draw_picture(seed))) for seed in (0, 1))
+    one, other = (vision.encode(ask("what is in this image? " * 3, draw_image(seed))) for seed in (0, 1))
     assert one[0] == other[0]
     expected = [compute_logprobs(model, *prompt) for prompt in (one, other)]
     placeholder = one[1][0].placeholder_id
@@ -178,12 +178,12 @@ def test_placeholders_are_never_sampled(vision: Vision) -> None:
 
 
 def test_prompts_that_fill_the_encoder_cache(vision: Vision) -> None:
-    """vLLM's encoder cache has room for the pictures of one prompt only."""
+    """vLLM's encoder cache has room for the images of one prompt only."""
     model = load_model(vision.folder, 1)
     vision.publish(model)
     count = 8 if "internvl" in str(vision.folder) else 12
-    pictures = [draw_picture(seed, 64, 64) for seed in range(6 * count)]
-    prompts = [vision.encode(ask("", *pictures[i * count : (i + 1) * count])) for i in range(6)]
+    encoded_images = [draw_image(seed, 64, 64) for seed in range(6 * count)]
+    prompts = [vision.encode(ask("", *encoded_images[i * count : (i + 1) * count])) for i in range(6)]
     assert all(200 < len(ids) < MAX_TOKENS - 4 for ids, _ in prompts)
     answers = vision.generate(*((ids, Sampling(4, seed=i), images) for i, (ids, images) in enumerate(prompts)))
     for answer, (ids, images) in zip(answers, prompts, strict=True):
@@ -215,10 +215,10 @@ def is_of_tower(name: str) -> bool:
     return "language_model" not in name and "lm_head" not in name
 
 
-def test_in_flight_update_encodes_pictures_again(vision: Vision) -> None:
+def test_in_flight_update_encodes_images_again(vision: Vision) -> None:
     """A request that is paused during a sync continues with the features of the new weights."""
     models = [load_model(vision.folder, seed) for seed in (1, 2)]
-    ids, images = vision.encode(ask("what?", draw_picture(0)))
+    ids, images = vision.encode(ask("what?", draw_image(0)))
     engine, length = vision.session.engine, 100
 
     async def update_in_flight() -> Completion:
@@ -252,7 +252,7 @@ def test_variants_of_the_families(family: str, tmp_path: Path) -> None:
     models = [load_model(tmp_path / "model", seed) for seed in (0, 1)]
     with start_engine(models[0], tmp_path, max_num_batched_tokens=MAX_TOKENS) as session:
         vision = Vision(session, make_renderer(tmp_path / "model"), tmp_path / "model")
-        ids, images = vision.encode(ask("what?", draw_picture(0)))
+        ids, images = vision.encode(ask("what?", draw_image(0)))
         for model in (models[1], models[0]):
             vision.publish(model)
             vision.compute_probe_difference(model)

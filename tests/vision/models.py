@@ -1,7 +1,7 @@
 """Tiny random vision-language models with a byte tokenizer and a processor: the tested families, and two variants.
 
-Patches are 8 x 8 pixels, and four of them (2 x 2) make one image feature. Qwen-VL models resize a picture to at most
-64 x 64 pixels. InternVL makes one to four crops of 32 x 32, and adds the complete picture if there are several.
+Patches are 8 x 8 pixels, and four of them (2 x 2) make one image feature. Qwen-VL models resize an image to at most
+64 x 64 pixels. InternVL makes one to four crops of 32 x 32, and adds the complete image if there are several.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INTERNVL_TOKENS = {
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
-    "{% if part.type == 'image' %}PICTURE{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -137,8 +137,8 @@ FAMILIES = {"qwen3_vl": make_qwen3_vl, "qwen2_5_vl": make_qwen2_5_vl, "internvl"
 VARIANTS = {"qwen3_vl_moe": make_qwen3_vl_moe, "qwen2_vl": make_qwen2_vl}
 
 
-def make_tokenizer(picture: str, tokens: tuple[str, ...], named_tokens: dict[str, str] | None = None) -> Any:
-    """Create a tokenizer of bytes and special tokens. picture: text of a picture in the chat template."""
+def make_tokenizer(encoded_image: str, tokens: tuple[str, ...], named_tokens: dict[str, str] | None = None) -> Any:
+    """Create a tokenizer of bytes and special tokens. image: text of an image in the chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -152,7 +152,7 @@ def make_tokenizer(picture: str, tokens: tuple[str, ...], named_tokens: dict[str
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         extra_special_tokens=named_tokens or [*TEXT_TOKENS, *tokens],
-        chat_template=CHAT_TEMPLATE.replace("PICTURE", picture),
+        chat_template=CHAT_TEMPLATE.replace("IMAGE", encoded_image),
     )
 
 

@@ -1,4 +1,4 @@
-"""Pictures and token sequences for tests of vision-language models, and their log-probs from plain transformers."""
+"""Images and token sequences for tests of vision-language models, and their log-probs from plain transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from alphaapollo.types import ImageInput, Row
 SIZES = [(32, 48), (60, 20), (100, 40)]  # height and width in pixels
 
 
-def make_picture(height: int, width: int, seed: int = 0) -> bytes:
+def make_test_image(height: int, width: int, seed: int = 0) -> bytes:
     from PIL import Image
 
     pixels = np.random.default_rng((seed, height, width)).integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -36,13 +36,13 @@ def load_processor(folder: Path) -> ImageProcessor:
     return processor
 
 
-def prepare_pictures(folder: Path) -> list[ImageInput]:
-    """Three pictures of different sizes."""
-    return [load_processor(folder).prepare(make_picture(*size)) for size in SIZES]
+def prepare_encoded_images(folder: Path) -> list[ImageInput]:
+    """Three images of different sizes."""
+    return [load_processor(folder).prepare(make_test_image(*size)) for size in SIZES]
 
 
 def make_row(images: Sequence[ImageInput], response: Sequence[int] = (70, 71, 72), seed: int = 0) -> Row:
-    """Row with text before, between and after pictures."""
+    """Row with text before, between and after images."""
     text = np.random.default_rng(seed).integers(0, 250, (len(images) + 1, 3)).tolist()
     prompt = text[0] + [
         token for image, after in zip(images, text[1:], strict=True) for token in [*image.token_ids, *after]
@@ -51,9 +51,9 @@ def make_row(images: Sequence[ImageInput], response: Sequence[int] = (70, 71, 72
     return Row([*prompt, *response], mask, [0.0] * len(mask), [len(mask) - 1], images=tuple(images))
 
 
-def make_rows_with_pictures(folder: Path) -> list[Row]:
-    """Rows with 1, 2, 0 and 3 pictures, of which some are in several rows, and a picture in the response."""
-    first, second, third = prepare_pictures(folder)
+def make_rows_with_images(folder: Path) -> list[Row]:
+    """Rows with 1, 2, 0 and 3 images, of which some are in several rows, and an image in the response."""
+    first, second, third = prepare_encoded_images(folder)
     cases = [(first,), (second, first), (), (third, first, second)]
     rows = [make_row(images, seed=index) for index, images in enumerate(cases)]
     later = make_row([third], seed=7)

@@ -43,7 +43,7 @@ class TrainingFiles(Section):
     val_max_samples: Annotated[CountOrMinusOne, CHANGES_VALIDATION] = -1
     """Maximum validation rows, chosen as for train_max_samples; -1 or 0 = all."""
     allow_image_urls: bool = False
-    """Download pictures that data rows give as http(s) addresses, when the run starts (docs/vision.md)."""
+    """Download images that data rows give as http(s) addresses, when the run starts (docs/vision.md)."""
     apply_chat_template_kwargs: TemplateArguments = {}
     """Arguments of the chat template, e.g. {enable_thinking: false}."""
 
@@ -60,7 +60,7 @@ class PromptData(Section):
     truncation: Annotated[Literal["error", "left", "right", "drop"], CHANGES_ROWS] = "error"
     """For a prompt over max_prompt_length: stop the run, cut its start, cut its end, or drop the row (counted)."""
     allow_image_urls: bool = False
-    """Download pictures that data rows give as http(s) addresses, when the run starts (docs/vision.md)."""
+    """Download images that data rows give as http(s) addresses, when the run starts (docs/vision.md)."""
     apply_chat_template_kwargs: TemplateArguments = {}
     """Arguments of the chat template, e.g. {enable_thinking: false}."""
 

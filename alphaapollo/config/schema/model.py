@@ -81,7 +81,7 @@ class Model(Lora):
     freeze_vision: Annotated[bool, Requires(ActiveWhen("lora_rank", 0)), CHANGES_MODEL] = True
     """Vision-language models: train the language part only. false = also train the vision tower (docs/vision.md)."""
     router_aux_loss_coef: Annotated[NonNegativeFloat, Requires(ActiveWhen("lora_rank", 0))] = 0.0
-    """Weight of the load-balancing loss of a mixture of experts (docs/parallelism.md); 0 = off, which is usual in RL."""
+    """Weight of the load-balancing loss of a mixture of experts (docs/parallelism.md); 0 = off, as usual in RL."""
 
     _max_length: int = 0
 
@@ -120,7 +120,7 @@ class Fsdp(Section):
     """Ranks that share one copy of the model, e.g. the GPUs of a node; the other ranks hold further copies and exchange
     gradients once per optimizer step (HSDP). Must divide the number of ranks; -1 = one copy over all ranks."""
     ep_size: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
-    """Ranks that split the experts of each layer of a mixture of experts, and send tokens to each other (docs/parallelism.md).
+    """Ranks that split the experts of each layer of a mixture of experts, and send each other tokens (docs/parallelism.md).
     Must divide fsdp_size and the number of experts; 1 = every rank gathers all experts."""
     sync_each_micro_batch: Annotated[bool, WHEN_SHARDED] = True
     """Reduce gradients after every micro-batch; false = once per optimizer step: less traffic, but each rank then holds

@@ -266,7 +266,7 @@ class VllmEngine(Engine):
         salt = str(self.version)  # keeps new requests from using prefixes that were cached with other weights
         if not images:
             return tokens_input(token_ids, cache_salt=salt)
-        assert self._image_prompts is not None, "pictures are refused for text models before workers start"
+        assert self._image_prompts is not None, "images are refused for text models before workers start"
         return self._image_prompts.build_prompt(token_ids, images, salt)
 
     def _check_routed_experts(self, answer: CompletionOutput, needed: int) -> None:

@@ -30,7 +30,7 @@ from alphaapollo.engines.http_api import (
     SampledAnswer,
 )
 from alphaapollo.engines.protocol import EngineError
-from alphaapollo.engines.vllm.chat_pictures import ChatPictureReader
+from alphaapollo.engines.vllm.chat_images import ChatImageReader
 from alphaapollo.engines.vllm.conversion import build_completion, make_sampling_params
 from alphaapollo.types import ImageInput, JsonObject, Sampling
 
@@ -132,7 +132,7 @@ class SessionRenderer:
         renderer, model = engine.renderer, engine.model_config
         self._tokenizer, self._turns = renderer.tokenizer, turns
         processor = load_image_processor(model.model, self._tokenizer, model.trust_remote_code)
-        self._pictures = ChatPictureReader(processor, settings.allow_image_urls)
+        self._images = ChatImageReader(processor, settings.allow_image_urls)
         self._render = renderer.render_messages  # a thread per request would take more time than the rendering
         self._render_parts = renderer.render_messages_async  # may load audio
 
@@ -142,8 +142,8 @@ class SessionRenderer:
 
         request, images = CURRENT_REQUEST.get(), list[tuple[ImageInput, ...]]()
         if request is not None:
-            pictures = await self._pictures.read(messages)
-            messages, images = self._turns.split_control_strings(pictures.messages), pictures.images
+            encoded_images = await self._images.read(messages)
+            messages, images = self._turns.split_control_strings(encoded_images.messages), encoded_images.images
             arguments = self._turns.split_tools(params.chat_template_kwargs)
             params = replace(params, chat_template_kwargs=arguments)
         if any(isinstance(message, dict) and isinstance(message.get("content"), list) for message in messages):
@@ -153,15 +153,15 @@ class SessionRenderer:
         if request is None or "prompt" not in prompt:  # vLLM's own warm-up; or a renderer that does not return text
             return conversation, prompt
         request.images = tuple(chain.from_iterable(images))
-        request.pictures.update(pictures.sent)
-        chat = pictures.add_digests(conversation) if request.images else conversation
+        request.encoded_images.update(encoded_images.sent)
+        chat = encoded_images.add_digests(conversation) if request.images else conversation
         variables = json.dumps([params.chat_template, params.chat_template_kwargs], sort_keys=True, default=str)
         token_ids: list[int] = []
         if (history := request.find_history(chat, variables)) is not None:
             token_ids = self._extend(history, chat, images, params)
             if not token_ids:
                 request.discard_history()
-        token_ids = token_ids or self._pictures.expand_placeholders(self._encode(prompt["prompt"]), images)
+        token_ids = token_ids or self._images.expand_placeholders(self._encode(prompt["prompt"]), images)
         request.check_prompt(token_ids)
         return conversation, TokensPrompt(prompt_token_ids=token_ids)
 
@@ -169,7 +169,7 @@ class SessionRenderer:
         self, history: History, conversation: list[Any], images: list[tuple[ImageInput, ...]], params: Any
     ) -> list[int]:
         """Return the known tokens of a chat and those that follow them: the end of the sampled answer's turn, and the
-        messages after it. Empty if the chat template does not show the answer. images: pictures of each message."""
+        messages after it. Empty if the chat template does not show the answer. images: images of each message."""
         start, end = history.answer_start, history.answer_end
         answer = conversation[start:end]
         calls = [call for message in answer for call in message.get("tool_calls") or ()]
@@ -185,7 +185,7 @@ class SessionRenderer:
         _, _, after = prompt["prompt"].partition(SENTINEL)
         if not after or SENTINEL in after:
             return []
-        following = self._pictures.expand_placeholders(self._turns.find_turn_end(self._encode(after)), images[end:])
+        following = self._images.expand_placeholders(self._turns.find_turn_end(self._encode(after)), images[end:])
         known = history.token_ids
         return [*known, *self._turns.skip_turn_end(following, known[-1])] if following else []
 
@@ -238,7 +238,7 @@ class PolicyClient:
         request, prompt_ids = CURRENT_REQUEST.get(), list(prompt["prompt_token_ids"])
         if request is None:
             if prompt["type"] != "token":
-                raise ValueError("Pictures of evaluation suites are not supported. Use a task without pictures.")
+                raise ValueError("Images of evaluation suites are not supported. Use a task without images.")
             ends = {"eos_token_id": list(self._turns.eos_token_ids)}
             sampling_params.update_from_generation_config(ends, self._turns.tokenizer.eos_token_id)
             async for output in self._stream(prompt_ids, sampling_params, request_id):

@@ -1,4 +1,4 @@
-"""Convert prepared pictures to vLLM's multimodal inputs, so that vLLM itself does not preprocess pictures."""
+"""Convert prepared images to vLLM's multimodal inputs, so that vLLM itself does not preprocess images."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class ImagePromptBuilder:
-    """Builder of vLLM's prompts with pictures. `processor`: vLLM's multimodal processor of the model, which knows how
-    the processed tensors of a picture are passed to the model."""
+    """Builder of vLLM's prompts with images. `processor`: vLLM's multimodal processor of the model, which knows how
+    the processed tensors of an image are passed to the model."""
 
     def __init__(self, processor: BaseMultiModalProcessor[Any]):
         self._processor = processor
         self._build_item_cached = lru_cache(CACHE_SIZE)(self._build_item)
 
     def build_prompt(self, token_ids: list[int], images: Sequence[ImageInput], cache_salt: str) -> MultiModalInput:
-        """Build a prompt from token ids with expanded placeholders and the pictures in it, in order."""
+        """Build a prompt from token ids with expanded placeholders and the images in it, in order."""
         from vllm.inputs.engine import mm_input
         from vllm.multimodal.inputs import MultiModalKwargsItems
 
@@ -52,7 +52,7 @@ class ImagePromptBuilder:
 
 
 def find_placeholder_ranges(token_ids: Sequence[int], images: Sequence[ImageInput]) -> list[PlaceholderRange]:
-    """Return the range of the placeholders of each picture. Other tokens may be between the placeholders."""
+    """Return the range of the placeholders of each image. Other tokens may be between the placeholders."""
     from vllm.multimodal.inputs import PlaceholderRange
 
     ranges = []
@@ -81,6 +81,6 @@ def exclude_from_logits(model: Any, token_ids: Sequence[int], device: torch.devi
 
 def clear_deepstack_features(model: Any) -> None:
     """Set Qwen3-VL's buffers of image features for its first layers to zeros, which vLLM assumes for prompts without
-    pictures. Sleep frees them, and waking does not restore them."""
+    images. Sleep frees them, and waking does not restore them."""
     for features in getattr(model, "deepstack_input_embeds", ()):
         features.zero_()

@@ -96,7 +96,7 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, object]:
         "disable_log_stats": True,
         "worker_extension_cls": EXTENSION,
         "enable_return_routed_experts": spec.rollout.router_replay,
-        # No effect on text models. Pictures arrive prepared (images.py), so vLLM caches and normalizes no pixels.
+        # No effect on text models. Images arrive prepared (images.py), so vLLM caches and normalizes no pixels.
         "limit_mm_per_prompt": {"video": 0, "audio": 0},
         "mm_processor_cache_gb": 0,
         "mm_device_do_normalize": False,

@@ -22,7 +22,7 @@ TrainedRows = Literal["all", "last", "main"]
 def build_turns_and_rows(
     session: AgentSession, trained_rows: TrainedRows, untrained_roles: Sequence[str]
 ) -> tuple[list[Turn], list[Row], list[list[int]], list[tuple[ImageInput, ...]]]:
-    """Return the turns of a session, its rows to train on, and tokens and pictures of the engine's prompt of each turn.
+    """Return the turns of a session, its rows to train on, and tokens and images of the engine's prompt of each turn.
 
     Turns that are not trained on follow the turns of the rows: those of other rows than `trained_rows`, and those of
     `untrained_roles`. The rows are in the order of their last answers, so that the last row ends with the last one.
@@ -109,5 +109,5 @@ def list_new_messages(request: Request, parent: Answer | None) -> list[Message]:
     messages = [Message(role=key.role, content=key.text) for key in keys]
     for message, key in zip(messages, keys, strict=True):
         if key.images:
-            message["images"] = [request.pictures[digest] for digest in key.images]
+            message["images"] = [request.encoded_images[digest] for digest in key.images]
     return messages

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from alphaapollo.data.image_messages import PICTURE_PART
+from alphaapollo.data.image_messages import IMAGE_PART
 from alphaapollo.engines.http_api import ChatMessages, History, ParseAnswer, RequestedSampling, SampledAnswer
 from alphaapollo.rewards.base import convert_to_float
-from alphaapollo.types import IMAGE_MARK, ImageInput, JsonObject, Picture, Sampling, StopReason
+from alphaapollo.types import IMAGE_MARK, EncodedImage, ImageInput, JsonObject, Sampling, StopReason
 
 SHOWN_CHARS = 60  # characters of a message in a description
 
@@ -38,7 +38,7 @@ class MessageKey(NamedTuple):
     role: str
     text: str
     tool_calls: tuple[tuple[str, str], ...] = ()
-    images: tuple[str, ...] = ()  # digests of the pictures at the marks of the text
+    images: tuple[str, ...] = ()  # digests of the images at the marks of the text
 
     def __str__(self) -> str:
         calls = "".join(f" {name}({arguments})" for name, arguments in self.tool_calls)
@@ -73,18 +73,18 @@ def make_message_keys(messages: ChatMessages) -> tuple[list[MessageKey], list[in
 def _read_text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    texts, has_pictures = list[str](), bool(_list_digests(content))
+    texts, has_images = list[str](), bool(_list_digests(content))
     for part in content:
         text = part["text"] if part.get("type") == "text" else _normalize_json(part)
-        texts.append(text.replace(IMAGE_MARK, "") if has_pictures else text)
-        if part.get("type") == PICTURE_PART:
+        texts.append(text.replace(IMAGE_MARK, "") if has_images else text)
+        if part.get("type") == IMAGE_PART:
             texts[-1] = IMAGE_MARK
     return "".join(texts)
 
 
 def _list_digests(content: Any) -> tuple[str, ...]:
     is_list = isinstance(content, list)
-    return tuple(part["uuid"] for part in content if part.get("type") == PICTURE_PART) if is_list else ()
+    return tuple(part["uuid"] for part in content if part.get("type") == IMAGE_PART) if is_list else ()
 
 
 def _normalize_json(value: object) -> str:
@@ -125,7 +125,7 @@ class Answer:
 
     @property
     def images(self) -> tuple[ImageInput, ...]:
-        """Pictures of the prompt."""
+        """Images of the prompt."""
         return self.request.images
 
     @property
@@ -168,7 +168,7 @@ class AgentSession:
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))  # the API key of the program
     reward_key: str = field(default_factory=lambda: secrets.token_urlsafe(24))  # only the program itself knows it
     requests: list[Request] = field(default_factory=list)  # finished requests, in the order of their answers
-    pictures: dict[str, Picture] = field(default_factory=dict)  # of all chats, by digest
+    encoded_images: dict[str, EncodedImage] = field(default_factory=dict)  # of all chats, by digest
     num_started: int = 0  # requested answers, including failed ones, but not retries
     reached_limit: str = ""  # limit of requests that the session has reached
     overflow: str = ""  # error of the last request if its prompt was too long
@@ -292,7 +292,7 @@ class Request:
     id: str = ""
     seed: int = 0  # of the sampling
     prompt_ids: list[int] = field(default_factory=list)
-    images: tuple[ImageInput, ...] = ()  # pictures whose placeholders are in prompt_ids, in order
+    images: tuple[ImageInput, ...] = ()  # images whose placeholders are in prompt_ids, in order
     keys: list[MessageKey] = field(default_factory=list)
     template_variables: str = ""
     answers: list[Answer] = field(default_factory=list)
@@ -306,8 +306,8 @@ class Request:
     _outputs: Any = None
 
     @property
-    def pictures(self) -> dict[str, Picture]:
-        return self.session.pictures
+    def encoded_images(self) -> dict[str, EncodedImage]:
+        return self.session.encoded_images
 
     def find_history(self, messages: ChatMessages, template_variables: str) -> History | None:
         self.template_variables = template_variables

@@ -4,8 +4,8 @@
     format.json               format (runs/format.py)
     recording.json            kl_coef, machine and parallelism of the run
     config.yaml               configuration of the run
-    groups.msgpack            trajectory groups, without the pixels of pictures
-    images.msgpack            pixels of each distinct picture by its digest; only if there are pictures
+    groups.msgpack            trajectory groups, without the pixels of images
+    images.msgpack            pixels of each distinct image by its digest; only if there are images
     policy/  critic/          as in a checkpoint: weights, optimizer moments, reference if it was reset
     outcome/                  written after the update: outcome.json, columns.npz and a second manifest
 """

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 
 from alphaapollo.config.schema import Config, Model, Teacher, TeacherModel
-from alphaapollo.data.images import reads_pictures
+from alphaapollo.data.images import reads_images
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.models.load import load_config
 from alphaapollo.rollout.self_teacher import check_demonstrations
@@ -37,9 +37,9 @@ def check_teachers(config: Config, renderer: Renderer, prompts: Sequence[Prompt]
     for index, key in enumerate(teacher.models_by_key):
         if not any(one[index] for one in weights.values()):
             notices.append(f"{key} is not used: teacher.by_source assigns no training prompt to it.")
-    if teacher.servers and any(_has_pictures(prompt) for prompt in prompts):
+    if teacher.servers and any(_has_images(prompt) for prompt in prompts):
         key = next(iter(teacher.servers))
-        raise ValueError(f"{key}.base_url: teachers behind servers do not support pictures. Set {key}.path instead.")
+        raise ValueError(f"{key}.base_url: teachers behind servers do not support images. Set {key}.path instead.")
     for key, model in teacher.local_models.items():
         notices += check_teacher_vocabulary(key, model, teacher, config.actor_rollout_ref.model, renderer)
     for key, model in teacher.servers.items():
@@ -54,7 +54,7 @@ def check_self_teacher(config: Config, prompts: Sequence[Prompt]) -> None:
     """Raise ValueError if the policy cannot read the self-teacher's prompts, or a prompt has no demonstration."""
     teacher, model, data = config.teacher.self_teacher, config.actor_rollout_ref.model, config.data
     model_config, key = load_config(model), "teacher.self_teacher"
-    if reads_pictures(model_config):
+    if reads_images(model_config):
         raise ValueError(
             f"{key}.context={teacher.context} does not support {model.path}, a vision-language model. Set "
             f"{key}.context=null and teacher.model.path, or choose a text model."
@@ -70,7 +70,7 @@ def check_self_teacher(config: Config, prompts: Sequence[Prompt]) -> None:
         check_demonstrations(prompts, teacher.demonstration_key)
 
 
-def _has_pictures(prompt: Prompt) -> bool:
+def _has_images(prompt: Prompt) -> bool:
     return not isinstance(prompt.content, str) and any(message.get("images") for message in prompt.content)
 
 

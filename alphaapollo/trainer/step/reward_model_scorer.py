@@ -190,7 +190,7 @@ def make_reward_model_tokenizer(
     find_reward_model_class(loaded, model.path)
     if policy_renderer.images is not None:
         raise ValueError(
-            "reward_model.enable=true: reward models do not read pictures, but the policy is a vision-language model. "
+            "reward_model.enable=true: reward models do not read images, but the policy is a vision-language model. "
             "Set reward_model.enable=false and use a reward function."
         )
     renderer = Renderer(load_tokenizer(model.path, model.trust_remote_code))

@@ -1,4 +1,4 @@
-"""Pictures of data rows and environments: forms, marks, parts, and numbers that differ."""
+"""Images of data rows and environments: forms, marks, parts, and numbers that differ."""
 
 import base64
 import threading
@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from alphaapollo.data.image_messages import PictureReader, RowPictures, convert_messages
-from alphaapollo.data.images import read_picture
+from alphaapollo.data.image_messages import ImageReader, RowImages, convert_messages
+from alphaapollo.data.images import read_image
 from alphaapollo.data.prompts import load_prompts
 from tests.builders import write_rows
-from tests.unit.data.pictures import make_gif, make_picture
+from tests.unit.data.images import make_gif, make_test_image
 
-RED, BLUE = make_picture(seed=1), make_picture(seed=2)
+RED, BLUE = make_test_image(seed=1), make_test_image(seed=2)
 DATA_URL = "data:image/png;base64," + base64.b64encode(RED).decode()
 
 
@@ -40,22 +40,22 @@ def load_one(path, row):
         {"image_url": {"url": DATA_URL}},
     ],
 )
-def test_every_form_of_a_picture(tmp_path, value):
+def test_every_form_of_an_image(tmp_path, value):
     (tmp_path / "red.png").write_bytes(RED)
-    picture = PictureReader(tmp_path).read(value)
-    assert picture == (str(tmp_path / "red.png") if "red.png" in str(value)[-30:] else RED)
+    encoded_image = ImageReader(tmp_path).read(value)
+    assert encoded_image == (str(tmp_path / "red.png") if "red.png" in str(value)[-30:] else RED)
 
 
 def test_an_image_object_becomes_a_png():
     image = Image.new("RGB", (3, 4), (1, 2, 3))
-    assert read_picture(PictureReader().read(image)).tobytes() == image.tobytes()
+    assert read_image(ImageReader().read(image)).tobytes() == image.tobytes()
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (7, "picture is 7. "),
-        ({"bytes": None, "path": None}, "picture is None. "),
+        (7, "image is 7. "),
+        ({"bytes": None, "path": None}, "image is None. "),
         ("https://x.org/a.png", "https://x.org/a.png. .*data.allow_image_urls=true"),
         ("data:image/png;base64,!", "0 bytes: unknown format"),
         ("data:text/plain,x", "1 bytes: unknown format"),
@@ -64,21 +64,21 @@ def test_an_image_object_becomes_a_png():
     ],
     ids=["number", "empty struct", "address", "invalid base64", "data URL of text", "missing", "animated"],
 )
-def test_bad_pictures_are_errors(tmp_path, value, message):
+def test_bad_images_are_errors(tmp_path, value, message):
     with pytest.raises(ValueError, match=message):
-        PictureReader(tmp_path, allow_urls=False).read(value)
+        ImageReader(tmp_path, allow_urls=False).read(value)
 
 
 def test_all_bad_rows_of_a_file_are_in_one_error(tmp_path):
     row = {"prompt": [ask("<image>")], "images": [{"bytes": RED}]}
-    bad = [{**row, "images": [{"bytes": picture}]} for picture in (b"x", make_gif(), RED[:9])]
+    bad = [{**row, "images": [{"bytes": encoded_image}]} for encoded_image in (b"x", make_gif(), RED[:9])]
     path = write_rows(tmp_path / "data.parquet", [row, *bad])
     reasons = ["3 of 4 rows", "row 1: .*unknown format", "row 2: .*animated", "row 3: .*9 bytes"]
     with pytest.raises(ValueError, match=r".*\n *".join(reasons)):
         load_prompts(path, "prompt")
 
 
-def test_marks_get_the_pictures_of_the_column_in_order(tmp_path):
+def test_marks_get_the_images_of_the_column_in_order(tmp_path):
     chat = [ask("<image> and"), {"role": "assistant", "content": "?"}, ask("a <image> b <image>")]
     prompt = load_one(tmp_path, {"prompt": chat, "images": [{"bytes": one} for one in (RED, BLUE, RED)]})
     assert [message.get("images") for message in prompt.content] == [[RED], None, [BLUE, RED]]
@@ -97,33 +97,33 @@ def test_parts_become_text_with_marks(tmp_path):
     ]
 
 
-def test_a_message_may_have_its_own_pictures():
+def test_a_message_may_have_its_own_images():
     assert convert_messages([ask("<image>", images=[Image.new("RGB", (1, 1))])])[0]["images"][0][:4] == b"\x89PNG"
     message = ask("plain")
-    assert convert_messages([message, ask("<image> without pictures")]) == [message, ask("<image> without pictures")]
+    assert convert_messages([message, ask("<image> without images")]) == [message, ask("<image> without images")]
 
 
-def differ(num_marks, num_pictures):
-    return rf"marks <image> \({num_marks}\) and pictures \({num_pictures}\)"
+def differ(num_marks, num_images):
+    return rf"marks <image> \({num_marks}\) and images \({num_images}\)"
 
 
 @pytest.mark.parametrize(
-    ("content", "num_marks", "num_pictures"),
+    ("content", "num_marks", "num_images"),
     [("no mark", 0, 1), ("<image><image>", 2, 1), ("<image>", 1, 2), ("<image>", 1, 0)],
 )
-def test_different_numbers_of_marks_and_pictures(tmp_path, content, num_marks, num_pictures):
-    row = {"prompt": [ask(content)], "images": [{"bytes": RED}] * num_pictures}
+def test_different_numbers_of_marks_and_images(tmp_path, content, num_marks, num_images):
+    row = {"prompt": [ask(content)], "images": [{"bytes": RED}] * num_images}
     other = {"prompt": [ask("<image>")], "images": [{"bytes": RED}]}
-    with pytest.raises(ValueError, match=f"row 1: the chat has .*{differ(num_marks, num_pictures)}"):
+    with pytest.raises(ValueError, match=f"row 1: the chat has .*{differ(num_marks, num_images)}"):
         load_prompts(write_rows(tmp_path / "data.parquet", [other, row]), "prompt")
 
 
-def test_pictures_that_no_message_can_hold(tmp_path):
-    with pytest.raises(ValueError, match=r"'prompt' is a text, .*pictures"):
+def test_images_that_no_message_can_hold(tmp_path):
+    with pytest.raises(ValueError, match=r"'prompt' is a text, .*images"):
         load_one(tmp_path, {"prompt": "<image>?", "images": [{"bytes": RED}]})
     for message, what in (
         (ask("<image>", images=[RED, BLUE]), f"role user has .*{differ(1, 2)}"),
-        ({"role": "assistant", "content": "<image>", "images": [RED]}, "assistant message has pictures"),
+        ({"role": "assistant", "content": "<image>", "images": [RED]}, "assistant message has images"),
         (ask([{"type": "video"}]), "part of a message is .*video"),
         (ask([{"type": "image"}]), differ(1, 0)),
         (ask([{"type": "image", "image": "https://x.org/a.png"}]), "https://x.org/a.png. .*bytes"),  # of an environment
@@ -131,7 +131,7 @@ def test_pictures_that_no_message_can_hold(tmp_path):
         with pytest.raises(ValueError, match=what):
             convert_messages([message])
     with pytest.raises(ValueError, match="'images' is a str"):
-        RowPictures.from_row({"images": "a.png"}, PictureReader())
+        RowImages.from_row({"images": "a.png"}, ImageReader())
 
 
 @pytest.fixture
@@ -162,4 +162,4 @@ def test_an_address_is_downloaded_once_if_it_is_allowed(tmp_path, server):
     prompts = load_prompts(path, "prompt", allow_image_urls=True)
     assert [prompt.content[0]["images"] for prompt in prompts] == [[RED]] * 3 and requests == ["/red.png"]
     with pytest.raises(ValueError, match="HTTP Error 404"):
-        PictureReader(allow_urls=True).read(f"{address}/none.png")
+        ImageReader(allow_urls=True).read(f"{address}/none.png")

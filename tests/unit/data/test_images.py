@@ -1,4 +1,4 @@
-"""Pictures are read, counted and prepared like transformers' processors do, and damaged ones have one clear error."""
+"""Images are read, counted and prepared like transformers' processors do, and damaged ones have one clear error."""
 
 import io
 import warnings
@@ -13,16 +13,16 @@ from alphaapollo.data.images import (
     find_placeholder_ids,
     find_placeholders,
     load_image_processor,
-    read_picture,
-    read_picture_size,
+    read_image,
+    read_image_size,
 )
 from alphaapollo.data.rendering import load_tokenizer
-from tests.unit.data.pictures import encode, make_gif, make_picture, make_rotated_photo
+from tests.unit.data.images import encode, make_gif, make_rotated_photo, make_test_image
 from tests.vision.models import FAMILIES
 
 
 def read_pixel(image, **options):
-    return read_picture(encode(image, **options)).getpixel((0, 0))
+    return read_image(encode(image, **options)).getpixel((0, 0))
 
 
 def test_every_pixel_format_becomes_rgb():
@@ -43,20 +43,20 @@ def test_every_pixel_format_becomes_rgb():
 
 def test_a_photo_is_rotated_as_its_exif_data_says():
     photo = make_rotated_photo(width=48, height=16)
-    assert read_picture_size(photo) == read_picture(photo).size == (16, 48)
+    assert read_image_size(photo) == read_image(photo).size == (16, 48)
 
 
 def test_a_photo_with_a_preview_is_not_animated():
     images = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
-    assert read_picture(encode(images[0], "MPO", save_all=True, append_images=images[1:])).size == (8, 8)
+    assert read_image(encode(images[0], "MPO", save_all=True, append_images=images[1:])).size == (8, 8)
 
 
 BAD = {
-    "a text": (b"no picture", "unknown format"),
+    "a text": (b"no image", "unknown format"),
     "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n", "unknown format"),
     "empty": (b"", "unknown format"),
-    "truncated": (make_picture()[:2000], "truncated"),
-    "truncated in the header": (make_picture()[:20], "picture of 20 bytes"),
+    "truncated": (make_test_image()[:2000], "truncated"),
+    "truncated in the header": (make_test_image()[:20], "image of 20 bytes"),
     "animated": (make_gif(2), r"animated \(2 frames\)"),
     "missing": ("/nowhere/x.png", "/nowhere/x.png: No such file"),
     "a folder": ("/tmp", "/tmp: Is a directory"),
@@ -65,20 +65,20 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_picture_has_one_clear_error(name):
-    picture, message = BAD[name]
+def test_a_bad_image_has_one_clear_error(name):
+    encoded_image, message = BAD[name]
     with pytest.raises(ValueError, match=message):
-        read_picture(picture)
+        read_image(encoded_image)
 
 
 @pytest.mark.parametrize("side", [9_000, 10_000, 20_000])
-def test_a_huge_picture_is_rejected_from_its_header(side):
-    picture = encode(Image.new("1", (side, side)))
+def test_a_huge_image_is_rejected_from_its_header(side):
+    encoded_image = encode(Image.new("1", (side, side)))
     with warnings.catch_warnings(), pytest.raises(ValueError, match="more than 67108864 pixels"):
         warnings.simplefilter("error")  # Pillow's DecompressionBombWarning
-        read_picture(picture)
+        read_image(encoded_image)
     with pytest.raises(ValueError, match="more than 67108864 pixels"):
-        read_picture_size(picture)
+        read_image_size(encoded_image)
 
 
 def test_a_damaged_file_raises_nothing_but_value_error():
@@ -88,7 +88,7 @@ def test_a_damaged_file_raises_nothing_but_value_error():
         for _ in range(100):
             bad = good[: rng.integers(1, len(good) + 1)].copy()
             bad[rng.integers(0, min(len(bad), 100), 3)] = rng.integers(0, 256, 3)
-            for read in (read_picture, read_picture_size):
+            for read in (read_image, read_image_size):
                 try:
                     read(bad.tobytes())
                 except ValueError as error:
@@ -118,10 +118,19 @@ def test_tokens_and_pixels_equal_those_of_transformers(family):
     processor, tokenizer = load(family[1])
     plain = AutoProcessor.from_pretrained(family[1])
     plain.image_processor = AutoImageProcessor.from_pretrained(family[1], backend="pil")
-    pictures = [make_picture(32, 48), make_picture(100, 40, seed=1), make_picture(1, 1), make_picture(16, 16)]
-    images = [processor.prepare(picture) for picture in pictures]
+    encoded_images = [
+        make_test_image(32, 48),
+        make_test_image(100, 40, seed=1),
+        make_test_image(1, 1),
+        make_test_image(16, 16),
+    ]
+    images = [processor.prepare(encoded_image) for encoded_image in encoded_images]
     text = f"a{processor.placeholder}b{processor.placeholder}{processor.placeholder} c{processor.placeholder}"
-    expected = plain(text=[text], images=[Image.open(io.BytesIO(picture)) for picture in pictures], return_tensors="np")
+    expected = plain(
+        text=[text],
+        images=[Image.open(io.BytesIO(encoded_image)) for encoded_image in encoded_images],
+        return_tensors="np",
+    )
     ids = processor.expand_placeholders(tokenizer.encode(text, add_special_tokens=False), images)
     assert ids == expected["input_ids"][0].tolist()
     for name in ("pixel_values", "image_grid_thw"):
@@ -135,39 +144,41 @@ def test_tokens_and_pixels_equal_those_of_transformers(family):
 def test_counts_from_headers_are_the_numbers_of_prepared_tokens(family):
     processor, _ = load(family[1])
     sides = (1, 3, 16, 31, 33, 64, 100, 640)
-    pictures = [encode(Image.new("RGB", (width, height))) for height in sides for width in sides if height < width * 99]
-    pictures.append(make_rotated_photo(96, 16))
-    for picture in pictures:
+    encoded_images = [
+        encode(Image.new("RGB", (width, height))) for height in sides for width in sides if height < width * 99
+    ]
+    encoded_images.append(make_rotated_photo(96, 16))
+    for encoded_image in encoded_images:
         try:
-            count = processor.count_tokens(picture)
+            count = processor.count_tokens(encoded_image)
         except ValueError as error:
             assert "processor rejects" in str(error)
             with pytest.raises(ValueError, match="processor rejects"):
-                processor.prepare(picture)
+                processor.prepare(encoded_image)
         else:
-            assert count == len(processor.prepare(picture).token_ids)
+            assert count == len(processor.prepare(encoded_image).token_ids)
 
 
-def test_features_of_hand_made_pictures(processor, vision_folder):
-    image = processor.prepare(make_picture(32, 48))
+def test_features_of_hand_made_images(processor, vision_folder):
+    image = processor.prepare(make_test_image(32, 48))
     assert image.grid == (2, 3) and image.num_placeholders == len(image.token_ids) == 6
     assert image.tensors["pixel_values"].shape == (24, 384)  # patches of 8 x 8 pixels, 3 colors, 2 equal frames
     assert processor.prepare(make_rotated_photo(48, 16)).grid == (3, 1)
     crops, tokenizer = load(vision_folder("internvl"))
-    image = crops.prepare(make_picture(32, 64))
-    assert image.tensors["pixel_values"].shape == (3, 3, 32, 32)  # two crops and the complete picture
+    image = crops.prepare(make_test_image(32, 64))
+    assert image.tensors["pixel_values"].shape == (3, 3, 32, 32)  # two crops and the complete image
     assert (image.num_placeholders, len(image.token_ids), image.grid) == (12, 14, None)
     assert tokenizer.decode(image.token_ids) == f"<img>{'<IMG_CONTEXT>' * 12}</img>"
 
 
-def test_the_same_picture_is_prepared_once(processor, tmp_path):
-    picture, other = make_picture(), make_picture(seed=1)
+def test_the_same_image_is_prepared_once(processor, tmp_path):
+    encoded_image, other = make_test_image(), make_test_image(seed=1)
     with ThreadPoolExecutor(8) as threads:
-        first, *others = threads.map(processor.prepare, [bytes(bytearray(picture)) for _ in range(8)])
+        first, *others = threads.map(processor.prepare, [bytes(bytearray(encoded_image)) for _ in range(8)])
     assert all(one is first for one in others)
-    assert processor.prepare(picture).digest != processor.prepare(other).digest
-    (tmp_path / "a.png").write_bytes(picture)
-    assert processor.prepare(str(tmp_path / "a.png")).digest == processor.prepare(picture).digest
+    assert processor.prepare(encoded_image).digest != processor.prepare(other).digest
+    (tmp_path / "a.png").write_bytes(encoded_image)
+    assert processor.prepare(str(tmp_path / "a.png")).digest == processor.prepare(encoded_image).digest
 
 
 def test_an_extreme_aspect_ratio_is_rejected_with_its_size(processor):
@@ -176,15 +187,15 @@ def test_an_extreme_aspect_ratio_is_rejected_with_its_size(processor):
             call(encode(Image.new("RGB", (1000, 2))))
 
 
-def test_the_numbers_of_placeholders_and_pictures_must_be_equal(processor):
-    with pytest.raises(ValueError, match=r"<\|image_pad\|> \(2\) and pictures \(1\)"):
-        processor.expand_placeholders([processor.placeholder_id] * 2, [processor.prepare(make_picture())])
+def test_the_numbers_of_placeholders_and_images_must_be_equal(processor):
+    with pytest.raises(ValueError, match=r"<\|image_pad\|> \(2\) and images \(1\)"):
+        processor.expand_placeholders([processor.placeholder_id] * 2, [processor.prepare(make_test_image())])
 
 
 def test_lazy_images_are_prepared_when_they_are_used(processor):
     import pickle
 
-    images = LazyImages(processor, (make_picture(), make_picture(16, 16)))
+    images = LazyImages(processor, (make_test_image(), make_test_image(16, 16)))
     assert [image.num_placeholders for image in images] == [6, 1] and len(images[1:]) == 1
     copy = pickle.loads(pickle.dumps(images))
     assert isinstance(copy, tuple) and [image.digest for image in copy] == [image.digest for image in images]

@@ -1,4 +1,4 @@
-"""The pictures, the teacher and the game of the colours example."""
+"""The images, the teacher and the game of the colours example."""
 
 import io
 import random
@@ -48,7 +48,7 @@ def recognize(png: bytes) -> str:
 
 
 @pytest.mark.parametrize("colour", COLOURS)
-def test_picture_has_a_shape_of_the_colour(colour: str):
+def test_image_has_a_shape_of_the_colour(colour: str):
     for seed in range(30):
         png = draw_shape(colour, random.Random(seed))
         assert png == draw_shape(colour, random.Random(seed))
@@ -70,7 +70,7 @@ def test_teacher_confuses_three_colours():
         assert named[right, right] / (named[right, right] + named[right, wrong]) == pytest.approx(0.2, abs=0.05)
 
 
-def test_prompt_has_one_picture_and_the_colours_of_both_turns():
+def test_prompt_has_one_image_and_the_colours_of_both_turns():
     row = make_row(random.Random(0), 3)
     first, second = row["env_kwargs"]["colours"]
     assert row["reward_model"]["ground_truth"] == first == recognize(row["images"][0]) and second in COLOURS
@@ -79,7 +79,7 @@ def test_prompt_has_one_picture_and_the_colours_of_both_turns():
 
 
 @pytest.mark.parametrize(("answer", "reward"), [("blue", 1), ("red", 0)])
-def test_game_shows_a_second_picture_and_grades_its_colour(game: Environment, answer: str, reward: float):
+def test_game_shows_a_second_image_and_grades_its_colour(game: Environment, answer: str, reward: float):
     assert game.reset(PROMPT).messages == FIRST
     shown, end = game.step("red"), game.step(answer)
     assert not shown.done and shown.observation.messages == [ask("blue", random.Random(3))]

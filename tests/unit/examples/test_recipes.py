@@ -27,7 +27,7 @@ from examples.agents.make_task import make_agent_tokenizer
 from examples.data_preprocess import common
 from examples.quickstart.make_task import make_model
 from scripts.recipes import NODE, PAGE, RECIPES, ROW, SIZES, load_recipe, page, plan_recipe
-from tests.unit.data.pictures import make_picture
+from tests.unit.data.images import make_test_image
 from tests.vision.models import make as make_vision_model
 
 pytestmark = pytest.mark.timeout(300)
@@ -36,7 +36,7 @@ ALL = [(task, size) for task in TASKS for size in SIZES]
 MATHS = [{"problem": f"{number}+1?", "solution": rf"\boxed{{{number + 1}}}"} for number in range(4)]
 DOUBLE = {"prompt": "def double(x):\n", "test": "def check(f):\n    assert f(2) == 4\n", "entry_point": "double"}
 PASSAGES = {"title": ["Tea", "Milk"], "sentences": [["Tea is ", "brown."], ["Milk is white."]]}
-FIGURE = make_picture(80, 60)
+FIGURE = make_test_image(80, 60)
 HUB: dict[str, dict[str, list[dict[str, Any]]]] = {  # rows in the columns of each data set
     "openai/gsm8k": dict.fromkeys(("train", "test"), [{"question": "1+1?", "answer": "<<1+1=2>>2\n#### 2"}] * 4),
     "DigitalLearningGmbH/MATH-lighteval": {"train": MATHS},

@@ -17,7 +17,7 @@ from alphaapollo.launch.input_checks import (
     make_renderer,
     read_prompts,
 )
-from tests.unit.data.pictures import make_picture
+from tests.unit.data.images import make_test_image
 from tests.vision.models import make
 
 
@@ -48,11 +48,13 @@ def test_tools_with_unseen_results_are_reported() -> None:
     assert collect_environment_notices(GenerationConfig(env=turns), get_environment_spec("informal_math")) == []
 
 
-def test_prompts_with_pictures_need_a_model_that_reads_them(tmp_path: Path) -> None:
+def test_prompts_with_images_need_a_model_that_reads_them(tmp_path: Path) -> None:
     make("qwen3_vl", tmp_path / "model")
     path, key, ask = str(tmp_path / "data.parquet"), "data.train_files", "<image> How many?"
-    pictures = [{"bytes": make_picture(32, 48, seed)} for seed in range(2)]
-    rows = [{"prompt": [{"role": "user", "content": ask}], "images": [picture]} for picture in pictures]
+    encoded_images = [{"bytes": make_test_image(32, 48, seed)} for seed in range(2)]
+    rows = [
+        {"prompt": [{"role": "user", "content": ask}], "images": [encoded_image]} for encoded_image in encoded_images
+    ]
     pq.write_table(pa.Table.from_pylist(rows), path)
     renderer = make_renderer(Env(), Model(path=str(tmp_path / "model")), {})
     prompts, notices = read_prompts(path, key, renderer, Data(max_prompt_length=64))

@@ -96,7 +96,7 @@ def test_a_classifier_does_not_write_text(tmp_path: Path) -> None:
     assert list_errors(tmp_path, writes_text=False) == []
 
 
-def test_pictures_are_for_vllm_and_are_read_like_by_the_policy(
+def test_images_are_for_vllm_and_are_read_like_by_the_policy(
     vision_folder: Callable[[str], Path], model_folder: Any
 ) -> None:
     """The Qwen-VL models have the same processor and placeholder tokens; InternVL and the text model do not."""
@@ -107,5 +107,5 @@ def test_pictures_are_for_vllm_and_are_read_like_by_the_policy(
     assert list_errors(vision_folder("qwen2_5_vl"), policy=policy) == []
     for other in (vision_folder("internvl"), model_folder("qwen3")):
         (error,) = list_errors(other, policy=policy)
-        assert error.startswith(f"pictures: model.path={other} ")
+        assert error.startswith(f"images: model.path={other} ")
     assert list_errors(model_folder("qwen3"), policy=Model(path=str(model_folder("qwen3")))) == []

@@ -66,7 +66,7 @@ def test_capped_scores_are_explicit_fused_or_an_error_as_in_training(tmp_path: P
         kept("varlen")
 
 
-def test_pictures_take_pixels_and_the_activations_of_a_trained_tower():
+def test_images_take_pixels_and_the_activations_of_a_trained_tower():
     """Qwen2.5-VL: 4 patches per image token, 3 x 2 x 14 x 14 float32 pixels each; 32 blocks of 1280 and 3420."""
     config = load_config(Model(path=str(PUBLISHED / "qwen2.5-vl-7b")))
     pixels = 100 * 4 * 3 * 2 * 14 * 14 * 4

@@ -14,7 +14,7 @@ import torch
 from alphaapollo.batching.batch import Rows
 from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.schema import Model
-from alphaapollo.data.images import EXCLUDED_LOGIT, reads_pictures
+from alphaapollo.data.images import EXCLUDED_LOGIT, reads_images
 from alphaapollo.models import micro_batch
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm, resolve_target_modules
@@ -29,8 +29,8 @@ from tests.vision.rows import (
     load_plain,
     make_plain_arguments,
     make_row,
-    make_rows_with_pictures,
-    prepare_pictures,
+    make_rows_with_images,
+    prepare_encoded_images,
 )
 
 CPU = torch.device("cpu")
@@ -53,9 +53,9 @@ def select_actions(rows: list[Row], values: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("attention", ["padded", "sdpa"])
 @pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
 def test_logprobs_and_gradients_equal_transformers(vision_folder, family: str, attention: str):
-    """Rows with 0 to 3 pictures beside each other. The tower is trained."""
+    """Rows with 0 to 3 images beside each other. The tower is trained."""
     folder = vision_folder(family)
-    rows, plain = make_rows_with_pictures(folder), load_plain(folder)
+    rows, plain = make_rows_with_images(folder), load_plain(folder)
     expected = select_actions(rows, torch.cat([compute_plain_logprobs(plain, row, 0.8) for row in rows]))
     weights = torch.linspace(-1, 1, len(expected))
     (weights * expected).sum().backward()
@@ -73,7 +73,7 @@ def test_logprobs_and_gradients_equal_transformers(vision_folder, family: str, a
 @pytest.mark.parametrize("family", QWEN)
 def test_positions_equal_get_rope_index(vision_folder, family: str):
     folder = vision_folder(family)
-    rows, plain = make_rows_with_pictures(folder), load_plain(folder)
+    rows, plain = make_rows_with_images(folder), load_plain(folder)
     positions = compute_mrope_positions(Rows.from_rows(rows))
     assert positions is not None
     ends = np.cumsum([len(row.token_ids) for row in rows])
@@ -88,9 +88,9 @@ def test_positions_equal_get_rope_index(vision_folder, family: str):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_layout_gives_the_same_logprobs(vision_folder, family: str, monkeypatch: pytest.MonkeyPatch):
-    """Eight samples of a prompt with two pictures: alone, padded, packed, and with a shared prompt."""
+    """Eight samples of a prompt with two images: alone, padded, packed, and with a shared prompt."""
     folder = vision_folder(family)
-    first, second, _ = prepare_pictures(folder)
+    first, second, _ = prepare_encoded_images(folder)
     responses = np.random.default_rng(3).integers(0, 250, (8, 5)).tolist()
     rows = [make_row([first, second], response[: 2 + index % 4]) for index, response in enumerate(responses)]
     batch, padded = Rows.from_rows(rows), load(folder)
@@ -114,14 +114,14 @@ def test_every_layout_gives_the_same_logprobs(vision_folder, family: str, monkey
                 micro = MicroBatchBuilder(is_padded, CPU).build(rows_of_batch, range(8))
                 torch.testing.assert_close(policy(micro, 1.0).logprobs, alone, rtol=0, atol=1e-5)
     pixels = sum(len(image.tensors["pixel_values"]) for image in (first, second))
-    assert encoded == [pixels] * 4  # each picture once per micro-batch
+    assert encoded == [pixels] * 4  # each image once per micro-batch
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_prompts_that_share_a_part_of_their_pictures(vision_folder, family: str):
-    """Turns with own prompts (env.context=memory): all begin with the same picture, and two have another one."""
+def test_prompts_that_share_a_part_of_their_images(vision_folder, family: str):
+    """Turns with own prompts (env.context=memory): all begin with the same image, and two have another one."""
     folder = vision_folder(family)
-    first, second, third = prepare_pictures(folder)
+    first, second, third = prepare_encoded_images(folder)
     rows = [make_row(images, seed=4) for images in ([first], [first, second], [first, third], [first, second])]
     prefixes = find_shared_prompts(rows, [0] * 4)
     assert 3 + len(first.token_ids) <= min(prefixes.lengths) and any(prefixes.lengths < rows[0].response_start + 4)
@@ -136,7 +136,7 @@ def test_prompts_that_share_a_part_of_their_pictures(vision_folder, family: str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_placeholders_have_no_probability(vision_folder, family: str):
     folder = vision_folder(family)
-    rows, policy = make_rows_with_pictures(folder), load(folder)
+    rows, policy = make_rows_with_images(folder), load(folder)
     with torch.no_grad():
         hidden = policy.compute_lm_head_input(build(rows))
         plain = hidden.states @ hidden.head.weight.T
@@ -155,7 +155,7 @@ def test_placeholders_have_no_probability(vision_folder, family: str):
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
-def test_self_check_compares_a_row_with_a_picture(vision_folder, family: str, monkeypatch: pytest.MonkeyPatch):
+def test_self_check_compares_a_row_with_an_image(vision_folder, family: str, monkeypatch: pytest.MonkeyPatch):
     model = Model(path=str(vision_folder(family)))
     policy = PolicyModel(load_causal_lm(model, "sdpa"))
     policy.example_image = load_example_image(model)
@@ -181,9 +181,9 @@ def test_adapters_are_only_in_the_language_model(vision_folder):
         Model(lora_rank=2, freeze_vision=False)
 
 
-def test_critic_computes_values_of_rows_with_pictures(vision_folder):
+def test_critic_computes_values_of_rows_with_images(vision_folder):
     folder = vision_folder("qwen3_vl")
-    rows, plain = make_rows_with_pictures(folder), load_plain(folder)
+    rows, plain = make_rows_with_images(folder), load_plain(folder)
     critic = ValueModel(load_trainable_lm(Model(path=str(folder)), "padded", None, 0), seed=1)
     values = critic(build(rows))
     arguments = [make_plain_arguments(plain, row) for row in rows]
@@ -191,13 +191,13 @@ def test_critic_computes_values_of_rows_with_pictures(vision_folder):
     torch.testing.assert_close(values, critic.value_head(torch.cat(states))[:, 0], rtol=0, atol=1e-5)
 
 
-def test_text_models_refuse_pictures(vision_folder, model_folder):
-    micro = build([make_row(prepare_pictures(vision_folder("internvl")))])
-    with pytest.raises(ValueError, match="pictures, but Qwen3Model "):
+def test_text_models_refuse_images(vision_folder, model_folder):
+    micro = build([make_row(prepare_encoded_images(vision_folder("internvl")))])
+    with pytest.raises(ValueError, match="images, but Qwen3Model "):
         load(model_folder("qwen3"))(micro, 1.0)
 
 
 def test_models_with_bidirectional_image_tokens_are_used_like_text_models():
     from transformers import Gemma3Config, Qwen3Config, Qwen3VLConfig
 
-    assert not reads_pictures(Gemma3Config()) and not reads_pictures(Qwen3Config()) and reads_pictures(Qwen3VLConfig())
+    assert not reads_images(Gemma3Config()) and not reads_images(Qwen3Config()) and reads_images(Qwen3VLConfig())

@@ -19,7 +19,7 @@ from alphaapollo.models.sharding import full_tensor, join_process_group, make_me
 from alphaapollo.models.ulysses import create_sequence_groups
 from tests.unit.tiny import run_ranks
 from tests.vision.models import FAMILIES
-from tests.vision.rows import compute_plain_logprobs, load_plain, make_rows_with_pictures
+from tests.vision.rows import compute_plain_logprobs, load_plain, make_rows_with_images
 
 WEIGHTS = [0.5, -1.0, 2.0, 1.0, -0.5]  # of the rows' log-probs in the loss
 
@@ -31,9 +31,9 @@ def compute_all(rank: int, num_ranks: int, address: str, folder: str) -> list[li
 
 
 def compute(rank: int, num_ranks: int, folder: str, size: int) -> list[Any]:
-    """Gradients and log-probs in each layout. Without sequence parallelism, rank 1 has the row without pictures."""
+    """Gradients and log-probs in each layout. Without sequence parallelism, rank 1 has the row without images."""
     sequence, _ = create_sequence_groups("cpu", size)
-    rows = make_rows_with_pictures(Path(folder))
+    rows = make_rows_with_images(Path(folder))
     chosen = list(range(len(rows))) if sequence else [[0, 1, 3, 4], [2]][rank]
     results: list[Any] = []
     for attention, shares in (("padded", False), ("sdpa", False), ("sdpa", True)):
@@ -55,7 +55,7 @@ def compute(rank: int, num_ranks: int, folder: str, size: int) -> list[Any]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_equal_transformers(vision_folder, family: str):
     folder = vision_folder(family)
-    rows, plain = make_rows_with_pictures(folder), load_plain(folder)
+    rows, plain = make_rows_with_images(folder), load_plain(folder)
     parts = [
         compute_plain_logprobs(plain, row)[torch.tensor(row.action_mask[row.response_start :]).bool()] for row in rows
     ]

@@ -46,7 +46,7 @@ def test_axis_and_ticks():
     assert compute_value_range([2.0]) == (1.5, 2.5)
 
 
-def test_a_picture_is_shown_by_notebooks_with_its_intervals():
+def test_an_image_is_shown_by_notebooks_with_its_intervals():
     curves = {"a": [(0, 0.5), (1, 0.6)], "b": [(0, 0.1), (1, 0.2)]}
     drawn = plot_curves_as_figure(curves, "title", "round", {"a": [(0, 0.4, 0.9), (1, 0.5, 1.0)]})
     (axes,) = drawn.axes

@@ -21,7 +21,7 @@ from alphaapollo.types import (
     TrajectoryGroup,
 )
 from tests.unit import virtual_time
-from tests.unit.rollout.test_pictures import SMALL
+from tests.unit.rollout.test_images import SMALL
 from tests.unit.rollout.worker_kit import generate, make_worker, write_model
 from tests.vision.models import make as make_vision_model
 
@@ -144,7 +144,7 @@ def test_pause_does_not_count_in_environment_time_limits(folder):
     assert virtual_time.run(play()) == 5.0
 
 
-def test_worker_of_a_vision_language_model_prepares_pictures(tmp_path):
+def test_worker_of_a_vision_language_model_prepares_images(tmp_path):
     make_vision_model("qwen3_vl", tmp_path / "model")
     content = [Message(role="user", content="<image> How many?", images=[SMALL])]
     engine = FakeEngine(256, max_tokens=4)

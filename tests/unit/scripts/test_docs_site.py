@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-import yaml
 
 from scripts import docs_site
 from scripts.docs_site import ROOT, Pages, build, finish_html, main_pages

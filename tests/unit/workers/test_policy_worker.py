@@ -113,9 +113,9 @@ def test_bad_steps_are_skipped_up_to_a_limit(start, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("family", ["", "qwen3_vl"])
 def test_the_reference_changes_only_by_a_reset_which_resets_the_optimizer(start, vision_folder, tmp_path, family: str):
     """A trained vision tower is a part of the reference."""
-    pictures = {"num_rows": 5, "pictures": True, "freeze_vision": False}
+    images = {"num_rows": 5, "images": True, "freeze_vision": False}
     fields = {"needs_reference": True, "actor": {"optim": {"name": "muon"}}}  # Muon and AdamW
-    case = Case(str(vision_folder(family)), **pictures) if family else "qwen3"
+    case = Case(str(vision_folder(family)), **images) if family else "qwen3"
     worker, columns = start(case, **fields)
     before = worker.compute_log_probs("reference")
     np.testing.assert_allclose(before, worker.compute_log_probs(), atol=1e-6)

@@ -19,17 +19,17 @@ from alphaapollo.workers.policy import PolicyWorker
 from tests.unit.workers.test_policy_worker import FAST
 from tests.unit.workers.training import Case, Recorder, assert_close, iterate_rows, parameters, scale_weights
 from tests.vision.models import FAMILIES
-from tests.vision.rows import compute_plain_logprobs, load_plain, load_processor, make_picture, make_rows_with_pictures
+from tests.vision.rows import compute_plain_logprobs, load_plain, load_processor, make_rows_with_images, make_test_image
 
 TOWER = (".visual.", ".vision_tower.", ".multi_modal_projector.")
 
 
 @pytest.fixture
 def start_vision(start, vision_folder) -> Callable[..., tuple[PolicyWorker, Columns, Path]]:
-    """Start a worker with rows that have pictures. Returns it, its columns and its model's folder."""
+    """Start a worker with rows that have images. Returns it, its columns and its model's folder."""
 
     def start_worker(family: str = "qwen3_vl", sender: Any = None, **fields: Any) -> Any:
-        case = Case(str(vision_folder(family)), num_rows=5, pictures=True)
+        case = Case(str(vision_folder(family)), num_rows=5, images=True)
         return *start(case, arguments={"sender": sender}, **fields), vision_folder(family)
 
     return start_worker
@@ -43,7 +43,7 @@ def select_sampled(worker: PolicyWorker, column: np.ndarray) -> np.ndarray:
 @torch.no_grad()
 def compute_expected(plain: Any, worker: PolicyWorker, folder: Path) -> np.ndarray:
     """Log-probs of the sampled tokens at the temperature of the workers, from transformers."""
-    rows = {tuple(row.token_ids): row for row in make_rows_with_pictures(folder)}
+    rows = {tuple(row.token_ids): row for row in make_rows_with_images(folder)}
     parts = [
         compute_plain_logprobs(plain, rows[tuple(ids.tolist())], 0.9)[mask]
         for ids, _, _, mask in iterate_rows(worker.batch.rows)
@@ -99,7 +99,7 @@ def test_export_and_sent_weights(start_vision, tmp_path: Path, family: str):
     assert exported.pop("chat_template_digest") and dtypes == ["float32"] * 2 and exported == before
     processors = [AutoProcessor.from_pretrained(path) for path in (original, folder)]
     assert processors[0].chat_template == processors[1].chat_template == processors[1].tokenizer.chat_template
-    first, second = (load_processor(path).prepare(make_picture(32, 48)) for path in (original, folder))
+    first, second = (load_processor(path).prepare(make_test_image(32, 48)) for path in (original, folder))
     assert first.digest == second.digest and first.token_ids == second.token_ids
 
 
@@ -118,7 +118,7 @@ def test_adapters_train_and_are_exported(start_vision, tmp_path: Path):
 
 
 @pytest.mark.parametrize("teacher", ["qwen3_vl", "qwen2_5_vl"])
-def test_teacher_computes_rows_with_pictures(start_vision, vision_folder, teacher: str):
+def test_teacher_computes_rows_with_images(start_vision, vision_folder, teacher: str):
     """Both models have the same processor and placeholder tokens."""
     folder = vision_folder(teacher)
     worker, columns, _ = start_vision(teacher={"divergence": "reverse"}, teacher_folder=str(folder))

@@ -30,7 +30,7 @@ from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 from tests.matrices import join, split
 from tests.unit.tiny import run_ranks, some_rows
-from tests.vision.rows import make_rows_with_pictures
+from tests.vision.rows import make_rows_with_images
 
 NUM_ROWS = 10
 
@@ -66,7 +66,7 @@ class Case:
     contexts: bool = False  # rows have prompts for a self-teacher, except every third one
     no_advantages: bool = False
     freeze_vision: bool = True
-    pictures: bool = False  # the rows are those of tests/vision/rows.py
+    images: bool = False  # the rows are those of tests/vision/rows.py
 
     def share(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """Index of the rank's part of the rows, and the number of parts."""
@@ -111,7 +111,7 @@ def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments
 
 
 def make_batch(case: Case, num_ranks: int) -> BatchLayout:
-    rows = make_rows_with_pictures(Path(case.folder)) if case.pictures else some_rows(case.num_rows)
+    rows = make_rows_with_images(Path(case.folder)) if case.images else some_rows(case.num_rows)
     if case.rough:
         rows = [cut_to_one_token(row) if index in (0, 2) else row for index, row in enumerate(rows)]
     if case.replay:

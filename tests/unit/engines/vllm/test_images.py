@@ -17,13 +17,13 @@ from alphaapollo.types import ImageInput
 PAD = 9
 
 
-def picture(*token_ids: int) -> ImageInput:
+def encoded_image(*token_ids: int) -> ImageInput:
     return ImageInput({}, token_ids, PAD, "digest")
 
 
 def test_ranges_of_placeholders() -> None:
-    """The tokens 5 are between the placeholders of the second picture, e.g. a row separator."""
-    images = [picture(8, PAD, PAD), picture(PAD, PAD, 5, PAD)]
+    """The tokens 5 are between the placeholders of the second image, e.g. a row separator."""
+    images = [encoded_image(8, PAD, PAD), encoded_image(PAD, PAD, 5, PAD)]
     first, second = find_placeholder_ranges([1, 8, PAD, PAD, 2, PAD, PAD, 5, PAD, 3], images)
     assert (first.offset, first.length, first.is_embed) == (2, 2, None)
     assert (second.offset, second.length) == (5, 4)
@@ -32,7 +32,7 @@ def test_ranges_of_placeholders() -> None:
 
 def test_missing_placeholders() -> None:
     with pytest.raises(AssertionError, match=r"2 .* for 3 image features"):
-        find_placeholder_ranges([PAD, 1, PAD], [picture(PAD), picture(PAD, PAD)])
+        find_placeholder_ranges([PAD, 1, PAD], [encoded_image(PAD), encoded_image(PAD, PAD)])
 
 
 def test_placeholders_are_excluded_from_logits() -> None:

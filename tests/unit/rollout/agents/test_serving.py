@@ -239,7 +239,7 @@ def test_errors_are_those_of_the_provider(server):
         assert not session.overflow
         with pytest.raises(openai.BadRequestError):
             await chat(client, [user("one")], tools=[{"type": "function", "function": {"parameters": 3}}])
-        with pytest.raises(openai.BadRequestError, match="does not read pictures"):
+        with pytest.raises(openai.BadRequestError, match="does not read images"):
             await chat(client, [user([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}])])
         with pytest.raises(openai.AuthenticationError):
             await chat(server.connect(endpoint, "x"), [user("one")])

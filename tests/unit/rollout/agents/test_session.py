@@ -222,9 +222,9 @@ def test_wrong_rewards_of_turns(rewards, reason):
     assert [answer.reward for answer in talk.session.answers] == [None, None]
 
 
-def test_rows_have_the_pictures_of_their_requests():
-    """A picture in the first message, one in the third, and another branch with a picture of its own. The processor
-    prepares the first picture again for the second request, as if it were no longer in its cache."""
+def test_rows_have_the_images_of_their_requests():
+    """An image in the first message, one in the third, and another branch with an image of its own. The processor
+    prepares the first image again for the second request, as if it were no longer in its cache."""
     first, again, second, other = (ImageInput({}, [5] * count, 5, str(count)) for count in (2, 2, 3, 1))
     session = AgentSession(Sampling(100), lambda number: number, SessionLimits(200, 10))
 

@@ -148,7 +148,7 @@ def test_a_recorded_error_must_occur_again(capsys: pytest.CaptureFixture[str]) -
     assert "recorded: the run ended before" in capsys.readouterr().out
 
 
-def test_pictures_are_stored_once_and_read_as_shared_objects(tmp_path: Path) -> None:
+def test_images_are_stored_once_and_read_as_shared_objects(tmp_path: Path) -> None:
     tensors = {"pixel_values": np.arange(6, dtype=np.float32).reshape(2, 3), "image_grid_thw": np.array([[1, 1, 2]])}
     image = ImageInput(tensors, [5, 5], 5, "digest", (1, 2))
     recorded_group = full_group()

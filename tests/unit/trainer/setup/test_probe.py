@@ -12,12 +12,12 @@ PAD = 9
 
 
 class Images:
-    """Image processor for which every picture has four tokens."""
+    """Image processor for which every image has four tokens."""
 
     placeholder_id = PAD
 
-    def prepare(self, picture: bytes) -> ImageInput:
-        assert picture.startswith(b"\x89PNG")
+    def prepare(self, encoded_image: bytes) -> ImageInput:
+        assert encoded_image.startswith(b"\x89PNG")
         return ImageInput({"pixel_values": np.zeros(1)}, [7, PAD, PAD, 8], PAD, "digest")
 
 
@@ -38,13 +38,13 @@ def test_probe_of_a_text_model_repeats_the_prompt() -> None:
     assert len(make_probe(renderer, "1", 500).token_ids) == 64
 
 
-def test_probe_of_a_vision_model_begins_with_a_picture() -> None:
-    """The picture of the prompt (two placeholders) is left out, because its pixels are not part of the probe."""
+def test_probe_of_a_vision_model_begins_with_an_image() -> None:
+    """The image of the prompt (two placeholders) is left out, because its pixels are not part of the probe."""
     renderer: Any = VisionRenderer()
     probe = make_probe(renderer, "12993", 8)
     assert probe.token_ids == [7, PAD, PAD, 8, 1, 2, 3, 1] and len(probe.images) == 1
     assert len(make_probe(renderer, "1", 500).token_ids) == 4 + 64
-    assert make_probe(renderer, "12", 4) == Probe([1, 2, 1, 2]), "the picture does not fit"
+    assert make_probe(renderer, "12", 4) == Probe([1, 2, 1, 2]), "the image does not fit"
 
 
 def test_placeholders_are_not_compared() -> None:

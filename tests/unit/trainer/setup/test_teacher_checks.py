@@ -45,9 +45,9 @@ def test_every_data_source_needs_a_teacher_and_unused_teachers_are_reported(rend
     assert notice.startswith("teacher.models.code is not used")
 
 
-def test_a_server_does_not_read_pictures(renderer: Renderer) -> None:
+def test_a_server_does_not_read_images(renderer: Renderer) -> None:
     prompt = Prompt(0, "a", [{"role": "user", "content": "<image>", "images": [b"png"]}])
-    with pytest.raises(ValueError, match=r"pictures.* Set teacher.models.big.path"):
+    with pytest.raises(ValueError, match=r"images.* Set teacher.models.big.path"):
         check(renderer, {"*": "big"}, [prompt], big={"base_url": "http://127.0.0.1:9/v1", "name": "big"})
 
 

@@ -246,7 +246,7 @@ def test_unusable_reward_models_are_refused(models: tuple[Path, Path], renderer:
     vision: Any = Renderer(load_tokenizer(str(models[0])), images=object())  # type: ignore[arg-type]
     for text, facts in (
         (refusal((models[0], models[0])), ("not a reward model",)),
-        (refusal(models, vision), ("do not read pictures",)),
+        (refusal(models, vision), ("do not read images",)),
         (refusal(models, reward_model__max_length=129), ("max_length=129", "128 positions")),
         (refusal(models, renderer, env__max_steps=2), ("env.max_steps=2",)),
         (refusal(models, renderer, env__env_name="agent"), ("env.env_name=agent",)),

@@ -1,4 +1,4 @@
-"""Pictures of prompts and tools in environments."""
+"""Images of prompts and tools in environments."""
 
 import asyncio
 
@@ -14,16 +14,16 @@ from alphaapollo.tools.base import Session, ToolCall, ToolResult, ToolStatus
 from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Prompt
-from tests.unit.rollout.test_pictures import SMALL, WIDE
+from tests.unit.rollout.test_images import SMALL, WIDE
 
 
 def draw(count: int) -> ToolResult:
     """Draw.
 
     Args:
-        count: number of pictures.
+        count: number of images.
     """
-    return ToolResult(f"{count} <image> pictures", ToolStatus.OK, images=[SMALL, WIDE][:count])
+    return ToolResult(f"{count} <image> images", ToolStatus.OK, images=[SMALL, WIDE][:count])
 
 
 TOOLS = ToolBox([FunctionTool(draw)], ToolLimits())
@@ -35,28 +35,28 @@ def act(handler: TagActionHandler | ChatTemplateActionHandler) -> dict:
     return check_step_reply(result).observation.messages[0]
 
 
-def test_pictures_of_a_tool_follow_its_text() -> None:
+def test_images_of_a_tool_follow_its_text() -> None:
     message = act(TagActionHandler(TOOLS, sees_images=True))
-    text = '<tool_response>{"status": "ok", "text": "2  pictures"}</tool_response><image><image>'
+    text = '<tool_response>{"status": "ok", "text": "2  images"}</tool_response><image><image>'
     assert message == {"role": "user", "content": text, "images": [SMALL, WIDE]}
     native = ChatTemplateActionHandler(TOOLS, lambda text: [ToolCall("draw", '{"count": 2}')], sees_images=True)
-    content = "2  pictures<image><image>"
+    content = "2  images<image><image>"
     assert act(native) == {"role": "tool", "content": content, "name": "draw", "images": [SMALL, WIDE]}
 
 
 def test_a_text_model_sees_the_text_of_a_tool() -> None:
-    text = '<tool_response>{"status": "ok", "text": "2 <image> pictures"}</tool_response>'
+    text = '<tool_response>{"status": "ok", "text": "2 <image> images"}</tool_response>'
     assert act(TagActionHandler(TOOLS)) == {"role": "user", "content": text}
 
 
 @pytest.mark.parametrize("question", [None, "2+2=?"])
-def test_maths_problem_keeps_its_pictures(question: str | None) -> None:
+def test_maths_problem_keeps_its_images(question: str | None) -> None:
     content = [{"role": "user", "content": "<image> Area?", "images": [SMALL]}]
     prompt = Prompt(0, "s", content, env_kwargs={"question": question} if question else {})
     environment = InformalMathEnvironment(Services(score=None, config=Env()))  # type: ignore[arg-type]
     observation = asyncio.run(environment.reset(prompt))
     if question:
-        with pytest.raises(Exception, match=r"marks <image> \(0\) and pictures \(1\)"):
+        with pytest.raises(Exception, match=r"marks <image> \(0\) and images \(1\)"):
             check_reset_reply(observation)
     else:
         (message,) = check_reset_reply(observation)

@@ -1,10 +1,10 @@
-"""Make the pictures of README.md in docs/pictures/ from a finished run with a reward and a validation.
+"""Make the images of README.md in docs/images/ from a finished run with a reward and a validation.
 
     make quickstart
-    python -m scripts.pictures outputs/quickstart/grpo     # the default; `make docs` runs it too
+    python -m scripts.images outputs/quickstart/grpo     # the default; `make docs` runs it too
 
 console.svg is the live view after two thirds of the iterations, with half of the next one generated. viewer.png is the
-run's page in the viewer, taken by headless Chromium. A picture is left as it is if the run or Chromium is missing.
+run's page in the viewer, taken by headless Chromium. An image is left as it is if the run or Chromium is missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from alphaapollo.viewer.app import make_app, make_server
 from alphaapollo.viewer.index import RunIndex
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "docs" / "pictures"
+FOLDER = ROOT / "docs" / "images"
 MAX_BYTES = 200_000
 COLUMNS, LINES = 88, 24  # of the terminal
 FONT_FACE = re.compile(r"@font-face {[^}]*}\s*")  # would be loaded from another address
@@ -65,9 +65,9 @@ def draw_console(run: Path) -> str:
     terminal = Console(file=io.StringIO(), record=True, width=COLUMNS, force_terminal=True, color_system="truecolor")
     terminal.print(*render_view(view, elapsed, COLUMNS - 1, LINES), sep="\n")
     theme = TerminalTheme(WHITE, BLACK, [tuple(bytes.fromhex(color)) for color in COLORS])
-    picture = FONT_FACE.sub("", terminal.export_svg(title="alphaapollo rl", theme=theme, unique_id="console"))
-    picture = picture.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, monospace")
-    return picture.replace('stroke="rgba(255,255,255,0.35)"', 'stroke="#d5dae0"')  # of the frame
+    encoded_image = FONT_FACE.sub("", terminal.export_svg(title="alphaapollo rl", theme=theme, unique_id="console"))
+    encoded_image = encoded_image.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, monospace")
+    return encoded_image.replace('stroke="rgba(255,255,255,0.35)"', 'stroke="#d5dae0"')  # of the frame
 
 
 @contextmanager
@@ -101,9 +101,9 @@ def photograph_viewer(run: Path, chromium: str) -> bytes:
             chart.scroll_into_view_if_needed()
             chart.locator(".main-svg").first.wait_for()
         page.evaluate("scrollTo(0, 0)")
-        picture = page.screenshot()
+        encoded_image = page.screenshot()
         browser.close()
-    return picture
+    return encoded_image
 
 
 def main() -> None:
@@ -111,18 +111,18 @@ def main() -> None:
     parser.add_argument("run", nargs="?", type=Path, default=Path("outputs/quickstart/grpo"), help="folder of the run")
     run = parser.parse_args().run
     if not (run / "metrics.jsonl").is_file():
-        print(f"docs/pictures/ is unchanged: {run} has no metrics.jsonl. `make quickstart` makes a run.")
+        print(f"docs/images/ is unchanged: {run} has no metrics.jsonl. `make quickstart` makes a run.")
         return
-    pictures = {"console.svg": draw_console(run).encode()}
+    encoded_images = {"console.svg": draw_console(run).encode()}
     if chromium := next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None):
-        pictures["viewer.png"] = photograph_viewer(run, chromium)
+        encoded_images["viewer.png"] = photograph_viewer(run, chromium)
     else:
-        print("docs/pictures/viewer.png is unchanged: Chromium is missing (Debian: apt-get install chromium).")
-    for name, content in pictures.items():
+        print("docs/images/viewer.png is unchanged: Chromium is missing (Debian: apt-get install chromium).")
+    for name, content in encoded_images.items():
         if len(content) > MAX_BYTES:
-            raise ValueError(f"docs/pictures/{name} has {len(content):,} bytes. The limit is {MAX_BYTES:,}.")
+            raise ValueError(f"docs/images/{name} has {len(content):,} bytes. The limit is {MAX_BYTES:,}.")
         (FOLDER / name).write_bytes(content)
-        print(f"docs/pictures/{name}: {len(content):,} bytes")
+        print(f"docs/images/{name}: {len(content):,} bytes")
 
 
 if __name__ == "__main__":

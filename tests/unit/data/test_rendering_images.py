@@ -1,4 +1,4 @@
-"""Chats, observations and tool results with pictures are rendered and expanded like transformers' processors do."""
+"""Chats, observations and tool results with images are rendered and expanded like transformers' processors do."""
 
 import io
 from dataclasses import replace
@@ -12,14 +12,14 @@ from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.planning.try_template import try_template
 from alphaapollo.types import Prompt
-from tests.unit.data.pictures import encode, make_picture
+from tests.unit.data.images import encode, make_test_image
 from tests.unit.tool_templates import schema
 from tests.vision.models import FAMILIES
 
-PICTURE, OTHER = make_picture(32, 48), make_picture(48, 16, seed=1)  # 2 x 3 and 3 x 1 features of Qwen-VL
-QUESTION = {"role": "user", "content": "a <image> b", "images": [PICTURE]}
+TEST_IMAGE, OTHER = make_test_image(32, 48), make_test_image(48, 16, seed=1)  # 2 x 3 and 3 x 1 features of Qwen-VL
+QUESTION = {"role": "user", "content": "a <image> b", "images": [TEST_IMAGE]}
 ANSWER = {"role": "assistant", "content": "c"}
-NEXT = {"role": "user", "content": "d <image><image>", "images": [OTHER, PICTURE]}
+NEXT = {"role": "user", "content": "d <image><image>", "images": [OTHER, TEST_IMAGE]}
 SHOW = schema("show")
 TOOL_TEMPLATE = (
     "{% for tool in tools %}{{ tool.function.name }}\n{% endfor %}"
@@ -46,7 +46,7 @@ def test_a_prompt_has_the_ids_of_the_models_own_processor(make_renderer, vision_
 
     renderer, chat = make_renderer(family), [QUESTION, ANSWER, NEXT]
     processor = AutoProcessor.from_pretrained(vision_folder(family))
-    images = [Image.open(io.BytesIO(picture)) for picture in (PICTURE, OTHER, PICTURE)]
+    images = [Image.open(io.BytesIO(encoded_image)) for encoded_image in (TEST_IMAGE, OTHER, TEST_IMAGE)]
     expected = processor(text=[renderer.render_chat(chat)], images=images, return_tensors="np")["input_ids"][0].tolist()
     assert renderer.encode_prompt(chat) == expected
     answer = renderer.encode_prompt([ANSWER])
@@ -66,7 +66,7 @@ def test_a_prompt_continues_with_an_observation(make_renderer):
     assert renderer.prepare_images([NEXT])[1] is renderer.prepare_images([QUESTION])[0]
 
 
-def test_tool_results_may_have_pictures(vision_folder):
+def test_tool_results_may_have_images(vision_folder):
     tokenizer = load_tokenizer(str(vision_folder("qwen3_vl")))
     images = load_image_processor(str(vision_folder("qwen3_vl")), tokenizer)
     tokenizer.chat_template = TOOL_TEMPLATE
@@ -85,52 +85,52 @@ def test_placeholders_in_messages_are_text_and_refused_in_prompts_without_messag
     text = "what is <|image_pad|>?"
     for call in (renderer.encode_prompt, renderer.encode_observation):
         assert renderer.images.placeholder_id not in call([{"role": "user", "content": text}])
-    with pytest.raises(ValueError, match=r"<\|image_pad\|> \(1\) and pictures \(0\)"):
+    with pytest.raises(ValueError, match=r"<\|image_pad\|> \(1\) and images \(0\)"):
         renderer.encode_prompt(text)
-    with pytest.raises(ValueError, match=r"row 7: .*\(1\) and pictures \(0\)"):
+    with pytest.raises(ValueError, match=r"row 7: .*\(1\) and images \(0\)"):
         renderer.count_prompt_tokens([Prompt(7, "", text)])
 
 
-def test_a_template_must_show_pictures(make_renderer):
+def test_a_template_must_show_images(make_renderer):
     renderer = make_renderer()
     renderer.tokenizer.chat_template = "{% for m in messages %}{{ m.role }}{% endfor %}"
-    with pytest.raises(ValueError, match=r"<\|image_pad\|> \(0\) and pictures \(1\)"):
+    with pytest.raises(ValueError, match=r"<\|image_pad\|> \(0\) and images \(1\)"):
         renderer.encode_prompt([QUESTION])
 
 
-def test_a_text_model_rejects_pictures(renderer):
+def test_a_text_model_rejects_images(renderer):
     for call in (renderer.encode_prompt, renderer.encode_observation, renderer.prepare_images):
-        with pytest.raises(ValueError, match="the model does not read pictures"):
+        with pytest.raises(ValueError, match="the model does not read images"):
             call([QUESTION])
     marked = [{"role": "user", "content": "a <image> tag"}]
     assert "<image>" in renderer.tokenizer.decode(renderer.encode_prompt(marked))
 
 
-def test_the_template_check_keeps_pictures(make_renderer):
+def test_the_template_check_keeps_images(make_renderer):
     try_template(make_renderer(), [QUESTION])  # raises if not
 
 
 PROMPTS = [Prompt(3, "", [QUESTION]), Prompt(5, "", [{"role": "user", "content": "x" * 60}])]
 
 
-def test_the_length_limit_counts_pictures_without_decoding_them(make_renderer, monkeypatch):
+def test_the_length_limit_counts_images_without_decoding_them(make_renderer, monkeypatch):
     renderer = make_renderer()
     length = len(renderer.encode_prompt([QUESTION]))
     assert length == len(renderer.encode([renderer.render_chat([QUESTION])])[0]) + 5
     monkeypatch.setattr(renderer.images, "prepare", None)
     assert apply_length_limit(PROMPTS, renderer, length, "drop") == (PROMPTS[:1], 1)
     assert apply_length_limit(PROMPTS, renderer, length, "left") == (PROMPTS, 1)
-    with pytest.raises(ValueError, match=f"1 of 1 .*pictures.*={length - 1}.*row 3 with {length}"):
+    with pytest.raises(ValueError, match=f"1 of 1 .*images.*={length - 1}.*row 3 with {length}"):
         apply_length_limit(PROMPTS, renderer, length - 1, "error")
 
 
 @pytest.mark.parametrize("truncation", ["left", "right"])
-def test_prompts_with_pictures_are_not_truncated(make_renderer, truncation):
-    with pytest.raises(ValueError, match=r"1 of 1 .*pictures.*row 3.*to drop \("):
+def test_prompts_with_images_are_not_truncated(make_renderer, truncation):
+    with pytest.raises(ValueError, match=r"1 of 1 .*images.*row 3.*to drop \("):
         apply_length_limit(PROMPTS, make_renderer(), 20, truncation)
 
 
-def test_a_rejected_picture_is_reported_with_its_row(make_renderer):
+def test_a_rejected_image_is_reported_with_its_row(make_renderer):
     wide = {**QUESTION, "images": [encode(Image.new("RGB", (1000, 2)))]}
     prompts = [PROMPTS[0], replace(PROMPTS[1], content=[wide])]
     with pytest.raises(ValueError, match=r"row 5: .*processor rejects .*1000 x 2"):

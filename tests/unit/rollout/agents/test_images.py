@@ -1,4 +1,4 @@
-"""Pictures in requests to vLLM's HTTP API: tokens and tensors come from the model's own image processor."""
+"""Images in requests to vLLM's HTTP API: tokens and tensors come from the model's own image processor."""
 
 import base64
 
@@ -10,7 +10,7 @@ openai = pytest.importorskip("openai")
 
 from alphaapollo.rollout.agents.rows import list_new_messages  # noqa: E402
 from tests.unit.rollout.agents.agents_kit import Server  # noqa: E402
-from tests.unit.rollout.test_pictures import draw, encode  # noqa: E402
+from tests.unit.rollout.test_images import draw, encode  # noqa: E402
 from tests.vision.models import make  # noqa: E402
 
 FIRST, SECOND = (base64.b64encode(encode(draw(48, 32, red))).decode() for red in (1, 2))
@@ -24,8 +24,8 @@ def server(tmp_path_factory):
     return Server(folder, max_length=512)
 
 
-def ask(text, *pictures):
-    urls = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{one}"}} for one in pictures]
+def ask(text, *encoded_images):
+    urls = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{one}"}} for one in encoded_images]
     return {"role": "user", "content": [*urls, {"type": "text", "text": text}]}
 
 
@@ -34,8 +34,8 @@ async def chat(client, *messages):
     return {"role": "assistant", "content": answer.choices[0].message.content}
 
 
-def test_chat_with_a_picture_in_each_turn_is_one_path(server):
-    """The second request sends the first picture again; its tokens and tensors are those of the first request."""
+def test_chat_with_an_image_in_each_turn_is_one_path(server):
+    """The second request sends the first image again; its tokens and tensors are those of the first request."""
 
     async def play(endpoint, session, client):
         answer = await chat(client, ask("one", FIRST))
@@ -43,9 +43,11 @@ def test_chat_with_a_picture_in_each_turn_is_one_path(server):
 
     session, _ = server.run(play)
     first, second = session.answers
-    pictures = [base64.b64decode(one) for one in (FIRST, SECOND)]
-    assert list_new_messages(first.request, None) == [{"role": "user", "content": "<image>one", "images": pictures[:1]}]
-    assert list_new_messages(second.request, first)[0]["images"] == pictures[1:]
+    encoded_images = [base64.b64decode(one) for one in (FIRST, SECOND)]
+    assert list_new_messages(first.request, None) == [
+        {"role": "user", "content": "<image>one", "images": encoded_images[:1]}
+    ]
+    assert list_new_messages(second.request, first)[0]["images"] == encoded_images[1:]
     assert second.parent is first and second.prompt_ids[: len(first.token_ids)] == first.token_ids
     assert len(first.images) == 1 and len(second.images) == 2 and second.images[0] == first.images[0]
     for answer in (first, second):
@@ -53,7 +55,7 @@ def test_chat_with_a_picture_in_each_turn_is_one_path(server):
         assert placeholders == PLACEHOLDERS * len(answer.images)
 
 
-def test_another_picture_starts_a_branch(server):
+def test_another_image_starts_a_branch(server):
     """The texts of both chats are equal."""
 
     async def play(endpoint, session, client):
@@ -85,12 +87,12 @@ def test_all_apis_give_the_same_prompt(server):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://127.0.0.1:1/picture.png", r"data\.allow_image_urls=true"),
+        ("http://127.0.0.1:1/image.png", r"data\.allow_image_urls=true"),
         ("/etc/hostname", "data: URL"),
-        ("data:image/png;base64,AAAA", "cannot read a picture"),
+        ("data:image/png;base64,AAAA", "cannot read an image"),
     ],
 )
-def test_unusable_pictures_are_refused(server, url, message):
+def test_unusable_images_are_refused(server, url, message):
     async def play(endpoint, session, client):
         parts = [{"type": "image_url", "image_url": {"url": url}}]
         with pytest.raises(openai.BadRequestError, match=message):

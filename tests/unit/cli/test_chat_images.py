@@ -1,4 +1,4 @@
-"""Pictures in `alphaapollo chat`: paths in a line, and OpenAI's format."""
+"""Images in `alphaapollo chat`: paths in a line, and OpenAI's format."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from alphaapollo.cli.chat import make_user_message, run_chat
 from alphaapollo.rewards.openai_connection import make_openai_message
 
 
-def test_existing_pictures_in_a_line_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_images_in_a_line_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("cat.png").write_bytes(b"\x89PNG cat")
     Path("my dog.JPG").write_bytes(b"\xff\xd8\xff dog")
@@ -27,7 +27,7 @@ def test_existing_pictures_in_a_line_are_shown(tmp_path: Path, monkeypatch: pyte
     assert make_openai_message({"role": "user", "content": "<image>"}) == {"role": "user", "content": "<image>"}
 
 
-def test_a_line_may_be_the_path_of_a_picture(
+def test_a_line_may_be_the_path_of_an_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "cat.png").write_bytes(b"\x89PNG cat")

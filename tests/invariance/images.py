@@ -1,8 +1,8 @@
-"""Random rows with pictures: log-probs and gradients of the policy model must be those of plain transformers.
+"""Random rows with images: log-probs and gradients of the policy model must be those of plain transformers.
 
 Each case draws a tiny vision-language model (three families), and groups of rows that share a prompt. A prompt has none
-to three pictures of random sizes. A row may show another picture between two of its actions, and rows without pictures
-are beside rows with pictures. All parameters are trained, those of the vision tower too.
+to three images of random sizes. A row may show another image between two of its actions, and rows without images
+are beside rows with images. All parameters are trained, those of the vision tower too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ATTENTIONS: tuple[Attention, ...] = ("padded", "sdpa")
 
 
 @dataclass(frozen=True)
-class PictureCase:
+class ImageCase:
     """Rows of one micro-batch, and the weight of each response token in the loss."""
 
     number: int
@@ -52,7 +52,7 @@ class PictureCase:
     weights: list[np.ndarray]  # one array per row
 
     @classmethod
-    def draw(cls, seed: int, number: int, processor: ImageProcessor, family: str) -> PictureCase:
+    def draw(cls, seed: int, number: int, processor: ImageProcessor, family: str) -> ImageCase:
         generator = np.random.default_rng([seed, number, 1])
         rows: list[Row] = []
         group_ids: list[int] = []
@@ -60,8 +60,8 @@ class PictureCase:
             prompt = _draw_text(generator, 1)
             images: list[ImageInput] = []
             for _ in range(int(generator.integers(0, 4))):
-                images.append(processor.prepare(_draw_picture(generator)))
-                prompt += [*images[-1].token_ids, *_draw_text(generator, 1)]  # transformers joins adjacent pictures
+                images.append(processor.prepare(_draw_image(generator)))
+                prompt += [*images[-1].token_ids, *_draw_text(generator, 1)]  # transformers joins adjacent images
             for _ in range(int(generator.integers(1, 4))):
                 rows.append(_draw_row(generator, prompt, images, processor))
                 group_ids.append(group)
@@ -73,7 +73,7 @@ def _draw_text(generator: np.random.Generator, shortest: int) -> list[int]:
     return generator.integers(0, TEXT_TOKENS, generator.integers(shortest, 9)).tolist()
 
 
-def _draw_picture(generator: np.random.Generator) -> bytes:
+def _draw_image(generator: np.random.Generator) -> bytes:
     height, width = generator.integers(9, 90, 2)
     buffer = io.BytesIO()
     Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(buffer, "PNG")
@@ -83,13 +83,13 @@ def _draw_picture(generator: np.random.Generator) -> bytes:
 def _draw_row(
     generator: np.random.Generator, prompt: list[int], images: list[ImageInput], processor: ImageProcessor
 ) -> Row:
-    """Row with one or two actions. Before the second action, an observation may show another picture."""
+    """Row with one or two actions. Before the second action, an observation may show another image."""
     action = _draw_text(generator, 1)
     tokens, mask, row_images = [*prompt, *action], [0] * len(prompt) + [1] * len(action), list(images)
     if generator.random() < 0.5:
         context = _draw_text(generator, 1)
         if generator.random() < 0.6:
-            row_images.append(processor.prepare(_draw_picture(generator)))
+            row_images.append(processor.prepare(_draw_image(generator)))
             context += [*row_images[-1].token_ids, *_draw_text(generator, 0)]
         action = _draw_text(generator, 1)
         tokens, mask = [*tokens, *context, *action], mask + [0] * len(context) + [1] * len(action)
@@ -98,7 +98,7 @@ def _draw_row(
 
 @functools.cache
 def _save_models() -> tempfile.TemporaryDirectory[str]:
-    folder = tempfile.TemporaryDirectory(prefix="alphaapollo-pictures-")
+    folder = tempfile.TemporaryDirectory(prefix="alphaapollo-images-")
     for family in FAMILIES:
         make(family, Path(folder.name, family))
     return folder
@@ -127,7 +127,7 @@ def _load_models(family: str) -> tuple[Any, dict[Attention, PolicyModel]]:
     return plain, {attention: load_trained_policy(folder, attention) for attention in ATTENTIONS}
 
 
-def compute_with_transformers(family: str, case: PictureCase) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+def compute_with_transformers(family: str, case: ImageCase) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Return the log-probs of each row's response, and the gradients, of plain transformers."""
     model, _ = _load_models(family)
     model.zero_grad()
@@ -160,7 +160,7 @@ def _make_arguments(model: Any, ids: torch.Tensor, images: Sequence[ImageInput])
 
 
 def compute_with_policy(
-    policy: PolicyModel, builder: MicroBatchBuilder, case: PictureCase, shares: bool, micro_batches: list[list[int]]
+    policy: PolicyModel, builder: MicroBatchBuilder, case: ImageCase, shares: bool, micro_batches: list[list[int]]
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Return the log-probs of each row's response, and the gradients, of the policy model."""
     rows = Rows.from_rows(case.rows, find_shared_prompts(case.rows, case.group_ids) if shares else None)
@@ -189,13 +189,13 @@ def measure_difference(
     gaps = [float(np.abs(a - b).max(initial=0.0)) for a, b in zip(ours[0], expected[0], strict=True)]
     largest = max(np.abs(gradient).max() for gradient in expected[1].values())
     for name, gradient in ours[1].items():
-        other = expected[1].get(name, np.zeros_like(gradient))  # transformers: no picture, no gradient of the tower
+        other = expected[1].get(name, np.zeros_like(gradient))  # transformers: no image, no gradient of the tower
         gaps.append(float(np.abs(gradient - other).max() / max(np.abs(other).max(), 1e-2 * largest, 1e-6)))
     assert expected[1].keys() <= ours[1].keys()
     return max(gaps) if np.isfinite(gaps).all() else float("inf")
 
 
-def check_case(case: PictureCase) -> dict[str, float]:
+def check_case(case: ImageCase) -> dict[str, float]:
     """Compare all layouts of one case with plain transformers. Returns {layout: difference}."""
     expected = compute_with_transformers(case.family, case)
     _, policies = _load_models(case.family)
@@ -214,7 +214,7 @@ def check_case(case: PictureCase) -> dict[str, float]:
 
 
 def compute_on_rank(
-    rank: int, num_ranks: int, address: str, folders: dict[str, str], cases: list[PictureCase], sequence: bool
+    rank: int, num_ranks: int, address: str, folders: dict[str, str], cases: list[ImageCase], sequence: bool
 ) -> list[Any]:
     """Log-probs and gradients of cases on one of several ranks, which share sequences or distribute rows."""
     join_process_group("cpu", rank, num_ranks, address)
@@ -233,19 +233,19 @@ def compute_on_rank(
     return results
 
 
-def draw_cases(seed: int, count: int) -> list[PictureCase]:
+def draw_cases(seed: int, count: int) -> list[ImageCase]:
     """Draw cases of all families in turn."""
     families = islice(cycle(FAMILIES), count)
-    return [PictureCase.draw(seed, number, load_family(one)[1], one) for number, one in enumerate(families)]
+    return [ImageCase.draw(seed, number, load_family(one)[1], one) for number, one in enumerate(families)]
 
 
-def check_pictures(seed: int, count: int, processes: bool) -> Iterator[tuple[str, float]]:
+def check_images(seed: int, count: int, processes: bool) -> Iterator[tuple[str, float]]:
     """Yield (layout, difference from transformers) of `count` random cases. processes: some also on two ranks, each of
     which has a part of the rows, or a part of every row."""
     cases = draw_cases(seed, count)
     for case in cases:
         for layout, gap in check_case(case).items():
-            yield f"pictures, case {case.number}, {case.family}: {layout}", gap
+            yield f"images, case {case.number}, {case.family}: {layout}", gap
     on_ranks = cases[: min(count, CASES_ON_RANKS)]
     expected = [compute_with_transformers(case.family, case) for case in on_ranks]
     folders = {family: load_family(family)[0] for family in FAMILIES}
@@ -254,7 +254,7 @@ def check_pictures(seed: int, count: int, processes: bool) -> Iterator[tuple[str
         for case, one in zip(on_ranks, expected, strict=True):
             for layout in (f"{attention}, shares={shares}" for attention in ATTENTIONS for shares in (False, True)):
                 gap = measure_difference(_join_ranks(next(results), sequence), one)
-                yield f"pictures, case {case.number}, {case.family}: two ranks, {sequence=}, {layout}", gap
+                yield f"images, case {case.number}, {case.family}: two ranks, {sequence=}, {layout}", gap
 
 
 def _join_ranks(of_ranks: Sequence[Any], sequence: bool) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""Pictures in episodes, with a tiny Qwen3-VL processor: 32 x 32 pixels have 4 placeholders, 48 x 32 have 6."""
+"""Images in episodes, with a tiny Qwen3-VL processor: 32 x 32 pixels have 4 placeholders, 48 x 32 have 6."""
 
 import asyncio
 import io
@@ -53,7 +53,7 @@ QUESTION = [{"role": "user", "content": "<image> How many?", "images": [SMALL]}]
 
 
 class RecordingEngine(FakeEngine):
-    """Fake engine that answers "a<|im_end|>" and records prompts and pictures."""
+    """Fake engine that answers "a<|im_end|>" and records prompts and images."""
 
     def __init__(self, renderer: Renderer, answer: str = "a<|im_end|>"):
         super().__init__(256, script=lambda token_ids, sampling: renderer.encode([answer])[0])
@@ -76,17 +76,17 @@ def play(engine: FakeEngine, renderer: Renderer, environment: Environment, conte
     return asyncio.run(make_runner(engine, renderer, context).run(task))
 
 
-def show_picture(picture: object, text: str = "Now: <image>") -> StepResult:
-    return StepResult(Observation([{"role": "user", "content": text, "images": [picture]}]))
+def show_image(encoded_image: object, text: str = "Now: <image>") -> StepResult:
+    return StepResult(Observation([{"role": "user", "content": text, "images": [encoded_image]}]))
 
 
 def count_placeholders(renderer: Renderer, token_ids: list[int]) -> int:
     return list(token_ids).count(renderer.images.placeholder_id)
 
 
-def test_two_turns_with_a_picture_each(renderer: Renderer) -> None:
+def test_two_turns_with_an_image_each(renderer: Renderer) -> None:
     engine = RecordingEngine(renderer)
-    environment = Environment(show_picture(draw(48, 32)), done(1.0), first=Observation(QUESTION))
+    environment = Environment(show_image(draw(48, 32)), done(1.0), first=Observation(QUESTION))
     trajectory = play(engine, renderer, environment)
     small, wide = renderer.images.prepare(SMALL), renderer.images.prepare(WIDE)
     assert [images for _, images in engine.received] == [(small,), (small, wide)]
@@ -99,9 +99,9 @@ def test_two_turns_with_a_picture_each(renderer: Renderer) -> None:
     assert engine.received[1][0] == renderer.encode_prompt(chat)  # what transformers' chat template makes of it
 
 
-def test_each_prompt_of_memory_context_has_its_own_pictures(renderer: Renderer) -> None:
+def test_each_prompt_of_memory_context_has_its_own_images(renderer: Renderer) -> None:
     engine = RecordingEngine(renderer)
-    replies = show_picture(draw(48, 32)), show_picture(encode(draw(16, 16))), done(1.0)
+    replies = show_image(draw(48, 32)), show_image(encode(draw(16, 16))), done(1.0)
     environment = Environment(*replies, first=Observation(QUESTION))
     trajectory = play(engine, renderer, environment, "memory")
     small, wide, tiny = (renderer.images.prepare(one) for one in (SMALL, WIDE, encode(draw(16, 16))))
@@ -110,7 +110,7 @@ def test_each_prompt_of_memory_context_has_its_own_pictures(renderer: Renderer) 
     assert [count_placeholders(renderer, row.token_ids) for row in trajectory.rows] == [4, 10, 11]
 
 
-def test_samples_of_a_group_share_a_picture_also_after_pickling(renderer: Renderer) -> None:
+def test_samples_of_a_group_share_an_image_also_after_pickling(renderer: Renderer) -> None:
     async def score(prompt: Prompt, text: str) -> Score:
         return Score(1.0)
 
@@ -127,16 +127,16 @@ def test_samples_of_a_group_share_a_picture_also_after_pickling(renderer: Render
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (show_picture(b"no picture"), "cannot read a picture of 10 bytes"),
-        (show_picture(WIDE[:-40]), "cannot read a picture"),
-        (show_picture("/no/such/picture.png"), "cannot read the picture /no/such/picture.png"),
-        (show_picture(draw(1, 300)), "the model's processor rejects"),
-        (show_picture(draw(8, 8).astype(np.float32)), "float32 array of shape (8, 8, 3). Use a uint8 array"),
-        (show_picture(WIDE, "no mark"), "marks <image> (0) and pictures (1)"),
-        (show_picture(WIDE, "<image><image>"), "marks <image> (2) and pictures (1)"),
+        (show_image(b"no image"), "cannot read an image of 10 bytes"),
+        (show_image(WIDE[:-40]), "cannot read an image"),
+        (show_image("/no/such/image.png"), "cannot read the image /no/such/image.png"),
+        (show_image(draw(1, 300)), "the model's processor rejects"),
+        (show_image(draw(8, 8).astype(np.float32)), "float32 array of shape (8, 8, 3). Use a uint8 array"),
+        (show_image(WIDE, "no mark"), "marks <image> (0) and images (1)"),
+        (show_image(WIDE, "<image><image>"), "marks <image> (2) and images (1)"),
     ],
 )
-def test_bad_pictures_fail_the_episode_with_their_reason(renderer: Renderer, result: StepResult, reason: str) -> None:
+def test_bad_images_fail_the_episode_with_their_reason(renderer: Renderer, result: StepResult, reason: str) -> None:
     class Repeating(Environment):
         async def step(self, action: str) -> StepResult:
             return result
@@ -147,10 +147,10 @@ def test_bad_pictures_fail_the_episode_with_their_reason(renderer: Renderer, res
     assert np.isnan(trajectory.reward)
 
 
-def test_a_text_model_rejects_pictures(renderer: Renderer) -> None:
+def test_a_text_model_rejects_images(renderer: Renderer) -> None:
     trajectory = play(FakeEngine(256), Renderer(renderer.tokenizer), Environment(first=Observation(QUESTION)))
     assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
-    assert "the model does not read pictures" in trajectory.score.reason
+    assert "the model does not read images" in trajectory.score.reason
 
 
 def test_a_sampled_placeholder_fails_the_run(renderer: Renderer) -> None:
@@ -159,30 +159,30 @@ def test_a_sampled_placeholder_fails_the_run(renderer: Renderer) -> None:
         play(engine, renderer, Environment(done(1.0), first="2+2=?"))
 
 
-def test_pictures_of_a_row_must_be_those_of_the_engine(renderer: Renderer) -> None:
+def test_images_of_a_row_must_be_those_of_the_engine(renderer: Renderer) -> None:
     engine = RecordingEngine(renderer)
     trajectory = play(engine, renderer, Environment(done(1.0), first=Observation(QUESTION)))
     rows, turns = trajectory.rows, trajectory.turns
     prompts, images = zip(*engine.received, strict=True)
     check_rows_match_turns(rows, turns, prompts, images)
     other = renderer.images.prepare(encode(draw(32, 32, red=3)))  # of the same size
-    with pytest.raises(AssertionError, match="pictures before an action differ"):
+    with pytest.raises(AssertionError, match="images before an action differ"):
         check_rows_match_turns(rows, turns, prompts, [(other,)])
     rows[0].images = (*rows[0].images, other)
-    with pytest.raises(AssertionError, match="pictures that the engine did not receive"):
+    with pytest.raises(AssertionError, match="images that the engine did not receive"):
         check_rows_match_turns(rows, turns, prompts, images)
     with pytest.raises(AssertionError, match=r"4 .* for 8 image features"):
         check_rows_match_turns(rows, turns, prompts, [rows[0].images])
 
 
 @pytest.mark.parametrize("truncation", ["left", "right", "error"])
-def test_prompts_with_pictures_are_not_truncated(renderer: Renderer, truncation: str) -> None:
+def test_prompts_with_images_are_not_truncated(renderer: Renderer, truncation: str) -> None:
     prompts = PromptRenderer(renderer.encode_prompt, 30, truncation)
     with pytest.raises(PromptTooLong, match=r"data\.max_prompt_length=30\."):
         prompts(QUESTION)
 
 
-def test_rendered_prompts_are_cached_by_their_pictures(renderer: Renderer) -> None:
+def test_rendered_prompts_are_cached_by_their_images(renderer: Renderer) -> None:
     prompts = PromptRenderer(renderer.encode_prompt, 99, "error")
     other = [{**QUESTION[0], "images": [WIDE]}]
     lengths = [

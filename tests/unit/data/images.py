@@ -1,4 +1,4 @@
-"""Pictures for tests."""
+"""Images for tests."""
 
 import io
 
@@ -12,7 +12,7 @@ def encode(image, file_format="PNG", **options):
     return file.getvalue()
 
 
-def make_picture(height=32, width=48, seed=0):
+def make_test_image(height=32, width=48, seed=0):
     """A PNG of random pixels. Tiny Qwen-VL models have (height / 16) x (width / 16) features of it, up to 64 x 64."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return encode(Image.fromarray(pixels))

@@ -1,4 +1,4 @@
-"""SFT and preference examples with pictures."""
+"""SFT and preference examples with images."""
 
 import pickle
 
@@ -11,9 +11,9 @@ from alphaapollo.data.preference_examples import load_labelled_answers, load_pai
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.sft_examples import load_examples
 from tests.builders import write_rows
-from tests.unit.data.pictures import make_picture
+from tests.unit.data.images import make_test_image
 
-RED, BLUE = make_picture(32, 48, seed=1), make_picture(48, 16, seed=2)
+RED, BLUE = make_test_image(32, 48, seed=1), make_test_image(48, 16, seed=2)
 ASK = {"role": "user", "content": "a <image> b"}
 ANSWER = {"role": "assistant", "content": "c"}
 NEXT = {"role": "user", "content": "<image>?"}
@@ -28,12 +28,12 @@ def vision_renderer(request, vision_folder):
 
 
 def write(tmp_path, rows):
-    rows = [{**row, "images": [{"bytes": picture} for picture in row["images"]]} for row in rows]
+    rows = [{**row, "images": [{"bytes": encoded_image} for encoded_image in row["images"]]} for row in rows]
     return write_rows(tmp_path / "data.parquet", rows)
 
 
-def check_images(renderer, row, pictures):
-    assert [image.digest for image in row.images] == [renderer.images.prepare(one).digest for one in pictures]
+def check_images(renderer, row, encoded_images):
+    assert [image.digest for image in row.images] == [renderer.images.prepare(one).digest for one in encoded_images]
     assert not any(row.action_mask[position] for position in find_placeholders(row.token_ids, row.images))
 
 
@@ -42,7 +42,7 @@ def get_trained_text(renderer, row):
     return renderer.tokenizer.decode(tokens)
 
 
-def test_a_chat_with_pictures_in_two_turns(tmp_path, vision_renderer):
+def test_a_chat_with_images_in_two_turns(tmp_path, vision_renderer):
     rows = [
         {"messages": [ASK, ANSWER, NEXT, LAST], "images": [RED, BLUE]},
         {"messages": [ASK, ANSWER], "images": [BLUE]},
@@ -59,7 +59,7 @@ def test_a_chat_with_pictures_in_two_turns(tmp_path, vision_renderer):
     assert [image.digest for image in pickle.loads(pickle.dumps(first)).images] == [one.digest for one in first.images]
 
 
-def test_a_prompt_with_a_picture_and_a_response(tmp_path, vision_renderer):
+def test_a_prompt_with_an_image_and_a_response(tmp_path, vision_renderer):
     rows = [
         {"prompt": [ASK], "response": "c", "images": [RED]},
         {"prompt": [ANSWER | {"role": "user"}], "response": "d", "images": []},
@@ -70,14 +70,14 @@ def test_a_prompt_with_a_picture_and_a_response(tmp_path, vision_renderer):
     assert second.images == ()
 
 
-def test_examples_with_pictures_are_dropped_but_not_truncated(tmp_path, vision_renderer):
+def test_examples_with_images_are_dropped_but_not_truncated(tmp_path, vision_renderer):
     rows = [{"messages": [ASK, ANSWER], "images": [RED]}, {"messages": [NEXT, ANSWER], "images": [BLUE]}]
     path = write(tmp_path, rows)
     lengths = [len(row.token_ids) for row in load_examples(path, vision_renderer, SftData()).examples]
     short = max(lengths) - 1
     loaded = load_examples(path, vision_renderer, SftData(max_length=short, truncation="drop"))
     assert len(loaded.examples) == 1 and "1 of 2 examples" in loaded.notices[0]
-    with pytest.raises(ValueError, match=f"pictures.*data.max_length={short}.*drop"):
+    with pytest.raises(ValueError, match=f"images.*data.max_length={short}.*drop"):
         load_examples(path, vision_renderer, SftData(max_length=short, truncation="right"))
 
 
@@ -90,32 +90,32 @@ def test_invalid_examples_are_reported_with_their_rows(tmp_path, vision_renderer
             [{**good, "images": [RED[:2000]]}, {"messages": [ANSWER, ASK], "images": []}],
             "2 of 2 .*row 0: .*2000 .*trunc",
         ),
-        ([{"prompt": [ASK], "response": answer, "images": [RED]}], "row 0: the answer to 'prompt' .*pictures"),
+        ([{"prompt": [ASK], "response": answer, "images": [RED]}], "row 0: the answer to 'prompt' .*images"),
         ([good, {"messages": [ASK, placeholder], "images": [RED]}], r"1 of 2 .*  row 1: .*\(1\) .*\(0\)"),
     ):
         with pytest.raises(ValueError, match=f"(?s){facts}"):
             load_examples(write(tmp_path, rows), vision_renderer, SftData())
-    with pytest.raises(ValueError, match=r"row 0: .*model does not read pictures"):
+    with pytest.raises(ValueError, match=r"row 0: .*model does not read images"):
         load_examples(write(tmp_path, [good]), renderer, SftData())
 
 
-def test_both_answers_of_a_pair_share_the_picture(tmp_path, vision_renderer):
+def test_both_answers_of_a_pair_share_the_image(tmp_path, vision_renderer):
     rows = [
         {"prompt": [ASK], "chosen": "c", "rejected": "d", "images": [RED]},
         {"prompt": [NEXT], "chosen": "c", "rejected": "e", "images": [BLUE]},
     ]
     pairs = load_pairs(write(tmp_path, rows), vision_renderer, PairData()).examples
-    for pair, picture in zip(pairs, (RED, BLUE), strict=True):
+    for pair, encoded_image in zip(pairs, (RED, BLUE), strict=True):
         for row in pair.rows:
-            check_images(vision_renderer, row, [picture])
+            check_images(vision_renderer, row, [encoded_image])
     chats = [{"chosen": [ASK, ANSWER], "rejected": [ASK, LAST], "images": [RED]}]
     (pair,) = load_pairs(write(tmp_path, chats), vision_renderer, PairData()).examples
     assert [get_trained_text(vision_renderer, row) for row in pair.rows] == ["c<|im_end|>", "an <image> tag<|im_end|>"]
     check_images(vision_renderer, pair.rows[1], [RED])
 
 
-def test_unrelated_answers_keep_the_picture_of_their_prompt(tmp_path, vision_renderer):
-    other = make_picture(32, 48, seed=3)  # the same tokens as RED
+def test_unrelated_answers_keep_the_image_of_their_prompt(tmp_path, vision_renderer):
+    other = make_test_image(32, 48, seed=3)  # the same tokens as RED
     rows = [
         {"prompt": [ASK], "response": "good", "label": True, "images": [RED]},
         {"prompt": [ASK], "response": "bad", "label": False, "images": [other]},
@@ -126,7 +126,7 @@ def test_unrelated_answers_keep_the_picture_of_their_prompt(tmp_path, vision_ren
     assert get_trained_text(vision_renderer, first.unrelated_answer) == "bad<|im_end|>"
 
 
-def test_marks_without_a_column_of_pictures_are_noticed(tmp_path, vision_renderer):
+def test_marks_without_a_column_of_images_are_noticed(tmp_path, vision_renderer):
     path = write_rows(tmp_path / "data.parquet", [{"messages": [ASK, ANSWER]}])
     (notice,) = load_examples(path, vision_renderer, SftData()).notices
     assert notice.startswith("1 rows have <image>") and "column images" in notice

@@ -1,12 +1,12 @@
-"""Compare forward and backward of the samples of a prompt whose pictures are encoded once and per sample.
+"""Compare forward and backward of the samples of a prompt whose images are encoded once and per sample.
 
-    .venv/bin/python scripts/bench/pictures.py --train-vision
+    .venv/bin/python scripts/bench/images.py --train-vision
 
 All sides compute log-probs and gradients of the same rows, packed, with a random Qwen3-VL of 15M parameters:
 
-    per sample   rows with own pictures, as if the samples came from different prompts
-    once         the same rows, and each picture is encoded once
-    shared       the prompt, with its pictures, is computed once
+    per sample   rows with own images, as if the samples came from different prompts
+    once         the same rows, and each image is encoded once
+    shared       the prompt, with its images, is computed once
 
 The sides alternate. The last line is a JSON object: `ratio` is the seconds of `per sample` over those of `shared`, the
 median of the rounds, and `ratio_once` the same for `once`. `difference` is the largest difference of log-probs.
@@ -39,7 +39,7 @@ from alphaapollo.models.policy import PolicyModel  # noqa: E402
 from alphaapollo.types import ImageInput, Row  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 
-FOLDER = ROOT / "outputs" / "bench" / "pictures"
+FOLDER = ROOT / "outputs" / "bench" / "images"
 VOCABULARY, PLACEHOLDER, PATCH, MERGE = 512, 500, 16, 2
 SIDES = ("per sample", "once", "shared")
 
@@ -61,7 +61,7 @@ def make_model(folder: Path) -> int:
 
 
 def make_image(rng: np.random.Generator, number: int, side: int) -> ImageInput:
-    """Make a prepared picture of `side` x `side` pixels."""
+    """Make a prepared image of `side` x `side` pixels."""
     patches, tokens = side // PATCH, side // PATCH // MERGE
     pixels = rng.normal(size=(patches**2, 3 * 2 * PATCH**2)).astype(np.float32)
     tensors = {"pixel_values": pixels, "image_grid_thw": np.array([[1, patches, patches]])}
@@ -109,7 +109,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         return round(statistics.median(a / b for a, b in zip(seconds["per sample"], seconds[side], strict=True)), 2)
 
     return {
-        "benchmark": "pictures",
+        "benchmark": "images",
         "ratio": ratio("shared"),
         "ratio_once": ratio("once"),
         "seconds": {side: round(statistics.median(values), 3) for side, values in seconds.items()},
@@ -126,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--pictures", type=int, default=2)
-    parser.add_argument("--pixels", type=int, default=224, help="width and height of a picture, a multiple of 32")
+    parser.add_argument("--pixels", type=int, default=224, help="width and height of an image, a multiple of 32")
     parser.add_argument("--prompt-tokens", type=int, default=32, help="tokens of the prompt's text")
     parser.add_argument("--response-tokens", type=int, default=64)
     parser.add_argument("--train-vision", action="store_true", help="freeze_vision=false")
