@@ -39,7 +39,7 @@ PHASES = ("generate", "batch", "columns", "advantage", "update", "publish", "oth
 
 def simulate(workers: int, args: argparse.Namespace, profile: cProfile.Profile | None = None) -> dict[str, Any]:
     """Simulate one size in this process. Returns the mean metrics of all iterations but the first."""
-    from alphaapollo.observability.memory import measure_resident_gib
+    from alphaapollo.observability.timing import measure_resident_gib
     from scripts.simulation.run import Cluster
 
     latencies = Latencies(**{field.name: getattr(args, field.name) for field in fields(Latencies)})

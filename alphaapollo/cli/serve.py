@@ -19,7 +19,7 @@ from alphaapollo.processes.watchdog import kill_run_processes, new_run_id, start
 from alphaapollo.runs.run_model import load_run_model
 
 if TYPE_CHECKING:
-    from alphaapollo.engines.spec import EngineSpec
+    from alphaapollo.engines.protocol import EngineSpec
 
 DEFAULT_CONTEXT = 4096  # context length in tokens, if the model supports it
 POLL_SECONDS = 0.2
@@ -118,7 +118,7 @@ def make_engine_spec(config: GenerationConfig) -> EngineSpec:
     """Return the settings of a vLLM engine on this machine. Raises ValueError if the model cannot be read."""
     from alphaapollo.config.resolve import resolve_generation
     from alphaapollo.controller.placement import detect_machine
-    from alphaapollo.engines.spec import EngineSpec
+    from alphaapollo.engines.protocol import EngineSpec
 
     machine = detect_machine()
     device, rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)

@@ -116,7 +116,7 @@ SUBCOMMANDS = {
         Subcommand("export", "export a checkpoint as a verified Hugging Face folder with a model card"),
         Subcommand("serve", "vLLM's OpenAI server on a run's newest model"),
         Subcommand("view", "show runs in the browser: curves, samples, tokens; live"),
-        Subcommand("report", "write a report of runs into one file: html, md or pdf"),
+        Subcommand("report", "write a report of runs into one HTML file"),
         Subcommand("samples", "print a run's samples side by side, with their rewards"),
         Subcommand("chat", "chat with a run's model, with its environment and tools"),
         Subcommand(

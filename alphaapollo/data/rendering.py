@@ -22,7 +22,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from alphaapollo.data.chat_turns import check_chat_is_shown
-from alphaapollo.data.control_text import SPLIT, make_control_pattern, split_control_text
 from alphaapollo.data.generation_config import read_end_token_ids
 from alphaapollo.data.images import (
     ImageProcessor,
@@ -31,6 +30,7 @@ from alphaapollo.data.images import (
     collect_images,
     make_content_parts,
 )
+from alphaapollo.data.vocabulary import SPLIT, make_control_pattern, split_control_text
 from alphaapollo.data.vocabulary import load_tokenizer as load_tokenizer
 from alphaapollo.types import ChatMessage, EncodedImage, ImageInput, JsonObject, Message, Prompt
 

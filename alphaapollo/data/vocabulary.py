@@ -1,4 +1,4 @@
-"""Load tokenizers, and find the token ids that a model must never sample."""
+"""Load tokenizers, find the token ids that a model must never sample, and split control strings in texts of others."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from alphaapollo.utils.hub import is_local_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 TOKENIZER_FIX = (
     "Save a tokenizer beside the model with tokenizer.save_pretrained, or set tokenizer_path. For a hub id, check the "
@@ -55,3 +61,25 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
             f"{path}: the model has no tokenizer vocabulary (only {len(tokenizer)} tokens). {TOKENIZER_FIX}"
         )
     return tokenizer
+
+
+SPLIT = "\ufdd0"  # not a character of any script
+
+
+def make_control_pattern(tokens: Iterable[str], known: Collection[str] = ()) -> re.Pattern[str]:
+    """Return a pattern of control strings: `tokens` except tags, e.g. <think>, which people write on purpose. A tag and
+    its end, e.g. </think>, are both in `known`. <s> and </s> are no tags."""
+    tags = {tag for one in known if one != "<s>" and (end := f"</{one[1:]}") in known for tag in (one, end)}
+    controls = sorted({*tokens} - tags, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, controls)) or "(?!)")
+
+
+def split_control_text(value: object, pattern: re.Pattern[str], found: Counter[str]) -> Any:
+    """Split the control strings in all texts of a JSON value, and count them in `found`."""
+    if isinstance(value, str):
+        strings = pattern.findall(value)
+        found.update(strings)
+        return pattern.sub(lambda match: match[0][0] + SPLIT + match[0][1:], value) if strings else value
+    if isinstance(value, Mapping):
+        return {key: split_control_text(item, pattern, found) for key, item in value.items()}
+    return [split_control_text(item, pattern, found) for item in value] if isinstance(value, list | tuple) else value

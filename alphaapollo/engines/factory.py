@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from alphaapollo.engines.protocol import Engine
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import Engine, EngineSpec
 
 
 def make_engine(spec: EngineSpec) -> Engine:

@@ -19,8 +19,7 @@ from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch, nex
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.data.rendering import load_tokenizer
-from alphaapollo.engines.protocol import Engine, EngineError
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import Engine, EngineError, EngineSpec
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.weight_sync.shared_memory import read_safetensors

@@ -25,7 +25,7 @@ from alphaapollo.environments.text_game import derive_instance_seed
 from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.types import JsonObject, Message, Prompt, Score
 from alphaapollo.utils.redaction import map_texts, replace_surrogates
-from alphaapollo.utils.templates import fill_template
+from alphaapollo.utils.text import fill_template
 
 logger = logging.getLogger(__name__)
 

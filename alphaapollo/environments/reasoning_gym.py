@@ -15,7 +15,7 @@ from alphaapollo.environments.text_game import derive_instance_seed
 from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_puzzle_dataset
 from alphaapollo.types import JsonObject, Message, Prompt
 from alphaapollo.utils.registry import suggest_similar
-from alphaapollo.utils.templates import fill_template
+from alphaapollo.utils.text import fill_template
 
 PROMPT = "{question}\n\nThink first. Then give the answer, and nothing else, in <answer>...</answer>."
 EXCLUDED_TASKS = frozenset({"composite"})  # a mixture of other tasks

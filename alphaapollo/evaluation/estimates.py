@@ -1,12 +1,17 @@
-"""Statistics of an evaluation: pass@k and majority vote per problem, and confidence intervals over problems."""
+"""Statistics of an evaluation: pass@k and majority vote per problem, and confidence intervals over problems; answers in
+a normalized form, so that equal answers are equal strings."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
+
+from alphaapollo.rewards.answer_extraction import find_marked_answer
 
 RESAMPLES = 5000  # number of bootstrap resamples; the quantile levels are then accurate to about 0.002
 CHUNK = 2**22  # number of problems drawn per numpy call; bounds memory
@@ -81,3 +86,38 @@ def compute_bootstrap_interval(
     tail = (1 - level) / 2
     bounds[:, enough] = np.nanquantile(means[:, enough], [tail, 1 - tail], axis=0)
     return bounds
+
+
+TAIL = 10_000  # only so many characters at the end of a text are searched
+NUMBER = re.compile(r"(?:(?<![\w.)\]])-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+WHOLE_NUMBER = re.compile(r"(-?)(\d{1,3}(?:,\d{3})+|\d{1,200})?(\.\d{1,200})?(?:/(\d{1,200}))?")
+LATEX_FRACTION = re.compile(r"\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
+NOISE = re.compile(r"\\left|\\right|\\[!,;: ]|\\?\$|\s|\.$")
+
+
+def extract_answer(text: str) -> str | None:
+    r"""Extract the normalized final answer of a response: `\boxed{1{,}200.0}` and `#### $1200` both give "1200".
+
+    Returns the answer marked with `<answer>`, `\boxed` or `####`, else the last number, else the whole text; None for
+    an empty text. White space, LaTeX spacing and case are removed, and numbers are written in one form. Other
+    equivalent expressions, e.g. `\frac12` and `(1/2)`, remain different.
+    """
+    text = text[-TAIL:]
+    marked = find_marked_answer(text)
+    if marked is None:
+        numbers = NUMBER.findall(text)
+        marked = numbers[-1] if numbers else text
+    bare = NOISE.sub("", marked.replace("{,}", ","))
+    return _normalize_number(LATEX_FRACTION.sub(r"\1/\2", bare)) or bare.casefold() or None
+
+
+def _normalize_number(text: str) -> str | None:
+    """Return a number as a reduced fraction, e.g. "1,200.50" as "2401/2"; None if the text is not a number."""
+    found = WHOLE_NUMBER.fullmatch(text)
+    if found is None:
+        return None
+    sign, whole, decimals, divisor = found.groups()
+    if not (whole or decimals) or (divisor and int(divisor) == 0):
+        return None
+    value = Fraction((whole or "0").replace(",", "") + (decimals or "")) / int(divisor or 1)
+    return str(-value if sign else value)

@@ -33,7 +33,7 @@ from alphaapollo.planning.try_template import fix_template_date
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.runs.resume import StartPoint, find_inference_start
-from alphaapollo.runs.run_plan import RunPlan
+from alphaapollo.runs.run_history import RunPlan
 from alphaapollo.types import GroupRequest, Prompt, Sampling
 from alphaapollo.utils.heartbeat import HEARTBEAT
 

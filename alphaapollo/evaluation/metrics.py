@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from alphaapollo.evaluation.answer_parsing import extract_answer
-from alphaapollo.evaluation.estimates import compute_bootstrap_interval, majority_accuracy, pass_at_k
+from alphaapollo.evaluation.estimates import compute_bootstrap_interval, extract_answer, majority_accuracy, pass_at_k
 from alphaapollo.runs.images import replace_images
 from alphaapollo.types import EpisodeEnd, JsonObject, Outcome, Prompt, Score, Trajectory
 

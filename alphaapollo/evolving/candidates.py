@@ -13,7 +13,7 @@ import msgspec
 
 from alphaapollo.environments.base import Environment, ScoreFn
 from alphaapollo.environments.informal_math import get_problem
-from alphaapollo.evaluation.answer_parsing import extract_answer
+from alphaapollo.evaluation.estimates import extract_answer
 from alphaapollo.evolving.agents import AgentProposer
 from alphaapollo.evolving.budget import gather_all
 from alphaapollo.evolving.model_clients import ModelCallError

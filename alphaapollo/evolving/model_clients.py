@@ -20,7 +20,7 @@ from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.types import Message, Sampling
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.redaction import redact, replace_surrogates
-from alphaapollo.utils.stop_strings import cut_at_stop
+from alphaapollo.utils.text import cut_at_stop
 
 MAX_SERVER_SEED = 2**31  # not every server accepts larger seeds
 REQUEST_ERRORS = (400, 404, 413, 422)  # status codes caused by the request; other codes count as server failures
@@ -147,7 +147,7 @@ def make_engine_clients(
 ) -> dict[str, EngineClient]:
     """Create one engine client per model name, not started. All engines share the CPU cores or the GPU."""
     from alphaapollo.engines.factory import make_engine
-    from alphaapollo.engines.spec import EngineSpec
+    from alphaapollo.engines.protocol import EngineSpec
 
     machine, data = detect_machine(), config.data
     device = resolve_device(config.trainer.device, machine.num_gpus)

@@ -37,7 +37,7 @@ from alphaapollo.planning.plan_table import (
 from alphaapollo.planning.try_template import fix_template_date
 from alphaapollo.runs.input_digests import Digests
 from alphaapollo.runs.resume import find_start_point
-from alphaapollo.runs.run_plan import RunPlan
+from alphaapollo.runs.run_history import RunPlan
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {

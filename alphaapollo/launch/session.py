@@ -21,7 +21,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.runs.resume import StartPoint, resume_hint
-from alphaapollo.runs.run_plan import RunPlan
+from alphaapollo.runs.run_history import RunPlan
 from alphaapollo.utils.disk import close_all
 from alphaapollo.utils.heartbeat import HEARTBEAT
 

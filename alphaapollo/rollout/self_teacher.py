@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from alphaapollo.config.schema import SelfTeacher
 from alphaapollo.types import LONGER_PROMPT, Message, Prompt, Trajectory, TrajectoryGroup
-from alphaapollo.utils.templates import fill_template
+from alphaapollo.utils.text import fill_template
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,10 @@ from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.http_api import MODEL_NAME
-from alphaapollo.engines.protocol import Engine
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import Engine, EngineSpec
 from alphaapollo.environments.base import Environment, Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
-from alphaapollo.observability.memory import read_peak_memory_gib
+from alphaapollo.observability.timing import read_peak_memory_gib
 from alphaapollo.processes.time_limit import pause_all_time_limits, resume_all_time_limits
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges.client import CompleteMessage

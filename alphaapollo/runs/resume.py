@@ -34,7 +34,7 @@ from alphaapollo.runs.checkpoint_folder import (
 from alphaapollo.runs.format import check_format, write_format
 from alphaapollo.runs.input_digests import Digests, RunInputs, compute_input_digests, find_content_changes
 from alphaapollo.runs.metrics_file import read_logged_steps
-from alphaapollo.runs.run_plan import RunPlan, read_input_digests, write_run_plan
+from alphaapollo.runs.run_history import RunPlan, read_input_digests, write_run_plan
 from alphaapollo.utils.json_types import JsonObject
 
 TrainingConfig = Config | TuningConfig

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from alphaapollo.config.schema import ReferenceReset, Trainer
 from alphaapollo.evaluation.validation import ValidationResult, validate
-from alphaapollo.observability.memory import measure_resident_gib
-from alphaapollo.observability.timing import Timer
+from alphaapollo.observability.timing import Timer, measure_resident_gib
 from alphaapollo.rollout.suites import FOLDER, Suite
 from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_metrics, find_failure_reason
 from alphaapollo.trainer.progress import Progress

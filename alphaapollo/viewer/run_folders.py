@@ -17,8 +17,7 @@ from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.processes.folder_lock import read_lock_owner
 from alphaapollo.runs.format import check_format
-from alphaapollo.runs.run_history import read_history
-from alphaapollo.runs.run_plan import read_input_digests
+from alphaapollo.runs.run_history import read_history, read_input_digests
 from alphaapollo.utils.json_types import JsonObject
 
 MARKERS = ("config.yaml", "metrics.jsonl", "results.jsonl", "pool.jsonl")  # a folder with one of these files is a run

@@ -22,7 +22,7 @@ from alphaapollo.environments.base import register_environment
 from alphaapollo.environments.memory import Step
 from alphaapollo.environments.text_game import MoveResult, TextGame
 from alphaapollo.types import Message
-from alphaapollo.utils.templates import fill_template
+from alphaapollo.utils.text import fill_template
 
 Cell = tuple[int, int]  # row, column
 MOVES: dict[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}

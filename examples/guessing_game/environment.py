@@ -17,7 +17,7 @@ from alphaapollo.environments.memory import Step
 from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.environments.text_game import MoveResult, TextGame
 from alphaapollo.types import Message
-from alphaapollo.utils.templates import fill_template
+from alphaapollo.utils.text import fill_template
 
 PROMPT = (
     "I have chosen a whole number from 1 to {numbers}. Find it with at most {steps} guesses. After each guess I say "

@@ -25,7 +25,7 @@ import torch  # noqa: E402
 from alphaapollo.algorithms.mismatch import mismatch_metrics, sum_mismatch  # noqa: E402
 from alphaapollo.batching.batch import Rows  # noqa: E402
 from alphaapollo.config.schema import Model, Rollout  # noqa: E402
-from alphaapollo.engines.spec import EngineSpec  # noqa: E402
+from alphaapollo.engines.protocol import EngineSpec  # noqa: E402
 from alphaapollo.engines.vllm.engine import VllmEngine  # noqa: E402
 from alphaapollo.models.load import load_causal_lm  # noqa: E402
 from alphaapollo.models.micro_batch import MicroBatchBuilder  # noqa: E402

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.types import WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender

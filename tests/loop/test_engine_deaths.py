@@ -13,8 +13,7 @@ import pytest
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.factory import make_engine
-from alphaapollo.engines.protocol import EngineDied, EngineError
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import EngineDied, EngineError, EngineSpec
 from alphaapollo.engines.vllm.process import EngineProcess
 from alphaapollo.types import Sampling
 from tests.loop.engine_kit import PROBE, make_model, start_engine
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.timeout(240)
 FRONT_END = """
 import asyncio, multiprocessing.forkserver as forkserver, sys
 from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 
 async def main(model, log, shared, ranks):

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.protocol import EngineError
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.images import ImagePromptBuilder
 from alphaapollo.engines.vllm.settings import build_engine_arguments

@@ -11,7 +11,7 @@ import pytest
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
 from alphaapollo.engines.factory import make_engine
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import Completion, EpisodeEnd, GroupRequest, Prompt, Sampling, StopReason, TrajectoryGroup
 from tests.loop.engine_kit import make_model

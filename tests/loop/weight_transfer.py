@@ -17,8 +17,7 @@ import torch
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.engines.protocol import EngineError
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.models.sharding import join_process_group
 from alphaapollo.types import Sampling, WeightUpdate

@@ -9,9 +9,8 @@ from alphaapollo.config.schema.actor import Actor, AggregationMode, PolicyLossOp
 from alphaapollo.config.schema.algorithm import Algorithm, KLControl, ReferenceReset, RolloutCorrection
 from alphaapollo.config.schema.critic import Critic
 from alphaapollo.config.schema.data import Data
-from alphaapollo.config.schema.dpo import DpoConfig, PairData, Preference, PreferenceData
+from alphaapollo.config.schema.dpo import DpoConfig, PairData, Preference, PreferenceData, RewardData, RmConfig
 from alphaapollo.config.schema.env import Agent, Env, InformalMath, McpServer
-from alphaapollo.config.schema.eval import EvalConfig
 from alphaapollo.config.schema.evolving import (
     Evolving,
     EvolvingBudget,
@@ -20,12 +19,16 @@ from alphaapollo.config.schema.evolving import (
     EvolvingToolRole,
     ServedModel,
 )
-from alphaapollo.config.schema.export import ExportConfig
-from alphaapollo.config.schema.generation import GenerationConfig, GenerationData, GenerationTrainer
+from alphaapollo.config.schema.generation import (
+    EvalConfig,
+    ExportConfig,
+    GenerationConfig,
+    GenerationData,
+    GenerationTrainer,
+)
 from alphaapollo.config.schema.model import FrozenFsdp, Fsdp, Lora, LoraForm, Model, Optimizer, RoleFsdp
 from alphaapollo.config.schema.ppo import ActorRolloutRef, Config
 from alphaapollo.config.schema.reward import Criterion, CustomRewardFunction, Judge, Reward, RewardModel, Rubric
-from alphaapollo.config.schema.rm import RewardData, RmConfig
 from alphaapollo.config.schema.rollout import EngineKwargs, Rollout, ValSampling
 from alphaapollo.config.schema.sft import SftConfig, SftData
 from alphaapollo.config.schema.teacher import NO_TEACHER, SelfTeacher, Teacher, TeacherModel

@@ -23,7 +23,6 @@ from alphaapollo.config.schema.base import (
 
 WHEN_SAMPLED = ActiveWhen("/data.sampler", "difficulty", "frontier")
 NEEDS_SHUFFLE = Requires(ActiveWhen("/data.shuffle", True))
-WHEN_ADAPTIVE = ActiveWhen("/data.is_adaptive", reason="data.sampler is uniform, and data.curriculum.stages is empty")
 
 
 class TrainingFiles(Section):

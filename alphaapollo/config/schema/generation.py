@@ -1,4 +1,4 @@
-"""Configuration of main_generation."""
+"""Configuration of main_generation, main_eval and main_export."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from alphaapollo.config.schema.base import (
 )
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.config.schema.env import Env
-from alphaapollo.config.schema.model import Lora, Model
-from alphaapollo.config.schema.reward import CustomRewardFunction, Reward
+from alphaapollo.config.schema.model import Lora, LoraForm, Model
+from alphaapollo.config.schema.reward import CustomRewardFunction, Reward, ServerReward
 from alphaapollo.config.schema.rollout import Rollout
 from alphaapollo.config.schema.sizes import find_batch_token_errors
-from alphaapollo.config.schema.trainer import RunSettings
+from alphaapollo.config.schema.trainer import RunFolder, RunSettings
 
 _TRAINING_ONLY = ("colocate", "nnodes", "n_gpus_per_node", "free_cache_engine", "lora", "router_replay", "val_kwargs")
 UNREAD_ROLLOUT_KEYS = dict.fromkeys([f"rollout.{name}" for name in _TRAINING_ONLY], "it affects only training")
@@ -102,3 +102,37 @@ class GenerationConfig(Section):
 
     def find_problems(self) -> Iterator[str]:
         yield from find_batch_token_errors("rollout", self.rollout, self.data.max_length)
+
+
+class EvalData(Section):
+    path: Annotated[str | list[str], FilePath("data", required=True)] = ""
+    """Prompts and responses to score: files, folders, globs, or ids of the hub (required; docs/data.md)."""
+    prompt_key: str = "prompt"
+    """Column of the prompt, as in main_ppo."""
+    response_key: str = ""
+    """Column of a response or a list of responses; empty = `responses`, or `response`."""
+
+
+class EvalConfig(Section):
+    data: EvalData = EvalData()
+    reward: ServerReward = ServerReward()
+    custom_reward_function: CustomRewardFunction = CustomRewardFunction()
+    trainer: RunFolder = RunFolder(experiment_name="eval")
+
+
+class ExportConfig(Section):
+    checkpoint: Annotated[str, FilePath("folder", required=True)] = ""
+    """Checkpoint folder, or a run folder for its newest checkpoint (required)."""
+    output: str = ""
+    """Folder to write; empty = <run>/exported/<checkpoint>."""
+    model_path: Annotated[str, FilePath("model")] = ""
+    """Model that the run started from, if it has moved; its configuration and tokenizer are used."""
+    role: Literal["policy", "critic"] = "policy"
+    """Model to export. A critic becomes a token classifier with one label."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the weights; auto = the run's model.dtype or, if that is auto, the type of the model it started from."""
+    export_lora: LoraForm = "merged"
+    """With LoRA: full weights with the adapters merged in, or the policy's adapters alone (peft's format)."""
+    push_to: str = ""
+    """Hub repository OWNER/NAME to upload the folder to, with your own token (hf auth login, or HF_TOKEN); a new
+    repository is private. Empty = no upload."""

@@ -120,7 +120,7 @@ class Fsdp(Section):
     """Ranks that share one copy of the model, e.g. the GPUs of a node; the other ranks hold further copies and exchange
     gradients once per optimizer step (HSDP). Must divide the number of ranks; -1 = one copy over all ranks."""
     ep_size: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
-    """Ranks that split the experts of each layer of a mixture of experts, and send each other tokens (docs/parallelism.md).
+    """Ranks that split the experts of each layer of a mixture of experts and exchange tokens (docs/parallelism.md).
     Must divide fsdp_size and the number of experts; 1 = every rank gathers all experts."""
     sync_each_micro_batch: Annotated[bool, WHEN_SHARDED] = True
     """Reduce gradients after every micro-batch; false = once per optimizer step: less traffic, but each rank then holds

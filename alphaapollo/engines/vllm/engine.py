@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from alphaapollo.engines.http_api import HttpApiSettings
-from alphaapollo.engines.protocol import Engine, EngineDied, EngineError
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec
 from alphaapollo.engines.vllm.conversion import build_completion, make_sampling_params, read_flat_logprobs
 from alphaapollo.engines.vllm.process import (
     EngineContext,

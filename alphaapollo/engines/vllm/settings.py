@@ -13,7 +13,7 @@ from pathlib import Path
 
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.engines.vllm import triton_interpreter
 from alphaapollo.utils.registry import suggest_similar
 

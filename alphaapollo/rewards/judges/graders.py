@@ -15,7 +15,7 @@ from alphaapollo.config.schema import Criterion, Reward, Rubric
 from alphaapollo.rewards.base import get_question
 from alphaapollo.rewards.judges.client import JudgeClient, remove_thoughts, wait_for_all
 from alphaapollo.types import Prompt, Score
-from alphaapollo.utils.templates import fill_template
+from alphaapollo.utils.text import fill_template
 
 # One line with the name and a separator; only signs before the name, around the value and between them.
 VERDICT = r"^[^\w\n]*+{}(?=\W*?[:=])\W*?({})[^\w\n]*+$"

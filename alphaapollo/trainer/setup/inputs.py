@@ -23,8 +23,8 @@ from alphaapollo.planning.try_data import describe_sources
 from alphaapollo.planning.try_environment import grade_trial_answers, try_environment
 from alphaapollo.rewards.components import TASK
 from alphaapollo.trainer.progress import TrainingGoal
-from alphaapollo.trainer.setup.probe import make_probe
 from alphaapollo.trainer.setup.teacher_checks import check_teachers
+from alphaapollo.trainer.setup.worker_specs import make_probe
 from alphaapollo.trainer.step.curriculum import assign_stages
 from alphaapollo.trainer.step.reward_model_scorer import (
     COMPONENT,

@@ -7,7 +7,7 @@ from alphaapollo.config.schema import Config, Env, Optimizer
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.planning.plan_table import describe_checkpoint_schedule, describe_memory_peak, summarize_memory
 from alphaapollo.runs.resume import StartPoint
-from alphaapollo.runs.run_plan import RunPlan
+from alphaapollo.runs.run_history import RunPlan
 from alphaapollo.trainer.setup.inputs import TrainingInputs
 from alphaapollo.trainer.setup.plan import Plan
 

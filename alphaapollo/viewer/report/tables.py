@@ -17,8 +17,7 @@ from alphaapollo.evaluation.metrics import Estimate, Summary, summarize
 from alphaapollo.observability.run_view import format_duration, format_time_summary
 from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.runs.model_card import list_non_default_keys
-from alphaapollo.runs.run_history import read_history
-from alphaapollo.runs.run_plan import read_input_digests, read_run_plan
+from alphaapollo.runs.run_history import read_history, read_input_digests, read_run_plan
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.viewer.curves import Curve, average_over_seeds
 from alphaapollo.viewer.index import KIND_NAMES

@@ -2,9 +2,9 @@
 
 import pytest
 
-from alphaapollo.data.control_text import SPLIT
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.data.vocabulary import SPLIT
 from tests.families import CALL, FAMILIES, THINK
 from tests.family_folders import save_family
 from tests.unit.tool_templates import schema

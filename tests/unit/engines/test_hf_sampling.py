@@ -10,7 +10,7 @@ import torch
 from alphaapollo.algorithms.sampling import sample_token
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.hf import HFEngine
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.types import Completion, Sampling, WeightUpdate
 from alphaapollo.weight_sync.shared_memory import SharedMemorySender
 from tests.unit.tiny import build_model, save_model

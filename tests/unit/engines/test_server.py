@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.engines.vllm.settings import (
     build_exclusion_flags,
     build_server_command,

@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.evaluation.answer_parsing import extract_answer
+from alphaapollo.evaluation.estimates import extract_answer
 
 
 @pytest.mark.parametrize(

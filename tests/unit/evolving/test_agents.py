@@ -14,8 +14,7 @@ pytest.importorskip("openai")
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Model
 from alphaapollo.engines import factory
-from alphaapollo.engines.protocol import Engine
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import Engine, EngineSpec
 from alphaapollo.engines.vllm.recorded_engine import RecordedEngine
 from alphaapollo.evolving import run as evolving_run
 from alphaapollo.launch import model_requirements

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from alphaapollo.evaluation import answer_parsing
+from alphaapollo.evaluation import estimates as answer_parsing
 from alphaapollo.evolving import roles
 from alphaapollo.rewards import (
     answer_extraction,

@@ -17,8 +17,8 @@ from alphaapollo.launch.export_checkpoint import prepare_export
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, find_damage, write_progress
 from alphaapollo.runs.format import FORMAT, check_format, write_format
 from alphaapollo.runs.resume import check_folder_belongs_to_command, find_inference_start, find_start_point
+from alphaapollo.runs.run_history import RunPlan
 from alphaapollo.runs.run_model import find_newest_model
-from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.trainer.replay.recording import read_recording
 from alphaapollo.viewer.report import make_report
 from alphaapollo.viewer.run_folders import read_run_state

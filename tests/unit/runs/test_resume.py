@@ -13,7 +13,7 @@ from alphaapollo.config.keys import format_value
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, write_progress
 from alphaapollo.runs.resume import StartPoint, find_start_point, format_completed_run_message, resume_hint
-from alphaapollo.runs.run_plan import RunPlan, read_run_plan
+from alphaapollo.runs.run_history import RunPlan, read_run_plan
 
 
 def configured(out: Path, **sections: dict[str, Any]) -> Config:

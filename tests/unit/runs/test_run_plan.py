@@ -8,7 +8,7 @@ import pytest
 from alphaapollo.planning.memory import Usage
 from alphaapollo.planning.memory_plan import MemoryPlan
 from alphaapollo.planning.plan_table import summarize_memory
-from alphaapollo.runs.run_plan import RunPlan, read_run_plan, write_run_plan
+from alphaapollo.runs.run_history import RunPlan, read_run_plan, write_run_plan
 
 GIB = 2**30
 

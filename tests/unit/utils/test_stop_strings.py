@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.utils.stop_strings import cut_at_stop
+from alphaapollo.utils.text import cut_at_stop
 
 
 @pytest.mark.parametrize(

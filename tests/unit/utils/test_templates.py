@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from alphaapollo.utils.templates import fill_template
+from alphaapollo.utils.text import fill_template
 
 
 def test_braces_in_values_and_of_other_names_stay() -> None:

@@ -21,7 +21,7 @@ from alphaapollo.rollout.suites import SuiteResult, SuiteScore
 from alphaapollo.runs.example_log import LoggedExample, make_example_row, write_examples
 from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.rollout_log import RolloutLog
-from alphaapollo.runs.run_plan import PlannedMemory, RunPlan, write_run_plan
+from alphaapollo.runs.run_history import PlannedMemory, RunPlan, write_run_plan
 from alphaapollo.runs.training_log import TrainedRow
 from alphaapollo.types import Outcome, Prompt, Row, Score, Trajectory, TrajectoryGroup
 from alphaapollo.viewer.index import RunIndex

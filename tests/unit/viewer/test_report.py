@@ -18,8 +18,7 @@ from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.runs.input_digests import digest_file
 from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.rollout_log import format_trajectory_lines
-from alphaapollo.runs.run_history import record_in_history
-from alphaapollo.runs.run_plan import RunPlan, write_run_plan
+from alphaapollo.runs.run_history import RunPlan, record_in_history, write_run_plan
 from alphaapollo.viewer.report import make_report
 from alphaapollo.viewer.report.data import choose_evenly, read_run
 from alphaapollo.viewer.report.formats import format_value, make_block, make_code

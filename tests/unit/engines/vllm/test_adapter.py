@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.rollout import MAX_LORA_RANK
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.settings import LORA_RANKS
 from alphaapollo.weight_sync.transport import TransportKind

@@ -1,7 +1,7 @@
 import pytest
 
 from alphaapollo.config.schema import EngineKwargs, Rollout
-from alphaapollo.engines.spec import EngineSpec
+from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.engines.vllm.settings import (
     RESERVED_ARGUMENTS,
     build_engine_arguments,

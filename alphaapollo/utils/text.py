@@ -1,8 +1,14 @@
-"""Texts that end a completion (rollout.stop)."""
+"""Templates of prompts with fields in braces, and texts that end a completion (rollout.stop)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+
+def fill_template(template: str, **values: object) -> str:
+    """Replace each `{name}` in a template by its value. Other braces are not changed, also inside of values."""
+    return re.sub(rf"\{{({'|'.join(values)})\}}", lambda match: str(values[match[1]]), template)
 
 
 def cut_at_stop(text: str, stop: Sequence[str], includes_stop: bool = False) -> str:
