@@ -18,18 +18,18 @@ from alphaapollo.config.errors import ConfigError
 RENAMED_KEYS: dict[str, tuple[str, str]] = {}
 """Old key or section -> (new key or section, version that renamed it), e.g. ("trainer.seed", "0.3.0"); oldest first."""
 REMOVED_KEYS = {
-    "actor_rollout_ref.ref.log_probs_ahead": "0.3.0",
+    "actor_rollout_ref.ref.log_probs_ahead": "0.3.0: log-probs of the reference are computed after generation",
     "budget.reserve": "0.3.0: the end of a run calls no model",
     "data.curriculum.decay": "0.3.0: a pass rate is a moving average with weight 0.5",
     "data.curriculum.retire_above": "0.3.0: prompts with a pass rate of at least 0.95 are retired",
-    "env.agent.accept_request_rewards": "0.3.0",
-    "env.agent.model_names": "0.3.0",
-    "env.agent.reward_weight": "0.3.0",
+    "env.agent.accept_request_rewards": "0.3.0: use POST /v1/rewards with the header x-reward-key",
+    "env.agent.model_names": "0.3.0: the model is named policy",
+    "env.agent.reward_weight": "0.3.0: scale the rewards in your program",
     "evolving.asks": "0.3.0: a role is asked up to three times",
     "evolving.finalists": "0.3.0: the answer has the largest share of votes",
     "evolving.max_failures": "0.3.0: a run stops after 20 failures in a row",
     "evolving.select": "0.3.0: the answer has the largest share of votes",
-    "preference.reference": "0.3.0",
+    "preference.reference": "0.3.0: the reference's log-probs are computed once, before the first step",
     "roles.referee": "0.3.0: the answer has the largest share of votes",
     "roles.verifier_of_verifiers": "0.3.0: raise evolving.votes for reliable votes",
 }
