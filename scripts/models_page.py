@@ -37,8 +37,8 @@ with a tiny random model, on rows (token sequences) that are longer than its sli
 "yes" means that log-probs and gradients are those of transformers' own model for each row alone, in float32:
 
 * **packed**: with several rows in a micro-batch, padded and packed (`model.attention`, [install.md](install.md));
-* **shared prompts**: with the prompt of two rows computed once ([shared_prompts.md](shared_prompts.md));
-* **Ulysses**: with each row split over two ranks ([parallelism.md](parallelism.md));
+* **shared prompts**: with the prompt of two rows computed once ([shared prompts](parallelism.md#shared-prompts));
+* **Ulysses**: with each row split over two ranks ([sequence parallelism](parallelism.md));
 * **checkpointing**: with `enable_gradient_checkpointing=true`;
 * **vLLM (CPU)**: vLLM's log-probs of a prompt and of sampled tokens are those of the trainer.
 

@@ -341,9 +341,26 @@ def _compose_values(
             words = [_format_hydra_override(override, selected, config_folders) for override in overrides]
             values = OmegaConf.to_container(compose("_composed", overrides=[search, *words]), resolve=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(_format_hydra_error(error, config_name)) from None
+        wrong = _find_wrong_kind(schema().model_dump(mode="json"), user_values or {})
+        raise ConfigError(wrong or _format_hydra_error(error, config_name)) from None
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
+
+
+def _find_wrong_kind(defaults: JsonObject, values: JsonObject, section: str = "") -> str:
+    """Describe the first key whose value is a list instead of a section, or a section instead of a list; else ""."""
+    for name, value in values.items():
+        default, key = defaults.get(name), f"{section}{name}"
+        if isinstance(default, dict | list) and isinstance(value, dict | list) and type(default) is not type(value):
+            kind = "a list" if isinstance(default, list) else "a section (KEY: VALUE)"
+            return f"{key}={str(value)[:80]} must be {kind}."
+        if (
+            isinstance(default, dict)
+            and isinstance(value, dict)
+            and (found := _find_wrong_kind(default, value, f"{key}."))
+        ):
+            return found
+    return ""
 
 
 def _format_hydra_override(override: Override, selected_groups: set[str], config_folders: Sequence[Path]) -> str:

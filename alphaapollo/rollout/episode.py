@@ -37,7 +37,7 @@ from alphaapollo.types import (
     Turn,
 )
 from alphaapollo.utils.heartbeat import HEARTBEAT
-from alphaapollo.utils.stop_strings import cut_at_stop
+from alphaapollo.utils.text import cut_at_stop
 
 MAX_ATTEMPTS = 2  # per episode: a failing environment is retried once
 

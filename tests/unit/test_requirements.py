@@ -40,7 +40,7 @@ def pinned(*lists: str) -> dict[str, Requirement]:
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_lists_contain_the_declared_requirements(device: str) -> None:
     pins = pinned(device, "dev")
-    extras = [line for extra in (device, "tensorboard", "wandb", "pdf", "dev") for line in EXTRAS[extra]]
+    extras = [line for extra in (device, "tensorboard", "wandb", "dev") for line in EXTRAS[extra]]
     for line in PROJECT["dependencies"] + extras:
         wanted = Requirement(line)
         (pin,) = pins[canonicalize_name(wanted.name)].specifier

@@ -128,8 +128,6 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000003", "step_000004"]
     with pytest.raises(ValueError, match=r"keep_best=val/loss .* of val/accuracy"):
         run(tmp_path, FinetuningProgress(), {}, "prompts", keep_best="val/loss", **keys)
-    with pytest.raises(ValueError, match="keep_best=val/loss needs validation"):
-        run(tmp_path, FinetuningProgress(), {}, keep_best="val/loss")
 
 
 def test_source_weights_define_an_epoch() -> None:

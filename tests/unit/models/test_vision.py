@@ -177,8 +177,6 @@ def test_adapters_are_only_in_the_language_model(vision_folder):
     assert "fc1" not in resolve_target_modules(plain, model)
     with pytest.raises(ValueError, match=r"'fc1' .*down_proj, "):
         resolve_target_modules(plain, Model(lora_rank=2, target_modules=["fc1"]))
-    with pytest.raises(ValueError, match="lora_rank=2 "):
-        Model(lora_rank=2, freeze_vision=False)
 
 
 def test_critic_computes_values_of_rows_with_images(vision_folder):

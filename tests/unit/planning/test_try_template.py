@@ -5,7 +5,7 @@ import pytest
 
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.launch import try_template as module
+from alphaapollo.planning import try_template as module
 from alphaapollo.planning.try_template import fix_template_date, try_chats, try_template
 from alphaapollo.types import Message, Prompt
 from tests.unit.tiny import save_tokenizer

@@ -90,8 +90,6 @@ JUDGE_PARSERS = {
     "rubric": lambda reply: graders.read_criteria(reply, ["1"]),
     "thoughts": client.remove_thoughts,
     "verdict": lambda reply: roles.is_last_choice(roles.VERDICT, reply, "right"),
-    "stands": lambda reply: roles.is_last_choice(roles.STANDS, reply, "yes"),
-    "better": lambda reply: roles.is_last_choice(roles.BETTER, reply, "1"),
     "markup": roles.strip_markup,
 }
 TRUTHS = {"gsm8k": "5", "multiple_choice": "A", "math": "5", "exact": "5", "search": "5", "search_f1": "5"}

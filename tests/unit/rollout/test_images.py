@@ -127,7 +127,7 @@ def test_samples_of_a_group_share_an_image_also_after_pickling(renderer: Rendere
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (show_image(b"no image"), "cannot read an image of 10 bytes"),
+        (show_image(b"no image"), "cannot read an image of 8 bytes"),
         (show_image(WIDE[:-40]), "cannot read an image"),
         (show_image("/no/such/image.png"), "cannot read the image /no/such/image.png"),
         (show_image(draw(1, 300)), "the model's processor rejects"),

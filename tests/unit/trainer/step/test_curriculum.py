@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alphaapollo.config.build import build_config
+from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Config, Data
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.step.curriculum import CurriculumSampler, assign_stages, measure_pass_rate
@@ -84,8 +86,8 @@ def test_a_gate_metric_must_exist() -> None:
     config = {"train_files": "a.parquet", "curriculum": {"stages": stages}}
     with pytest.raises(ValueError, match=r"val/b/accuracy\. Set data\.val_files"):
         Config.model_validate({"data": config})
-    with pytest.raises(ValueError, match=r"shuffle=false, but data\.sampler"):
-        settings("frontier").model_validate({"sampler": "frontier", "shuffle": False})
+    with pytest.raises(ConfigError, match=r"data\.sampler=frontier .*data\.shuffle=true"):
+        build_config(Config, {"data": {"sampler": "frontier", "shuffle": False}})
 
 
 def test_every_prompt_needs_a_stage_and_every_stage_a_prompt() -> None:
