@@ -18,7 +18,7 @@ from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.redaction import find_secret_variables, redact, redact_values
 from alphaapollo.utils.versions import find_commit, list_versions
 
-FILE = "history.jsonl"
+HISTORY, PLAN = "history.jsonl", "plan.json"
 PACKAGES = ("alphaapollo", "torch", "vllm", "transformers", "ray")
 
 
@@ -50,14 +50,14 @@ def record_in_history(folder: Path) -> Iterator[None]:
     finally:
         record = CommandRecord(describe_command(), started, time.time(), state, error, versions)
         # The folder may have been removed, or the disk may be full, which the command itself reports.
-        with suppress(OSError), (folder / FILE).open("ab") as file:
+        with suppress(OSError), (folder / HISTORY).open("ab") as file:
             file.write(msgspec.json.encode(record) + b"\n")
 
 
 def read_history(folder: Path) -> list[CommandRecord]:
     """Read the history of a run folder, oldest command first. Damaged lines are skipped."""
     try:
-        lines = (folder / FILE).read_bytes().splitlines()
+        lines = (folder / HISTORY).read_bytes().splitlines()
     except OSError:
         return []
     records = []
@@ -72,9 +72,6 @@ def describe_command() -> str:
     main = sys.modules["__main__"].__spec__
     program = ["python", "-m", main.name.removesuffix(".__main__")] if main else [Path(sys.argv[0]).name]
     return redact(shlex.join([*program, *sys.argv[1:]]))
-
-
-FILE = "plan.json"
 
 
 @dataclass(frozen=True)
@@ -97,10 +94,10 @@ class RunPlan:
 
 def write_run_plan(folder: Path, plan: RunPlan) -> None:
     """Write plan.json, with secrets redacted. Raises OSError if it cannot be written."""
-    with explain_write_errors("the plan", folder / FILE):
+    with explain_write_errors("the plan", folder / PLAN):
         folder.mkdir(parents=True, exist_ok=True)
         values = redact_values(msgspec.to_builtins(plan), find_secret_variables())
-        replace_file(folder / FILE, [msgspec.json.encode(values)])
+        replace_file(folder / PLAN, [msgspec.json.encode(values)])
 
 
 def read_input_digests(folder: Path) -> Digests:
@@ -111,5 +108,5 @@ def read_input_digests(folder: Path) -> Digests:
 def read_run_plan(folder: Path) -> RunPlan | None:
     """Read plan.json; None if the file is missing or damaged."""
     with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=RunPlan)
+        return msgspec.json.decode((folder / PLAN).read_bytes(), type=RunPlan)
     return None

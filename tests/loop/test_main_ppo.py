@@ -101,6 +101,8 @@ def test_profile_has_all_processes_on_one_clock(resumed: Resumed) -> None:
         tracks = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
         assert list(tracks.values()) == ["controller", "policy 0", "rollout 0"]
         spans = [event for event in events if event["ph"] == "X"]
+        begins, ends = ([event for event in events if event["ph"] == phase] for phase in "be")  # of episodes
+        spans += [one | {"dur": end["ts"] - one["ts"]} for one, end in zip(begins, ends, strict=True)]
 
         def of(track: str, name: str, spans: list = spans, tracks: dict = tracks) -> list[tuple[float, float]]:
             own = [one for one in spans if (tracks[one["pid"]], one["name"]) == (track, name)]

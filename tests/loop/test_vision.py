@@ -142,7 +142,7 @@ def write_two_turns(folder: Path) -> tuple[str, ...]:
     (folder / "images.py").write_text(TWO_TURNS)
     return (
         LOCAL,
-        f"env.custom_module={folder / 'encoded_images.py'}",
+        f"env.custom_module={folder / 'images.py'}",
         "env.env_name=two_images",
         "env.max_steps=2",
         "env.max_tokens_per_turn=8",
