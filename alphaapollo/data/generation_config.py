@@ -11,8 +11,8 @@ from alphaapollo.utils.json_types import JsonObject
 FILE_NAME = "generation_config.json"
 
 
-def find_generation_config(model_path: str) -> Path | None:
-    """Return the generation_config.json of a model, given as local folder or hub id. None if it has none."""
+def find_model_file(model_path: str, name: str) -> Path | None:
+    """Return a file of a model, given as local folder or hub id. None if the model does not have the file."""
     folder = Path(model_path).expanduser()
     if not model_path or (is_local_path(model_path) and not folder.is_dir()):
         return None
@@ -20,12 +20,17 @@ def find_generation_config(model_path: str) -> Path | None:
 
     found = cached_file(
         folder if folder.is_dir() else model_path,
-        FILE_NAME,
+        name,
         _raise_exceptions_for_gated_repo=False,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
     return Path(found) if found else None
+
+
+def find_generation_config(model_path: str) -> Path | None:
+    """Return the generation_config.json of a model, given as local folder or hub id. None if it has none."""
+    return find_model_file(model_path, FILE_NAME)
 
 
 def read_generation_config(model_path: str) -> JsonObject:

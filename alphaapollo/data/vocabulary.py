@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from alphaapollo.data.images import find_placeholder_ids
 from alphaapollo.utils.hub import is_local_path
@@ -11,12 +14,7 @@ from alphaapollo.utils.hub import is_local_path
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
-import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
-
+SPLIT = "\ufdd0"  # splits a control string; not a character of any script
 TOKENIZER_FIX = (
     "Save a tokenizer beside the model with tokenizer.save_pretrained, or set tokenizer_path. For a hub id, check the "
     "network and HF_HUB_OFFLINE."
@@ -61,9 +59,6 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
             f"{path}: the model has no tokenizer vocabulary (only {len(tokenizer)} tokens). {TOKENIZER_FIX}"
         )
     return tokenizer
-
-
-SPLIT = "\ufdd0"  # not a character of any script
 
 
 def make_control_pattern(tokens: Iterable[str], known: Collection[str] = ()) -> re.Pattern[str]:

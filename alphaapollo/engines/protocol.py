@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
-from alphaapollo.weight_sync.transport import TransportKind
+
+if TYPE_CHECKING:
+    from alphaapollo.weight_sync.transport import TransportKind  # imports torch
 
 
 class EngineError(RuntimeError):

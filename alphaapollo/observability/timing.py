@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from alphaapollo.utils.heartbeat import HEARTBEAT, Span
 
@@ -107,6 +106,8 @@ def read_torch_trace(trace: dict[str, Any], track: str) -> list[Span]:
 
 def measure_process_memory() -> dict[str, float]:
     """Return the memory metrics of this process: current and peak resident memory, and GPU memory reserved by torch."""
+    import torch
+
     metrics = {
         "rss_gib": measure_resident_gib(),
         "rss_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,

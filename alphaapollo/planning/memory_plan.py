@@ -100,7 +100,6 @@ class MemoryRequest:
     longest_row: int  # number of tokens of the longest row (token sequence)
     rows_per_example: int = 1  # e.g. 2 for pairs; the rows of an example stay in one micro-batch
     computes_logits: bool = True  # True: log-probs over the vocabulary; False: one number per row
-    needs_reference: bool = False  # whether a frozen copy of the model is needed (with LoRA the base model is used)
 
 
 def _plan_finetuning(config: TuningConfig, device: Device, capacity: int, request: MemoryRequest) -> MemoryPlan:
@@ -117,10 +116,7 @@ def _plan_finetuning(config: TuningConfig, device: Device, capacity: int, reques
     trained = make_trained_model(
         model, config.fsdp_config, device, trainer.num_ranks, shape, shape[1], copies, config.optim.name
     )
-    fixed = Usage({"runtime": PROCESS[device]})
-    if request.needs_reference and not model.lora_rank:
-        fixed += _estimate_frozen(model, config.fsdp_config, trained.shards, device)[0]
-    phases = {UPDATE: estimate_update(trained) + fixed}
+    phases = {UPDATE: estimate_update(trained) + Usage({"runtime": PROCESS[device]})}
     ranks = trainer.n_gpus_per_node
     written = trained.checkpoint_bytes * ranks if trainer.save_freq > 0 else 0
     if device == "cuda":

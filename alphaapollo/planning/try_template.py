@@ -12,11 +12,12 @@ from alphaapollo.config.keys import replace_value
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.schema import Config, GenerationConfig, Model, TuningConfig
 from alphaapollo.data.chat_turns import check_chat_is_shown
+from alphaapollo.data.generation_config import find_model_file
 from alphaapollo.data.rendering import DATE, Renderer
-from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.runs.resume import read_earlier_config
 from alphaapollo.types import Message, Prompt
 
+TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json")  # one of them has the chat template
 TIME_LIMIT = 60.0  # seconds per chat
 C = TypeVar("C", Config, TuningConfig, GenerationConfig)
 ResultT = TypeVar("ResultT")
@@ -25,12 +26,9 @@ ResultT = TypeVar("ResultT")
 def fix_template_date(config: C, model: Model) -> C:
     """Return the configuration with the day that the chat template writes: that of the first start of the run. Without
     it, a run that is resumed on another day would have other prompts."""
-    try:
-        template = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code).chat_template
-    except ValueError:  # the checks that follow report it
-        return config
     key, given = f"data.apply_chat_template_kwargs.{DATE}", config.data.apply_chat_template_kwargs
-    if DATE not in str(template) or DATE in given:
+    files = (find_model_file(model.tokenizer_path or model.path, name) for name in TEMPLATE_FILES)
+    if DATE in given or not any(file and DATE in file.read_text("utf-8", errors="replace") for file in files):
         return config
     earlier = flatten_maps(read_earlier_config(config)).get(key)
     return replace_value(config, "data.apply_chat_template_kwargs", {**given, DATE: earlier or str(date.today())})

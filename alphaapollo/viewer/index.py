@@ -101,7 +101,7 @@ class RunIndex:
         self._thread = threading.Thread(target=self._update_until_stopped, name="index", daemon=True)
         with closing(self.connect()) as database:
             database.execute("PRAGMA journal_mode = WAL")
-            if not database.execute("SELECT 1 FROM sqlite_master").fetchone():  # a benchmark opens it again
+            if not database.execute("SELECT 1 FROM sqlite_master").fetchone():  # another index may have made the file
                 database.executescript(SCHEMA)
 
     def start(self) -> None:

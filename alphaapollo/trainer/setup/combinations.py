@@ -28,7 +28,7 @@ def check_setting_combinations(config: Config, estimator: Estimator, policy_loss
         raise ConfigError(errors)
     if estimator.check is not None:
         estimator.check(config.algorithm, config.group_size)
-    unread = [*_list_keys_unread_by_estimator(config, estimator), *_list_keys_unread_by_loss(config, policy_loss)]
+    unread = [*_list_keys_unread_by_estimator(estimator), *_list_keys_unread_by_loss(config, policy_loss)]
     return [
         *describe_ineffective_keys(config, unread),
         *_list_off_policy_warnings(config, estimator, policy_loss),
@@ -103,7 +103,7 @@ def _list_reward_shaping_fixes(config: Config, reads_components: bool) -> Iterat
     yield from (fix for fix, is_needed in fixes.items() if is_needed)
 
 
-def _list_keys_unread_by_estimator(config: Config, estimator: Estimator) -> Iterator[tuple[str, str]]:
+def _list_keys_unread_by_estimator(estimator: Estimator) -> Iterator[tuple[str, str]]:
     """Yield (config key, reason) for each key that another estimator reads, but this one does not."""
     key = f"{ESTIMATOR}={estimator.name}"
     if estimator.reads is not None:

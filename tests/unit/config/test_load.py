@@ -224,6 +224,8 @@ def test_file_of_any_name_overrides_the_defaults(tmp_path: Path):
         ("7\n", ["KEY: VALUE", "7"]),
         ("defaults: [{algorithm: dapoo}]\n", ["YAML file:", "'algorithm/dapoo'"]),
         ("defaults: 3\n", ["defaults", "list"]),
+        ("env: {tools: {calculator: 1}}\n", ["env.tools={'calculator': 1}", "a list"]),
+        ("trainer: [a]\n", ["trainer=['a']", "a section"]),
         ("trainer: {sed: 3}\n", ["trainer.sed (got 3):", "'trainer.seed'"]),
         ("trainer: {experiment_name: '${nothing}'}\n", ["'nothing'"]),
     ],

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from alphaapollo.evaluation import estimates as answer_parsing
+from alphaapollo.evaluation import estimates
 from alphaapollo.evolving import roles
 from alphaapollo.rewards import (
     answer_extraction,
@@ -105,14 +105,14 @@ READERS = {
     **{name: lambda text, name=name: MODULES[name](Prompt(0, name, "?", TRUTHS[name]), text) for name in MODULES},
     **JUDGE_PARSERS,
     "code": code_grader.extract_code,
-    "evaluation": answer_parsing.extract_answer,
+    "evaluation": estimates.extract_answer,
     "format": lambda text: text_components.score_format(Prompt(0, "", "?"), text),
     "format_opened": lambda text: text_components.score_format_without_opening_tag(Prompt(0, "", "?"), text),
     "language": lambda text: language_consistency.score_language(Prompt(0, "", "?"), text),
     "repetition": lambda text: text_components.score_distinct_ngrams(Prompt(0, "", "?"), text),
     "reasoning_gym": answer_extraction.find_answer_tag,
 }
-CODE = [answer_extraction, answer_parsing, client, code_grader, exact_match, graders, gsm8k, language_consistency,
+CODE = [answer_extraction, estimates, client, code_grader, exact_match, graders, gsm8k, language_consistency,
         latex, math_grader, multiple_choice, plain_answers, roles, search, text_components]  # fmt: skip
 SHORT, LONG = 10_000, 100_000  # characters
 BOUND = 2_500  # characters; a pattern that never reads more takes constant time
