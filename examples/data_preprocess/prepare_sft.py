@@ -126,7 +126,7 @@ def make_chats(args: argparse.Namespace, data_source: str, split: str) -> MakeRo
     return make
 
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "--protocol": {"choices": list(PROTOCOLS), "default": "plain", "help": "format of the solutions"},
     "--max_solutions": {"type": int, "default": 4, "help": "maximum labelled solutions per problem"},
 }
