@@ -13,13 +13,12 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel
 
-from alphaapollo.cli.python_objects import PythonObjects
-from alphaapollo.cli.run_process import OnIteration, run_in_child_process
+from alphaapollo.cli.run_process import OnIteration, run_in_child_process, write_objects
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import format_value, get_value, list_keys, list_keys_of_map_type
 from alphaapollo.config.load import find_command_module, find_shipped_config_folder, load_config
@@ -65,22 +64,22 @@ def rl(
         RunFailed: The run failed.
         KeyboardInterrupt: Ctrl-C. All processes have ended; the same call resumes from the newest checkpoint.
     """
-    objects = PythonObjects(reward, environment, tools, estimator, agent=agent)
-    return TrainedRun(*_run_program(Config, "ppo", config, overrides, objects, on_iteration, show))
+    objects = {"reward": reward, "environment": environment, "tools": tools, "estimator": estimator, "agent": agent}
+    return TrainedRun(*_run_program(Config, "ppo", config, overrides, on_iteration, show, objects))
 
 
 def sft(
     config: Settings = None, *overrides: str, on_iteration: OnIteration | None = None, show: bool = True
 ) -> TrainedRun:
     """Run supervised fine-tuning (main_sft). Arguments, result and errors as in `rl`, with the keys of main_sft."""
-    return TrainedRun(*_run_program(SftConfig, "sft", config, overrides, PythonObjects(), on_iteration, show))
+    return TrainedRun(*_run_program(SftConfig, "sft", config, overrides, on_iteration, show))
 
 
 def dpo(
     config: Settings = None, *overrides: str, on_iteration: OnIteration | None = None, show: bool = True
 ) -> TrainedRun:
     """Train on preferences (main_dpo). Arguments, result and errors as in `rl`, with the keys of main_dpo."""
-    return TrainedRun(*_run_program(DpoConfig, "dpo", config, overrides, PythonObjects(), on_iteration, show))
+    return TrainedRun(*_run_program(DpoConfig, "dpo", config, overrides, on_iteration, show))
 
 
 def evaluate(
@@ -93,8 +92,8 @@ def evaluate(
     show: bool = True,
 ) -> Evaluation:
     """Sample answers and score them. Arguments and errors as in `rl`, with the keys of main_generation."""
-    objects = PythonObjects(reward, environment, tools, agent=agent)
-    return Evaluation(*_run_program(GenerationConfig, "generation", config, overrides, objects, None, show))
+    objects = {"reward": reward, "environment": environment, "tools": tools, "agent": agent}
+    return Evaluation(*_run_program(GenerationConfig, "generation", config, overrides, None, show, objects))
 
 
 def evolve(
@@ -116,8 +115,8 @@ def evolve(
 
     Other arguments and errors as in `rl`, with the keys of evolving.main.
     """
-    objects = PythonObjects(reward, environment, tools, roles=roles or {}, agent=agent)
-    return EvolutionRun(*_run_program(EvolvingConfig, "evolving", config, overrides, objects, on_round, show))
+    objects = {"reward": reward, "environment": environment, "tools": tools, "roles": roles, "agent": agent}
+    return EvolutionRun(*_run_program(EvolvingConfig, "evolving", config, overrides, on_round, show, objects))
 
 
 def _run_program(
@@ -125,9 +124,9 @@ def _run_program(
     config_name: str,
     settings: Settings,
     overrides: Sequence[str],
-    objects: PythonObjects,
     on_iteration: OnIteration | None,
     show: bool,
+    objects: Mapping[str, Any] = {},
 ) -> tuple[Path, ConfigT]:
     """Run a command in a child process and wait for its end. Returns the run folder and the configuration."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -138,7 +137,7 @@ def _run_program(
         words = [*(["--config", str(file)] if file is not None else []), *overrides]
         config = load_config(schema, config_name, words)
         folder = config.trainer.folder.absolute()
-        object_words = objects.pickle_and_make_overrides(folder.with_name(f".{folder.name}.objects"))
+        object_words = write_objects(folder.with_name(f".{folder.name}.objects"), **objects)
         with_objects = load_config(schema, config_name, [*words, *object_words])
         _check_no_key_set_twice(config, object_words)
         module = f"alphaapollo.{find_command_module(config_name)}"

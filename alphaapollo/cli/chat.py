@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminal = Terminal(highlight=False)
     with exit_on_config_error():
         newest, config = load_run_model(options.run, options.keys)
-        from alphaapollo.launch.failures import REPORTED_ERRORS
+        from alphaapollo.launch.command import REPORTED_ERRORS
 
         try:
             chat = EngineChat(config, terminal)

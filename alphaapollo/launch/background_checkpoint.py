@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 
 from alphaapollo.controller.handles import TrainingWorkerGroup
 from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
-from alphaapollo.launch.failures import REPORTED_ERRORS
+from alphaapollo.launch.command import REPORTED_ERRORS
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, RunProgress
 from alphaapollo.utils.disk import explain_write_errors
 
