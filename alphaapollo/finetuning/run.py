@@ -9,8 +9,7 @@ from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.finetuning.loop import train
 from alphaapollo.finetuning.prepare import make_run_plan, prepare_run
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningProgress, FinetuningRun
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
-from alphaapollo.launch.session import open_session
+from alphaapollo.launch.session import BackgroundCheckpointWriter, open_session
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.processes.watchdog import new_run_id

@@ -16,9 +16,8 @@ from pathlib import Path
 from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.config.load import UserSettings
 from alphaapollo.config.schema import Config
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.input_checks import detect_node_resources
-from alphaapollo.launch.session import TrainingSession, open_session
+from alphaapollo.launch.session import BackgroundCheckpointWriter, TrainingSession, open_session
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import check_trackers
