@@ -111,17 +111,22 @@ def _read_output(pipe: IO[str], kept_lines: deque[str], show: bool) -> None:
 
 
 def make_metrics_reader(path: Path) -> Callable[[], list[dict[str, float]]]:
-    """Return a function that returns the records of a metrics.jsonl that are new since its last call. A resume may
-    replace the file by one with fewer lines."""
-    known, size = set[bytes](), -1
+    """Return a function that returns the records that are new in a metrics.jsonl since its last call, and reads only what
+    was added. A resume may replace the file by one with fewer lines."""
+    known, inode, position = set[bytes](), 0, 0
 
     def read_new_metrics() -> list[dict[str, float]]:
-        nonlocal size
-        if not path.is_file() or path.stat().st_size == size:
+        nonlocal inode, position
+        if not path.is_file():
             return []
-        content = path.read_bytes()
-        size = len(content)
-        new = [line for line in content.splitlines(keepends=True) if line.endswith(b"\n") and line not in known]
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != inode or status.st_size < position:
+                inode, position = status.st_ino, 0
+            file.seek(position)
+            lines = [line for line in file if line.endswith(b"\n")]
+        position += sum(map(len, lines))
+        new = [line for line in lines if line not in known]
         known.update(new)
         return [json.loads(line) for line in new]
 

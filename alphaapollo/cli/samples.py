@@ -16,7 +16,7 @@ from rich.text import Text
 from alphaapollo.config.errors import report_error
 from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
 from alphaapollo.observability.terminal import Terminal, get_last_message, shorten_text
-from alphaapollo.runs.format import check_format
+from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.utils.json_types import JsonObject
 
 COLUMN_WIDTH = 38  # minimum number of characters per sample

@@ -14,7 +14,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
-from alphaapollo.runs.example_log import NUM_LOGGED, write_examples
+from alphaapollo.runs.run_history import NUM_LOGGED, write_examples
 
 __all__ = ["prepare_run", "run"]  # called by launch/command.py
 

@@ -39,25 +39,16 @@ class JsonlTracker:
 def _remove_lines_after(path: Path, step: int) -> list[str]:
     """Remove lines of metrics.jsonl that cannot be parsed or belong to iterations after the resumed one, `step`. 0 (a
     new run) removes all lines. Returns a notice about lines that cannot be parsed, except an unfinished last line."""
-    remaining, damaged = [], []
     lines = path.read_bytes().splitlines(keepends=True) if step else []
-    for number, line in enumerate(lines, start=1):
-        if (line_step := _parse_step(line)) is None:
-            damaged += [str(number)] if line.endswith(b"\n") else []
-        elif line_step <= step:
-            remaining.append(line)
-    replace_file(path, remaining)
+    steps = [_parse_step(line) for line in lines]
+    replace_file(path, [line for line, own in zip(lines, steps, strict=True) if own is not None and own <= step])
+    damaged = [str(number) for number, own in enumerate(steps, 1) if own is None and lines[number - 1].endswith(b"\n")]
     return [f"{path}: lines {', '.join(damaged)} cannot be parsed and were removed."] if damaged else []
 
 
 def read_logged_steps(path: Path) -> list[int]:
-    """Return the iterations in a metrics.jsonl; empty if there is no file. Raises ValueError if it cannot be read."""
-    try:
-        lines = path.read_bytes().splitlines() if path.exists() else []
-    except OSError as error:
-        raise ValueError(
-            f"{path} cannot be read ({error.strerror}). Move it away to continue without the earlier metrics."
-        ) from None
+    """Return the iterations in a metrics.jsonl; empty if there is no file. Raises OSError if it cannot be read."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
     return [step for line in lines if (step := _parse_step(line)) is not None]
 
 
