@@ -111,8 +111,8 @@ def _read_output(pipe: IO[str], kept_lines: deque[str], show: bool) -> None:
 
 
 def make_metrics_reader(path: Path) -> Callable[[], list[dict[str, float]]]:
-    """Return a function that returns the records that are new in a metrics.jsonl since its last call, and reads only what
-    was added. A resume may replace the file by one with fewer lines."""
+    """Return a function that reads the records that were added to a metrics.jsonl since its last call. A resume may
+    replace the file by one with fewer lines."""
     known, inode, position = set[bytes](), 0, 0
 
     def read_new_metrics() -> list[dict[str, float]]:

@@ -1,25 +1,32 @@
-"""`alphaapollo serve RUN`: run vLLM's OpenAI server with the run's newest model."""
+"""Run vLLM's OpenAI server with a run's newest model: `alphaapollo serve RUN`, and `alphaapollo eval RUN --suite ...`
+for evaluation suites."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
+import secrets
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 from alphaapollo.config.errors import ConfigError, exit_on_config_error, report_error
+from alphaapollo.config.resolve import resolve_generation
 from alphaapollo.config.schema import GenerationConfig
+from alphaapollo.controller.placement import detect_machine
+from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.vllm.settings import build_exclusion_flags, build_server_command, build_server_environment
 from alphaapollo.processes.entry_point import entry_point
-from alphaapollo.processes.network import find_connection_error
+from alphaapollo.processes.network import find_connection_error, find_free_port
 from alphaapollo.processes.watchdog import kill_run_processes, new_run_id, start_reaper
-from alphaapollo.runs.run_model import load_run_model
-
-if TYPE_CHECKING:
-    from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.rollout.suites import FOLDER, ModelServer, Suite, check_suites, run_suite
+from alphaapollo.runs.run_model import RunModel, load_run_model
+from alphaapollo.utils.redaction import replace_control_characters
 
 DEFAULT_CONTEXT = 4096  # context length in tokens, if the model supports it
 POLL_SECONDS = 0.2
@@ -35,12 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     with exit_on_config_error():
         check_address(options.host, options.port)
         newest, config = load_run_model(options.run, keys)
-        from alphaapollo.engines.vllm.settings import (
-            build_exclusion_flags,
-            build_server_command,
-            build_server_environment,
-        )
-
         try:
             spec = make_engine_spec(config)
             exclusion = build_exclusion_flags(spec)
@@ -116,10 +117,6 @@ def open_server(
 
 def make_engine_spec(config: GenerationConfig) -> EngineSpec:
     """Return the settings of a vLLM engine on this machine. Raises ValueError if the model cannot be read."""
-    from alphaapollo.config.resolve import resolve_generation
-    from alphaapollo.controller.placement import detect_machine
-    from alphaapollo.engines.protocol import EngineSpec
-
     machine = detect_machine()
     device, rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
     return EngineSpec(
@@ -167,3 +164,66 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, li
         "--shutdown-timeout", type=int, default=5, help="seconds that running requests get after Ctrl-C (default 5)"
     )
     return parser.parse_known_args(argv)
+
+
+@entry_point
+def evaluate(argv: Sequence[str] | None = None) -> int:
+    """Call main_eval or, if there is an option --suite, run evaluation suites. Returns 0 if done, 1 if a suite failed,
+    2 if the run, a key, a suite or the model cannot be used."""
+    words = argv or []
+    if not any(word.partition("=")[0] == "--suite" for word in words):
+        from alphaapollo.trainer import main_eval
+
+        return main_eval.main(words)
+    options = _parse_suite_arguments(words)
+    try:
+        suites = [Suite(text, options.python, options.timeout) for text in options.suite]
+        check_suites(suites)
+        newest, config = load_run_model(options.run, options.keys)
+        spec = make_engine_spec(config)
+    except ValueError as error:
+        return report_error(error, 2)
+    folder = find_results_folder(newest)
+    log, host, port, key = folder / "server.txt", "127.0.0.1", find_free_port(), secrets.token_urlsafe()
+    server = ModelServer(f"http://{host}:{port}/v1", key, "model", spec.model_path, spec.max_model_len)
+    command = build_server_command(spec, server.model_name, host, port)
+    variables = build_server_environment(spec) | {"VLLM_API_KEY": key}
+    failed = False
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        print(f"starting vLLM with {newest.model_folder} (log: {log})", flush=True)
+        with log.open("wb") as output, open_server(command, variables, (host, port), output) as process:
+            if process.poll() is not None:
+                raise ChildProcessError(f"vLLM ended with exit code {process.returncode}. See {log}.")
+            for suite in suites:
+                print(f"{suite.text} (results: {folder / suite.name})", flush=True)
+                result = asyncio.run(run_suite(suite, server, folder / suite.name))
+                for one in result.scores:
+                    print(f"  {one.task} {one.metric} {one.value:.4f} (standard error {one.stderr}, {one.rows} rows)")
+                if result.error:
+                    print(replace_control_characters(f"  failed: {result.error}"), flush=True)
+                failed |= bool(result.error)
+    except OSError as error:
+        return report_error(error, 1)
+    return int(failed)
+
+
+def find_results_folder(newest: RunModel) -> Path:
+    """Return the folder for the results of suites: in the model's run, or in outputs/ for a model of no run."""
+    parent = Path("outputs") if newest.run_folder == newest.model_folder else newest.run_folder
+    return parent / FOLDER / newest.model_folder.name
+
+
+def _parse_suite_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="alphaapollo eval",
+        description="Run tasks of lm-eval and inspect-ai on a run's newest model, which vLLM serves meanwhile "
+        "(docs/evaluation.md#evaluation-suites).",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run's folder, one of its checkpoints, or a model's folder")
+    parser.add_argument("keys", metavar="KEY=VALUE", nargs="*", help="keys of main_generation")
+    suite_help = "lm-eval:TASK or inspect:FILE.py@TASK, and options of its own command: 'lm-eval:gsm8k --limit 100'"
+    parser.add_argument("--suite", action="append", help=f"{suite_help}; may be repeated")
+    parser.add_argument("--python", default="", help="Python of an environment with the suites' packages")
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds after which a suite is ended")
+    return parser.parse_intermixed_args(argv)

@@ -27,9 +27,9 @@ from alphaapollo.launch import input_checks
 from alphaapollo.launch.model_requirements import ModelUse, check_models
 from alphaapollo.models.folder_check import list_template_notices
 from alphaapollo.observability.console import Console
+from alphaapollo.planning.first_start import fix_template_date
 from alphaapollo.planning.plan_table import print_plan_table
 from alphaapollo.planning.try_environment import try_environment
-from alphaapollo.planning.try_template import fix_template_date
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.runs.resume import StartPoint, find_inference_start

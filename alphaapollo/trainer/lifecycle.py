@@ -21,9 +21,8 @@ from alphaapollo.launch.session import BackgroundCheckpointWriter, TrainingSessi
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import check_trackers
-from alphaapollo.planning.cpu_threads import choose_cpu_threads
+from alphaapollo.planning.first_start import choose_cpu_threads, fix_template_date
 from alphaapollo.planning.plan_table import print_plan_table
-from alphaapollo.planning.try_template import fix_template_date
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.suites import check_suites
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder

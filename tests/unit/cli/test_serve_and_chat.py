@@ -198,13 +198,12 @@ def test_chat_with_the_model_of_a_run(
     save_config(Config(actor_rollout_ref=role, data=data), tmp_path / "config.yaml")
     lines, played = iter(["1+1=", "and now", "/reset", "/new", "", "again /new", "/quit"]), []
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    generate = chat.EngineChat._generate_trajectory
 
-    async def noted(self: chat.EngineChat, content: Any, workers: Any) -> object:
+    def note(number: int, data_source: str, content: Any) -> Prompt:
         played.append(content)
-        return await generate(self, content, workers)
+        return Prompt(number, data_source, content)
 
-    monkeypatch.setattr(chat.EngineChat, "_generate_trajectory", noted)
+    monkeypatch.setattr(chat, "Prompt", note)
     assert main(["chat", str(tmp_path), "trainer.device=cpu"]) == 0
     shown = capsys.readouterr().out
     assert f"{tmp_path}/model, in single_turn" in shown

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo import __version__
-from alphaapollo.cli.samples import find_samples_file
+from alphaapollo.cli.show import find_samples_file
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvalConfig, ExportConfig, GenerationConfig
 from alphaapollo.evolving.export import export_training_rows
