@@ -132,15 +132,14 @@ def _run_program(
     config = load_config(schema, config_name, words)
     folder = config.trainer.folder.absolute()
     object_words = write_objects(folder.with_name(f".{folder.name}.objects"), **objects)
-    known = list_keys(type(config))
+    with_objects, known = load_config(schema, config_name, [*words, *object_words]), list_keys(schema)
     for key in (word.partition("=")[0] for word in object_words):
         if key != "algorithm.adv_estimator" and (value := get_value(config, key)) != known[key].default:
             shown = f"{key}={format_value(value)}"
             raise ConfigError(f"{shown} is set, but the call also passes a Python object for it. Remove one of them.")
-    config = load_config(schema, config_name, [*words, *object_words])
     module = f"alphaapollo.{find_command_module(config_name)}"
     run_in_child_process(module, [*words, *object_words], folder, on_iteration, show)
-    return folder, config
+    return folder, with_objects
 
 
 def format_settings(settings: Mapping[str, object], schema: type[BaseModel]) -> list[str]:

@@ -213,12 +213,12 @@ def export(argv: Sequence[str]) -> int:
     )
     options = parser.parse_intermixed_args(argv)
     from alphaapollo.config.keys import format_override
-    from alphaapollo.trainer import main_export
 
     words = [format_override("checkpoint", options.run)]
     words += [word if "=" in word else format_override("output", word) for word in options.out]
     words += [format_override("push_to", options.push)] if options.push else []
-    return main_export.main(words)
+    run: MainFunction = pkgutil.resolve_name("alphaapollo.trainer.main_export:main")
+    return run(words)
 
 
 if __name__ == "__main__":

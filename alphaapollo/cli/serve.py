@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import pkgutil
 import secrets
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.engines.vllm.settings import build_exclusion_flags, build_server_command, build_server_environment
-from alphaapollo.processes.entry_point import entry_point
+from alphaapollo.processes.entry_point import MainFunction, entry_point
 from alphaapollo.processes.network import find_connection_error, find_free_port
 from alphaapollo.processes.watchdog import kill_run_processes, new_run_id, start_reaper
 from alphaapollo.rollout.suites import FOLDER, ModelServer, Suite, check_suites, run_suite
@@ -172,9 +173,8 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
     2 if the run, a key, a suite or the model cannot be used."""
     words = argv or []
     if not any(word.partition("=")[0] == "--suite" for word in words):
-        from alphaapollo.trainer import main_eval
-
-        return main_eval.main(words)
+        score_responses: MainFunction = pkgutil.resolve_name("alphaapollo.trainer.main_eval:main")
+        return score_responses(words)
     options = _parse_suite_arguments(words)
     try:
         suites = [Suite(text, options.python, options.timeout) for text in options.suite]
