@@ -120,8 +120,7 @@ def make_user_message(line: str) -> Message:
 def chat_with_run(config: GenerationConfig, greeting: str) -> None:
     """Chat in a run's environment, with an engine that this process starts. Base models continue the user's line.
 
-    Raises ValueError if the environment, a tool, the chat template or the model cannot be used. The event loop does not
-    run between messages, so that input() works normally.
+    The event loop does not run between messages, so that input() works normally.
     """
     from alphaapollo.evaluation.generation import make_sampling
     from alphaapollo.launch.model_requirements import ModelUse, check_models

@@ -177,8 +177,7 @@ def write_objects(
 
 
 def _write_pickle(loader_file: Path, content: object, objects: Sequence[object]) -> str:
-    """Write `loader_file`, which loads the pickled content; return its path. The modules of `objects` are pickled by
-    value if they are user code."""
+    """Write `loader_file`, which loads the pickled content; return its path. User modules of `objects` are included."""
     import cloudpickle  # type: ignore[import-untyped]
 
     modules = {sys.modules.get(getattr(one, "__module__", "")) for one in objects}

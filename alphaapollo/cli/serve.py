@@ -36,8 +36,7 @@ EXIT_SECONDS = 3.0  # for the server to exit after the last request
 
 @entry_point
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the server until it ends or is interrupted. Returns its exit code, or 2 if the run, the port, a key or the
-    model cannot be used."""
+    """Run the server until it ends or is interrupted. Returns its exit code, or 2 if it cannot start."""
     options, more = _parse_arguments(argv)
     keys = [word for word in more if _is_override(word)]
     with exit_on_config_error():
@@ -74,12 +73,9 @@ def check_address(host: str, port: int) -> None:
 def run_server(
     command: Sequence[str], variables: dict[str, str], address: tuple[str, int], message: str, grace_seconds: float
 ) -> int:
-    """Run a server until it ends, and return its exit code. Print `message` as soon as it listens on `address`.
+    """Run a server, and print `message` as soon as it listens on `address`. Returns its exit code.
 
-    variables: Environment variables of the server, added to those of this process.
-
-    Ctrl-C stops the server: it completes running requests for at most `grace_seconds`. A second Ctrl-C, or the death
-    of this process, kills its processes at once.
+    Ctrl-C stops the server: it completes running requests for at most `grace_seconds`. A second Ctrl-C kills it.
     """
     with open_server(command, variables, address) as process:
         if process.poll() is None:
@@ -98,10 +94,7 @@ def open_server(
     command: Sequence[str], variables: dict[str, str], address: tuple[str, int], output: IO[bytes] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Context manager that starts a server, and waits until it listens on `address` or has ended. At the end, or at the
-    death of this process, kill all processes that were started meanwhile.
-
-    output: file for what the server prints; None: this process's output.
-    """
+    death of this process, kill all processes that were started meanwhile. output: file for what the server prints."""
     run_id = new_run_id()
     start_reaper(run_id, [])
     process = subprocess.Popen(
@@ -169,8 +162,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, li
 
 @entry_point
 def evaluate(argv: Sequence[str] | None = None) -> int:
-    """Call main_eval or, if there is an option --suite, run evaluation suites. Returns 0 if done, 1 if a suite failed,
-    2 if the run, a key, a suite or the model cannot be used."""
+    """Call main_eval or, with --suite, run evaluation suites. Returns 0 if done, 1 if failed, 2 if refused."""
     words = argv or []
     if not any(word.partition("=")[0] == "--suite" for word in words):
         score_responses: MainFunction = pkgutil.resolve_name("alphaapollo.trainer.main_eval:main")

@@ -109,10 +109,7 @@ def print_samples(argv: Sequence[str]) -> int:
 
 
 def find_samples_file(run: Path, step: int | None, validation: bool) -> Path:
-    """Return the newest file with samples of training, or else of a validation, or else of main_generation.
-
-    Raises ValueError if there is none. step: return the file of this step instead of the newest.
-    """
+    """Return the newest file (or that of `step`) with samples of training, of a validation, or of main_generation."""
     check_format(run)
     number = "[0-9]*" if step is None else f"{step:06d}"
     names = [f"rollouts/step_{number}.jsonl", f"rollouts/val_{number}.jsonl", "results.jsonl"]

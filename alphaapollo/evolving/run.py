@@ -47,9 +47,8 @@ from alphaapollo.planning.trials import try_environment
 from alphaapollo.processes.watchdog import new_run_id, start_reaper
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import is_gradable
-from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.resume import StartPoint, find_inference_start
-from alphaapollo.runs.run_history import RunPlan
+from alphaapollo.runs.run_history import JsonlTracker, RunPlan
 from alphaapollo.types import Prompt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module

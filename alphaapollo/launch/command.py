@@ -105,8 +105,7 @@ def make_command(schema: type[CommandConfig], config_name: str, module_name: str
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine like asyncio.run. After SIGINT, raise KeyboardInterrupt instead of WorkerLost, because the signal
-    often ends the workers, too."""
+    """Run a coroutine. After SIGINT, which often ends workers, raise KeyboardInterrupt instead of WorkerLost."""
     with asyncio.Runner() as runner:
         try:
             runner.run(coroutine)
@@ -117,11 +116,10 @@ def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 def run_with_restarts(prepared: Any, run: Callable[..., Coroutine[Any, Any, None]], console: Console) -> None:
-    """Train to the last iteration, with restarts after deaths of workers. Raises WorkerLost if the run cannot be
-    restarted.
+    """Train to the last iteration, with restarts after deaths of workers. Raises WorkerLost if that is not possible.
 
-    prepared: dataclass of the checked run, with `config`, `start` (StartPoint) and `progress` (RunProgress).
-    run: coroutine function `run(prepared, progress, console)` that updates `progress` after each iteration.
+    prepared: dataclass of the checked run, with `config`, `start` (StartPoint) and `progress` (RunProgress), which
+        `run` updates after each iteration.
     """
     trainer, restarts = prepared.config.trainer, 0
     last_death: tuple[int, str] | None = None  # iteration and role of the last death
@@ -146,11 +144,7 @@ def run_with_restarts(prepared: Any, run: Callable[..., Coroutine[Any, Any, None
 
 
 def prepare_restart_from_newest_checkpoint(prepared: Any, console: Console) -> Any:
-    """Return the run with its newest checkpoint as start point. If the run has written no checkpoint, it starts as it
-    did before.
-
-    On a cluster, waits for its nodes. Raises ValueError if every checkpoint is damaged or nodes are missing.
-    """
+    """Return the run with its newest checkpoint as start point, or with its earlier start point if it has none."""
     config, trainer = prepared.config, prepared.config.trainer
     written = list_checkpoints(trainer.folder)
     if any(parse_step(checkpoint) > prepared.start.step for checkpoint in written):  # the start moved later aside

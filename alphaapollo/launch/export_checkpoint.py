@@ -42,10 +42,7 @@ class ExportPlan:
 
 
 def merge_adapter(config: ExportConfig) -> Path:
-    """Write the Hugging Face folder of an adapter's base model with the adapter merged in. Returns the folder.
-
-    Raises ValueError if a key is invalid, the folder exists, or adapter or base model cannot be read.
-    """
+    """Write the Hugging Face folder of an adapter's base model with the adapter merged in. Returns the folder."""
     from alphaapollo.models.lora import write_merged_model
 
     _check_keys(config)
@@ -103,12 +100,8 @@ def _find_output(config: ExportConfig, default: Path) -> Path:
 
 
 def write_export(export: ExportPlan) -> str:
-    """Write the Hugging Face folder and verify that plain transformers computes the same outputs with it. Then give the
-    folder its final name. Returns the result of the comparison as a sentence.
-
-    Raises ValueError if the model cannot be loaded, the checkpoint belongs to another model, or the outputs differ.
-    Raises OSError if the folder cannot be written.
-    """
+    """Write the Hugging Face folder, verify that plain transformers computes the same outputs with it, and give it its
+    final name. Returns the result of the comparison as a sentence. Raises ValueError if the outputs differ."""
     import torch
 
     from alphaapollo.models.export import OUTPUT_NAMES
@@ -160,8 +153,7 @@ def _find_checkpoint(path: Path) -> Path:
 
 
 def _read_model_section(saved: JsonObject, run: Path, config: ExportConfig) -> Model:
-    """Return the `model` section of the exported model from the run's saved configuration, which may be of an older
-    version."""
+    """Return the `model` section of the exported model from the saved configuration, also of an older version."""
     role = saved.get("actor_rollout_ref", saved)
     if not isinstance(role, dict) or not isinstance(role.get("model"), dict):
         raise ValueError(
@@ -180,8 +172,7 @@ def _read_model_section(saved: JsonObject, run: Path, config: ExportConfig) -> M
 
 
 def push_folder(folder: Path, repo: str) -> str:
-    """Upload all files of a folder to the hub repository `repo` in one commit. A new repository is private. Returns the
-    URL of the repository."""
+    """Upload the files of a folder to a hub repository, private if it is new, in one commit. Returns its URL."""
     from huggingface_hub import HfApi
 
     api = HfApi()

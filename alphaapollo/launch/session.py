@@ -72,8 +72,7 @@ class BackgroundCheckpointWriter(Generic[P]):
         self._consistent: P | None = None  # progress at the last `mark_models_consistent`
 
     async def save(self, progress: P) -> None:
-        """Copy the state after a complete iteration, and start to write it. Raises the error of the previous
-        checkpoint if that one failed."""
+        """Copy the state after an iteration, and start to write it. Raises the error of the previous checkpoint."""
         await self._wait_for_previous_checkpoint()
         self.mark_models_inconsistent()
         self._step = progress.step
@@ -107,8 +106,7 @@ class BackgroundCheckpointWriter(Generic[P]):
             await self.save(progress)
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return `checkpoint/write_seconds` if a checkpoint was completed since the last call, else no metrics. Raises
-        the error of a failed checkpoint."""
+        """Return `checkpoint/write_seconds` of a newly completed checkpoint. Raises the error of a failed one."""
         if self._writing and self._writing.done():
             self._take_result(self._writing)
         seconds, self._seconds = self._seconds, None
@@ -216,8 +214,7 @@ class TrainingSession:
 async def open_session(
     config: Config | TuningConfig, start: StartPoint, plan: RunPlan, specs: WorkerSpecs, timer: Timer, console: Console
 ) -> AsyncIterator[TrainingSession]:
-    """Context manager that prepares the run's folder, starts and monitors the workers, and stops them. Raises
-    WorkerDied or RunStalled. console: its `start` has been called."""
+    """Context manager that prepares the run's folder, starts and monitors the workers, and stops them."""
     trainer, folder = config.trainer, config.trainer.folder
     if reason := explain_missing_cluster(config):
         raise ValueError(reason)

@@ -78,8 +78,7 @@ def _compute_threads_from_cores(config: Config | TuningConfig, machine: Machine)
 
 
 def fix_template_date(config: C, model: Model) -> C:
-    """Return the configuration with the day that the chat template writes: that of the first start of the run. Without
-    it, a run that is resumed on another day would have other prompts."""
+    """Fix the day that the chat template writes: that of the first start. Other days would give other prompts."""
     key, given = f"data.apply_chat_template_kwargs.{DATE}", config.data.apply_chat_template_kwargs
     files = (find_model_file(model.tokenizer_path or model.path, name) for name in TEMPLATE_FILES)
     if DATE in given or not any(file and DATE in file.read_text("utf-8", errors="replace") for file in files):
@@ -89,8 +88,7 @@ def fix_template_date(config: C, model: Model) -> C:
 
 
 def try_chats(renderer: Renderer, prompts: Sequence[Prompt]) -> None:
-    """Render one chat of each kind. Raises ValueError, with the row, if the chat template rejects a chat or drops the
-    content of a message."""
+    """Render one chat of each kind. Raises ValueError if the chat template rejects it or drops a message."""
     for prompt in prompts:
         if not isinstance(prompt.content, list):
             return

@@ -37,11 +37,7 @@ def try_environment(env: Env, prompts: Sequence[Prompt]) -> list[str]:
 
 
 async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
-    """Create, reset and close the environment once for each prompt. Returns notices about env.prompt.
-
-    Raises ValueError if the environment cannot be created or reset, returns an invalid first observation, or exceeds
-    env.episode_timeout.
-    """
+    """Create, reset and close the environment once for each prompt. Returns notices about env.prompt."""
     tools, shown = await open_toolbox(config), ""
     try:
         for prompt in prompts:
@@ -58,8 +54,7 @@ async def try_reward_function(
     prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction
 ) -> tuple[list[str], list[Score]]:
     """Grade TRIAL_ANSWERS to the first prompt with the user's reward function, in a grader process. Returns notices,
-    and the scores. Raises ValueError if no prompt has a column that the function requires, or the function fails on
-    most answers."""
+    and the scores. Raises ValueError if a column is missing, or the function fails on most answers."""
     prompt, (scores, columns) = prompts[0], await grade_trial_answers(prompts[0], reward, custom)
     for column in columns:
         if not any(column in one.extra_info for one in prompts):
@@ -120,8 +115,7 @@ def _deny_in_reset(*_: object) -> Never:
 def try_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> tuple[dict[str, str], list[str]]:
     """Grade the first rows of each file and data source with a built-in grader against their own ground truth.
 
-    Returns {data source: how many of them score}, and notices about rows that do not. Raises ValueError if most rows of
-    a file and data source do not score, so that no answer can be right.
+    Returns {data source: how many of them score}, and notices. Raises ValueError if most rows of one do not score.
     """
     counts, notices = defaultdict[str, Counter[bool]](Counter), list[str]()
     for scores in asyncio.run(_grade_ground_truths(prompts, reward)):

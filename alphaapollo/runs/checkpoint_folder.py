@@ -19,6 +19,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -51,8 +52,7 @@ def write_format(folder: Path) -> None:
 
 
 def check_format(folder: Path) -> None:
-    """Raise ValueError if this version of alphaapollo cannot read a run folder, a checkpoint or a recording. Every
-    command calls it before it reads a folder."""
+    """Raise ValueError if a newer version wrote the folder. Every command calls it before it reads a folder."""
     try:
         written = json.loads((folder / FORMAT_FILE).read_bytes())
         number, version = int(written["format"]), str(written["version"])
@@ -124,10 +124,7 @@ class CheckpointFolder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def complete_checkpoint(self, folder: Path) -> Path:
-        """Write the manifest of the checkpoint in `folder`, sync it to disk and rename it. Remove old checkpoints.
-
-        folder: result of begin_checkpoint. Returns the final path of the checkpoint.
-        """
+        """Write the manifest of the checkpoint in `folder`, sync it to disk and rename it. Remove old checkpoints."""
         write_manifest(folder)
         completed = self.folder / folder.name.removeprefix(".writing_")
         _remove_checkpoint(completed)  # may exist after a resume from an older checkpoint
@@ -143,7 +140,11 @@ class CheckpointFolder:
     def find_best(self) -> Path | None:
         """Return the checkpoint with the best value of the metric `keep_best`, or None if no checkpoint was validated.
         Of several equally good checkpoints, return the newest."""
-        scores = {path: score for path in self.list_completed() if (score := self._read_score(path)) is not None}
+        scores, sign = dict[Path, float](), -1 if is_lower_better(self.keep_best or "") else 1
+        for path in self.list_completed():
+            with suppress(ValueError):  # damaged
+                value = read_progress(path).get("validation", {}).get(self.keep_best, math.nan)
+                scores |= {path: sign * value} if math.isfinite(value) else {}
         return max(scores, key=lambda path: (scores[path], parse_step(path)), default=None)
 
     def check_keep_best_metric(self, metrics: Mapping[str, float]) -> None:
@@ -161,23 +162,8 @@ class CheckpointFolder:
             )
         self._is_checked = True
 
-    def _read_score(self, checkpoint: Path) -> float | None:
-        """Return the checkpoint's value of the metric `keep_best`, negated if lower is better. Returns None if the
-        checkpoint's iteration was not validated."""
-        try:
-            value = read_progress(checkpoint).get("validation", {}).get(self.keep_best, math.nan)
-        except ValueError:  # damaged
-            return None
-        if not math.isfinite(value):
-            return None
-        return -value if is_lower_better(self.keep_best or "") else value
-
-    def path(self, step: int) -> Path:
-        return self.folder / f"step_{step:06d}"
-
     def move_later_checkpoints_aside(self, step: int) -> None:
-        """Rename the checkpoints of iterations later than `step`: `step_000040` becomes `aside_step_000040`, or
-        `aside_step_000040.1` if that name is taken."""
+        """Rename the checkpoints of later iterations: `step_000040` becomes `aside_step_000040`."""
         for path in self.list_completed():
             if parse_step(path) > step:
                 path.rename(_find_free_path(path.with_name(f"aside_{path.name}")))
@@ -195,8 +181,7 @@ def is_lower_better(metric: str) -> bool:
 
 
 def list_checkpoints(path: Path) -> list[Path]:
-    """Return the completed checkpoints of the run in folder `path`, oldest first. If `path` is a checkpoint itself,
-    return only this one. Raises ValueError if this version cannot read the format of the folder or of a checkpoint."""
+    """Return the completed checkpoints of the run in `path`, oldest first, or `path` if it is a checkpoint itself."""
     is_checkpoint = (path / PROGRESS).is_file()
     found = [path] if is_checkpoint else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
     for folder in [path, *found]:
@@ -259,8 +244,7 @@ def _hash_file(path: Path) -> tuple[int, str]:
 
 
 def _remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint, if it exists. It is renamed first, so that an interrupted removal leaves no checkpoint that
-    lacks files."""
+    """Remove a checkpoint, if it exists. It is renamed first, so that no incomplete checkpoint can be left."""
     if folder.exists():
         removing = folder.with_name(f".removing_{folder.name}")
         shutil.rmtree(removing, ignore_errors=True)
@@ -269,8 +253,7 @@ def _remove_checkpoint(folder: Path) -> None:
 
 
 def move_aside(folder: Path) -> Path | None:
-    """Rename `<folder>` to `<folder>.1`, or to `<folder>.2` if that name is taken. Returns the new path, or None if the
-    folder does not exist."""
+    """Rename `<folder>` to `<folder>.1`, or `.2`, ... if that is taken. Returns the new path, if it exists."""
     return folder.rename(_find_free_path(folder)) if folder.exists() else None
 
 

@@ -34,11 +34,7 @@ KINDS = {
 def format_model_card(saved: JsonObject, run: Path, step: int, role: str, base_model: str, comparison: str) -> str:
     """Return the model card of an exported checkpoint as Markdown.
 
-    Args:
-        saved: the run's saved configuration as plain values.
-        role: exported model: policy, critic or reward model.
-        base_model: path or hub id of the model that the run started from.
-        comparison: result of the comparison with plain transformers, as a sentence.
+    role: policy, critic or reward model. comparison: result of the comparison with plain transformers, as a sentence.
     """
     command = identify_command(saved) or "main_ppo"
     kind = KINDS.get(command, command.removeprefix("main_"))
@@ -83,8 +79,7 @@ def _shorten_value(value: object) -> str:
 
 
 def read_last_metrics(file: Path, step: int) -> list[tuple[str, str]]:
-    """Return (name, value) of the rewards, losses and validation metrics in metrics.jsonl: last value up to iteration
-    `step`."""
+    """Return (name, last value up to iteration `step`) of rewards, losses and validation metrics in metrics.jsonl."""
     last: dict[str, tuple[int, float]] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         record = json.loads(line)

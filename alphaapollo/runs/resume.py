@@ -34,8 +34,7 @@ from alphaapollo.runs.checkpoint_folder import (
     write_format,
 )
 from alphaapollo.runs.input_digests import Digests, RunInputs, compute_input_digests, find_content_changes
-from alphaapollo.runs.metrics_file import read_logged_steps
-from alphaapollo.runs.run_history import RunPlan, read_input_digests, write_run_plan
+from alphaapollo.runs.run_history import RunPlan, read_input_digests, read_logged_steps, write_run_plan
 from alphaapollo.utils.json_types import JsonObject
 
 TrainingConfig = Config | TuningConfig
@@ -91,11 +90,8 @@ class StartPoint:
         return model.stat().st_mtime >= (self.checkpoint / PROGRESS).stat().st_mtime
 
     def prepare_folder(self, config: ResumableConfig, plan: RunPlan) -> Path | None:
-        """Prepare the run's folder: move a previous run aside, remove interrupted saves, and save configuration and
-        plan.
-
-        Returns the new path of the previous run, or None.
-        """
+        """Move a previous run aside, remove interrupted saves, and save configuration and plan. Returns the new path of
+        the previous run, or None."""
         moved = move_aside(self.folder) if self.replaces_previous_run else None
         checkpoints = CheckpointFolder(self.folder / "checkpoints", keep=None)
         checkpoints.remove_incomplete()
@@ -131,8 +127,7 @@ def find_start_point(config: TrainingConfig, digests: Digests | None = None) -> 
     """Find the checkpoint that a training run resumes from, according to trainer.resume_mode.
 
     digests: those of the inputs that the run has read; None: of the files as they are now. Raises ValueError if a key
-    or training data has changed that identifies a run (e.g. the model), if trainer.resume_from_path is not a
-    checkpoint, or if all checkpoints are damaged.
+    or training data has changed that identifies a run, or if there is no undamaged checkpoint.
     """
     trainer, folder = config.trainer, config.trainer.folder
     inputs = RunInputs(compute_input_digests(config) if digests is None else digests)
@@ -155,8 +150,7 @@ def find_start_point(config: TrainingConfig, digests: Digests | None = None) -> 
 
 
 def find_inference_start(config: GenerationConfig | EvolvingConfig, results_name: str) -> StartPoint:
-    """Return the start point of main_generation or evolving.main, which resume if the run has the file `results_name`.
-    Raises ValueError if the configuration has changed in a key that identifies the run."""
+    """Return the start point of main_generation or evolving.main, which resume if the file `results_name` exists."""
     folder = config.trainer.folder
     inputs = RunInputs(compute_input_digests(config))
     if config.trainer.resume_mode == "disable":
@@ -168,8 +162,7 @@ def find_inference_start(config: GenerationConfig | EvolvingConfig, results_name
 
 
 def read_earlier_config(config: TrainingConfig | GenerationConfig) -> JsonObject:
-    """Return the newest saved configuration of the run to resume, as plain values; empty for a new run. Raises
-    ValueError as find_start_point does."""
+    """Return the newest saved configuration of the run to resume, as plain values; empty for a new run."""
     folder = run = config.trainer.folder
     if config.trainer.resume_mode == "disable":
         return {}
@@ -198,8 +191,7 @@ def _list_resumable_checkpoints(config: TrainingConfig) -> list[Path]:
 
 
 def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the first undamaged checkpoint, and messages about damaged checkpoints before it. Raises ValueError if all
-    are damaged."""
+    """Return the first undamaged checkpoint, and messages about those before. Raises ValueError if there is none."""
     damaged: list[str] = []
     for checkpoint in candidates:
         messages = find_damage(checkpoint)
@@ -216,12 +208,7 @@ def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None,
 
 def find_config_changes(config: ResumableConfig, folder: Path, earlier: Digests, now: Digests) -> list[ConfigChange]:
     """Return the changes of keys and files since the last start of the run in `folder`, whose inputs had the digests
-    `earlier`.
-
-    Another run than that of the configuration (trainer.resume_from_path) may differ in any key. Raises ValueError if a
-    key or training data has changed that identifies the run, if the folder belongs to another command, or if its
-    configuration cannot be read.
-    """
+    `earlier`. Raises ValueError if one identifies the run, unless it is another run (trainer.resume_from_path)."""
     is_own = folder == config.trainer.folder
     if not is_own and _find_saved_config(folder)[0] is None:
         return []
@@ -269,8 +256,7 @@ def _find_saved_config(folder: Path) -> tuple[Path | None, int]:
 
 
 def _read_config_and_check_command(folder: Path, schema: type[BaseModel]) -> JsonObject:
-    """Read the newest saved configuration of a run. Raises ValueError if the run belongs to another command than
-    `schema`."""
+    """Read the newest saved configuration. Raises ValueError if the run belongs to another command than `schema`."""
     values = read_saved_config(folder)
     command = identify_command(values)
     if command is not None and COMMANDS[command] is not schema:
@@ -279,8 +265,7 @@ def _read_config_and_check_command(folder: Path, schema: type[BaseModel]) -> Jso
 
 
 def read_saved_config(folder: Path) -> JsonObject:
-    """Read the newest saved configuration of a run or a recording, as plain values, with the current names of its keys.
-    Raises ValueError if it cannot be read."""
+    """Read the newest saved configuration of a run or a recording, as plain values with current names of keys."""
     check_format(folder)
     path = _find_saved_config(folder)[0] or folder / "config.yaml"
     try:

@@ -35,10 +35,7 @@ class RunModel:
 
 
 def find_newest_model(path: Path) -> RunModel:
-    """Return the newest model in `path`, which is the folder of a run, of a checkpoint, of a model or of an adapter.
-
-    Raises ValueError if the folder does not exist, or has neither a model nor a complete checkpoint.
-    """
+    """Return the newest model in `path`, the folder of a run, a checkpoint, a model or an adapter."""
     path = path.expanduser().resolve()
     if not path.is_dir():
         raise ValueError(
@@ -108,8 +105,7 @@ def make_generation_config_values(run_model: RunModel) -> JsonObject:
 
 
 def load_run_model(run: str, overrides: Sequence[str]) -> tuple[RunModel, GenerationConfig]:
-    """Return the newest model of a run, exported if necessary, and its generation settings. overrides: the user's
-    KEY=VALUE words. Raises ConfigError if there is no model, the export fails, or a key is invalid."""
+    """Return the newest model of a run, exported if necessary, and its settings. overrides: KEY=VALUE words."""
     try:
         newest = find_newest_model(Path(run))
         values = make_generation_config_values(newest)
@@ -121,8 +117,7 @@ def load_run_model(run: str, overrides: Sequence[str]) -> tuple[RunModel, Genera
 
 
 def export_newest_model(newest: RunModel) -> None:
-    """Export the checkpoint, or merge the adapter, in a subprocess, if this is not done yet. Raises ConfigError if it
-    fails."""
+    """Export the checkpoint, or merge the adapter, in a subprocess, if this is not done yet."""
     if newest.source is None:
         return
     keys = [format_override("checkpoint", str(newest.source)), format_override("output", str(newest.model_folder))]
@@ -132,10 +127,7 @@ def export_newest_model(newest: RunModel) -> None:
 
 
 def resolve_model_paths(config: ConfigT) -> ConfigT:
-    """Replace the folder of a run, a checkpoint or an adapter by that of its model, in each key with a model's path.
-
-    Raises ConfigError if a run has no model yet, or its export fails.
-    """
+    """Replace the folder of a run, a checkpoint or an adapter by that of its model, in each key with a model's path."""
     for key, path in list_model_paths(config):
         folder = Path(path).expanduser()
         if not path or not folder.is_dir() or has_complete_weights(folder):

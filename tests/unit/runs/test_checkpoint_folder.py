@@ -59,7 +59,7 @@ def test_the_best_checkpoint_is_kept_besides_the_newest(
             CheckpointFolder(tmp_path, 2, metric), step, {} if value is None else {metric: value, "val/reward": -step}
         )
     checkpoints = CheckpointFolder(tmp_path, 2, metric)
-    assert checkpoints.list_completed() == [checkpoints.path(step) for step in kept]
+    assert checkpoints.list_completed() == [tmp_path / f"step_{step:06d}" for step in kept]
 
 
 def test_unknown_keep_best_metric_is_refused_at_the_first_validation(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from alphaapollo.evolving.pool import Candidate, CandidateId, ChosenCandidate, G
 from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rollout.suites import SuiteResult, SuiteScore
-from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.rollout_log import RolloutLog, TrainedRow
 from alphaapollo.runs.run_history import (
+    JsonlTracker,
     LoggedExample,
     PlannedMemory,
     RunPlan,

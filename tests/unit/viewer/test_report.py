@@ -16,9 +16,8 @@ import yaml
 from alphaapollo.cli.main import main
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.runs.input_digests import digest_file
-from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.rollout_log import format_trajectory_lines
-from alphaapollo.runs.run_history import RunPlan, record_in_history, write_run_plan
+from alphaapollo.runs.run_history import JsonlTracker, RunPlan, record_in_history, write_run_plan
 from alphaapollo.viewer.report import make_report
 from alphaapollo.viewer.report.data import choose_evenly, read_run
 from alphaapollo.viewer.report.formats import format_value, make_block, make_code
