@@ -132,7 +132,7 @@ def _run_program(
     config = load_config(schema, config_name, words)
     folder = config.trainer.folder.absolute()
     object_words = write_objects(folder.with_name(f".{folder.name}.objects"), **objects)
-    with_objects, known = load_config(schema, config_name, [*words, *object_words]), list_keys(schema)
+    with_objects, known = load_config(schema, config_name, [*words, *object_words]), list_keys(type(config))
     for key in (word.partition("=")[0] for word in object_words):
         if key != "algorithm.adv_estimator" and (value := get_value(config, key)) != known[key].default:
             shown = f"{key}={format_value(value)}"

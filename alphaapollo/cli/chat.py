@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.cli.serve import choose_context_length, make_engine_spec
-from alphaapollo.config.errors import exit_on_config_error, report_error
+from alphaapollo.config.errors import report_error
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.resolve import resolve_generation
 from alphaapollo.config.schema import Env, GenerationConfig
@@ -60,12 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a chat. Returns exit code 0 at its end, 1 if it failed, 2 for invalid arguments or settings."""
     options = _parse_arguments(argv)
     try:
-        with exit_on_config_error():
-            if options.url:
-                chat_with_server(options.url, options.name)
-            else:
-                newest, config = load_run_model(options.run, options.keys)
-                chat_with_run(config, f"{newest.model_folder}, in {config.env.env_name}. {USAGE}")
+        if options.url:
+            chat_with_server(options.url, options.name)
+        else:
+            newest, config = load_run_model(options.run, options.keys)
+            chat_with_run(config, f"{newest.model_folder}, in {config.env.env_name}. {USAGE}")
     except REPORTED_ERRORS as error:
         return report_error(error, 2 if isinstance(error, ValueError) else 1)
     return 0

@@ -6,8 +6,9 @@ import argparse
 import os
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 
 from alphaapollo._version import __version__
@@ -160,6 +161,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(subcommand.make_arguments(rest))
 
 
+def report_refusals(main: Callable[[Sequence[str]], int]) -> MainFunction:
+    """Decorate the function of a subcommand: ValueError and OSError are reported, with exit code 2."""
+
+    @wraps(main)
+    def run_and_report(argv: Sequence[str] | None = None) -> int:
+        from alphaapollo.config.errors import report_error
+
+        try:
+            return main(argv or [])
+        except (ValueError, OSError) as error:
+            return report_error(error, REFUSED)
+
+    return run_and_report
+
+
 def format_subcommand_help(name: str, subcommand: Subcommand) -> str:
     """Format the --help text of a subcommand, with meaning and default of its most important keys."""
     from alphaapollo.config.keys import COMMANDS, format_value, list_keys
@@ -174,6 +190,7 @@ def format_subcommand_help(name: str, subcommand: Subcommand) -> str:
     return HELP_OF_KEYS.format(**fields, count=len(known), module=module)
 
 
+@report_refusals
 def run_quickstart(argv: Sequence[str]) -> int:
     """Replace this process with the script of the example, as `make quickstart` does after the installation."""
     parser = argparse.ArgumentParser(
@@ -187,8 +204,7 @@ def run_quickstart(argv: Sequence[str]) -> int:
     script = next((folder / QUICKSTART for folder in folders if (folder / QUICKSTART).is_file()), None)
     if script is None:  # an installed package does not contain examples
         fix = "Run it in a clone of the repository, or train on your own data: alphaapollo rl --help."
-        print(f"error: quickstart needs {QUICKSTART}, which is not in {folders[0]}. {fix}", file=sys.stderr)
-        return REFUSED
+        raise ValueError(f"quickstart needs {QUICKSTART}, which is not in {folders[0]}. {fix}")
     command = ["bash", str(script), str(options.seed), str(Path(options.out).resolve())]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return os.execvpe(command[0], command, os.environ | {"PATH": path})

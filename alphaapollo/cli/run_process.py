@@ -162,7 +162,8 @@ def write_objects(
         ]
         values |= {"env.custom_module": path, "env.tools": [function.__name__ for function in tools]}
     if estimator:
-        fields = vars(estimator).copy() if hasattr(estimator, "fn") else {"name": estimator.__name__, "fn": estimator}
+        plain = {"name": getattr(estimator, "__name__", ""), "fn": estimator}
+        fields: dict[str, Any] = dict(vars(estimator)) if hasattr(estimator, "fn") else plain
         name, function = fields.pop("name"), fields.pop("fn")
         registrations.append(("algorithms.advantages:register_estimator", name, fields, function))
         values |= {"algorithm.custom_module": path, "algorithm.adv_estimator": name}

@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from alphaapollo.config.errors import ConfigError, exit_on_config_error, report_error
+from alphaapollo.cli.main import report_refusals
+from alphaapollo.config.errors import report_error
 from alphaapollo.config.resolve import resolve_generation
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.controller.placement import detect_machine
@@ -35,39 +36,29 @@ EXIT_SECONDS = 3.0  # for the server to exit after the last request
 
 
 @entry_point
+@report_refusals
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the server until it ends or is interrupted. Returns its exit code, or 2 if it cannot start."""
     options, more = _parse_arguments(argv)
-    keys = [word for word in more if _is_override(word)]
-    with exit_on_config_error():
-        check_address(options.host, options.port)
-        newest, config = load_run_model(options.run, keys)
-        try:
-            spec = make_engine_spec(config)
-            exclusion = build_exclusion_flags(spec)
-        except ValueError as error:
-            return report_error(error, 2)
+    host, port = options.host, options.port
+    keys = [word for word in more if "=" in word and not word.startswith("-")]
+    socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    newest, config = load_run_model(options.run, keys)
+    spec = make_engine_spec(config)
+    exclusion = build_exclusion_flags(spec)
     name = options.name or newest.run_folder.name
-    command = build_server_command(spec, name, options.host, options.port, config.env.tool_parser or None)
+    command = build_server_command(spec, name, host, port, config.env.tool_parser or None)
     command += [*exclusion, "--shutdown-timeout", str(options.shutdown_timeout)]
-    command += [word for word in more if not _is_override(word)]
-    url = f"http://{options.host}:{options.port}/v1"
+    command += [word for word in more if word not in keys]
+    url = f"http://{host}:{port}/v1"
     message = f"{newest.model_folder} as {name!r} on {url} (stop with Ctrl-C)\n  chat: alphaapollo chat --url {url}"
     has_key = os.environ.get("VLLM_API_KEY") or any(word.startswith("--api-key") for word in more)
-    if options.host not in ("127.0.0.1", "localhost", "::1") and not has_key:
+    if host not in ("127.0.0.1", "localhost", "::1") and not has_key:
         message += "\n  warning: other machines can use it without a key. Set VLLM_API_KEY to require one."
     if config.rollout.stop_strings:
         message += f"\n  rollout.stop={config.rollout.stop} has no effect: each client sends its own `stop`"
     variables = build_server_environment(spec)
-    return run_server(command, variables, (options.host, options.port), message, options.shutdown_timeout)
-
-
-def check_address(host: str, port: int) -> None:
-    """Raise ConfigError if a server cannot listen on the address."""
-    try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"--host {host} --port {port}: {error}. Use another --port, e.g. {port + 1}.") from None
+    return run_server(command, variables, (host, port), message, options.shutdown_timeout)
 
 
 def run_server(
@@ -133,10 +124,6 @@ def choose_context_length(config: GenerationConfig) -> int:
     return min(getattr(load_config(config.model).get_text_config(), "max_position_embeddings", length), length)
 
 
-def _is_override(word: str) -> bool:
-    return "=" in word and not word.startswith("-")
-
-
 def _parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="alphaapollo serve",
@@ -161,6 +148,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, li
 
 
 @entry_point
+@report_refusals
 def evaluate(argv: Sequence[str] | None = None) -> int:
     """Call main_eval or, with --suite, run evaluation suites. Returns 0 if done, 1 if failed, 2 if refused."""
     words = argv or []
@@ -168,35 +156,29 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
         score_responses: MainFunction = pkgutil.resolve_name("alphaapollo.trainer.main_eval:main")
         return score_responses(words)
     options = _parse_suite_arguments(words)
-    try:
-        suites = [Suite(text, options.python, options.timeout) for text in options.suite]
-        check_suites(suites)
-        newest, config = load_run_model(options.run, options.keys)
-        spec = make_engine_spec(config)
-    except ValueError as error:
-        return report_error(error, 2)
+    suites = [Suite(text, options.python, options.timeout) for text in options.suite]
+    check_suites(suites)
+    newest, config = load_run_model(options.run, options.keys)
+    spec = make_engine_spec(config)
     folder = find_results_folder(newest)
     log, host, port, key = folder / "server.txt", "127.0.0.1", find_free_port(), secrets.token_urlsafe()
     server = ModelServer(f"http://{host}:{port}/v1", key, "model", spec.model_path, spec.max_model_len)
     command = build_server_command(spec, server.model_name, host, port)
     variables = build_server_environment(spec) | {"VLLM_API_KEY": key}
     failed = False
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        print(f"starting vLLM with {newest.model_folder} (log: {log})", flush=True)
-        with log.open("wb") as output, open_server(command, variables, (host, port), output) as process:
-            if process.poll() is not None:
-                raise ChildProcessError(f"vLLM ended with exit code {process.returncode}. See {log}.")
-            for suite in suites:
-                print(f"{suite.text} (results: {folder / suite.name})", flush=True)
-                result = asyncio.run(run_suite(suite, server, folder / suite.name))
-                for one in result.scores:
-                    print(f"  {one.task} {one.metric} {one.value:.4f} (standard error {one.stderr}, {one.rows} rows)")
-                if result.error:
-                    print(replace_control_characters(f"  failed: {result.error}"), flush=True)
-                failed |= bool(result.error)
-    except OSError as error:
-        return report_error(error, 1)
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"starting vLLM with {newest.model_folder} (log: {log})", flush=True)
+    with log.open("wb") as output, open_server(command, variables, (host, port), output) as process:
+        if process.poll() is not None:
+            return report_error(ChildProcessError(f"vLLM ended with exit code {process.returncode}. See {log}."), 1)
+        for suite in suites:
+            print(f"{suite.text} (results: {folder / suite.name})", flush=True)
+            result = asyncio.run(run_suite(suite, server, folder / suite.name))
+            for one in result.scores:
+                print(f"  {one.task} {one.metric} {one.value:.4f} (standard error {one.stderr}, {one.rows} rows)")
+            if result.error:
+                print(replace_control_characters(f"  failed: {result.error}"), flush=True)
+            failed |= bool(result.error)
     return int(failed)
 
 

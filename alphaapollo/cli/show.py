@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from alphaapollo.config.errors import report_error
+from alphaapollo.cli.main import report_refusals
 from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
 from alphaapollo.observability.terminal import Terminal, get_last_message, shorten_text
 from alphaapollo.runs.checkpoint_folder import check_format
@@ -30,6 +30,7 @@ HEADING_CHARS = 400  # longer prompts, ground truths and reasons of failures are
 LoggedSample = tuple[SampleResult, JsonObject]  # and its line in the file
 
 
+@report_refusals
 def view(argv: Sequence[str]) -> int:
     """Serve the viewer until Ctrl-C. Returns exit code 2 if the folder or the port cannot be used."""
     parser = argparse.ArgumentParser(
@@ -45,14 +46,11 @@ def view(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     root, host = options.outputs.expanduser().absolute(), options.host
     if not root.is_dir():
-        return report_error(ValueError(f"{root} is no folder. Give the folder of your runs, e.g. outputs."), 2)
+        raise ValueError(f"{root} is no folder. Give the folder of your runs, e.g. outputs.")
     from alphaapollo.viewer.app import make_app, make_server
     from alphaapollo.viewer.index import RunIndex
 
-    try:
-        listener = socket.create_server((host, options.port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        return report_error(ValueError(f"cannot listen on {host}:{options.port} ({error}). Choose another --port."), 2)
+    listener = socket.create_server((host, options.port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     hosts = [host, "localhost", LOOPBACK] if host in (LOOPBACK, "localhost", "::1") else ["*"]
     Terminal(highlight=False).write(f"viewer of {root}: http://{host}:{listener.getsockname()[1]}   (Ctrl-C ends it)")
     with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory() as folder:
@@ -61,6 +59,7 @@ def view(argv: Sequence[str]) -> int:
     return 0
 
 
+@report_refusals
 def report(argv: Sequence[str]) -> int:
     """Write the report. Returns exit code 2 if a folder is no run, or if the file cannot be written."""
     description = "Write a report of a run, or a comparison of several, into one file."
@@ -69,18 +68,16 @@ def report(argv: Sequence[str]) -> int:
     parser.add_argument("-o", "--output", type=Path, default="report.html", help="HTML file to write")
     options = parser.parse_args(argv)
     output = options.output.expanduser()
-    try:
-        if output.suffix != ".html":
-            raise ValueError(f"-o {output} must end in .html. Print the page in a browser to get a PDF.")
-        from alphaapollo.viewer.report import make_report
+    if output.suffix != ".html":
+        raise ValueError(f"-o {output} must end in .html. Print the page in a browser to get a PDF.")
+    from alphaapollo.viewer.report import make_report
 
-        replace_file(output, [make_report(options.runs)])
-    except (OSError, ValueError) as error:
-        return report_error(error, 2)
+    replace_file(output, [make_report(options.runs)])
     Terminal(highlight=False).write(f"written: {output}")
     return 0
 
 
+@report_refusals
 def print_samples(argv: Sequence[str]) -> int:
     """Print the groups of a step. Returns exit code 2 if the run has no samples of this step."""
     parser = argparse.ArgumentParser(
@@ -95,16 +92,13 @@ def print_samples(argv: Sequence[str]) -> int:
     parser.add_argument("--groups", type=int, default=4, help="number of prompts (default 4)")
     parser.add_argument("--chars", type=int, default=600, help="longer texts are shortened (default 600)")
     options, terminal = parser.parse_args(argv), Terminal(highlight=False)
-    try:
-        path = find_samples_file(options.run.expanduser(), options.step, options.val)
-        groups: Iterator[list[LoggedSample]] = read_groups(path)
-        if options.sort:
-            groups = iter(sorted(groups, key=compute_mean_reward))
-        terminal.write(str(path))
-        for group in islice(groups, options.groups):
-            print_group(group, options.chars, terminal)
-    except (OSError, ValueError) as error:
-        return report_error(error, 2)
+    path = find_samples_file(options.run.expanduser(), options.step, options.val)
+    groups: Iterator[list[LoggedSample]] = read_groups(path)
+    if options.sort:
+        groups = iter(sorted(groups, key=compute_mean_reward))
+    terminal.write(str(path))
+    for group in islice(groups, options.groups):
+        print_group(group, options.chars, terminal)
     return 0
 
 

@@ -53,11 +53,10 @@ def write_format(folder: Path) -> None:
 
 def check_format(folder: Path) -> None:
     """Raise ValueError if a newer version wrote the folder. Every command calls it before it reads a folder."""
-    try:
+    number, version = 0, ""
+    with suppress(OSError, ValueError, TypeError, LookupError):  # find_damage reports damage
         written = json.loads((folder / FORMAT_FILE).read_bytes())
         number, version = int(written["format"]), str(written["version"])
-    except (OSError, ValueError, TypeError, LookupError):
-        return  # format 0, or damaged: find_damage reports it in checkpoints and recordings
     if number > FORMAT:
         raise ValueError(
             f"{folder} has format {number}, but alphaapollo {__version__} reads formats up to {FORMAT}. Use alphaapollo"

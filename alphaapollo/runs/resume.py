@@ -1,7 +1,7 @@
 """Find the checkpoint that a run resumes from, and the configuration changes since the run's last start.
 
 find_start_point only reads. `StartPoint.prepare_folder` changes the folder when the run starts: it moves a previous run
-aside if the new run starts from scratch, and saves the plan (run_plan.py) and the configuration. config.yaml is the
+aside if the new run starts from scratch, and saves the plan (run_history.py) and the configuration. config.yaml is the
 configuration of the first start. Each later start with changes saves one more file: config.1.yaml, config.2.yaml, ...
 """
 
@@ -250,9 +250,9 @@ def _has_results(folder: Path) -> bool:
 def _find_saved_config(folder: Path) -> tuple[Path | None, int]:
     """Return path and number of the newest saved configuration of a run: N for config.N.yaml, 0 for config.yaml."""
     numbers = [int(number) for file in folder.glob("config.*.yaml") if (number := file.name.split(".")[1]).isdigit()]
-    number = max(numbers, default=0)
-    path = folder / (f"config.{number}.yaml" if number else "config.yaml")
-    return (path if path.is_file() else None), number
+    newest = max(numbers, default=0)
+    path = folder / (f"config.{newest}.yaml" if newest else "config.yaml")
+    return (path if path.is_file() else None), newest
 
 
 def _read_config_and_check_command(folder: Path, schema: type[BaseModel]) -> JsonObject:

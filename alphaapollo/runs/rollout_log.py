@@ -40,7 +40,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from alphaapollo.types import EncodedImage, JsonObject, Prompt, Row, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.types import EncodedImage, JsonObject, Prompt, Trajectory, TrajectoryGroup
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.json_types import finite_or_none, to_json_value
 from alphaapollo.utils.redaction import find_secret_variables, redact_values
@@ -235,38 +235,31 @@ def make_trajectory_record(
         "weight_version": last.weight_version if last else None,
         "seconds": round(trajectory.seconds, 4),
         "turns": [
-            _make_turn_record(turn, shown, show_image)
-            for turn, shown in zip_longest(trajectory.turns, trajectory.prompt_lengths)
+            {
+                "text": turn.text,
+                **({"raw_text": turn.raw_text} if turn.raw_text else {}),
+                "observation": replace_images(turn.observation, show_image),
+                "num_shown_tokens": num_shown_tokens,
+                "num_tokens": len(turn.completion.token_ids),
+                "num_cached_tokens": turn.completion.num_cached_tokens,
+                "stop_reason": turn.completion.stop_reason,
+                "weight_version": turn.completion.weight_version,
+                "reward": turn.reward,
+                "valid": turn.valid,
+                "info": turn.info,
+            }
+            for turn, num_shown_tokens in zip_longest(trajectory.turns, trajectory.prompt_lengths)
         ],
-        "rows": [_make_row_record(row) for row in trajectory.rows],
-    }
-
-
-def _make_turn_record(
-    turn: Turn, num_shown_tokens: int | None, show_image: Callable[[EncodedImage], str]
-) -> JsonObject:
-    return {
-        "text": turn.text,
-        **({"raw_text": turn.raw_text} if turn.raw_text else {}),
-        "observation": replace_images(turn.observation, show_image),
-        "num_shown_tokens": num_shown_tokens,
-        "num_tokens": len(turn.completion.token_ids),
-        "num_cached_tokens": turn.completion.num_cached_tokens,
-        "stop_reason": turn.completion.stop_reason,
-        "weight_version": turn.completion.weight_version,
-        "reward": turn.reward,
-        "valid": turn.valid,
-        "info": turn.info,
-    }
-
-
-def _make_row_record(row: Row) -> JsonObject:
-    return {
-        "ids": row.token_ids,
-        "mask": row.action_mask,
-        "logprobs": row.logprobs,
-        "first_turn": row.first_turn,
-        "weight_versions": row.weight_versions,
+        "rows": [
+            {
+                "ids": row.token_ids,
+                "mask": row.action_mask,
+                "logprobs": row.logprobs,
+                "first_turn": row.first_turn,
+                "weight_versions": row.weight_versions,
+            }
+            for row in trajectory.rows
+        ],
     }
 
 

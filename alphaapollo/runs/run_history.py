@@ -210,10 +210,9 @@ def read_logged_steps(path: Path) -> list[int]:
 
 def _parse_step(line: bytes) -> int | None:
     """Return the iteration of a line of metrics.jsonl, or None if the line is invalid."""
-    try:
+    with suppress(ValueError, TypeError, KeyError):
         return int(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError):
-        return None
+    return None
 
 
 def make_metrics_record(step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:

@@ -106,12 +106,8 @@ def make_generation_config_values(run_model: RunModel) -> JsonObject:
 
 def load_run_model(run: str, overrides: Sequence[str]) -> tuple[RunModel, GenerationConfig]:
     """Return the newest model of a run, exported if necessary, and its settings. overrides: KEY=VALUE words."""
-    try:
-        newest = find_newest_model(Path(run))
-        values = make_generation_config_values(newest)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    config = load_config(GenerationConfig, "generation", overrides, values)
+    newest = find_newest_model(Path(run))
+    config = load_config(GenerationConfig, "generation", overrides, make_generation_config_values(newest))
     export_newest_model(newest)
     return newest, config
 
