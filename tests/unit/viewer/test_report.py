@@ -296,7 +296,7 @@ def test_errors_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "runs in it: none." in fail(tmp_path / "gone", "-o", output)
     error = fail(folder, "-o", tmp_path / "a.doc")
     assert "a.doc" in error and ".html" in error
-    assert "(No such file or directory)" in fail(folder, "-o", tmp_path / "gone/report.html")
+    assert "No such file or directory" in fail(folder, "-o", tmp_path / "gone/report.html")
     assert main(["report", str(folder), "-o", str(output)]) == 0
     assert capsys.readouterr().out == f"written: {output}\n" and output.read_text().startswith("<!doctype html>")
 
