@@ -29,7 +29,7 @@ CANCELLED_BY_MONITOR = "a required process died or hangs"
 
 
 class WorkerLost(RuntimeError):
-    """Error: a required process died or hangs; the run can be restarted (launch/run_command.py).
+    """Error: a required process died or hangs; the run can be restarted (launch/command.py).
 
     role: role of the process, e.g. policy. cause: what happened, without the suggested fix; default: the message.
     """

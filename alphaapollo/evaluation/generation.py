@@ -27,9 +27,9 @@ from alphaapollo.launch import input_checks
 from alphaapollo.launch.model_requirements import ModelUse, check_models
 from alphaapollo.models.folder_check import list_template_notices
 from alphaapollo.observability.console import Console
+from alphaapollo.planning.first_start import fix_template_date
 from alphaapollo.planning.plan_table import print_plan_table
-from alphaapollo.planning.try_environment import try_environment
-from alphaapollo.planning.try_template import fix_template_date
+from alphaapollo.planning.trials import try_environment
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.runs.resume import StartPoint, find_inference_start
@@ -94,7 +94,7 @@ def prepare_run(config: GenerationConfig, console: Console) -> GenerationPlan:
     more += list_template_notices(config.model, renderer, config.data.apply_chat_template_kwargs)
     is_graded = environment.is_graded(config.env)
     more += input_checks.check_rewards(prompts, config.reward, config.custom_reward_function, is_graded)[0]
-    more += try_environment(config.env, prompts[:1], config.model, config.data)
+    more += try_environment(config.env, prompts[:1])
     device, rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
     start, finished = find_inference_start(config, RESULTS), FinishedResults()
     if not start.replaces_previous_run:

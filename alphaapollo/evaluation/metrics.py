@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from alphaapollo.evaluation.estimates import compute_bootstrap_interval, extract_answer, majority_accuracy, pass_at_k
-from alphaapollo.runs.images import replace_images
+from alphaapollo.runs.rollout_log import replace_images
 from alphaapollo.types import EpisodeEnd, JsonObject, Outcome, Prompt, Score, Trajectory
 
 CORRECT_ACCURACY = 1.0  # minimum accuracy of a correct sample, for pass@k

@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
-from alphaapollo.runs.images import replace_images, save_image
-from alphaapollo.runs.rollout_log import format_trajectory_lines
+from alphaapollo.runs.rollout_log import format_trajectory_lines, replace_images, save_image
 from alphaapollo.types import Prompt, TrajectoryGroup
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 

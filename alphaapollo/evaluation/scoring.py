@@ -25,9 +25,9 @@ from alphaapollo.evaluation.report import write_report
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.observability.console import Console
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.runs.format import write_format
-from alphaapollo.runs.images import replace_images, save_image
+from alphaapollo.runs.checkpoint_folder import write_format
 from alphaapollo.runs.resume import check_folder_belongs_to_command
+from alphaapollo.runs.rollout_log import replace_images, save_image
 from alphaapollo.types import JsonObject, Outcome, Prompt, Score
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.json_types import finite_or_none

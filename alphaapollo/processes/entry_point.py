@@ -52,7 +52,7 @@ def entry_point(main: MainFunction) -> MainFunction:
                 sys.excepthook = print_redacted_traceback
             with treat_signals_as_ctrl_c():
                 return run_in_temp_folder(lambda: main(argv))
-        except KeyboardInterrupt:  # commands with a run folder report more (launch/run_command.py)
+        except KeyboardInterrupt:  # commands with a run folder report more (launch/command.py)
             print("\ninterrupted", file=sys.stderr)
             return 130
         finally:

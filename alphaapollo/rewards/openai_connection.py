@@ -7,7 +7,7 @@ import importlib.util
 import os
 from typing import Any
 
-from alphaapollo.runs.images import find_image_extension, read_image_bytes
+from alphaapollo.runs.rollout_log import find_image_extension, read_image_bytes
 from alphaapollo.types import IMAGE_MARK, ChatMessage, JsonObject
 
 MALFORMED_RESPONSE_ERRORS = (ValueError, TypeError, AttributeError, IndexError)

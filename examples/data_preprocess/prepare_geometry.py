@@ -20,7 +20,7 @@ import pyarrow as pa
 from alphaapollo.data.files import DataRow
 from alphaapollo.data.image_messages import ImageReader
 from alphaapollo.data.images import encode_png, read_image
-from alphaapollo.runs.images import read_image_bytes
+from alphaapollo.runs.rollout_log import read_image_bytes
 from alphaapollo.types import IMAGE_MARK
 from examples.data_preprocess.columns import Dropped, find_problem
 from examples.data_preprocess.common import RL_SCHEMA, MakeRow, Script, rl_row

@@ -32,7 +32,7 @@ from alphaapollo.controller.handles import EngineGroup  # noqa: E402
 from alphaapollo.controller.ranks import LocalRanks  # noqa: E402
 from alphaapollo.data.stream import PromptStream  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter  # noqa: E402
+from alphaapollo.launch.session import BackgroundCheckpointWriter  # noqa: E402
 from alphaapollo.observability.console import Console  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402

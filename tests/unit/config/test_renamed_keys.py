@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from alphaapollo.api import nest_settings
+from alphaapollo.api import format_settings
 from alphaapollo.config import load, renamed_keys
 from alphaapollo.config.__main__ import explain_key
 from alphaapollo.config.errors import ConfigError
@@ -44,7 +44,6 @@ def test_old_names_work_with_one_warning(tmp_path: Path, capsys: pytest.CaptureF
     folder.mkdir()
     (folder / "own.yaml").write_text("# @package _global_\nsampler: {temperature: 0.25}\n")
     settings: dict[str, Any] = {"trainer.random": 3, "sampler": {"temperature": 0.5, "val_kwargs.n": 2}}
-    (tmp_path / "api.yaml").write_text(yaml.safe_dump(nest_settings(settings, Config)))
     for words in (
         ["trainer.random=3", "sampler.temperature=0.5", "++sampler.val_kwargs.n=2"],
         ["trainer={random: 3}", "sampler={temperature: 0.5, val_kwargs: {n: 2}}"],
@@ -52,7 +51,7 @@ def test_old_names_work_with_one_warning(tmp_path: Path, capsys: pytest.CaptureF
         [f"--config={file}", "sampler.temperature=0.75", "sampler.temperature=0.5"],
         [f"--config-dir={tmp_path}", "--config-name=mine"],
         [f"--config-dir={tmp_path}", "algorithm=own", "trainer.random=3", "sampler.val_kwargs.n=2"],
-        [f"--config={tmp_path / 'api.yaml'}"],
+        format_settings(settings, Config),
     ):
         config, user = read(*words)
         rollout = config.actor_rollout_ref.rollout

@@ -10,13 +10,13 @@ import openai
 
 from alphaapollo.config.schema import Model
 from alphaapollo.engines.http_api import HttpApiSettings
-from alphaapollo.engines.vllm.recorded_engine import RecordedEngine
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rollout.agents.endpoint import EndpointServer, SessionGate
 from alphaapollo.rollout.agents.rows import build_turns_and_rows
 from alphaapollo.rollout.agents.session import AgentSession, SessionLimits
 from alphaapollo.rollout.context import check_rows_match_turns
 from alphaapollo.types import Sampling
+from tests.recorded_engine import RecordedEngine
 from tests.unit.tool_templates import tokenizer_of
 
 MAX_LENGTH = 4096
