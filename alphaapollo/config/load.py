@@ -28,9 +28,8 @@ from omegaconf._utils import get_yaml_loader  # reads 1e-6 as a number, unlike P
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
-from alphaapollo.config.build import build_config
+from alphaapollo.config.build import build_config, describe_unknown_key
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.key_errors import describe_unknown_key
 from alphaapollo.config.keys import VERL_GROUP_SIZE, find_map_key_of_entry, format_value, list_keys, list_sections
 from alphaapollo.config.renamed_keys import check_not_set_twice, describe_rename, find_new_name, move_renamed_keys
 from alphaapollo.config.schema import Config

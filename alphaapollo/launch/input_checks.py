@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from alphaapollo.config.effects import describe_ineffective_keys
+from alphaapollo.config.check import describe_ineffective_keys
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import (
     Config,

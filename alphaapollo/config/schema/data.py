@@ -100,7 +100,7 @@ class Reuse(Section):
 
 
 class Data(PromptData, TrainingFiles):
-    train_batch_size: PositiveInt = 32
+    train_batch_size: Annotated[int, Field(gt=0, le=1_000_000)] = 32
     """Prompts (groups) per iteration."""
     sampler: Annotated[Literal["uniform", "difficulty", "frontier"], NEEDS_SHUFFLE] = "uniform"
     """Choice of training prompts: uniform = each once per epoch; difficulty = seldom those that nearly always or nearly
