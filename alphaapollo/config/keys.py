@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from inspect import get_annotations
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -150,6 +151,20 @@ def get_value(config: BaseModel, key: str) -> object:
         value = value[name] if isinstance(value, Mapping) else getattr(value, name)
         key = key[len(name) + 1 :]
     return value
+
+
+def nest_value(key: str, value: object) -> dict[str, Any]:
+    """Return nested maps with the value of one dotted key: {"trainer": {"seed": 1}} for trainer.seed."""
+    return reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value)  # type: ignore[arg-type, return-value]
+
+
+def merge_maps(values: dict[str, Any], others: Mapping[str, Any]) -> None:
+    """Merge nested maps into `values`, in place."""
+    for name, value in others.items():
+        if isinstance(value, dict) and isinstance(inner := values.get(name), dict):
+            merge_maps(inner, value)
+        else:
+            values[name] = copy.deepcopy(value)
 
 
 def walk_sections(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, BaseModel]]:

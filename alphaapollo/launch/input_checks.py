@@ -40,7 +40,7 @@ from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
 from alphaapollo.rollout.tool_call_parser import check_tool_call_parser
 from alphaapollo.runs.input_digests import digest_file
-from alphaapollo.types import JsonObject, Prompt, Score
+from alphaapollo.types import JsonObject, Prompt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module
 
@@ -215,15 +215,15 @@ def _load_prompts(
 
 def check_rewards(
     prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, needs_grading: bool = True
-) -> tuple[list[str], list[Score], dict[str, str]]:
-    """Check the reward functions. Returns notices, the scores of a trial if the user has a custom reward function, and
-    {data source: how many of its first rows score with their own ground truth} for built-in graders.
+) -> tuple[list[str], dict[str, str]]:
+    """Check the reward functions. Returns notices, and for built-in graders {data source: how many of its first rows
+    score with their own ground truth}.
 
     needs_grading: whether every prompt needs a reward function; False if the environment scores itself. Raises
     ValueError if a reward function or component is missing or fails, or some prompts have no reward function.
     """
     is_custom = bool(custom.path or reward.custom_module)
-    notices, tried, truths = list[str](), list[Score](), dict[str, str]()
+    notices, truths = list[str](), dict[str, str]()
     if not is_custom:
         check_component_names(reward.components, reward.required)
     elif not needs_grading:
@@ -233,8 +233,7 @@ def check_rewards(
         truths, notices = try_ground_truths(prompts, reward)
     judges = check_judges(prompts, reward, bool(custom.path)) if needs_grading else set()
     if is_custom and needs_grading:
-        more, tried = asyncio.run(try_reward_function(prompts, reward, custom))
-        notices += more
+        notices += asyncio.run(try_reward_function(prompts, reward, custom))
     unused = {
         f"reward.judge.model={reward.judge.model}": bool(reward.judge.model) and not judges,
         "reward.judge.backend=policy": reward.judge.backend == "policy" and not judges,
@@ -246,4 +245,4 @@ def check_rewards(
         for key, is_unused in unused.items()
         if is_unused
     ]
-    return notices, tried, truths
+    return notices, truths

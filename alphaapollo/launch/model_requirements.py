@@ -17,7 +17,7 @@ from alphaapollo.config.schema.data import PromptData
 from alphaapollo.data.images import reads_images
 from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS, check_engine_kwargs
 from alphaapollo.models.expert_parallel import find_experts
-from alphaapollo.models.folder_check import check_weight_files, describe_image_input
+from alphaapollo.models.folder_check import describe_image_input, find_quantization
 from alphaapollo.models.load import (
     LIGER_ARCHITECTURES,
     check_layers,
@@ -60,13 +60,12 @@ class Problem(NamedTuple):
 
 
 def check_models(uses: Iterable[ModelUse]) -> None:
-    """Raise ValueError if a model does not support the settings of its command, or its weight files are damaged."""
+    """Raise ValueError if a model does not support the settings of its command, or an engine its arguments."""
     for use in uses:
         for _, message in find_unsupported_features(use):
             raise ValueError(message)
         if use.engine:
             check_engine_kwargs(use.engine, use.engine_section)
-        check_weight_files(use.model, use.key, use.engine.name if use.engine and not use.fsdp else "")
 
 
 def find_unsupported_features(use: ModelUse) -> Iterator[tuple[str, str]]:
@@ -76,6 +75,12 @@ def find_unsupported_features(use: ModelUse) -> Iterator[tuple[str, str]]:
         if problem := find_problem(use, config):
             model = f"{use.key}={use.model.path} ({config.model_type})"
             yield feature, f"{problem.setting}: {model} {problem.reason}. {problem.fix}."
+
+
+def _needs_full_weights(use: ModelUse, config: Any) -> Problem | None:
+    method = "" if use.engine and use.engine.name == "vllm" and not use.fsdp else find_quantization(config)
+    reason = f"has quantized weights ({method}), which only engines of vLLM load"
+    return Problem("weights", reason, "Use the original model in bfloat16") if method else None
 
 
 def _needs_causal_lm(use: ModelUse, config: Any) -> Problem | None:
@@ -192,6 +197,7 @@ def _needs_target_modules(use: ModelUse, config: Any) -> Problem | None:
 
 
 REQUIREMENTS: dict[str, Callable[[ModelUse, Any], Problem | None]] = {
+    "weights": _needs_full_weights,
     "text generation": _needs_causal_lm,
     "reward models": _needs_classifier,
     "images": _needs_images_of_policy,

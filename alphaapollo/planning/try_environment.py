@@ -59,11 +59,9 @@ async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list
     ]
 
 
-async def try_reward_function(
-    prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction
-) -> tuple[list[str], list[Score]]:
-    """Grade TRIAL_ANSWERS to the first prompt with the user's reward function, in a grader process. Returns notices,
-    and the scores. Raises ValueError if no prompt has a column that the function requires, or the function fails on
+async def try_reward_function(prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction) -> list[str]:
+    """Grade TRIAL_ANSWERS to the first prompt with the user's reward function, in a grader process. Returns notices.
+    Raises ValueError if no prompt has a column that the function requires, or the function fails on
     most answers."""
     prompt, (scores, columns) = prompts[0], await grade_trial_answers(prompts[0], reward, custom)
     for column in columns:
@@ -81,7 +79,7 @@ async def try_reward_function(
     ]
     if 2 * len(failed) > len(scores):
         raise ValueError(notices[0])
-    return notices, [*scores.values()]
+    return notices
 
 
 async def grade_trial_answers(

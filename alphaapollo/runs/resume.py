@@ -305,5 +305,5 @@ def read_saved_config(folder: Path) -> JsonObject:
         ) from error
     if not isinstance(values, dict):
         raise ValueError(f"{folder} cannot be resumed: its {path.name} has no configuration. {NEW_RUN_HINT}")
-    move_renamed_keys(values, is_saved=True)
+    move_renamed_keys(values)
     return values
