@@ -38,7 +38,6 @@ from alphaapollo.planning.try_template import render_with_time_limit, try_chats
 from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
-from alphaapollo.rollout.tool_call_parser import check_tool_call_parser
 from alphaapollo.runs.input_digests import digest_file
 from alphaapollo.types import JsonObject, Prompt
 from alphaapollo.utils.heartbeat import HEARTBEAT
@@ -120,7 +119,7 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, objec
     """Return the prompt renderer that the rollout workers will use.
 
     Raises ValueError if the tokenizer, a tool, a search index or an MCP server is missing, or if env.action_format does
-    not work with the chat template or the tool-call parser.
+    not work with the chat template.
     """
     from alphaapollo.models.folder_check import check_vocabulary_size  # imports torch
 
@@ -140,7 +139,6 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, objec
     renderer = ToolRenderer(tokenizer, schemas, template_arguments, images, model.path)
     renderer.check_template_shows_tools(in_append_context=env.context == "append")
     _check_template_keeps_history(env, renderer)
-    check_tool_call_parser(env, path, model.trust_remote_code, schemas, dict(template_arguments))
     return renderer
 
 

@@ -15,7 +15,7 @@ from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Fsdp, Model, Rollout
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.data.images import reads_images
-from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS, check_engine_kwargs
+from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS, find_reserved_argument
 from alphaapollo.models.expert_parallel import find_experts
 from alphaapollo.models.folder_check import describe_image_input, find_quantization
 from alphaapollo.models.load import (
@@ -64,8 +64,6 @@ def check_models(uses: Iterable[ModelUse]) -> None:
     for use in uses:
         for _, message in find_unsupported_features(use):
             raise ValueError(message)
-        if use.engine:
-            check_engine_kwargs(use.engine, use.engine_section)
 
 
 def find_unsupported_features(use: ModelUse) -> Iterator[tuple[str, str]]:
@@ -81,6 +79,13 @@ def _needs_full_weights(use: ModelUse, config: Any) -> Problem | None:
     method = "" if use.engine and use.engine.name == "vllm" and not use.fsdp else find_quantization(config)
     reason = f"has quantized weights ({method}), which only engines of vLLM load"
     return Problem("weights", reason, "Use the original model in bfloat16") if method else None
+
+
+def _needs_own_arguments(use: ModelUse, config: Any) -> Problem | None:
+    name = find_reserved_argument(use.engine) if use.engine and use.engine.name == "vllm" else ""
+    setting = f"{use.engine_section}.engine_kwargs.vllm.{name}"
+    fix = f"Set {use.engine_section}.{name}" if name in Rollout.model_fields else "Remove it"
+    return Problem(setting, "has its value from other keys, or does not support it", fix) if name else None
 
 
 def _needs_causal_lm(use: ModelUse, config: Any) -> Problem | None:
@@ -198,6 +203,7 @@ def _needs_target_modules(use: ModelUse, config: Any) -> Problem | None:
 
 REQUIREMENTS: dict[str, Callable[[ModelUse, Any], Problem | None]] = {
     "weights": _needs_full_weights,
+    "arguments of vLLM": _needs_own_arguments,
     "text generation": _needs_causal_lm,
     "reward models": _needs_classifier,
     "images": _needs_images_of_policy,

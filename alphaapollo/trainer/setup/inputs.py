@@ -10,7 +10,7 @@ from functools import partial
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Config, Model, Teacher, TeacherModel
-from alphaapollo.data.images import reads_images
+from alphaapollo.data.images import make_example_image, reads_images
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.environments.base import get_environment_spec
@@ -27,7 +27,6 @@ from alphaapollo.planning.try_data import describe_sources
 from alphaapollo.planning.try_environment import try_environment
 from alphaapollo.rollout.self_teacher import check_demonstrations
 from alphaapollo.trainer.progress import TrainingGoal
-from alphaapollo.trainer.setup.worker_specs import make_probe
 from alphaapollo.trainer.step.curriculum import assign_stages
 from alphaapollo.trainer.step.reward_model_scorer import (
     RewardModelTokenizer,
@@ -37,7 +36,7 @@ from alphaapollo.trainer.step.reward_model_scorer import (
 )
 from alphaapollo.trainer.step.teacher_servers import TeacherClient
 from alphaapollo.trainer.step.training_batch import check_prompts_have_length_budgets
-from alphaapollo.types import Prompt
+from alphaapollo.types import ImageInput, Message, Prompt
 from alphaapollo.weight_sync.verification import Probe
 from alphaapollo.workers.builders import make_critic_model_section, make_teacher_model_sections
 
@@ -262,3 +261,20 @@ def check_teacher_vocabulary(
 def _format_tokens(tokens: list[str]) -> str:
     """Format the first three tokens and the total number, e.g. `'a', 'b', 'c', ... (23)`."""
     return ", ".join(map(repr, sorted(tokens)[:3])) + (f", ... ({len(tokens)})" if len(tokens) > 3 else "")
+
+
+PROBE_TOKENS = 64
+
+
+def make_probe(renderer: Renderer, content: list[Message] | str, max_tokens: int) -> Probe:
+    """Make a probe of at most `max_tokens` tokens: a generated image if the model has vision, and the start of the
+    text of a prompt. The image comes first, so that the log-probs of the text depend on it."""
+    text = renderer.encode_prompt(content)
+    images: tuple[ImageInput, ...] = ()
+    if renderer.images is not None:
+        text = [token for token in text if token != renderer.images.placeholder_id]
+        image = renderer.images.prepare(make_example_image())
+        images = (image,) * (len(image.token_ids) < max_tokens)  # if it does not fit, prompts have no images either
+    token_ids = [token for image in images for token in image.token_ids]
+    length = min(PROBE_TOKENS, max_tokens - len(token_ids))
+    return Probe(token_ids + (text * PROBE_TOKENS)[:length], images)  # a prompt may be a single token

@@ -9,15 +9,11 @@ from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import ActorRolloutRef, Config, CustomRewardFunction
 from alphaapollo.controller.worker_groups import WorkerSpecs
-from alphaapollo.data.images import make_example_image
-from alphaapollo.data.rendering import Renderer
 from alphaapollo.rewards import zero_reward
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.trainer.setup.plan import Plan
 from alphaapollo.trainer.step.reward_model_scorer import make_reward_model_settings
-from alphaapollo.types import ImageInput, Message
 from alphaapollo.weight_sync.transport import Transport, choose_transport
-from alphaapollo.weight_sync.verification import Probe
 from alphaapollo.workers.builders import build_policy_worker, make_critic_model_section, make_teacher_model_sections
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.policy import PolicyWorkerConfig
@@ -105,20 +101,3 @@ def _make_rank_builders(
         scorer = make_reward_model_settings(config.reward_model, plan.model)
         builders["reward model"] = partial(RewardModelWorker, scorer, config.reward_model.model.fsdp_config)
     return builders
-
-
-PROBE_TOKENS = 64
-
-
-def make_probe(renderer: Renderer, content: list[Message] | str, max_tokens: int) -> Probe:
-    """Make a probe of at most `max_tokens` tokens: a generated image if the model has vision, and the start of the
-    text of a prompt. The image comes first, so that the log-probs of the text depend on it."""
-    text = renderer.encode_prompt(content)
-    images: tuple[ImageInput, ...] = ()
-    if renderer.images is not None:
-        text = [token for token in text if token != renderer.images.placeholder_id]
-        image = renderer.images.prepare(make_example_image())
-        images = (image,) * (len(image.token_ids) < max_tokens)  # if it does not fit, prompts have no images either
-    token_ids = [token for image in images for token in image.token_ids]
-    length = min(PROBE_TOKENS, max_tokens - len(token_ids))
-    return Probe(token_ids + (text * PROBE_TOKENS)[:length], images)  # a prompt may be a single token

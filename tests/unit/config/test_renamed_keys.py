@@ -1,4 +1,4 @@
-"""Renamed and removed keys: errors that say what to write instead; saved configurations are read under the new names."""
+"""Renamed and removed keys: errors that say what to write; saved configurations are read under the new names."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
 from alphaapollo.trainer.progress import TrainingGoal
 from alphaapollo.trainer.setup.inputs import TrainingInputs
-from alphaapollo.trainer.setup.plan import make_plan
-from alphaapollo.trainer.setup.plan_table import make_run_plan
+from alphaapollo.trainer.setup.plan import make_plan, make_run_plan
 
 
 @pytest.fixture
