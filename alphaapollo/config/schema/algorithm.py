@@ -10,7 +10,6 @@ from alphaapollo.config.schema.base import (
     CHANGES_ALGORITHM,
     CHANGES_CODE,
     CHANGES_MODEL,
-    CHANGES_ROUNDING,
     CODE,
     ActiveUnless,
     ActiveWhen,
@@ -60,7 +59,7 @@ class PolicyLossOptions(Section):
 class Actor(Section):
     ppo_mini_batch_size: PositiveInt = 256
     """Trajectories (not rows or turns) per optimizer step, over all ranks."""
-    ppo_max_token_len_per_gpu: Annotated[PositiveInt | Literal["auto"], CHANGES_ROUNDING] = "auto"
+    ppo_max_token_len_per_gpu: PositiveInt | Literal["auto"] = "auto"
     """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size); auto = 16384, halved while the
     memory plan does not fit. A longer sequence is a micro-batch of its own. Losses with one ratio per trajectory (gspo,
     gmpo) never split a trajectory."""
@@ -113,10 +112,10 @@ class Actor(Section):
         NonNegativeFloat, ActiveWhen("use_invalid_action_penalty", silent_value=0.0)
     ] = 0.1
     """Penalty per invalid turn."""
-    ulysses_sequence_parallel_size: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
+    ulysses_sequence_parallel_size: PositiveInt = 1
     """Ranks that share every sequence (Ulysses sequence parallelism), for sequences that do not fit one rank. Must
     divide the ranks and the attention heads. Critic, reference, teacher and reward model use the same size."""
-    use_prefix_grouper: Annotated[bool | Literal["auto"], CHANGES_ROUNDING] = "auto"
+    use_prefix_grouper: bool | Literal["auto"] = "auto"
     """Compute the forward pass of a prompt once for all its samples, in every role (docs/parallelism.md; arXiv
     2506.05433). auto = if the model supports it, in iterations where it saves enough tokens."""
     optim: Optimizer = Optimizer()

@@ -85,16 +85,6 @@ CHANGES_OPTIMIZER = ResumeRule("refused", "another optimizer, whose state the ch
 CHANGES_ADAPTERS = ResumeRule("refused", "other adapters")
 CHANGES_DATA = ResumeRule("refused", "other data")
 CHANGES_CODE = ResumeRule("refused", "the new file may register different code under the same names")
-CHANGES_ROW_ORDER = ResumeRule("applied", "the remaining rows of the epoch come in another order")
-CHANGES_ROWS = ResumeRule("applied", "other rows may be dropped for their length, and then the order of rows changes")
-CHANGES_LR_SCHEDULE = ResumeRule("applied", "a cosine learning-rate schedule gets the new length")
-CHANGES_ROUNDING = ResumeRule("applied", "batches and random numbers stay the same, but sums round differently")
-CHANGES_THREADS = ResumeRule("applied", "with another number of threads, sums may round differently")
-CHANGES_RANDOM_NUMBERS = ResumeRule("applied", "all random numbers differ from here on")
-CHANGES_REWARDS = ResumeRule("applied", "rewards before and after are not comparable")
-CHANGES_VALIDATION = ResumeRule("applied", "validations before and after are not comparable")
-CHANGES_TEACHER = ResumeRule("applied", "distances to the teacher before and after are not comparable")
-CHANGES_LOSS = ResumeRule("applied", "losses before and after are not comparable")
 
 
 @dataclass(frozen=True)

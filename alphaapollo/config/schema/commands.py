@@ -12,11 +12,6 @@ from alphaapollo.config.schema.base import (
     CHANGES_ALGORITHM,
     CHANGES_CODE,
     CHANGES_DATA,
-    CHANGES_LOSS,
-    CHANGES_ROUNDING,
-    CHANGES_ROW_ORDER,
-    CHANGES_ROWS,
-    CHANGES_VALIDATION,
     CODE,
     ActiveUnless,
     ActiveWhen,
@@ -24,6 +19,7 @@ from alphaapollo.config.schema.base import (
     FilePath,
     FolderName,
     Ratio,
+    ResumeRule,
     Section,
 )
 from alphaapollo.config.schema.data import Data, TrainingFiles
@@ -36,14 +32,14 @@ from alphaapollo.config.schema.trainer import LOCAL_HAS_ONE_RANK, Trainer, Train
 class TuningData(TrainingFiles):
     train_batch_size: PositiveInt = 32
     """Examples per optimizer step, over all ranks."""
-    max_token_len_per_gpu: Annotated[PositiveInt | Literal["auto"], CHANGES_ROUNDING] = "auto"
+    max_token_len_per_gpu: PositiveInt | Literal["auto"] = "auto"
     """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size); auto = 16384, halved while the
     memory plan does not fit."""
-    max_length: Annotated[PositiveInt, CHANGES_ROWS] = 2048
+    max_length: PositiveInt = 2048
     """Maximum tokens per example."""
-    truncation: Annotated[Literal["error", "left", "right", "drop"], CHANGES_ROWS] = "error"
+    truncation: Literal["error", "left", "right", "drop"] = "error"
     """For an example over max_length: stop the run, cut its start, cut its end, or drop it (counted)."""
-    source_weights: Annotated[list[PositiveFloat] | None, CHANGES_ROW_ORDER] = None
+    source_weights: list[PositiveFloat] | None = None
     """Passes over each of train_files per epoch, e.g. [2,0.5] (the second file takes two epochs); null = one each."""
 
 
@@ -66,7 +62,7 @@ class TuningConfig(Section):
     grad_clip: PositiveFloat = 1.0
     """Maximum gradient norm."""
     fsdp_config: Fsdp = Fsdp()
-    ulysses_sequence_parallel_size: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
+    ulysses_sequence_parallel_size: PositiveInt = 1
     """Ranks that share every sequence (Ulysses sequence parallelism). Must divide the ranks and the attention heads."""
     trainer: TuningTrainer = TuningTrainer()
 
@@ -84,14 +80,12 @@ class SftData(TuningData):
     train_turns: Annotated[Literal["all", "last"], CHANGES_DATA] = "all"
     """Assistant messages of a chat that are trained on: all of them, or the last one. In both cases, only those without
     a weight of 0."""
-    val_prompts: Annotated[
-        str | list[str], ActiveUnless("/trainer.test_freq", -1), CHANGES_VALIDATION, FilePath("data")
-    ] = ""
+    val_prompts: Annotated[str | list[str], ActiveUnless("/trainer.test_freq", -1), FilePath("data")] = ""
     """Prompts that the model answers at every validation, scored as data.val_files of main_ppo (docs/sft.md): entries
     like those of train_files; empty = none. val_max_samples and truncation apply."""
-    max_prompt_length: Annotated[PositiveInt, WHEN_VAL_PROMPTS, CHANGES_VALIDATION] = 512
+    max_prompt_length: Annotated[PositiveInt, WHEN_VAL_PROMPTS] = 512
     """Maximum tokens of a rendered prompt of val_prompts."""
-    max_response_length: Annotated[PositiveInt, WHEN_VAL_PROMPTS, CHANGES_VALIDATION] = 512
+    max_response_length: Annotated[PositiveInt, WHEN_VAL_PROMPTS] = 512
     """Maximum tokens after a prompt of val_prompts, over all turns."""
 
 
@@ -107,7 +101,7 @@ class SftRollout(Section):
 
 class SftConfig(TuningConfig):
     unread_keys = {"env.rollout.n": "rollout.val_kwargs.n is the number of samples"}
-    resume_rules = dict.fromkeys(("rollout", "env", "reward", "custom_reward_function"), CHANGES_VALIDATION)
+    resume_rules = dict.fromkeys(("rollout", "env", "reward", "custom_reward_function"), ResumeRule("applied"))
 
     data: SftData = SftData()
     rollout: Annotated[SftRollout, WHEN_VAL_PROMPTS] = SftRollout()
@@ -118,7 +112,7 @@ class SftConfig(TuningConfig):
 
 
 class PairData(TuningData):
-    truncation: Annotated[Literal["error", "drop"], CHANGES_ROWS] = "error"
+    truncation: Literal["error", "drop"] = "error"
     """For an example over data.max_length: stop the run, or drop the example (counted)."""
     prompt_key: Annotated[str, CHANGES_DATA] = "prompt"
     """Column of the prompt, a chat or a string; not needed if the answers are complete chats."""
@@ -126,7 +120,7 @@ class PairData(TuningData):
     """Column of the better answer: a string or messages."""
     rejected_key: Annotated[str, CHANGES_DATA] = "rejected"
     """Column of the worse answer."""
-    use_prefix_grouper: Annotated[bool | Literal["auto"], CHANGES_ROUNDING] = "auto"
+    use_prefix_grouper: bool | Literal["auto"] = "auto"
     """Compute the common prefix of a pair once (docs/parallelism.md). auto = if the model supports it
     and enough tokens are saved."""
 
@@ -165,7 +159,7 @@ class Preference(Section):
 
 class DpoConfig(TuningConfig):
     data: PreferenceData = PreferenceData()
-    preference: Annotated[Preference, CHANGES_LOSS] = Preference()
+    preference: Preference = Preference()
     optim: Optimizer = Optimizer(lr=5e-7)
     trainer: TuningTrainer = TuningTrainer(experiment_name="dpo")
 
@@ -177,7 +171,7 @@ class RewardData(PairData):
 
 
 class BradleyTerry(Section):
-    centring_coef: Annotated[NonNegativeFloat, CHANGES_LOSS] = 0.0
+    centring_coef: NonNegativeFloat = 0.0
     """Weight of the squared sum of a pair's scores, which keeps scores near zero (arXiv 2312.09244: 0.01)."""
 
 

@@ -14,12 +14,7 @@ from alphaapollo.data.images import make_example_image, reads_images
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.input_checks import (
-    check_rewards,
-    explain_missing_cluster,
-    make_renderer,
-    read_prompts,
-)
+from alphaapollo.launch.input_checks import check_rewards, explain_missing_cluster, make_renderer, read_prompts
 from alphaapollo.launch.model_requirements import ModelUse, check_models
 from alphaapollo.models.folder_check import list_template_notices
 from alphaapollo.models.load import load_config
@@ -85,12 +80,7 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     has_reward_function, more, truths = _try_reward_function(config, everything)
     notices += more
     reads_columns = bool(config.custom_reward_function.path or config.env.custom_module)
-    notices += try_environment(
-        config.env,
-        [*prompts[:1], *val_prompts[:1]],
-        config.actor_rollout_ref.model,
-        data,
-    )
+    notices += try_environment(config.env, [*prompts[:1], *val_prompts[:1]], config.actor_rollout_ref.model, data)
     goal = TrainingGoal.from_schedule(
         trainer.total_training_steps, trainer.total_epochs, len(prompts), data.train_batch_size
     )
