@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from alphaapollo.config.check import describe_ineffective_keys
+from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import (
     Config,
@@ -56,35 +57,25 @@ def detect_node_resources(config: Config | TuningConfig | GenerationConfig) -> M
 
 def explain_missing_cluster(config: Config | TuningConfig) -> str:
     """Return an error message if the run needs several nodes but RAY_ADDRESS is not set, else ""."""
-    keys = {"trainer.nnodes": config.trainer.nnodes}
-    if isinstance(config, Config):
-        keys["actor_rollout_ref.rollout.nnodes"] = config.actor_rollout_ref.rollout.nnodes
-    if sum(keys.values()) == 1 or os.environ.get("RAY_ADDRESS"):
+    nodes = config.trainer.nnodes + (config.actor_rollout_ref.rollout.nnodes if isinstance(config, Config) else 0)
+    if nodes == 1 or os.environ.get("RAY_ADDRESS"):
         return ""
-    shown = " and ".join(f"{key}={value}" for key, value in keys.items() if value)
     return (
-        f"{shown} needs a cluster, but RAY_ADDRESS is not set. Start Ray on every node and set RAY_ADDRESS "
-        "(docs/scaling.md), or train on one node."
+        f"{nodes} nodes (nnodes) need a cluster, but RAY_ADDRESS is not set. Start Ray on every node and set "
+        "RAY_ADDRESS (docs/scaling.md), or train on one node."
     )
 
 
 def find_local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[str, str]:
     """Return {configuration key: path} of the local files and folders that every node needs, because workers read them.
     Data files are left out, because only the driver reads them."""
-    found: dict[str, str] = {}
-
-    def collect_paths(key: str, value: object) -> None:
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                collect_paths(f"{key}.{name}".lstrip("."), inner)
-        elif isinstance(value, list):
-            for inner in value:
-                collect_paths(key, inner)
-        elif isinstance(value, str) and ("/" in value or value.endswith(".py")) and Path(value).exists():
-            found[key] = value
-
-    collect_paths("", config.model_dump(exclude={"data", "trainer"}))
-    return found
+    values = flatten_maps(config.model_dump(exclude={"data", "trainer"}))
+    texts = ((key, one) for key, value in values.items() for one in (value if isinstance(value, list) else [value]))
+    return {
+        key: one
+        for key, one in texts
+        if isinstance(one, str) and ("/" in one or one.endswith(".py")) and Path(one).exists()
+    }
 
 
 def find_environment_spec(env: Env) -> EnvironmentSpec:

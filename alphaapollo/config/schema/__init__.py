@@ -70,4 +70,4 @@ from alphaapollo.config.schema.reward import (
     Teacher,
     TeacherModel,
 )
-from alphaapollo.config.schema.trainer import RunFolder, Trainer, Training
+from alphaapollo.config.schema.trainer import RunFolder, Trainer
