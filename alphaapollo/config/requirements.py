@@ -38,25 +38,23 @@ class Case:
 
 
 class Requirement(NamedTuple):
-    """Row of the table: values of `keys` that do not work together: `KEY=VALUE, KEY=VALUE: {reason}. {fix}.`
-
-    `find_conflict(section, case)` returns a true value if there is a conflict: what {} in reason and fix stands for, or
-    a tuple of what {0}, {1}, ... stand for.
-    """
+    """Row of a table: `KEY=VALUE: {reason}. {fix}.`, if `find_conflict(subject, case)` returns a true value, for
+    which {} in the texts stands, or a tuple for {0}, {1}, ..."""
 
     find_conflict: Callable[[Any, Case], Any]  # its name is the feature
-    section: type[Section] | tuple[type[Section], ...]  # the row is about every section of this class
-    keys: list[str]  # of the section, or with a leading slash of the configuration
+    subject: type[Any] | tuple[type[Any], ...]  # the row is about every section of this class, or a model's use
+    keys: str  # separated by spaces, of the section, or with a leading slash of the configuration; or a text with {}
     reason: str
     fix: str
     is_error: bool  # False: it works, but is probably wrong
 
-    def describe(self, section: Section, prefix: str, case: Case, found: object) -> str:
+    def describe(self, subject: Any, prefix: str, case: Case, found: object) -> str:
         shown, values = [], found if isinstance(found, tuple) else (found,)
-        for key in self.keys:
-            owner, before = (case.config, "") if key.startswith("/") else (section, prefix)
+        for key in self.keys.split() if isinstance(subject, Section) else ():
+            owner, before = (case.config, "") if key.startswith("/") else (subject, prefix)
             shown.append(f"{before}{key.lstrip('/')}={format_value(get_value(owner, key.lstrip('/')))}")
-        return f"{', '.join(shown)}: {self.reason.format(*values)}. {self.fix.format(*values)}."
+        reason, fix, keys = (text.format(*values, use=subject) for text in (self.reason, self.fix, self.keys))
+        return f"{', '.join(shown) or keys}: {reason}. {fix}."
 
 
 REQUIREMENTS: list[Requirement] = []
@@ -64,29 +62,29 @@ Row = Callable[[Any, Case], Any]
 
 
 def requirement(
-    section: type[Section] | tuple[type[Section], ...],
+    subject: type[Any] | tuple[type[Any], ...],
     keys: str,
     reason: str,
     fix: str,
     is_error: bool = True,
     table: list[Requirement] = REQUIREMENTS,
 ) -> Callable[[Row], Row]:
-    """Return the decorator that adds a row to the table (see Requirement). keys: separated by spaces."""
+    """Return the decorator that adds a row to a table (see Requirement)."""
 
     def register(row: Row) -> Row:
-        table.append(Requirement(row, section, keys.split(), reason, fix, is_error))
+        table.append(Requirement(row, subject, keys, reason, fix, is_error))
         return row
 
     return register
 
 
 def find_conflicts(case: Case, is_error: bool = True, table: list[Requirement] = REQUIREMENTS) -> Iterator[str]:
-    """Yield an error, or a warning, for each row of the table that a section of the configuration does not meet."""
-    rows = [row for row in table if row.is_error is is_error]
-    for prefix, section in walk_sections(case.config):
-        for row in rows:
-            if isinstance(section, row.section) and (found := row.find_conflict(section, case)):
-                yield row.describe(section, prefix, case, found)
+    """Yield an error, or a warning, for each row that a section of a configuration, or a model's use, does not meet."""
+    for prefix, subject in walk_sections(case.config) if isinstance(case.config, Section) else [("", case.config)]:
+        for row in table:
+            is_about = row.is_error is is_error and isinstance(subject, row.subject)
+            if is_about and (found := row.find_conflict(subject, case)):
+                yield row.describe(subject, prefix, case, found)
 
 
 # The machine
