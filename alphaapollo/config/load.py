@@ -154,11 +154,11 @@ def _list_layers(
         if entry == "_self_":
             yield "", {key: value for key, value in values.items() if key not in IGNORED}
             continue
-        group, names = next(iter(entry.items())) if isinstance(entry, dict) else ("", entry)
+        group, names = next(iter(entry.items())) if isinstance(entry, dict) else str(entry).rpartition("/")[::2]
         group = str(group).removeprefix("override ").strip("/")
         names = chosen.get(group, names)
         for name in names if isinstance(names, list) else [names]:
-            file = find_yaml_file(folders, group, str(name).strip("/"))
+            file = find_yaml_file(folders, group, name)
             is_global = not group or "@package _global_" in file.read_text(encoding="utf-8").partition("\n")[0]
             for label, layer in _list_layers(read_user_yaml(str(file), schema), schema, folders, chosen):
                 yield f"{group}={name}" if group else label, layer if is_global else nest_value(group, layer)
