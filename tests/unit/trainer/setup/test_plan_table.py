@@ -72,7 +72,7 @@ def test_changed_keys_are_shown(table: Any):
     assert rows["env"].startswith("informal_math, ") and rows["env"].endswith(
         ", max_steps=4, rollout.n=64, tools=[local_rag]"
     )
-    assert rows["reward"] == "reward.py, components={format:0.1,task:2}"
+    assert rows["reward"] == "reward.py, components={format:0.1,task:2.0}"
 
 
 def test_sequence_parallel_ranks_share_their_data(table: Any):
