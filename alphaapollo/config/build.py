@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from alphaapollo.config.check import find_unmet_requirements
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import format_value, list_keys, list_sections, rename_verl_group_size_key
+from alphaapollo.config.keys import COMMANDS, format_value, list_keys, list_sections, rename_verl_group_size_key
 from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.requirements import Case, find_conflicts
 from alphaapollo.config.schema import Config
@@ -35,8 +35,8 @@ def build_config(schema: type[SchemaT], values: dict[str, object]) -> SchemaT:
         lines = [describe_validation_error(schema, detail, values) for detail in error.errors()]
         raise ConfigError(list(dict.fromkeys(lines))) from None
     if isinstance(config, Section):
-        errors = [*find_unmet_requirements(config), *find_conflicts(Case(config))]
-        if errors:
+        conflicts = find_conflicts(Case(config)) if schema in COMMANDS.values() else ()  # not for a section alone
+        if errors := [*find_unmet_requirements(config), *conflicts]:
             raise ConfigError(errors)
     return config
 
