@@ -299,7 +299,7 @@ def served_models(model: ServedModel, case: Case) -> Any:
     return bool(model.path) == bool(model.base_url)
 
 
-@requirement(EvolvingConfig, "env.env_name", "this run must serve the model {}", "Set its path, not its base_url")
+@requirement(EvolvingConfig, "env.env_name", "this run must serve models.{}", "Set models.{}.path, not base_url")
 def agents(config: EvolvingConfig, case: Case) -> Any:
     own = [name for name in config.proposer_models if name in config.models and not config.models[name].path]
     return config.env.env_name == "agent" and ", ".join(own)

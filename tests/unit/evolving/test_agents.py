@@ -153,7 +153,7 @@ def test_budget_ends_sessions(evolution: Command) -> None:
 
 def test_a_server_cannot_propose(evolution: Command) -> None:
     server = "models.other={base_url: http://localhost/v1, name: m}"
-    with pytest.raises(ConfigError, match=r"env\.env_name=agent.* other\."):
+    with pytest.raises(ConfigError, match=r"env\.env_name=agent.*other\."):
         evolution.run(server, "evolving.branches=[policy,other]")
     with pytest.raises(ConfigError, match=r"models\.other\.path"):
         evolution.run(server, "roles.proposer.model=other")
