@@ -7,8 +7,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from alphaapollo.config.build import find_similar_keys
 from alphaapollo.config.errors import EXIT_CODE, report_error
-from alphaapollo.config.key_errors import find_similar_keys
 from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, format_value, list_keys, list_sections
 from alphaapollo.config.port.translate import port_script
 from alphaapollo.config.renamed_keys import describe_rename

@@ -1,19 +1,26 @@
-"""Convert nested values to a configuration object. Workers use this module, so it does not import Hydra."""
+"""Convert nested values to a configuration object, or to error messages with the keys. Workers use this module, so it
+does not import Hydra."""
 
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from operator import getitem
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from alphaapollo.config.effects import find_unmet_requirements
+from alphaapollo.config.check import find_unmet_requirements
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.key_errors import describe_validation_error
-from alphaapollo.config.keys import rename_verl_group_size_key
+from alphaapollo.config.keys import COMMANDS, format_value, list_keys, list_sections, rename_verl_group_size_key
+from alphaapollo.config.renamed_keys import describe_rename
+from alphaapollo.config.requirements import Case, find_conflicts
 from alphaapollo.config.schema import Config
-from alphaapollo.config.schema.base import WITHOUT_RULES, Section
+from alphaapollo.config.schema.base import Section
+from alphaapollo.config.verl import find_verl_key_status
+from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.registry import find_similar, format_suggestion, suggest_similar
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
@@ -22,18 +29,57 @@ def build_config(schema: type[SchemaT], values: dict[str, object]) -> SchemaT:
     """Create a configuration object from nested values. Raises ConfigError with all errors. May change `values`."""
     if schema is Config:
         rename_verl_group_size_key(values)
-    text = json.dumps(values)
     try:
-        config = schema.model_validate_json(text, strict=True)
+        config = schema.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
-        lines = [line for detail in error.errors() for line in describe_validation_error(schema, detail, values)]
-        with suppress(ValidationError):
-            lines += _list_unmet(schema.model_validate_json(text, strict=True, context=WITHOUT_RULES))
+        lines = [describe_validation_error(schema, detail, values) for detail in error.errors()]
         raise ConfigError(list(dict.fromkeys(lines))) from None
-    if unmet := _list_unmet(config):
-        raise ConfigError(unmet)
+    if isinstance(config, Section):
+        conflicts = find_conflicts(Case(config)) if schema in COMMANDS.values() else ()  # not for a section alone
+        if errors := [*find_unmet_requirements(config), *conflicts]:
+            raise ConfigError(errors)
     return config
 
 
-def _list_unmet(config: BaseModel) -> list[str]:
-    return list(find_unmet_requirements(config)) if isinstance(config, Section) else []
+def describe_unknown_key(name: str, schema: type[BaseModel], value: object) -> str:
+    """Return the error message for a key that is not in the schema, with similar keys or what replaces verl's key."""
+    shown = f"{name} (got {format_value(value)})"
+    if rename := describe_rename(name):
+        return f"{shown}: {rename}."
+    if status := find_verl_key_status(name, schema):
+        return f"{shown}: a key of verl, {status}."
+    suggestion = format_suggestion(find_similar_keys(name, list_keys(schema)))
+    return f"{shown}: unknown key.{suggestion or ' docs/config.md lists the pages of all keys.'}"
+
+
+def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> list[str]:
+    """Return the `count` known keys most similar to a misspelled key, best first.
+
+    If keys have the same last part, e.g. `actor_rollout_ref.actor.optim.lr` for `lr`, only these are returned.
+    Otherwise, keys that are similar as a whole come before keys with a similar last part.
+    """
+    ends = {key: key.rpartition(".")[2] for key in known_keys}
+    last = name.rpartition(".")[2]
+    if same_end := [key for key, end in ends.items() if end == last]:
+        return list(dict.fromkeys(find_similar(name, same_end, count) + same_end))[:count]
+    close_ends = find_similar(last, set(ends.values()), count, cutoff=0.6)
+    like_end = [key for close in close_ends for key, end in ends.items() if end == close]
+    return list(dict.fromkeys(find_similar(name, ends, count) + like_end))[:count]
+
+
+def describe_validation_error(schema: type[BaseModel], pydantic_error: Mapping[str, Any], values: JsonObject) -> str:
+    """Convert an entry of `ValidationError.errors()` to an error message with key, expected type and value."""
+    parts = [str(part) for part in pydantic_error["loc"]]
+    if pydantic_error["type"] == "extra_forbidden":
+        return describe_unknown_key(".".join(parts), schema, reduce(getitem, pydantic_error["loc"], values))
+    keys, groups = list_keys(schema), list_sections(schema)
+    while ".".join(parts) not in keys | groups:
+        parts.pop()  # parts that pydantic adds: the branch of a union, the index in a list
+    name, got = ".".join(parts), reduce(getitem, parts, values)
+    if pydantic_error["type"] == "value_error":
+        return f"{name}={format_value(got)}: {pydantic_error['ctx']['error']}"
+    if name in groups:
+        return f"{name}: expected a section with the keys {', '.join(groups[name])}, got {format_value(got)}."
+    expected, written = keys[name].type, json.dumps(got, ensure_ascii=False)  # JSON shows text in quotes
+    hint = suggest_similar(str(got).lower(), expected.split(" | "), count=3) if " | " in expected else ""
+    return f"{name}: expected {expected}, got {written}.{hint}"

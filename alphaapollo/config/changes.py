@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from alphaapollo.config.effects import resolve_relative_key
 from alphaapollo.config.keys import COMMANDS, Key, find_key_rule, format_value, get_field_markers, get_value, list_keys
 from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, ResumeRule, Section, Verdict
 
@@ -52,7 +51,7 @@ def find_resume_rule(config: Section, key: Key) -> ResumeRule:
     if (command_rule := find_key_rule(config.resume_rules, key)) is not None:
         return command_rule
     for section, rule in reversed(get_field_markers(key, ResumeRule)):
-        is_met = rule.when is None or rule.when.is_met(get_value(config, resolve_relative_key(section, rule.when.key)))
+        is_met = rule.when is None or rule.when.is_met(get_value(config, section + rule.when.key))
         return rule if is_met else ResumeRule("applied")
     return ResumeRule("applied")
 

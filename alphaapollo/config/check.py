@@ -1,8 +1,5 @@
-"""Check a configuration against the file system and the machine, without importing torch or starting workers.
-
-The schema checks types, bounds and combinations of values when a configuration is created. Checks that depend on
-registered names (losses, environments, ...) are in trainer/setup/combinations.py and launch/input_checks.py.
-"""
+"""Check a configuration against the markers of the schema, the file system and the machine, without importing torch or
+starting workers."""
 
 from __future__ import annotations
 
@@ -13,13 +10,21 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from alphaapollo.config.effects import describe_ineffective_keys, explain_inactive_key, find_inactive_keys
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import get_field_markers, get_value, list_keys, list_sections
-from alphaapollo.config.machine import find_machine_errors, find_machine_warnings
+from alphaapollo.config.keys import (
+    Key,
+    find_key_rule,
+    format_value,
+    get_field_markers,
+    get_value,
+    list_entry_keys,
+    list_keys,
+)
+from alphaapollo.config.requirements import UNKNOWN_CORES, Case, find_conflicts
 from alphaapollo.config.resolve import resolve_device
-from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, RunFolder
-from alphaapollo.config.schema.base import FilePath, Section
+from alphaapollo.config.schema import Config
+from alphaapollo.config.schema.base import ActiveWhen, Device, FilePath, Requires, Section
+from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.config.verl import find_values_meant_for_verl
 from alphaapollo.utils.hub import DatasetEntry, is_local_path
 
@@ -27,12 +32,12 @@ from alphaapollo.utils.hub import DatasetEntry, is_local_path
 def check_config_and_get_notices(
     config: Section,
     num_gpus: int = 0,
-    num_cores: int = 1,
+    num_cores: int = UNKNOWN_CORES,
     user_keys: Set[str] = frozenset(),
     extra_errors: Iterable[str] = (),
     extra_ineffective_keys: Iterable[tuple[str, str]] = (),
 ) -> list[str]:
-    """Check paths and sizes, and return warnings about keys without effect and about likely mistakes.
+    """Check paths and the machine, and return warnings about keys without effect and about likely mistakes.
 
     Args:
         num_gpus: GPUs of one node.
@@ -44,31 +49,78 @@ def check_config_and_get_notices(
     Raises ConfigError with all errors if a file or folder is missing, or a size does not fit the machine.
     """
     trainer = getattr(config, "trainer", None)
-    device = None if trainer is None or isinstance(config, EvalConfig) else resolve_device(trainer.device, num_gpus)
-    found = [*find_path_errors(config), *extra_errors]
-    if device is not None:
-        found += find_machine_errors(config, device, num_gpus, num_cores)
-    if found:
+    device = resolve_device(trainer.device, num_gpus) if isinstance(trainer, RunSettings) else None
+    at = Case(config, device, num_gpus, num_cores)
+    if found := [*find_path_errors(config), *extra_errors, *find_conflicts(at)]:
         raise ConfigError(found)
     lines = describe_ineffective_keys(config, [*find_inactive_keys(config, device), *extra_ineffective_keys])
-    lines += collect_section_warnings(config)
-    if device is not None:
-        lines += find_machine_warnings(config, device, num_cores)
+    lines += find_conflicts(at, is_error=False)
     return [*lines, *find_values_meant_for_verl(config, user_keys)] if isinstance(config, Config) else lines
 
 
-def collect_section_warnings(config: Section) -> Iterator[str]:
-    """Yield the warnings of the configuration and of each of its sections, with complete dotted keys."""
-    yield from config.find_warnings()
-    for name in list_sections(type(config)):
-        section = get_value(config, name)
-        if isinstance(section, Section):
-            yield from (f"{name}.{line}" for line in section.find_warnings())
+def describe_ineffective_keys(config: Section, keys_with_reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a warning for each (key without effect, reason), unless its value is the default or disables a feature."""
+    keys = list_keys(type(config))
+    lines = []
+    for name, reason in keys_with_reasons:
+        value = get_value(config, name)
+        is_silent = any(marker.silent_value == value for _, marker in get_field_markers(keys[name], ActiveWhen))
+        if value != keys[name].default and not is_silent:
+            lines.append(f"{name}={format_value(value)} has no effect: {reason}.")
+    return lines
+
+
+def find_inactive_keys(config: Section, device: Device | None = None) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for every key that has no effect, given the command and the other values.
+
+    device: Device of the run; None = keys that need a particular device are not reported.
+    """
+    for key in list_keys(type(config)).values():
+        if reason := find_key_rule(config.unread_keys, key) or explain_inactive_key(config, key, device):
+            yield key.name, reason
+
+
+def explain_inactive_key(config: Section, key: Key, device: Device | None = None) -> str | None:
+    """Return why the key has no effect: its first ActiveWhen condition that is not met; None if all are met."""
+    for section, marker in get_field_markers(key, ActiveWhen):
+        if marker.key == "@device":
+            if device is not None and not marker.is_met(device):
+                return marker.reason
+        elif (found := _find_other_value(config, section, marker)) and not marker.is_met(found[0]):
+            empty = found[2] in ("", [], {})
+            return marker.reason or f"{found[1]} is {'empty' if empty else format_value(found[2])}"
+    return None
+
+
+def _find_other_value(config: Section, section: str, marker: ActiveWhen) -> tuple[object, str, object] | None:
+    """Return a marker's value, and the key to show with its value; None if the command has no such key."""
+    names = [name[1:] if name[0] == "/" else section + name for name in (marker.key, marker.shown_key)]
+    try:
+        value = get_value(config, names[0])
+    except AttributeError:
+        return None
+    return value, names[1], value if " " in names[1] else get_value(config, names[1])
+
+
+def find_unmet_requirements(config: Section) -> Iterator[str]:
+    """Yield an error for each key with an effect whose Requires markers are not met."""
+    for key in list_keys(type(config)).values():
+        value, unread = get_value(config, key.name), find_key_rule(config.unread_keys, key)
+        for section, rule in get_field_markers(key, Requires):
+            is_used = not unread and (value != key.default if rule.when is ... else value == rule.when)
+            found = _find_other_value(config, section, rule.condition) if is_used else None
+            if found and not rule.condition.is_met(found[0]) and explain_inactive_key(config, key) is None:
+                other, needed, got = found
+                values = rule.condition.values or ((True,) if other is False else ())
+                choice = f"{needed}={format_value(values[0])}" if values else needed
+                choice = choice if rule.condition.expected else f"another {needed}"
+                fix = rule.fix or f"{choice}, or {key.name}={format_value(key.default)}"
+                yield (f"{key.name}={format_value(value)} needs {choice}, got {needed}={format_value(got)}. Set {fix}.")
 
 
 def find_path_errors(config: Section) -> Iterator[str]:
     """Yield an error for each required path that is not set, and for each file or folder that does not exist."""
-    for key in list_keys(type(config)).values():
+    for key in [*list_keys(type(config)).values(), *list_entry_keys(config)]:
         for _, path in get_field_markers(key, FilePath):
             value = get_value(config, key.name)
             is_active = explain_inactive_key(config, key) is None
@@ -77,29 +129,13 @@ def find_path_errors(config: Section) -> Iterator[str]:
             elif is_active or path.kind != "folder":
                 files = value if isinstance(value, list) else [str(value)]
                 yield from (f"{key.name}: {error}" for file in files if (error := _find_path_error(path.kind, file)))
-    keys = list_keys(type(config))
-    for name, model_path in list_model_paths(config):
-        if name not in keys and (error := _find_path_error("model", model_path)):
-            yield f"{name}: {error}"
-    if isinstance(config, EvolvingConfig) and not config.models:
-        yield "models is required, but it is empty. Set models.policy.path=MODEL, or base_url and name."
-    if isinstance(config, Config) and not config.validates_on_rows:
-        patience = config.algorithm.reference_reset.patience
-        if patience is not None:
-            yield f"algorithm.reference_reset.patience={patience} needs data.val_files and trainer.test_freq. Set both."
-    if isinstance(trainer := getattr(config, "trainer", None), RunFolder):
-        yield from _find_run_folder_errors(trainer)
 
 
 def list_model_paths(config: BaseModel) -> Iterator[tuple[str, str]]:
     """Yield (key, path) of each model, also of those in maps such as teacher.models."""
-    for key in list_keys(type(config)).values():
+    for key in [*list_keys(type(config)).values(), *list_entry_keys(config)]:
         if any(path.kind == "model" for _, path in get_field_markers(key, FilePath)):
             yield key.name, str(get_value(config, key.name))
-    teachers = config.teacher.models if isinstance(config, Config) else {}
-    served = config.models if isinstance(config, EvolvingConfig) else {}
-    yield from ((f"teacher.models.{name}.path", model.path) for name, model in teachers.items())
-    yield from ((f"models.{name}.path", model.path) for name, model in served.items())
 
 
 def _find_path_error(path_kind: str, path: str) -> str:
@@ -118,14 +154,4 @@ def _find_path_error(path_kind: str, path: str) -> str:
     if path_kind == "tokenizer" or (path_kind == "model" and not is_local_path(path)):
         return ""
     noun = "folder" if path_kind in ("folder", "model") else "file"
-    fix = "Set another folder, or a hub id OWNER/NAME." if path_kind == "model" else "Set another path."
-    return f"no such {noun}: {path} (searched in {Path.cwd()}). {fix}"
-
-
-def _find_run_folder_errors(trainer: RunFolder) -> Iterator[str]:
-    folder = trainer.folder.absolute()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir():
-        yield f"the run's folder is {trainer.folder}, but {existing} is a file. Set another trainer.output_dir or name."
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        yield f"the run's folder is {trainer.folder}, but {existing} is not writable. Set another trainer.output_dir."
+    return f"no such {noun}: {path} (searched in {Path.cwd()}). Set another path."

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from inspect import get_annotations
-from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -144,7 +144,46 @@ def _describe_bounds(metadata: Iterable[object]) -> str:
 
 def get_value(config: BaseModel, key: str) -> object:
     """Return the value of a dotted key. Raises AttributeError if there is no such key."""
-    return attrgetter(key)(config)
+    value: Any = config
+    while key:
+        names = value if isinstance(value, Mapping) else [key.partition(".")[0]]
+        name = next((name for name in names if f"{key}.".startswith(f"{name}.")), key)
+        value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+        key = key[len(name) + 1 :]
+    return value
+
+
+def nest_value(key: str, value: object) -> dict[str, Any]:
+    """Return nested maps with the value of one dotted key: {"trainer": {"seed": 1}} for trainer.seed."""
+    return reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value)  # type: ignore[arg-type, return-value]
+
+
+def merge_maps(values: dict[str, Any], others: Mapping[str, Any]) -> None:
+    """Merge nested maps into `values`, in place."""
+    for name, value in others.items():
+        if isinstance(value, dict) and isinstance(inner := values.get(name), dict):
+            merge_maps(inner, value)
+        else:
+            values[name] = copy.deepcopy(value)
+
+
+def walk_sections(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, BaseModel]]:
+    """Yield (prefix of its keys, section) for a configuration and all its sections, also those in maps."""
+    yield prefix, section
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        for key, inner in value.items() if isinstance(value, dict) else [("", value)]:
+            if isinstance(inner, BaseModel):
+                yield from walk_sections(inner, f"{prefix}{name}." + f"{key}." * bool(key))
+
+
+def list_entry_keys(config: BaseModel) -> Iterator[Key]:
+    """Yield the keys of sections that are entries of maps, such as teacher.models.math.path."""
+    for key in list_keys(type(config)).values():
+        value = get_value(config, key.name)
+        for name, entry in value.items() if isinstance(value, dict) else ():
+            if isinstance(entry, BaseModel):
+                yield from _list_section_keys(entry, f"{key.name}.{name}.", key.markers)
 
 
 def replace_value(config: ConfigT, key: str, value: object) -> ConfigT:

@@ -1,6 +1,6 @@
 """Load the configuration of a command from its arguments and YAML files.
 
-schema defaults -> shipped or user's YAML -> presets (algorithm=dapo) -> key=value     composed by Hydra
+schema defaults -> shipped or user's YAML -> presets (algorithm=dapo) -> key=value     merged as nested maps
                                                              |
                                    strict conversion to the schema's classes (pydantic)
 """
@@ -10,16 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -28,23 +24,27 @@ from omegaconf._utils import get_yaml_loader  # reads 1e-6 as a number, unlike P
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
-from alphaapollo.config.build import build_config
+from alphaapollo.config.build import build_config, describe_unknown_key
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.key_errors import describe_unknown_key
-from alphaapollo.config.keys import VERL_GROUP_SIZE, find_map_key_of_entry, format_value, list_keys, list_sections
-from alphaapollo.config.renamed_keys import check_not_set_twice, describe_rename, find_new_name, move_renamed_keys
+from alphaapollo.config.keys import (
+    VERL_GROUP_SIZE,
+    find_map_key_of_entry,
+    format_value,
+    list_keys,
+    list_sections,
+    merge_maps,
+    nest_value,
+)
 from alphaapollo.config.schema import Config
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.utils.registry import suggest_similar
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
-IGNORED = ("defaults", "hydra")  # sections of a YAML file for Hydra
+IGNORED = ("defaults", "hydra")  # sections of a YAML file that are not keys
 NUMBER, SPECIAL = r"[+-]?[\d.][\w.+-]*|true|false|nan|inf", r"[^\s,\[\]{}()]*[#~][^\s,\[\]{}()]*"
 UNLIKE_TEXT = re.compile(rf"(?<=[=\[,])\s*({NUMBER}|{SPECIAL})\s*(?=[,\]]|$)", re.IGNORECASE)
-"""Values that Hydra does not read as the text that is typed: 1e3, 1_000, true, a#b, ~/a."""
-USER_FILE = "_own"  # name of the user's YAML file in Hydra
-
+"""Values that Hydra's parser does not read as the text that is typed: 1e3, 1_000, true, a#b, ~/a."""
 EXPLAIN = "Pages of all keys: docs/config.md. One key: python -m alphaapollo.config explain KEY"
 
 
@@ -89,31 +89,93 @@ def load_config_and_user_settings(
     keys or values are wrong.
     """
     shipped = find_shipped_config_folder()
-    presets = _list_presets([shipped]) if schema is Config else []
+    presets = [f"{file.parent.name}={file.stem}" for file in sorted(shipped.glob("*/*.yaml"))] * (schema is Config)
     options = _parse_options(argv, find_command_module(config_name), presets)
-    name = (options.config_name or config_name).removesuffix(".yaml")
-    user_values = read_user_yaml(options.config, schema) if options.config else saved_values
-    config_folders = [shipped]
-    if options.config_dir is not None:
-        config_folders.insert(0, Path(options.config_dir).expanduser().resolve())
-        if not config_folders[0].is_dir():
-            raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
+    folders = [Path(options.config_dir).expanduser().resolve(), shipped] if options.config_dir else [shipped]
+    if not folders[0].is_dir():
+        raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
     overrides = _parse_overrides(options.overrides, schema)
-    _check_override_keys(overrides, schema, config_folders)
-    if user_values is None and options.config_dir and (file := config_folders[0] / f"{name}.yaml").is_file():
-        user_values = read_user_yaml(str(file), schema)
-    file_keys = flatten_maps(user_values or {})
-    old_names = move_renamed_keys(user_values or {})
-    values = _compose_values(schema, name if user_values is None else USER_FILE, config_folders, overrides, user_values)
-    check_not_set_twice([*(override.key_or_group for override in overrides), *file_keys])
-    for old_name in [*old_names, *move_renamed_keys(values)]:
-        _warn_of_old_name(old_name)
+    _check_override_keys(overrides, schema, folders)
+    file = options.config
+    if saved_values is None and not file:
+        file = find_yaml_file(folders, "", (options.config_name or config_name).removesuffix(".yaml"))
+    start = read_user_yaml(str(file), schema) if file else saved_values or {}
+    chosen = {one.key_or_group: one.value() for one in overrides if _is_preset(one, folders)}
+    layers = [*_list_layers(start, schema, folders, chosen)]
+    unused = {group: name for group, name in chosen.items() if not any(f"{group}=" in label for label, _ in layers)}
+    layers += _list_layers({"defaults": [{group: name} for group, name in unused.items()]}, schema, folders, {})
+    values: JsonObject = schema().model_dump(mode="json")
+    for _, layer in layers:
+        merge_maps(values, layer)
+    is_shipped = bool(file) and Path(file).parent == shipped
+    own = {} if is_shipped else flatten_maps({name: start[name] for name in start if name not in IGNORED})
+    replaced = flatten_maps(values)
+    for override in overrides:
+        if not _is_preset(override, folders):
+            _apply_override(values, override)
+    try:
+        values = OmegaConf.to_container(OmegaConf.create(values), resolve=True)  # type: ignore[assignment]
+    except OmegaConfBaseException as error:
+        raise ConfigError(" ".join(str(error).split())) from None
     _check_no_secrets(values)
     config = build_config(schema, values)
     if options.cfg:
         print(dump_yaml(config), end="")
         raise SystemExit(0)
-    return config, _collect_user_settings(overrides, config_folders, user_values or {}, flatten_maps(values))
+    keys = {one.key_or_group: one.value() for one in overrides if "." in one.key_or_group}
+    keys |= flatten_maps(keys)
+    notices = tuple(
+        f"{key}={format_value(replaced[key])} of a preset replaces {format_value(value)} of your YAML file."
+        for key, value in own.items()
+        if key not in keys and replaced.get(key, value) != value
+    )
+    labels = dict.fromkeys(label for label, _ in layers if label)
+    return config, UserSettings(tuple(labels), frozenset([*keys, *own]), notices)
+
+
+def find_yaml_file(folders: Sequence[Path], group: str, name: object) -> Path:
+    """Return the first `GROUP/NAME.yaml` in the folders. Raises ConfigError with the known names if there is none."""
+    files = {file.stem: file for folder in reversed(folders) for file in (folder / group).glob("*.yaml")}
+    if str(name) in files:
+        return files[str(name)]
+    prefix, where = f"{group}=" if group else "--config-name ", ", ".join(map(str, folders))
+    hint = suggest_similar(str(name), [*files]) or f" Known: {', '.join(f'{prefix}{one}' for one in sorted(files))}."
+    raise ConfigError(f"{prefix}{name}: there is no {group}{'/' * bool(group)}{name}.yaml in {where}.{hint}")
+
+
+def _list_layers(
+    values: JsonObject, schema: type[BaseModel], folders: Sequence[Path], chosen: Mapping[str, object]
+) -> Iterator[tuple[str, JsonObject]]:
+    """Yield (preset or "", values) of a YAML file and of the files in its defaults list; later ones override others.
+
+    chosen: presets of the command line by group, which replace those of the file."""
+    entries = values.get("defaults") or []
+    for entry in entries if "_self_" in entries else ["_self_", *entries]:
+        if entry == "_self_":
+            yield "", {key: value for key, value in values.items() if key not in IGNORED}
+            continue
+        group, names = next(iter(entry.items())) if isinstance(entry, dict) else str(entry).rpartition("/")[::2]
+        group = str(group).removeprefix("override ").strip("/")
+        names = chosen.get(group, names)
+        for name in names if isinstance(names, list) else [names]:
+            file = find_yaml_file(folders, group, name)
+            is_global = not group or "@package _global_" in file.read_text(encoding="utf-8").partition("\n")[0]
+            for label, layer in _list_layers(read_user_yaml(str(file), schema), schema, folders, chosen):
+                yield f"{group}={name}" if group else label, layer if is_global else nest_value(group, layer)
+
+
+def _apply_override(values: JsonObject, override: Override) -> None:
+    """Set, merge or delete the value of a key in nested values."""
+    key, value = override.key_or_group, override.value()
+    if not override.is_delete() and value != {}:
+        merge_maps(values, nest_value(key, value))
+        return
+    *outer, last = key.split(".")
+    for part in outer:
+        values = values.setdefault(part, {})
+    values.pop(last, None)
+    if not override.is_delete():
+        values[last] = {}
 
 
 def _takes_text(schema: type[BaseModel], name: str) -> bool:
@@ -122,11 +184,6 @@ def _takes_text(schema: type[BaseModel], name: str) -> bool:
     map_key = find_map_key_of_entry(name, schema)
     described = known[map_key].type.partition(" to ")[2] if map_key else known[name].type if name in known else ""
     return described.startswith("text") or "list of text" in described
-
-
-@cache  # once per process
-def _warn_of_old_name(name: str) -> None:
-    print(f"warning: {name} is {describe_rename(name)}.", file=sys.stderr)
 
 
 def read_user_yaml(file: str, schema: type[BaseModel]) -> JsonObject:
@@ -158,7 +215,7 @@ def _mark_texts(node: yaml.Node | None, name: str, schema: type[BaseModel]) -> N
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _mark_texts(item, name, schema)
-    elif node is not None and node.tag != "tag:yaml.org,2002:null" and _takes_text(schema, find_new_name(name)):
+    elif node is not None and node.tag != "tag:yaml.org,2002:null" and _takes_text(schema, name):
         node.tag = "tag:yaml.org,2002:str"
 
 
@@ -187,10 +244,7 @@ def check_override(schema: type[BaseModel], override: str) -> None:
     """Raise ConfigError if an override `KEY=VALUE` has an unknown key or a value that the key does not accept."""
     (parsed,) = _parse_overrides([override], schema)
     _check_override_keys([parsed], schema, [])
-    values = parsed.value()
-    for part in reversed(parsed.key_or_group.split(".")):
-        values = {part: values}
-    build_config(schema, json.loads(json.dumps(values, default=str)))
+    build_config(schema, json.loads(json.dumps(nest_value(parsed.key_or_group, parsed.value()), default=str)))
 
 
 def dump_yaml(config: BaseModel) -> str:
@@ -227,11 +281,6 @@ def _parse_options(argv: Sequence[str], module: str, presets: Sequence[str]) -> 
     return options
 
 
-def _list_presets(config_folders: Sequence[Path]) -> list[str]:
-    """Return the overrides that select the presets in the folders, e.g. `algorithm=dapo` for `algorithm/dapo.yaml`."""
-    return sorted({f"{file.parent.name}={file.stem}" for folder in config_folders for file in folder.glob("*/*.yaml")})
-
-
 def flatten_maps(values: JsonObject, prefix: str = "") -> JsonObject:
     """Flatten nested maps to one map with dotted keys: `{"trainer": {"seed": 1}}` to `{"trainer.seed": 1}`."""
     found: JsonObject = {}
@@ -242,34 +291,11 @@ def flatten_maps(values: JsonObject, prefix: str = "") -> JsonObject:
     return found
 
 
-def _collect_user_settings(
-    overrides: Sequence[Override],
-    config_folders: Sequence[Path],
-    user_yaml: JsonObject,
-    composed: JsonObject,
-) -> UserSettings:
-    """Collect what the user set on the command line (overrides) or in a YAML file. `composed`: {key: final value}."""
-    named = {override.key_or_group: override.value() for override in overrides}
-    listed = [entry for entry in user_yaml.get("defaults", []) if isinstance(entry, dict)]
-    groups = {name: value for entry in [*listed, named] for name, value in entry.items()}
-    groups = {name: value for name, value in groups.items() if _is_preset_group(name, config_folders)}
-    presets = tuple(f"{group}={format_value(value)}" for group, value in groups.items())
-    inner = [f"{key}.{name}" for key, value in named.items() if isinstance(value, dict) for name in flatten_maps(value)]
-    on_command_line = [*(key for key in named if "." in key), *inner]
-    in_file = {name: value for name, value in flatten_maps(user_yaml).items() if name.split(".")[0] not in IGNORED}
-    notices = tuple(
-        f"{key}={format_value(composed[key])} of a preset replaces {format_value(value)} of your YAML file."
-        for key, value in in_file.items()
-        if key not in on_command_line and composed.get(key, value) != value and "${" not in str(value)
-    )
-    return UserSettings(presets, frozenset(map(find_new_name, [*on_command_line, *in_file])), notices)
-
-
 def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Override]:
     parser = OverridesParser.create()
     overrides = []
     for word in words:
-        if not {*"'\""} & {*word} and _takes_text(schema, find_new_name(word.partition("=")[0].lstrip("+"))):
+        if not {*"'\""} & {*word} and _takes_text(schema, word.partition("=")[0].lstrip("+")):
             word = UNLIKE_TEXT.sub(r"'\1'", word)
         try:
             override = parser.parse_override(word)
@@ -288,95 +314,21 @@ def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Over
     return overrides
 
 
-def _check_override_keys(
-    overrides: Sequence[Override], schema: type[BaseModel], config_folders: Sequence[Path]
-) -> None:
+def _check_override_keys(overrides: Sequence[Override], schema: type[BaseModel], folders: Sequence[Path]) -> None:
     known = {*list_keys(schema), *list_sections(schema), *([VERL_GROUP_SIZE] if schema is Config else [])}
-    errors = []
-    for override in overrides:
-        name, got = find_new_name(override.key_or_group), override.value()
-        if _is_preset_group(name, config_folders):
-            if isinstance(got, str) and f"{name}={got}" not in _list_presets(config_folders):
-                presets = [preset for preset in _list_presets(config_folders) if preset.startswith(f"{name}=")]
-                hint = suggest_similar(got, [preset.partition("=")[2] for preset in presets])
-                hint = hint or f" Known: {', '.join(presets)}."
-                errors.append(f"{name}={got}: no such preset.{hint}")
-        elif name not in known and not find_map_key_of_entry(name, schema):
-            errors.append(describe_unknown_key(name, schema, got))
-    if errors:
-        raise ConfigError(errors)
+    unknown = [
+        describe_unknown_key(override.key_or_group, schema, override.value())
+        for override in overrides
+        if not _is_preset(override, folders)
+        and override.key_or_group not in known
+        and not find_map_key_of_entry(override.key_or_group, schema)
+    ]
+    if unknown:
+        raise ConfigError(unknown)
 
 
-def _is_preset_group(name: str, config_folders: Sequence[Path]) -> bool:
-    """Return whether the name is a folder of presets, such as `algorithm` in `algorithm=dapo`."""
-    return name.isidentifier() and any((folder / name).is_dir() for folder in config_folders)
-
-
-def _compose_values(
-    schema: type[BaseModel],
-    config_name: str,
-    config_folders: Sequence[Path],
-    overrides: Sequence[Override],
-    user_values: JsonObject | None,
-) -> JsonObject:
-    """Merge defaults, YAML files, presets and overrides with Hydra. Hydra gets all defaults, so no key needs a `+`."""
-    if user_values is None and not any((folder / f"{config_name}.yaml").is_file() for folder in config_folders):
-        names = sorted({file.stem for folder in config_folders for file in folder.glob("*.yaml")})
-        where, hint = ", ".join(map(str, config_folders)), suggest_similar(config_name, names)
-        raise ConfigError(
-            f"--config-name {config_name}: there is no {config_name}.yaml in {where}.{hint} Known: {', '.join(names)}."
-        )
-    store = ConfigStore.instance()
-    store.store(name="_schema", node=schema().model_dump(mode="json"))
-    store.store(name="_composed", node={"defaults": ["_schema", config_name, "_self_"]})
-    search = "hydra.searchpath=[" + ",".join(f"'file://{folder}'" for folder in config_folders[1:]) + "]"
-    try:
-        if user_values is not None:
-            store.store(name=USER_FILE, node=user_values)
-        with initialize_config_dir(str(config_folders[0]), version_base="1.3"):
-            selected = set[str]()  # groups of presets that the YAML files select
-            if any(_is_preset_group(override.key_or_group, config_folders) for override in overrides):
-                composed = compose("_composed", overrides=[search], return_hydra_config=True)
-                selected = {*composed.hydra.runtime.choices}
-            words = [_format_hydra_override(override, selected, config_folders) for override in overrides]
-            values = OmegaConf.to_container(compose("_composed", overrides=[search, *words]), resolve=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        wrong = _find_wrong_kind(schema().model_dump(mode="json"), user_values or {})
-        raise ConfigError(wrong or _format_hydra_error(error, config_name)) from None
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
-
-
-def _find_wrong_kind(defaults: JsonObject, values: JsonObject, section: str = "") -> str:
-    """Describe the first key whose value is a list instead of a section, or a section instead of a list; else ""."""
-    for name, value in values.items():
-        default, key = defaults.get(name), f"{section}{name}"
-        if isinstance(default, dict | list) and isinstance(value, dict | list) and type(default) is not type(value):
-            kind = "a list" if isinstance(default, list) else "a section (KEY: VALUE)"
-            return f"{key}={str(value)[:80]} must be {kind}."
-        if (
-            isinstance(default, dict)
-            and isinstance(value, dict)
-            and (found := _find_wrong_kind(default, value, f"{key}."))
-        ):
-            return found
-    return ""
-
-
-def _format_hydra_override(override: Override, selected_groups: set[str], config_folders: Sequence[Path]) -> str:
-    """Format an override for Hydra: `+` before a preset if its group has none selected yet, `++` before a key."""
-    assert override.input_line is not None
-    if override.is_delete():
-        return override.input_line
-    if override.value() == {}:  # Hydra ignores an empty map, so remove the key
-        return f"~{override.key_or_group}"
-    word = override.input_line.lstrip("+")
-    if _is_preset_group(override.key_or_group, config_folders) and isinstance(override.value(), str | list):
-        return word if override.key_or_group in selected_groups else f"+{word}"
-    return f"++{word}"
-
-
-def _format_hydra_error(error: Exception, config_name: str) -> str:
-    text = str(error).split("Config search path:")[0]
-    where = "your YAML file" if config_name == USER_FILE else f"{config_name}.yaml"
-    return f"{where}: " + " ".join(re.sub(rf"In '(_composed|{USER_FILE})': ", "", text).split()).rstrip(".") + "."
+def _is_preset(override: Override, folders: Sequence[Path]) -> bool:
+    """Return whether an override selects presets, e.g. `algorithm=dapo`, or sets keys of a section of the same name."""
+    name = override.key_or_group
+    is_group = name.isidentifier() and any((folder / name).is_dir() for folder in folders)
+    return is_group and isinstance(override.value(), str | list)

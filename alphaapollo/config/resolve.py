@@ -136,19 +136,6 @@ def _choose_dtype(device: Device) -> Dtype:
     return "bfloat16" if device == "cuda" else "float32"
 
 
-def explain_dtype(requested_dtype: str, device: Device, bfloat16_instruction_set: str) -> str:
-    """Return a remark for the printed plan about the dtype on a CPU. bfloat16_instruction_set: e.g. amx_bf16."""
-    if device == "cuda":
-        return ""
-    if requested_dtype == "auto":
-        hint = f"; model.dtype=bfloat16 would use its {bfloat16_instruction_set}" if bfloat16_instruction_set else ""
-        return f" (auto on a CPU{hint})"
-    if requested_dtype == "float32":
-        return ""
-    slow = "slow: this processor has neither amx_bf16 nor avx512_bf16"
-    return f" (with {bfloat16_instruction_set})" if bfloat16_instruction_set else f" ({slow})"
-
-
 def _choose_attention(requested: Literal["auto"] | Attention, dtype: Dtype, device: Device) -> Attention:
     has_flash = has_flash_attn()
     if requested == "auto":

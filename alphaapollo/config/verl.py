@@ -15,7 +15,6 @@ from alphaapollo.config.schema import Config
 from alphaapollo.utils.json_types import JsonObject
 
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
-VALIDATION = "actor_rollout_ref.rollout.val_kwargs"
 Tables = dict[str, JsonObject]
 
 
@@ -78,14 +77,3 @@ def find_values_meant_for_verl(config: Config, user_keys: Set[str]) -> Iterator[
             f"{MINI_BATCH}={size} counts trajectories here, prompts in verl: this run has {config.steps_per_iteration} "
             f"optimizer steps per iteration. For verl's {size} prompts x {samples} samples set {size * samples}."
         )
-    key, control = "algorithm.kl_ctrl.target_kl", config.algorithm.kl_ctrl
-    if key in user_keys and config.algorithm.use_kl_in_reward and control.type != "fixed" and control.target_kl < 1:
-        fix = "Multiply verl's value by the mean response length."
-        yield f"{key}={control.target_kl:g} is in nats per sequence, but per token in verl. {fix}"
-    key, groups = "algorithm.filter_groups.max_num_gen_batches", config.algorithm.filter_groups
-    if key in user_keys and groups.enable:
-        yield f"{key}={groups.max_num_gen_batches}: at this limit, training uses the groups found; verl would fail."
-    key, sampling = f"{VALIDATION}.temperature", config.actor_rollout_ref.rollout.val_kwargs
-    others = user_keys & {f"{VALIDATION}.{name}" for name in ("n", "top_k", "top_p")}
-    if config.data.val_files and others and key not in user_keys and sampling.temperature == 1 and not sampling.greedy:
-        yield f"{min(others)} is set, but {key} is not: its default is 1.0 here, 0 (greedy) in verl. Set both."

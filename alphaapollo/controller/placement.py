@@ -6,13 +6,10 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 from alphaapollo.config.resolve import count_engine_processes, count_engine_threads
 from alphaapollo.config.schema import Config, Rollout, Trainer
 from alphaapollo.config.schema.base import Device
-
-CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,6 @@ class Machine:
     num_gpus: int
     gpu_memory: int = 0  # bytes of one GPU; 0: no GPU, or unknown
     memory: int = 0  # bytes of main memory; 0: unknown
-    bfloat16_instruction_set: str = ""  # CPU instructions for bfloat16 products, e.g. amx_bf16; empty: none, or unknown
 
     def get_training_memory(self, device: Device) -> int:
         """Return the bytes available for training: the memory of one GPU, or of a machine without GPUs. 0: unknown."""
@@ -99,14 +95,7 @@ def detect_machine() -> Machine:
         num_gpus=torch.cuda.device_count(),
         gpu_memory=query_smallest_gpu_memory_bytes(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        bfloat16_instruction_set=find_bfloat16_instruction_set(CPU_INFO.read_text() if CPU_INFO.exists() else ""),
     )
-
-
-def find_bfloat16_instruction_set(cpu_info: str) -> str:
-    """Return the fastest bfloat16 instruction set among the flags of /proc/cpuinfo, or "" if there is none."""
-    flags = {flag for line in cpu_info.splitlines() if line.startswith("flags") for flag in line.split()}
-    return next((unit for unit in ("amx_bf16", "avx512_bf16") if unit in flags), "")
 
 
 def query_smallest_gpu_memory_bytes() -> int:

@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from alphaapollo.config.effects import describe_ineffective_keys
+from alphaapollo.config.check import describe_ineffective_keys
+from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import (
     Config,
@@ -37,9 +38,8 @@ from alphaapollo.planning.trials import try_ground_truths, try_reward_function
 from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
-from alphaapollo.rollout.tool_call_parser import check_tool_call_parser
 from alphaapollo.runs.input_digests import digest_file
-from alphaapollo.types import JsonObject, Prompt, Score
+from alphaapollo.types import JsonObject, Prompt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module
 
@@ -56,35 +56,25 @@ def detect_node_resources(config: Config | TuningConfig | GenerationConfig) -> M
 
 def explain_missing_cluster(config: Config | TuningConfig) -> str:
     """Return an error message if the run needs several nodes but RAY_ADDRESS is not set, else ""."""
-    keys = {"trainer.nnodes": config.trainer.nnodes}
-    if isinstance(config, Config):
-        keys["actor_rollout_ref.rollout.nnodes"] = config.actor_rollout_ref.rollout.nnodes
-    if sum(keys.values()) == 1 or os.environ.get("RAY_ADDRESS"):
+    nodes = config.trainer.nnodes + (config.actor_rollout_ref.rollout.nnodes if isinstance(config, Config) else 0)
+    if nodes == 1 or os.environ.get("RAY_ADDRESS"):
         return ""
-    shown = " and ".join(f"{key}={value}" for key, value in keys.items() if value)
     return (
-        f"{shown} needs a cluster, but RAY_ADDRESS is not set. Start Ray on every node and set RAY_ADDRESS "
-        "(docs/scaling.md), or train on one node."
+        f"{nodes} nodes (nnodes) need a cluster, but RAY_ADDRESS is not set. Start Ray on every node and set "
+        "RAY_ADDRESS (docs/scaling.md), or train on one node."
     )
 
 
 def find_local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[str, str]:
     """Return {configuration key: path} of the local files and folders that every node needs, because workers read them.
     Data files are left out, because only the driver reads them."""
-    found: dict[str, str] = {}
-
-    def collect_paths(key: str, value: object) -> None:
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                collect_paths(f"{key}.{name}".lstrip("."), inner)
-        elif isinstance(value, list):
-            for inner in value:
-                collect_paths(key, inner)
-        elif isinstance(value, str) and ("/" in value or value.endswith(".py")) and Path(value).exists():
-            found[key] = value
-
-    collect_paths("", config.model_dump(exclude={"data", "trainer"}))
-    return found
+    values = flatten_maps(config.model_dump(exclude={"data", "trainer"}))
+    texts = ((key, one) for key, value in values.items() for one in (value if isinstance(value, list) else [value]))
+    return {
+        key: one
+        for key, one in texts
+        if isinstance(one, str) and ("/" in one or one.endswith(".py")) and Path(one).exists()
+    }
 
 
 def find_environment_spec(env: Env) -> EnvironmentSpec:
@@ -119,7 +109,7 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, objec
     """Return the prompt renderer that the rollout workers will use.
 
     Raises ValueError if the tokenizer, a tool, a search index or an MCP server is missing, or if env.action_format does
-    not work with the chat template or the tool-call parser.
+    not work with the chat template.
     """
     from alphaapollo.models.folder_check import check_vocabulary_size  # imports torch
 
@@ -139,7 +129,6 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, objec
     renderer = ToolRenderer(tokenizer, schemas, template_arguments, images, model.path)
     renderer.check_template_shows_tools(in_append_context=env.context == "append")
     _check_template_keeps_history(env, renderer)
-    check_tool_call_parser(env, path, model.trust_remote_code, schemas, dict(template_arguments))
     return renderer
 
 
@@ -214,15 +203,15 @@ def _load_prompts(
 
 def check_rewards(
     prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, needs_grading: bool = True
-) -> tuple[list[str], list[Score], dict[str, str]]:
-    """Check the reward functions. Returns notices, the scores of a trial if the user has a custom reward function, and
-    {data source: how many of its first rows score with their own ground truth} for built-in graders.
+) -> tuple[list[str], dict[str, str]]:
+    """Check the reward functions. Returns notices, and for built-in graders {data source: how many of its first rows
+    score with their own ground truth}.
 
     needs_grading: whether every prompt needs a reward function; False if the environment scores itself. Raises
     ValueError if a reward function or component is missing or fails, or some prompts have no reward function.
     """
     is_custom = bool(custom.path or reward.custom_module)
-    notices, tried, truths = list[str](), list[Score](), dict[str, str]()
+    notices, truths = list[str](), dict[str, str]()
     if not is_custom:
         check_component_names(reward.components, reward.required)
     elif not needs_grading:
@@ -232,8 +221,7 @@ def check_rewards(
         truths, notices = try_ground_truths(prompts, reward)
     judges = check_judges(prompts, reward, bool(custom.path)) if needs_grading else set()
     if is_custom and needs_grading:
-        more, tried = asyncio.run(try_reward_function(prompts, reward, custom))
-        notices += more
+        notices += asyncio.run(try_reward_function(prompts, reward, custom))
     unused = {
         f"reward.judge.model={reward.judge.model}": bool(reward.judge.model) and not judges,
         "reward.judge.backend=policy": reward.judge.backend == "policy" and not judges,
@@ -245,4 +233,4 @@ def check_rewards(
         for key, is_unused in unused.items()
         if is_unused
     ]
-    return notices, tried, truths
+    return notices, truths

@@ -1,23 +1,25 @@
 """What models do not support: one table for all commands that train or serve a model.
 
-A command describes how it uses its models (ModelUse). `check_models` walks REQUIREMENTS, whose rows are the functions
-below. The column of vLLM in docs/models.md is generated from the same rows.
+A command describes how it uses its models (ModelUse). `check_models` walks MODELS, whose rows (config/requirements.py)
+are the functions below. The column of vLLM in docs/models.md is generated from the same rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
+from alphaapollo.config.requirements import Case, Requirement, find_conflicts, requirement
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Fsdp, Model, Rollout
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.data.images import reads_images
-from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS, check_engine_kwargs
+from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS, find_reserved_argument
 from alphaapollo.models.expert_parallel import find_experts
-from alphaapollo.models.folder_check import check_weight_files, describe_image_input
+from alphaapollo.models.folder_check import describe_image_input, find_quantization
 from alphaapollo.models.load import (
     LIGER_ARCHITECTURES,
     check_layers,
@@ -50,159 +52,164 @@ class ModelUse:
     policy: Model | None = None  # policy whose prepared images the model reads
     trains_scores: bool = False  # main_rm
 
+    def __str__(self) -> str:
+        return f"{self.key}={self.model.path} ({self.config.model_type})"
 
-class Problem(NamedTuple):
-    """Why a model does not support a setting: `{setting}: {model} {reason}. {fix}.`"""
+    @property
+    def config(self) -> Any:
+        """The model's configuration of transformers."""
+        return load_config(self.model)
 
-    setting: str  # e.g. rollout.name=hf
-    reason: str  # e.g. "is a vision-language model"
-    fix: str  # e.g. "Set rollout.name=vllm"
+
+MODELS: list[Requirement] = []
+model_requirement = partial(requirement, ModelUse, table=MODELS)
 
 
 def check_models(uses: Iterable[ModelUse]) -> None:
-    """Raise ValueError if a model does not support the settings of its command, or its weight files are damaged."""
+    """Raise ValueError if a model does not support the settings of its command, or an engine its arguments."""
     for use in uses:
-        for _, message in find_unsupported_features(use):
+        for message in find_unsupported_features(use):
             raise ValueError(message)
-        if use.engine:
-            check_engine_kwargs(use.engine, use.engine_section)
-        check_weight_files(use.model, use.key, use.engine.name if use.engine and not use.fsdp else "")
 
 
-def find_unsupported_features(use: ModelUse) -> Iterator[tuple[str, str]]:
-    """Yield (feature, error message) for each row of REQUIREMENTS that a model does not meet."""
-    config = load_config(use.model)
-    for feature, find_problem in REQUIREMENTS.items():
-        if problem := find_problem(use, config):
-            model = f"{use.key}={use.model.path} ({config.model_type})"
-            yield feature, f"{problem.setting}: {model} {problem.reason}. {problem.fix}."
+def find_unsupported_features(use: ModelUse) -> Iterator[str]:
+    """Yield an error message for each row of MODELS that a model does not meet."""
+    return find_conflicts(Case(use), table=MODELS)
 
 
-def _needs_causal_lm(use: ModelUse, config: Any) -> Problem | None:
-    if not use.writes_text or is_causal_lm(config):
+@model_requirement("weights", "{use} has quantized weights ({}), for vLLM only", "Use the original model")
+def full_weights(use: ModelUse, case: Case) -> Any:
+    return not (use.engine and use.engine.name == "vllm" and not use.fsdp) and find_quantization(use.config)
+
+
+@model_requirement("{use.engine_section}.engine_kwargs.vllm.{}", "other keys set it", "Remove it")
+def arguments_of_vllm(use: ModelUse, case: Case) -> Any:
+    return use.engine and use.engine.name == "vllm" and find_reserved_argument(use.engine)
+
+
+@model_requirement("text generation", "{use} is a {}, not a causal language model", "Use the model before it")
+def text_generation(use: ModelUse, case: Case) -> Any:
+    return use.writes_text and not is_causal_lm(use.config) and use.config.architectures[0]
+
+
+@model_requirement("main_rm", "{use} has no reward model in transformers", "Choose another family, e.g. Qwen3 or Llama")
+def reward_models(use: ModelUse, case: Case) -> Any:
+    if use.trains_scores and not is_causal_lm(use.config):
+        find_reward_model_class(use.config, use.model.path)  # raises for other classifiers
         return None
-    reason = f"is a {config.architectures[0]}, not a causal language model"
-    return Problem("text generation", reason, "Choose the model that it was trained from")
+    return use.trains_scores and not has_reward_model(use.config)
 
 
-def _needs_classifier(use: ModelUse, config: Any) -> Problem | None:
-    if use.trains_scores and not is_causal_lm(config):
-        find_reward_model_class(config, use.model.path)  # raises for other classifiers
-    elif use.trains_scores and not has_reward_model(config):
-        return Problem("main_rm", "has no reward model in transformers", "Choose another family, e.g. Qwen3 or Llama")
-    return None
-
-
-def _needs_images_of_policy(use: ModelUse, config: Any) -> Problem | None:
+@model_requirement("images", "{use} reads other images or placeholder tokens than {}", "Use the policy's family")
+def images_of_policy(use: ModelUse, case: Case) -> Any:
     policy = use.policy or use.model
-    if policy.path == use.model.path or describe_image_input(use.model) == describe_image_input(policy):
-        return None
-    reason = f"reads other images or placeholder tokens than {policy.path}"
-    return Problem("images", reason, "Use a model of the policy's family")
+    is_same = policy.path == use.model.path or describe_image_input(use.model) == describe_image_input(policy)
+    return not is_same and policy.path
 
 
-def _needs_engine_with_vision(use: ModelUse, config: Any) -> Problem | None:
-    if use.engine is None or use.engine.name != "hf" or not reads_images(config):
-        return None
-    key = f"{use.engine_section}.name"
-    return Problem(f"{key}=hf", "is a vision-language model", f"Set {key}=vllm")
+@model_requirement(
+    "{use.engine_section}.name=hf", "{use} is a vision-language model", "Set {use.engine_section}.name=vllm"
+)
+def engine_with_vision(use: ModelUse, case: Case) -> Any:
+    return use.engine and use.engine.name == "hf" and reads_images(use.config)
 
 
-def _needs_context_length(use: ModelUse, config: Any) -> Problem | None:
+@model_requirement(
+    "data.max_prompt_length={use.lengths.max_prompt_length} + data.max_response_length = {use.lengths.max_length}",
+    "{use} has {}",
+    "Lower one of the two keys",
+)
+def context_length(use: ModelUse, case: Case) -> Any:
     if use.lengths is None or use.engine is None or use.engine.name != "vllm":
         return None
-    text, prompt, response = config.get_text_config(), use.lengths.max_prompt_length, use.lengths.max_response_length
+    text = use.config.get_text_config()
     scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") not in ("default", "dynamic")
     limits = {"a context length of {} tokens": None if scaled else getattr(text, "max_position_embeddings", None)}
     if text.model_type in WITHOUT_MIXED_WINDOWS and "full_attention" in text.layer_types:
         limits["layers with a sliding window of {} tokens, which vLLM does not support"] = text.sliding_window
-    for name, limit in limits.items():
-        if limit is not None and prompt + response > limit:
-            lengths = f"data.max_prompt_length={prompt} + data.max_response_length={response} = {prompt + response}"
-            return Problem(lengths, f"has {name.format(limit)}", "Lower one of the two keys")
-    return None
+    return next((name.format(n) for name, n in limits.items() if n is not None and use.lengths.max_length > n), "")
 
 
-def _needs_divisible_heads(use: ModelUse, config: Any) -> Problem | None:
-    if use.engine is None or (size := use.engine.tensor_model_parallel_size) == 1:
-        return None
-    heads, key = getattr(config.get_text_config(), "num_attention_heads", None), use.engine_section
-    if (experts := use.engine.expert_parallel_size) > 1 and ExpertSizes.from_config(config) is None:
-        name = f"{key}.expert_parallel_size"
-        return Problem(f"{name}={experts}", "is not a mixture of experts", f"Set {name}=1")
-    if not heads or heads % size == 0:
-        return None
-    fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
-    name = f"{key}.tensor_model_parallel_size"
-    return Problem(f"{name}={size}", f"has {heads} attention heads", f"Set {name} to one of {fits}")
+def _list_divisors(*numbers: int) -> str:
+    return ", ".join(str(n) for n in range(1, min(numbers) + 1) if not any(number % n for number in numbers))
 
 
-def _needs_ulysses(use: ModelUse, config: Any) -> Problem | None:
-    heads, size, possible = getattr(config.get_text_config(), "num_attention_heads", 0), use.ulysses_size, 1
-    if use.model.trust_remote_code and hasattr(config, "auto_map"):
-        reason = "has its own modeling code, whose attention cannot be split"
-    elif not (reason := describe_stateful_layers(config)) and (not heads or heads % size):
-        reason, possible = f"has {heads} attention heads", math.gcd(heads, size) if heads else 1
-    key = f"{use.ulysses_section}ulysses_sequence_parallel_size"
-    return Problem(f"{key}={size}", reason, f"Set {key}={possible}") if size > 1 and reason else None
+@model_requirement(
+    "{use.engine_section}.tensor_model_parallel_size={use.engine.tensor_model_parallel_size}",
+    "{use} has {0} attention heads",
+    "Set {use.engine_section}.tensor_model_parallel_size to one of {1}",
+)
+def heads_of_engines(use: ModelUse, case: Case) -> Any:
+    heads = getattr(use.config.get_text_config(), "num_attention_heads", None)
+    return use.engine and heads and heads % use.engine.tensor_model_parallel_size and (heads, _list_divisors(heads))
 
 
-def _needs_routers(use: ModelUse, config: Any) -> Problem | None:
+@model_requirement(
+    "{use.engine_section}.expert_parallel_size={use.engine.expert_parallel_size}",
+    "{use} is not a mixture of experts",
+    "Set {use.engine_section}.expert_parallel_size=1",
+)
+def experts_of_engines(use: ModelUse, case: Case) -> Any:
+    return use.engine and use.engine.expert_parallel_size > 1 and ExpertSizes.from_config(use.config) is None
+
+
+@model_requirement(
+    "{use.ulysses_section}ulysses_sequence_parallel_size={use.ulysses_size}",
+    "{use} {0}",
+    "Set {use.ulysses_section}ulysses_sequence_parallel_size={1}",
+)
+def sequence_parallelism(use: ModelUse, case: Case) -> Any:
+    heads = getattr(use.config.get_text_config(), "num_attention_heads", 0)
+    if use.model.trust_remote_code and hasattr(use.config, "auto_map"):
+        reason, possible = "has its own modeling code, whose attention cannot be split", 1
+    elif reason := describe_stateful_layers(use.config):
+        possible = 1
+    else:
+        reason = f"has {heads} attention heads" if not heads or heads % use.ulysses_size else ""
+        possible = math.gcd(heads, use.ulysses_size) if heads else 1
+    return use.ulysses_size > 1 and reason and (reason, possible)
+
+
+@model_requirement("{0}", "{use} {1} (docs/parallelism.md)", "Remove {0}")
+def routers(use: ModelUse, case: Case) -> Any:
     coef, replays = use.model.router_aux_loss_coef, use.engine is not None and use.engine.router_replay
     if not use.fsdp or use.policy or not (coef or replays):  # only the policy, and models of fine-tuning
         return None
     keys = [f"{use.key.removesuffix('path')}router_aux_loss_coef={coef:g}"] * bool(coef)
     setting = " and ".join(keys + [f"{use.engine_section}.router_replay=true"] * replays)
     if RouterHooks.wrap_routers(load_without_weights(use.model)) is None:
-        reason = "is not a mixture of experts with supported routers (docs/parallelism.md)"
-        return Problem(setting, reason, f"Remove {setting}")
-    if coef and not hasattr(config.get_text_config(), "router_aux_loss_coef"):
-        return Problem(setting, "has no load-balancing loss in transformers", f"Remove {setting}")
-    return None
+        return setting, "is not a mixture of experts with supported routers"
+    lacks_loss = coef and not hasattr(use.config.get_text_config(), "router_aux_loss_coef")
+    return lacks_loss and (setting, "has no load-balancing loss in transformers")
 
 
-def _needs_divisible_experts(use: ModelUse, config: Any) -> Problem | None:
+@model_requirement(
+    "{use.fsdp_section}.ep_size={use.fsdp.ep_size}", "{use} has {0}", "Set {use.fsdp_section}.ep_size to {1}"
+)
+def expert_parallelism(use: ModelUse, case: Case) -> Any:
     if use.fsdp is None or (size := use.fsdp.ep_size) == 1:
         return None
-    experts, key = find_experts(load_without_weights(use.model)), f"{use.fsdp_section}.ep_size"
+    experts, shards = find_experts(load_without_weights(use.model)), use.fsdp.count_shards(use.num_ranks)
     counts = {int(module.num_experts) for module in experts}  # type: ignore[arg-type]
-    shards, setting = use.fsdp.count_shards(use.num_ranks), f"{key}={size}"
     if not experts:
-        return Problem(setting, "has no experts that can be split (docs/parallelism.md)", f"Set {key}=1")
+        return "no experts that can be split (docs/parallelism.md)", "1"
     if any(count % size for count in counts):
-        fits = ", ".join(str(n) for n in range(1, shards + 1) if not any(m % n for m in (*counts, shards)))
-        return Problem(setting, f"has {max(counts)} experts in a layer", f"Set {key} to one of {fits}")
+        return f"{max(counts)} experts in a layer", f"one of {_list_divisors(*counts, shards)}"
     sharing = shards // size  # FSDP shards dimension 1 of the experts over these ranks
     rows = {parameter.shape[1] for module in experts for parameter in module.parameters()}
-    if uneven := [count for count in rows if count % sharing]:
-        reason = f"has experts of {uneven[0]} rows, shared by {sharing} ranks"
-        return Problem(setting, reason, f"Change the number of ranks or {key}")
-    return None
+    uneven = [count for count in rows if count % sharing]
+    return uneven and (f"experts of {uneven[0]} rows, shared by {sharing} ranks", "another size")
 
 
-def _needs_target_modules(use: ModelUse, config: Any) -> Problem | None:
+@model_requirement("{0}lora_rank={use.model.lora_rank}", "{use} cannot have the adapters: {1}", "{2}")
+def adapters(use: ModelUse, case: Case) -> Any:
     try:
         if use.fsdp and use.model.lora_rank:
             resolve_target_modules(load_without_weights(use.model), use.model)
     except ValueError as error:
         reason, _, fix = str(error).removesuffix(".").partition(". ")
-        setting = f"{use.key.removesuffix('path')}lora_rank={use.model.lora_rank}"
-        return Problem(setting, f"cannot have the adapters: {reason}", fix)
+        return use.key.removesuffix("path"), reason, fix
     return None
-
-
-REQUIREMENTS: dict[str, Callable[[ModelUse, Any], Problem | None]] = {
-    "text generation": _needs_causal_lm,
-    "reward models": _needs_classifier,
-    "images": _needs_images_of_policy,
-    "engine of transformers": _needs_engine_with_vision,
-    "vLLM": _needs_context_length,
-    "tensor parallelism": _needs_divisible_heads,
-    "Ulysses": _needs_ulysses,
-    "routers": _needs_routers,
-    "expert parallelism": _needs_divisible_experts,
-    "LoRA": _needs_target_modules,
-}
 
 
 def choose_kernels(model: Model, configured: Model) -> Model:

@@ -1,76 +1,28 @@
-"""Checks of a model folder before a worker loads it: complete weights, matching shapes and a sufficient vocabulary.
-
-The checks read only the headers of weight files.
-"""
+"""Checks of a model's folder before a worker loads it, from its configuration and its tokenizer."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import find_placeholder_ids
 from alphaapollo.data.rendering import Renderer, make_template_argument_warnings, make_template_digest
-from alphaapollo.models.load import has_custom_code, load_config, load_without_weights
+from alphaapollo.models.load import load_config
 from alphaapollo.models.vision import load_example_image
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")
 
-
-def check_weight_files(model: Model, path_key: str, engine: str = "") -> None:
-    """Check the weights of a model. Raises ValueError if they are quantized, which only vLLM loads, or if files of a
-    local folder are truncated or missing, or shapes or layers differ from config.json.
-
-    path_key: config key of the folder, for messages. engine: rollout.name of a model that is not trained.
-    """
-    if not model.path:
-        return
-    folder, path_setting, config = Path(model.path).expanduser(), f"{path_key}={model.path}", load_config(model)
-    shapes = _read_tensor_shapes(folder, path_setting) if folder.is_dir() else {}
-    method = _find_quantization(config, shapes)
-    if method and engine != "vllm":
-        raise ValueError(
-            f"{path_setting}: the weights are quantized ({method}), and only engines of vLLM load such weights. "
-            "Use the original model in bfloat16, from which the quantized one was made."
-        )
-    if method or not shapes or has_custom_code(model, config):
-        return
-    expected = load_without_weights(model)
-    for name, parameter in expected.state_dict().items():
-        if name in shapes and shapes[name] != list(parameter.shape):
-            raise ValueError(
-                f"{path_setting}: {name} has shape {shapes[name]} in the weights, but {list(parameter.shape)} in "
-                "config.json. Use weights and configuration of the same model."
-            )
-    text = config.get_text_config()
-    num_layers: int | None = getattr(text, "num_hidden_layers", None)
-    if num_layers is None or getattr(text, "num_nextn_predict_layers", None):  # multi-token prediction adds layers
-        return
-    ignored = getattr(expected, "_keys_to_ignore_on_load_unexpected", None) or ()
-    names = [name for name in shapes if not any(re.search(pattern, name) for pattern in ignored)]
-    count = max((int(match[1]) + 1 for name in names if (match := LAYER.match(name))), default=0)
-    if count > num_layers:  # transformers would ignore the additional layers
-        raise ValueError(
-            f"{path_setting}: the weights have {count} layers, but config.json has num_hidden_layers={num_layers}. Use "
-            "weights and configuration of the same model."
-        )
-
-
-def _find_quantization(config: PretrainedConfig, shapes: Iterable[str]) -> str:
+def find_quantization(config: PretrainedConfig) -> str:
     """Return the method with which weights are quantized, e.g. "gptq"; empty if they are not."""
     for section in (config, config.get_text_config()):
         for name in ("quantization_config", "compression_config"):
             if found := getattr(section, name, None):
                 values = found if isinstance(found, Mapping) else vars(found)
                 return str(values.get("quant_method") or name)
-    return next((name for name in shapes if name.endswith((".qweight", ".weight_packed"))), "")
+    return ""
 
 
 def describe_image_input(model: Model) -> tuple[object, ...] | None:
@@ -109,21 +61,3 @@ def list_template_notices(model: Model, renderer: Renderer, template_arguments: 
             "which usually makes its answers much worse. Use the tokenizer of its training."
         )
     return notices
-
-
-def _read_tensor_shapes(folder: Path, path_setting: str) -> dict[str, list[int]]:
-    """Read the tensor shapes from safetensors files; {} if the weights are in another format."""
-    from safetensors import SafetensorError, safe_open
-
-    shapes: dict[str, list[int]] = {}
-    name = INDEX
-    try:
-        names = [SINGLE] if (folder / SINGLE).is_file() else []
-        if (folder / INDEX).is_file():
-            names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-        for name in names:
-            with safe_open(folder / name, "pt") as tensors:
-                shapes |= {key: tensors.get_slice(key).get_shape() for key in tensors.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path_setting}: {name} is missing or damaged: {error}. Copy the model again.") from None
-    return shapes

@@ -233,6 +233,13 @@ def _load_pretrained(
             f"model.path={path}: weights are missing ({len(missing)} in total), e.g. {', '.join(missing[:3])}. Use a "
             "checkpoint that contains all weights of this architecture."
         )
+    layers = [
+        name for name in info["unexpected_keys"] if re.match(r"(model\.)?(language_model\.)?(model\.)?layers\.", name)
+    ]
+    if layers and not getattr(config.get_text_config(), "num_nextn_predict_layers", None):  # of multi-token prediction
+        raise ValueError(
+            f"model.path={path}: config.json has no layer for the weights {min(layers)}. Correct config.json."
+        )
     return loaded
 
 

@@ -50,11 +50,9 @@ async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list
     return [f"env.prompt: {{{name}}} is not filled in, because the environment has no such value." for name in names]
 
 
-async def try_reward_function(
-    prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction
-) -> tuple[list[str], list[Score]]:
-    """Grade TRIAL_ANSWERS to the first prompt with the user's reward function, in a grader process. Returns notices,
-    and the scores. Raises ValueError if a column is missing, or the function fails on most answers."""
+async def try_reward_function(prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction) -> list[str]:
+    """Grade TRIAL_ANSWERS to the first prompt with the user's reward function, in a grader process. Returns notices.
+    Raises ValueError if a column is missing, or the function fails on most answers."""
     prompt, (scores, columns) = prompts[0], await grade_trial_answers(prompts[0], reward, custom)
     for column in columns:
         if not any(column in one.extra_info for one in prompts):
@@ -71,7 +69,7 @@ async def try_reward_function(
     ]
     if 2 * len(failed) > len(scores):
         raise ValueError(notices[0])
-    return notices, [*scores.values()]
+    return notices
 
 
 async def grade_trial_answers(

@@ -6,17 +6,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import multiprocessing
-import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 
-from alphaapollo.config.schema import Env
-from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.data.tool_rendering import QUESTION, ToolRenderer
 from alphaapollo.tools.base import ToolCall, ToolCallParseError, ToolCallParser, strip_thinking
 from alphaapollo.utils.json_types import JsonObject
-from alphaapollo.utils.user_module import load_user_module
 
 Parse = Callable[[str], list[ToolCall]]
 """Tool-call parser of vLLM or a tokenizer. For malformed text it may raise any exception or return an empty list."""
@@ -38,26 +32,6 @@ def make_tool_call_parser(parser_name: str, renderer: ToolRenderer) -> ToolCallP
             f"{_suggest_parsers(renderer)}"
         )
     return parse_calls
-
-
-def check_tool_call_parser(
-    env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: list[JsonObject], template_arguments: JsonObject
-) -> None:
-    """Check that a tool-call parser can be built. Raises the same errors as make_tool_call_parser. The check runs in a
-    subprocess, because importing vLLM takes memory and freezes vLLM's settings."""
-    inputs = (env, tokenizer_path, trust_remote_code, schemas, template_arguments)
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        process.submit(_check_parser_in_subprocess, *inputs).result()
-
-
-def _check_parser_in_subprocess(
-    env: Env, tokenizer_path: str, trust_remote_code: bool, schemas: list[JsonObject], template_arguments: JsonObject
-) -> None:
-    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-    if env.custom_module:  # the module may register a parser
-        load_user_module(env.custom_module, "env.custom_module")
-    tokenizer = load_tokenizer(tokenizer_path, trust_remote_code)
-    make_tool_call_parser(env.tool_parser, ToolRenderer(tokenizer, schemas, template_arguments))
 
 
 def _make_strict_parser(parse: Parse, renderer: ToolRenderer) -> ToolCallParser:

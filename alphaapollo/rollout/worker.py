@@ -22,7 +22,7 @@ from pathlib import Path
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Judge, Model, Reward, Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.config.schema.teacher import SelfTeacher
+from alphaapollo.config.schema.reward import SelfTeacher
 from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer

@@ -274,5 +274,5 @@ def read_saved_config(folder: Path) -> JsonObject:
             raise ValueError("no configuration")
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} cannot be read ({' '.join(str(error).split())}). {NEW_RUN_HINT}") from error
-    move_renamed_keys(values, is_saved=True)
+    move_renamed_keys(values)
     return values

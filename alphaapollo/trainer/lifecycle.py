@@ -36,9 +36,7 @@ from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.replay.record import record_iterations
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.inputs import TrainingInputs, read_training_inputs
-from alphaapollo.trainer.setup.plan import SHARING, Plan, add_memory_plan, make_plan
-from alphaapollo.trainer.setup.plan_table import make_run_plan
-from alphaapollo.trainer.setup.worker_specs import make_worker_specs
+from alphaapollo.trainer.setup.plan import SHARING, Plan, add_memory_plan, make_plan, make_run_plan, make_worker_specs
 from alphaapollo.trainer.step.curriculum import make_prompt_sampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer

@@ -105,7 +105,7 @@ def _parse_config(path: Path, _mtime: int) -> JsonObject:
         return {}
     if not isinstance(value, dict):
         return {}
-    move_renamed_keys(value, is_saved=True)
+    move_renamed_keys(value)
     return value
 
 

@@ -34,6 +34,6 @@ def find_refusals(architecture: Architecture) -> dict[str, str]:
         stateful = describe_stateful_layers(loaded.config)
         refusals = dict.fromkeys(COLUMNS[:3], stateful) if stateful else {}
         data = Data(max_prompt_length=MAX_LENGTH // 2, max_response_length=MAX_LENGTH // 2)
-        for _, message in find_unsupported_features(ModelUse("model.path", model, engine=Rollout(), lengths=data)):
+        for message in find_unsupported_features(ModelUse("model.path", model, engine=Rollout(), lengths=data)):
             refusals[ENGINE] = message.replace(f"model.path={name}", "model.path")
     return refusals

@@ -31,7 +31,7 @@ from alphaapollo.rollout.self_teacher import TeacherPromptWriter
 from alphaapollo.trainer.lifecycle import make_training_run, prepare_run
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.setup.worker_specs import make_worker_specs
+from alphaapollo.trainer.setup.plan import make_worker_specs
 from alphaapollo.workers.teacher import MovingAverageTeacher
 from examples.quickstart.make_task import make_model, make_tokenizer
 

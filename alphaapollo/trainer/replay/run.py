@@ -33,8 +33,7 @@ from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.replay.record import collect_learning_outcome, describe_machine
 from alphaapollo.trainer.replay.recording import LearningOutcome, Recording, RecordingInfo
 from alphaapollo.trainer.run_state import LearnerState
-from alphaapollo.trainer.setup.plan import Plan, resolve_plan
-from alphaapollo.trainer.setup.worker_specs import make_worker_specs
+from alphaapollo.trainer.setup.plan import Plan, make_worker_specs, resolve_plan
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.utils.user_module import load_user_module
 

@@ -1,95 +1,66 @@
-"""Check that config keys fit the advantage estimator and the policy loss, which declare their needs at registration."""
+"""Rows of the table of requirements (config/requirements.py) about advantage estimators and policy losses, which
+declare their needs at registration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
-from alphaapollo.algorithms.correction import needs_full_sequence
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
-from alphaapollo.config.effects import describe_ineffective_keys
+from alphaapollo.config.check import describe_ineffective_keys
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import format_value, list_keys
+from alphaapollo.config.keys import list_keys
+from alphaapollo.config.requirements import Case, Requirement, find_conflicts, requirement
 from alphaapollo.config.schema import Config
 from alphaapollo.rewards.components import TASK
 
 ACTOR, LOSS = "actor_rollout_ref.actor", "actor_rollout_ref.actor.policy_loss.loss_mode"
 ESTIMATOR, CORRECTION = "algorithm.adv_estimator", "algorithm.rollout_correction"
+METHOD, ONE_STEP = (
+    f"{CORRECTION}.method",
+    f"For one step set {ACTOR}.ppo_mini_batch_size={{1}} and {ACTOR}.ppo_epochs=1",
+)
+COMBINATIONS: list[Requirement] = []
+error = partial(requirement, Config, table=COMBINATIONS)
+warning = partial(requirement, Config, table=COMBINATIONS, is_error=False)
 
 
 def check_setting_combinations(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> list[str]:
     """Return warnings about keys that neither estimator nor loss reads, and about risky combinations.
 
-    Raises ValueError for combinations that cannot work (all are listed), or if the estimator rejects its settings.
+    Raises ConfigError for combinations that cannot work (all are listed), or if the estimator rejects its settings.
     """
-    errors = list(_list_errors(config, estimator, policy_loss))
-    if errors:
+    case = Case(config, estimator=estimator, loss=policy_loss)
+    if errors := [*find_conflicts(case, table=COMBINATIONS)]:
         raise ConfigError(errors)
     if estimator.check is not None:
         estimator.check(config.algorithm, config.group_size)
     unread = [*_list_keys_unread_by_estimator(estimator), *_list_keys_unread_by_loss(config, policy_loss)]
-    return [
-        *describe_ineffective_keys(config, unread),
-        *_list_off_policy_warnings(config, estimator, policy_loss),
-        *_list_warnings_on_separate_turns(config, estimator, policy_loss),
-    ]
+    return [*describe_ineffective_keys(config, unread), *find_conflicts(case, is_error=False, table=COMBINATIONS)]
 
 
-def _list_errors(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
-    """Yield an error for each combination that cannot work."""
-    by, loss, warmup = f"{ESTIMATOR}={estimator.name}", f"{LOSS}={policy_loss.name}", config.trainer.critic_warmup
-    correction, teacher, stale = config.algorithm.rollout_correction, config.teacher, _list_stale_settings(config)
-    if estimator.group and config.group_size == 1:
-        yield f"{by} compares the samples of a prompt, but the group size is 1. Set env.rollout.n=8, or at least 2."
-    fixes = [*_list_reward_shaping_fixes(config, reads_components="components" in estimator.needs)]
-    if estimator.no_shaping_reason and fixes:
-        yield f"{by} does not support changes of the reward: {estimator.no_shaping_reason}. Set {'; '.join(fixes)}."
-    if warmup and "values" not in estimator.needs:
-        yield f"trainer.critic_warmup={warmup} needs a critic, but {by} has none. Set trainer.critic_warmup=0."
-    if estimator.name == NO_ESTIMATOR and not teacher.divergence:
-        yield f"{by} ignores the reward, and there is no teacher. Set teacher.divergence and teacher.model.path."
-    if (groups := config.data.reuse.groups) and not estimator.group:
-        yield f"data.reuse.groups={groups}: {by} does not compare the samples of a prompt. Set {ESTIMATOR}=grpo."
-    if policy_loss.level != "token":
-        per_token = {
-            "teacher.divergence=sampled": teacher.uses_sampled_tokens and f"{LOSS}=ppo, or divergence=reverse",
-            by: estimator.per_token and f"{LOSS}=gspo_token or ppo",
-            f"{CORRECTION}.level=token": correction.method
-            and correction.level == "token"
-            and f"{CORRECTION}.level=sequence or geometric",
-        }
-        for setting, fix in per_token.items():
-            if fix:
-                yield f"{loss} takes one advantage per row, but {setting} has one per token. Set {fix}."
-    corrects = policy_loss.anchor == "rollout"
-    if corrects and correction.method:
-        twice = f"{CORRECTION}.method={correction.method} corrects twice"
-        yield f"{twice}: {loss} includes a correction. Set {CORRECTION}.method=null."
-    for setting in stale:
-        if not corrects and not correction.method:
-            fix = f"{CORRECTION}.method=tis" + (", bypass=false" if correction.bypass else "")
-            yield f"{setting} trains on tokens of older weights without a correction. Set {fix}."
-        if teacher.uses_sampled_tokens and (corrects or correction.bypass):
-            yield (
-                f"{setting} with {loss} and {CORRECTION}.bypass={format_value(correction.bypass)}: teacher.divergence="
-                "sampled needs the log-probs of the trained policy. Set teacher.divergence=reverse."
-            )
-
-
-def _list_stale_settings(config: Config) -> list[str]:
+def _list_stale_settings(config: Config) -> str:
     """Return the settings with which a run trains on samples of older weights, e.g. `data.reuse.groups=8`."""
     ages = {"trainer.max_staleness": config.engine_staleness, "data.reuse.groups": config.data.reuse.groups}
-    return [f"{key}={value}" for key, value in ages.items() if value]
+    return " and ".join(f"{key}={value}" for key, value in ages.items() if value)
 
 
-def _list_reward_shaping_fixes(config: Config, reads_components: bool) -> Iterator[str]:
-    """Yield how to disable each setting that changes the reward, e.g. `algorithm.use_kl_in_reward=false`.
+@error(
+    f"{ESTIMATOR} env.rollout.n", "it compares samples, but the group size is 1", "Set env.rollout.n=8, or at least 2"
+)
+def group_size(config: Config, case: Case) -> Any:
+    return case.estimator.group and config.group_size == 1
 
-    reads_components: the estimator reads the named reward components instead of their weighted sum.
-    """
+
+@error(ESTIMATOR, "{0}", "Set {1}")
+def reward_shaping(config: Config, case: Case) -> Any:
+    """What changes the reward, for an estimator that does not support it, and how to turn it off."""
     algorithm, reward, model = config.algorithm, config.reward, config.reward_model
-    weights = reward.components.items()
+    reads_components = "components" in case.estimator.needs
+    is_weighted = any(weight != (name == TASK) for name, weight in reward.components.items())
     fixes = {
         f"algorithm.use_kl_in_reward=false ({ACTOR}.use_kl_loss has a KL in the loss)": algorithm.use_kl_in_reward,
         "algorithm.overlong_penalty.enable=false": algorithm.overlong_penalty.enable,
@@ -97,10 +68,66 @@ def _list_reward_shaping_fixes(config: Config, reads_components: bool) -> Iterat
         f"{ACTOR}.use_invalid_action_penalty=false": config.actor_rollout_ref.actor.use_invalid_action_penalty,
         "reward.required=[] (algorithm.gdpo_conditions has conditions)": reads_components and reward.required,
         "reward_model.weight=0": model.enable and model.weight and not reads_components,
-        "the weights of reward.components to 0": not reads_components
-        and any(weight != (name == TASK) for name, weight in weights),
+        "the weights of reward.components to 0": is_weighted and not reads_components,
     }
-    yield from (fix for fix, is_needed in fixes.items() if is_needed)
+    needed, reason = [fix for fix, is_needed in fixes.items() if is_needed], case.estimator.no_shaping_reason
+    return reason and needed and (reason, "; ".join(needed))
+
+
+@error(f"trainer.critic_warmup {ESTIMATOR}", "the estimator has no critic", "Set trainer.critic_warmup=0")
+def critic_warmup(config: Config, case: Case) -> Any:
+    return config.trainer.critic_warmup and "values" not in case.estimator.needs
+
+
+@error(f"{ESTIMATOR} teacher.divergence", "nothing is learned", "Set teacher.divergence and teacher.model.path")
+def teacher_alone(config: Config, case: Case) -> Any:
+    return case.estimator.name == NO_ESTIMATOR and not config.teacher.divergence
+
+
+@error(f"data.reuse.groups {ESTIMATOR}", "reuse needs groups that are compared", f"Set {ESTIMATOR}=grpo")
+def reuse(config: Config, case: Case) -> Any:
+    return config.data.reuse.groups and not case.estimator.group
+
+
+@error(LOSS, "it takes one advantage and ratio per row, but {} has one per token", f"Set {LOSS}=ppo or gspo_token")
+def values_per_token(config: Config, case: Case) -> Any:
+    correction = config.algorithm.rollout_correction
+    settings = {
+        f"{ESTIMATOR}={case.estimator.name}": case.estimator.per_token,
+        "teacher.divergence=sampled": config.teacher.uses_sampled_tokens,
+        f"{CORRECTION}.level=token": correction.method and correction.level == "token",
+    }
+    return case.loss.level != "token" and " and ".join(name for name, is_per_token in settings.items() if is_per_token)
+
+
+@error(f"{METHOD} {LOSS}", "the loss includes a correction", f"Set {METHOD}=null")
+def correction_of_corrected(config: Config, case: Case) -> Any:
+    return case.loss.anchor == "rollout" and config.algorithm.rollout_correction.method
+
+
+@error(f"{METHOD} {LOSS}", "{} trains on older weights without a correction", f"Set {METHOD}=tis, with bypass=false")
+def stale_samples(config: Config, case: Case) -> Any:
+    is_corrected = case.loss.anchor == "rollout" or config.algorithm.rollout_correction.method
+    return not is_corrected and _list_stale_settings(config)
+
+
+@error(f"teacher.divergence {CORRECTION}.bypass {LOSS}", "{} needs the policy's log-probs", "Set divergence=reverse")
+def stale_samples_of_teacher(config: Config, case: Case) -> Any:
+    uses_engine = case.loss.anchor == "rollout" or config.algorithm.rollout_correction.bypass
+    return config.teacher.uses_sampled_tokens and uses_engine and _list_stale_settings(config)
+
+
+@warning(ESTIMATOR, "it is derived for samples of the current policy, but {0} uses older ones", "Set it to 0")
+def stale_samples_on_policy(config: Config, case: Case) -> Any:
+    return case.estimator.on_policy and _list_stale_settings(config)
+
+
+@warning(f"{LOSS} {ESTIMATOR}", "{2} has no importance ratio, but an iteration has {0}", ONE_STEP)
+def several_steps(config: Config, case: Case) -> Any:
+    epochs = config.actor_rollout_ref.actor.ppo_epochs
+    steps = f"{config.steps_per_iteration} optimizer steps ({config.num_mini_batches} mini-batches x {epochs} epochs)"
+    strict = [one.name for one in (case.loss, case.estimator) if one.on_policy]
+    return config.steps_per_iteration > 1 and strict and (steps, config.trajectories_per_update, " and ".join(strict))
 
 
 def _list_keys_unread_by_estimator(estimator: Estimator) -> Iterator[tuple[str, str]]:
@@ -130,50 +157,3 @@ def _list_keys_unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterat
     if policy_loss.level != "token" and not actor.entropy_coeff and not actor.use_kl_loss:  # both are per token
         for name in ("loss_agg_mode", "loss_scale_factor"):
             yield f"{ACTOR}.{name}", f"{key} has one value per row, and the loss is their mean"
-
-
-def _list_off_policy_warnings(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
-    """Yield warnings if an on-policy estimator or loss trains on samples of an older policy."""
-    actor, stale = config.actor_rollout_ref.actor, _list_stale_settings(config)
-    derived = f"{ESTIMATOR}={estimator.name} is derived for samples of the current policy"
-    if estimator.on_policy:
-        yield from (f"{derived}, but {one} uses older samples. Set {one.partition('=')[0]}=0." for one in stale)
-    correction = config.algorithm.rollout_correction
-    is_sequence_mask = correction.method == "mask" and correction.level != "token"
-    if is_sequence_mask and stale:
-        yield (
-            f"{CORRECTION}.method=mask with level={correction.level} removes mostly long and old trajectories, with "
-            f"{stale[0]}. Set {CORRECTION}.method=tis, or {stale[0].partition('=')[0]}=0."
-        )
-    if config.steps_per_iteration == 1:
-        return
-    stale_steps = (
-        f"an iteration has {config.steps_per_iteration} optimizer steps ({config.num_mini_batches} "
-        f"mini-batches x {actor.ppo_epochs} epochs), all but the first on samples of an older policy. For one step set "
-        f"{ACTOR}.ppo_mini_batch_size={config.trajectories_per_update} and {ACTOR}.ppo_epochs=1."
-    )
-    if policy_loss.on_policy:
-        yield f"{LOSS}={policy_loss.name} has no importance ratio, but {stale_steps}"
-    if estimator.on_policy:
-        yield f"{derived}, but {stale_steps}"
-
-
-def _list_warnings_on_separate_turns(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> Iterator[str]:
-    """Yield warnings for memory context and agents, where a trajectory can have several training sequences."""
-    is_agent = config.env.env_name == "agent"
-    if config.env.context != "memory" and not is_agent:
-        return
-    setting = "env.env_name=agent" if is_agent else "env.context=memory"
-    if policy_loss.needs_full_sequence or needs_full_sequence(config.algorithm.rollout_correction):
-        key = f"{LOSS}={policy_loss.name}" if policy_loss.needs_full_sequence else CORRECTION
-        longest = config.env.max_steps * config.data.max_prompt_length + config.data.max_response_length
-        limit = "" if is_agent else f" (at most {longest} tokens)"
-        yield (
-            f"{key} has one ratio per trajectory: with {setting} all its rows share a micro-batch, also beyond "
-            f"{ACTOR}.ppo_max_token_len_per_gpu{limit}."
-        )
-    if estimator.compares_states:
-        yield (
-            f"{ESTIMATOR}={estimator.name} with {setting}: unless the environment identifies its state "
-            "(StepResult.info['state']), turns are compared only if their full prompts are equal."
-        )

@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, Model, Teacher, TeacherModel
+from alphaapollo.data.images import make_example_image, reads_images
+from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.input_checks import (
-    check_rewards,
-    explain_missing_cluster,
-    make_renderer,
-    read_prompts,
-)
+from alphaapollo.launch.input_checks import check_rewards, explain_missing_cluster, make_renderer, read_prompts
 from alphaapollo.launch.model_requirements import ModelUse, check_models
 from alphaapollo.models.folder_check import list_template_notices
-from alphaapollo.planning.trials import describe_sources, grade_trial_answers, try_environment
-from alphaapollo.rewards.components import TASK
+from alphaapollo.models.load import load_config
+from alphaapollo.planning.trials import describe_sources, try_environment
+from alphaapollo.rollout.self_teacher import check_demonstrations
 from alphaapollo.trainer.progress import TrainingGoal
-from alphaapollo.trainer.setup.teacher_checks import check_teachers
-from alphaapollo.trainer.setup.worker_specs import make_probe
 from alphaapollo.trainer.step.curriculum import assign_stages
 from alphaapollo.trainer.step.reward_model_scorer import (
-    COMPONENT,
     RewardModelTokenizer,
     make_reward_model_settings,
     make_reward_model_tokenizer,
     uses_reward_function,
 )
+from alphaapollo.trainer.step.teacher_servers import TeacherClient
 from alphaapollo.trainer.step.training_batch import check_prompts_have_length_budgets
-from alphaapollo.types import Prompt, Score
+from alphaapollo.types import ImageInput, Message, Prompt
 from alphaapollo.weight_sync.verification import Probe
 from alphaapollo.workers.builders import make_critic_model_section, make_teacher_model_sections
 
@@ -86,7 +83,6 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     goal = TrainingGoal.from_schedule(
         trainer.total_training_steps, trainer.total_epochs, len(prompts), data.train_batch_size
     )
-    notices += _list_data_size_notices(config, goal, len(prompts))
     uses_reward_model = config.reward_model.enable
     return TrainingInputs(
         prompts,
@@ -129,69 +125,145 @@ def list_model_uses(config: Config) -> Iterator[ModelUse]:
         yield replace(other, key="reward_model.model.path", model=scorer)
 
 
-def _list_data_size_notices(config: Config, goal: TrainingGoal, num_prompts: int) -> Iterator[str]:
-    size, trainer = config.data.train_batch_size, config.trainer
-    if size > num_prompts:
-        yield f"data.train_batch_size={size}: the {num_prompts} prompts are used several times per iteration."
-    if config.algorithm.filter_groups.enable and goal.max_prompts is not None:
-        yield (
-            "algorithm.filter_groups may use several batches of prompts per iteration, so trainer.total_epochs="
-            f"{trainer.total_epochs} may end before the {goal.max_steps} iterations that learning rate schedules "
-            "assume. For a fixed number, set trainer.total_training_steps."
-        )
-
-
 def _try_reward_function(config: Config, prompts: Sequence[Prompt]) -> tuple[bool, list[str], dict[str, str]]:
     """Try the reward function on some rows. Returns whether there is a reward function, notices, and how many rows of
     each data source score with their own ground truth."""
     graded = get_environment_spec(config.env.env_name).is_graded(config.env)
     has_function = uses_reward_function(config, graded, prompts)
     needs_grading = graded and has_function
-    notices, tried, truths = check_rewards(prompts, config.reward, config.custom_reward_function, needs_grading)
+    notices, truths = check_rewards(prompts, config.reward, config.custom_reward_function, needs_grading)
     if not has_function and not config.reward_model.enable:
         notices = [
             *notices,
             "nothing gives a reward, so reward/* and val/* are 0. For rewards, add to each row a data_source "
             "with a built-in grader and its ground truth, or set custom_reward_function.path.",
         ]
-    if needs_grading:
-        asyncio.run(check_reward_components_exist(config, prompts[0], tried))
     return has_function, notices, truths
 
 
-async def check_reward_components_exist(config: Config, prompt: Prompt, scores: Sequence[Score]) -> None:
-    """Raise ValueError if a config key names a reward component that the reward function does not return.
+DECODED_TOKENS = 1000  # per request to a server
+CHECK_PATIENCE = 15.0  # seconds for which a failed request is sent again
+FIX = (
+    "Use a teacher with the policy's tokenizer (e.g. a larger model of its family), or train on the teacher's texts "
+    "(docs/sft.md)."
+)
 
-    Components of a user's environment, or of a policy that judges itself, are not known before the run, so they are
-    not checked.
-    scores: scores of trial answers to the prompt; if empty, this function computes some.
+
+def check_teachers(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> list[str]:
+    """Check the teachers of the training prompts. Returns notices; raises ValueError if one cannot be used."""
+    if config.teacher.uses_self_teacher:
+        check_self_teacher(config, prompts)
+    teacher, notices = config.teacher, []
+    sources = {prompt.data_source: prompt for prompt in prompts}
+    weights = {source: teacher.find_shares(source) for source in sources}
+    if missing := [source for source, one in weights.items() if not any(one)]:
+        raise ValueError(
+            f"no teacher for the data_source {missing[0]!r} of row {sources[missing[0]].id}. Add a pattern to "
+            "teacher.by_source, e.g. *, which matches all."
+        )
+    for index, key in enumerate(teacher.models_by_key):
+        if not any(one[index] for one in weights.values()):
+            notices.append(f"{key} is not used: teacher.by_source assigns no training prompt to it.")
+    if teacher.servers and any(_has_images(prompt) for prompt in prompts):
+        key = next(iter(teacher.servers))
+        raise ValueError(f"{key}.base_url: teachers behind servers do not support images. Set {key}.path instead.")
+    for key, model in teacher.local_models.items():
+        notices += check_teacher_vocabulary(key, model, teacher, config.actor_rollout_ref.model, renderer)
+    for key, model in teacher.servers.items():
+        asyncio.run(_check_server(key, model, teacher.top_k or 0, renderer, config.data.max_length))
+    return notices
+
+
+def check_self_teacher(config: Config, prompts: Sequence[Prompt]) -> None:
+    """Raise ValueError if the policy cannot read the self-teacher's prompts, or a prompt has no demonstration."""
+    teacher, model, data = config.teacher.self_teacher, config.actor_rollout_ref.model, config.data
+    model_config, key = load_config(model), "teacher.self_teacher"
+    if reads_images(model_config):
+        raise ValueError(
+            f"{key}.context={teacher.context} does not support {model.path}, a vision-language model. Set "
+            f"{key}.context=null and teacher.model.path, or choose a text model."
+        )
+    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and config.max_teacher_length > limit:
+        raise ValueError(
+            f"the self-teacher reads up to {config.max_teacher_length} tokens, its prompt and data.max_response_length="
+            f"{data.max_response_length}, more than the context length of {model.path}, {limit} tokens. Set "
+            f"{key}.max_prompt_length to at most {limit - data.max_response_length}."
+        )
+    if teacher.context == "demonstration":
+        check_demonstrations(prompts, teacher.demonstration_key)
+
+
+def _has_images(prompt: Prompt) -> bool:
+    return not isinstance(prompt.content, str) and any(message.get("images") for message in prompt.content)
+
+
+async def _check_server(key: str, model: TeacherModel, k: int, renderer: Renderer, max_length: int) -> None:
+    """Compare the server's decoding of every token id with the policy's tokenizer, then request the log-probs of a
+    sequence of maximum length. Raises ValueError or TeacherServerError."""
+    tokenizer, client = renderer.tokenizer, TeacherClient(key, model, CHECK_PATIENCE)
+    url = model.base_url.rstrip("/").removesuffix("/v1") + "/detokenize"
+
+    try:
+        for start in range(0, len(tokenizer), DECODED_TOKENS):
+            ids = [*range(start, min(start + DECODED_TOKENS, len(tokenizer)))]
+            reply = json.loads(await client.post(url, {"model": model.name, "tokens": ids}))
+            if reply["prompt"] != tokenizer.decode(ids):
+                raise ValueError(
+                    f"{key}.base_url={model.base_url}: the server has another tokenizer than the policy: it decodes "
+                    f"tokens {ids[0]} to {ids[-1]} differently. {FIX}"
+                )
+        await client.score([number % len(tokenizer) for number in range(max_length)], k)
+    finally:
+        await client.close()
+
+
+def check_teacher_vocabulary(
+    key: str, model: TeacherModel, teacher: Teacher, policy: Model, policy_renderer: Renderer
+) -> list[str]:
+    """Check that a teacher on the ranks can read the policy's token ids. Returns notices; raises ValueError if not.
+
+    Each token id must mean the same token in both models. To compare full distributions (all values of
+    teacher.divergence except `sampled`), the teacher must also have no extra tokens, and at least as many logits.
     """
-    named = dict(_list_reward_components_in_config(config))
-    if not named or config.env.custom_module or config.reward.judge.backend == "policy":
-        return
-    if not scores:
-        scores = [*(await grade_trial_answers(prompt, config.reward, config.custom_reward_function))[0].values()]
-    scores = [score for score in scores if not score.outcome.failed]
-    returned = {name for score in scores for name in score.components}
-    if not returned and not any(score.reward for score in scores):
-        return  # a reward of 0 without components is valid: each component is then 0
-    if config.reward_model.enable:
-        returned |= {COMPONENT, TASK, "accuracy"}
-    for name, key in named.items():
-        if name not in returned:
-            raise ValueError(
-                f"{key} names {name!r}, but the reward function, tried on row {prompt.id}, returns "
-                f"{', '.join(sorted(returned)) or 'one number without components'}. Add {name!r} to the dict that the "
-                f"function returns, or change {key}."
-            )
+    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
+    known, written = tokenizer.get_vocab(), policy_renderer.tokenizer.get_vocab()
+    path = f"{key}.path={model.path}"
+    if other := [token for token, number in written.items() if known.get(token) != number]:
+        raise ValueError(
+            f"{path} lacks these tokens of the policy, or has them with another id: {_format_tokens(other)}. {FIX}"
+        )
+    if teacher.uses_full_vocabulary:
+        cause = f"teacher.divergence={teacher.divergence} compares full distributions"
+        fix = "Set teacher.divergence=sampled, which needs only the policy's tokens, or use another teacher."
+        if more := [token for token in known if token not in written]:
+            raise ValueError(f"{cause}, but {path} has tokens that the policy lacks: {_format_tokens(more)}. {fix}")
+        reader = Model(path=model.path, trust_remote_code=model.trust_remote_code)
+        rows, needed = (int(load_config(one).get_text_config().vocab_size) for one in (reader, policy))
+        if rows < needed:
+            raise ValueError(f"{cause}, but {path} computes {rows} logits, fewer than the policy's {needed}. {fix}")
+    if tokenizer.chat_template == policy_renderer.tokenizer.chat_template:
+        return []
+    return [f"{path} has another chat template than the policy. The teacher reads chats in the policy's template."]
 
 
-def _list_reward_components_in_config(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (component name, config key) for each reward component that a config key names."""
-    algorithm = config.algorithm
-    if "components" in get_estimator(algorithm.adv_estimator).needs:
-        yield from ((name, "algorithm.gdpo_rewards") for name in algorithm.gdpo_rewards)
-        for name, (other, _) in algorithm.gdpo_conditions.items():
-            yield from ((part, "algorithm.gdpo_conditions") for part in (name, other))
-    if algorithm.filter_groups.enable and algorithm.filter_groups.metric not in ("accuracy", "reward"):
-        yield algorithm.filter_groups.metric, "algorithm.filter_groups.metric"
+def _format_tokens(tokens: list[str]) -> str:
+    """Format the first three tokens and the total number, e.g. `'a', 'b', 'c', ... (23)`."""
+    return ", ".join(map(repr, sorted(tokens)[:3])) + (f", ... ({len(tokens)})" if len(tokens) > 3 else "")
+
+
+PROBE_TOKENS = 64
+
+
+def make_probe(renderer: Renderer, content: list[Message] | str, max_tokens: int) -> Probe:
+    """Make a probe of at most `max_tokens` tokens: a generated image if the model has vision, and the start of the
+    text of a prompt. The image comes first, so that the log-probs of the text depend on it."""
+    text = renderer.encode_prompt(content)
+    images: tuple[ImageInput, ...] = ()
+    if renderer.images is not None:
+        text = [token for token in text if token != renderer.images.placeholder_id]
+        image = renderer.images.prepare(make_example_image())
+        images = (image,) * (len(image.token_ids) < max_tokens)  # if it does not fit, prompts have no images either
+    token_ids = [token for image in images for token in image.token_ids]
+    length = min(PROBE_TOKENS, max_tokens - len(token_ids))
+    return Probe(token_ids + (text * PROBE_TOKENS)[:length], images)  # a prompt may be a single token

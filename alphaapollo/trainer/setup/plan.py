@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
 from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.config.check import check_config_and_get_notices
+from alphaapollo.config.keys import format_value, get_value, list_keys
 from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
-from alphaapollo.config.resolve import count_engine_gpus, explain_dtype, resolve_device, resolve_model, resolve_rollout
+from alphaapollo.config.resolve import count_engine_gpus, resolve_device, resolve_model, resolve_rollout
 from alphaapollo.config.schema import Actor, Config, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.launch.input_checks import collect_environment_notices, find_environment_spec
 from alphaapollo.launch.model_requirements import choose_kernels
 from alphaapollo.planning.memory_fit import fit_to_memory_if_measurable, get_max_tokens
 from alphaapollo.planning.memory_plan import MemoryPlan
+from alphaapollo.planning.plan_table import describe_checkpoint_schedule, describe_memory_peak, summarize_memory
+from alphaapollo.runs.resume import StartPoint
+from alphaapollo.runs.run_history import RunPlan
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.types import Sampling
 from alphaapollo.utils.user_module import load_user_module
+
+if TYPE_CHECKING:
+    from alphaapollo.trainer.setup.inputs import TrainingInputs
+
+
+from collections.abc import Callable
+from functools import partial
+
+from alphaapollo.config.resolve import get_resolved
+from alphaapollo.config.schema import ActorRolloutRef, CustomRewardFunction
+from alphaapollo.controller.worker_groups import WorkerSpecs
+from alphaapollo.rewards import zero_reward
+from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
+from alphaapollo.trainer.step.reward_model_scorer import make_reward_model_settings
+from alphaapollo.weight_sync.transport import Transport, choose_transport
+from alphaapollo.workers.builders import build_policy_worker, make_critic_model_section, make_teacher_model_sections
+from alphaapollo.workers.critic import CriticWorker
+from alphaapollo.workers.policy import PolicyWorkerConfig
+from alphaapollo.workers.reward_model import RewardModelWorker
 
 SHARING = "actor_rollout_ref.actor.use_prefix_grouper"
 
@@ -40,7 +64,6 @@ class Plan:
     presets: tuple[str, ...]  # presets chosen on the command line, e.g. algorithm=dapo
     memory: MemoryPlan | None  # memory of one device; None until the model's configuration has been read
     notices: list[str]
-    dtype_explanation: str = ""  # printed after the model's dtype, e.g. " (auto on a CPU)"
 
     @property
     def padded(self) -> bool:
@@ -96,7 +119,6 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         presets=presets,
         memory=None,
         notices=notices,
-        dtype_explanation=explain_dtype(config.actor_rollout_ref.model.dtype, device, machine.bfloat16_instruction_set),
     )
 
 
@@ -147,3 +169,148 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
         memory=memory,
         notices=plan.notices + notices,
     )
+
+
+def make_run_plan(plan: Plan, inputs: TrainingInputs, start: StartPoint, config: Config) -> RunPlan:
+    """Describe model, data, sizes and schedules of a run, its memory, and all notices."""
+    settings = (
+        _describe_algorithm_and_data(plan, inputs, config)
+        | _describe_iterations(plan, inputs, start, config)
+        | plan.placement.describe_roles()
+    )
+    return RunPlan(settings, summarize_memory(plan.memory), [*plan.notices, *inputs.notices, *start.describe()])
+
+
+def _describe_algorithm_and_data(plan: Plan, inputs: TrainingInputs, config: Config) -> dict[str, str]:
+    """Return the table rows (label -> text) about algorithm, model, data and reward."""
+    actor = config.actor_rollout_ref.actor
+    dtypes = plan.model.dtype + ", Liger's kernels" * (plan.model.use_liger is True)
+    dtypes += f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
+    graded = "the functions of the rows' data sources" if inputs.has_reward_function else "none"
+    rows = {
+        "preset": ", ".join(plan.presets) or "none",
+        "algorithm": f"{config.algorithm.adv_estimator}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",
+        "model": f"{config.actor_rollout_ref.model.path}, {dtypes}{plan.model.lora_summary}",
+        "data": f"{len(inputs.prompts)} training prompts, {len(inputs.val_prompts)} for validation",
+        **{f"data: {name}": described for name, described in inputs.sources.items()},
+        "stops": inputs.stops,
+        "env": config.env.env_name,
+        "reward": config.custom_reward_function.path or graded,
+    }
+    if inputs.reward_model_tokenizer:
+        rows["reward"] += f" + {inputs.reward_model_tokenizer.describe_reward(config.reward_model)}"
+    for section in ("algorithm", "actor_rollout_ref.actor", "teacher", "env", "reward"):
+        keys = (key for name, key in list_keys(Config).items() if name.startswith(f"{section}."))
+        values = {key.name: get_value(config, key.name) for key in keys if get_value(config, key.name) != key.default}
+        changed = [f"{key[len(section) + 1 :]}={format_value(value)[:80]}" for key, value in values.items()]
+        rows[section] = ", ".join([*filter(None, [rows.get(section)]), *changed])
+    return {label: text for label, text in rows.items() if text}
+
+
+def _describe_iterations(plan: Plan, inputs: TrainingInputs, start: StartPoint, config: Config) -> dict[str, str]:
+    """Return the table rows (label -> text) about batch sizes, lengths and schedules."""
+    actor, trainer = config.actor_rollout_ref.actor, config.trainer
+    prompts, samples, steps = config.data.train_batch_size, config.group_size, config.steps_per_iteration
+    staleness = f"at most {trainer.max_staleness} publishes old, async_mode {trainer.async_mode}"
+    rows = {"samples": staleness} if trainer.async_mode else {}
+    validation = ["before training"] * trainer.val_before_train
+    validation += [f"every {trainer.test_freq} iterations", "at the end"] if trainer.test_freq > 0 else []
+    return rows | {
+        "iterations": f"{inputs.goal.max_steps}" + f", {start.step} of them done" * bool(start.step),
+        "an iteration": f"{prompts} prompts x {samples} samples = {config.trajectories_per_batch} trajectories",
+        "mini-batch": f"{min(actor.ppo_mini_batch_size, config.trajectories_per_batch)} trajectories over all ranks",
+        "micro-batch": f"at most {plan.max_tokens} tokens" + ", padding counted" * plan.padded,
+        "prompts": "computed once for all their samples" if plan.uses_shared_prompts else "computed for each sample",
+        "optimizer steps an iteration": f"{steps} ({config.num_mini_batches} mini-batches x {actor.ppo_epochs} epochs)",
+        "learning rate": f"{actor.optim.lr:g}, {actor.optim.warmup_style}"
+        + f"; critic {config.critic.optim.lr:g}, {config.critic.optim.warmup_style}" * plan.placement.has_critic,
+        "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
+        "validation": (inputs.val_prompts and ", ".join(validation)) or "none",
+        "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "iterations", plan.memory),
+        "memory": describe_memory_peak(plan.memory),
+        "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
+        "data-parallel degree": f"{plan.placement.data_parallel_size}",
+    }
+
+
+def make_worker_specs(
+    config: Config, plan: Plan, run_id: str, total_iterations: int, has_reward_function: bool
+) -> WorkerSpecs:
+    """Describe how to build the training ranks and the rollout workers of a run.
+
+    total_iterations: for learning rate schedules. has_reward_function: also True if the environment gives the reward.
+    """
+    placement = plan.placement
+    role = config.actor_rollout_ref.model_copy(update={"model": plan.model, "rollout": plan.rollout})
+    is_vllm_on_ray = role.rollout.name == "vllm" and config.trainer.controller == "ray"
+    serves_adapters = role.rollout.lora == "adapter"
+    transport = Transport(
+        kind=choose_transport(placement.device, placement.colocate, is_vllm_on_ray, serves_adapters),
+        dtype=role.rollout.dtype,
+        shared_folder=f"/dev/shm/alphaapollo-{run_id}",
+        num_engine_ranks=placement.num_engines * placement.tensor_parallel,
+    )
+    custom_reward = config.custom_reward_function
+    if not has_reward_function:
+        custom_reward = CustomRewardFunction(path=zero_reward.__file__, name=zero_reward.zero_reward.__name__)
+    groups = config.algorithm.filter_groups
+    engines = RolloutWorkerConfig(
+        model=role.model,
+        rollout=role.rollout,
+        env=config.env,
+        data=config.data,
+        reward=config.reward,
+        custom_reward=custom_reward,
+        device=placement.device,
+        self_teacher=config.teacher.self_teacher if config.teacher.uses_self_teacher else None,
+        run_dir=str(config.trainer.folder.resolve()),
+        transport=transport.kind,
+        shared_memory=transport.shared_folder,
+        serves_suites=bool(config.trainer.val_suites),
+        max_steps=total_iterations,
+        needs_components="components" in get_estimator(config.algorithm.adv_estimator).needs
+        or (groups.enable and groups.metric not in ("accuracy", "reward")),
+    )
+    return WorkerSpecs(
+        placement=placement,
+        run_id=run_id,
+        rank_builders=_make_rank_builders(config, plan, role, transport, total_iterations),
+        engine_builder=partial(RolloutWorker, engines),
+        samples_in_flight=2 * get_resolved(role.rollout.max_num_seqs),
+        cleanup_folders=[transport.shared_folder],
+    )
+
+
+def _make_rank_builders(
+    config: Config, plan: Plan, section: ActorRolloutRef, transport: Transport, total_iterations: int
+) -> dict[str, Callable[..., object]]:
+    """Return the functions that build the workers of one training rank: policy, and critic and reward model if used."""
+    policy = PolicyWorkerConfig(
+        model=section.model,
+        actor=section.actor,
+        ref=section.ref,
+        needs_reference=config.needs_reference,
+        optimizer_steps=config.count_policy_optimizer_steps(total_iterations),
+        temperature=section.rollout.temperature,
+        correction=config.algorithm.rollout_correction,
+        seed=config.trainer.seed,
+        engine_lora_form=section.rollout.lora,
+        saves_in_background=plan.saves_in_background,
+        teacher=config.teacher,
+        teacher_models=make_teacher_model_sections(section.model, config.teacher),
+    )
+    build = partial(build_policy_worker, policy, transport, config.algorithm.custom_module)
+    builders: dict[str, Callable[..., object]] = {"policy": build}
+    if plan.placement.has_critic:
+        builders["critic"] = partial(
+            CriticWorker,
+            make_critic_model_section(section.model, config.critic),
+            config.critic,
+            optimizer_steps=config.count_critic_optimizer_steps(total_iterations),
+            seed=config.trainer.seed,
+            saves_in_background=plan.saves_in_background,
+        )
+    if plan.placement.has_reward_model:
+        scorer = make_reward_model_settings(config.reward_model, plan.model)
+        builders["reward model"] = partial(RewardModelWorker, scorer, config.reward_model.model.fsdp_config)
+    return builders

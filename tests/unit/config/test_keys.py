@@ -8,7 +8,7 @@ import yaml
 
 import alphaapollo
 from alphaapollo.config.__main__ import explain_key, main
-from alphaapollo.config.key_errors import find_similar_keys
+from alphaapollo.config.build import find_similar_keys
 from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, list_keys, list_sections
 from alphaapollo.config.schema import Config
 from alphaapollo.config.verl import list_verl_key_statuses

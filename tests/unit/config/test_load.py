@@ -183,7 +183,7 @@ OPTIM = "actor_rollout_ref.actor.optim"
         *((word, [f"{word}:", "KEY=VALUE"]) for word in ("=", "=1", ".=1")),  # no presets
         ("algorithm=grpoo", ["algorithm=grpoo:", "'grpo'?"]),
         ("algorithm=zzzzzz", ["algorithm=zzzzzz:", "algorithm=bypass", "algorithm=grpo"]),
-        ("--config-name=nothing", ["--config-name nothing:", "nothing.yaml", "ppo"]),
+        ("--config-name=nothing", ["--config-name nothing:", "nothing.yaml"]),
         ("--config-dir=/nothing/here", ["--config-dir /nothing/here:"]),
         ("--config-nam=ppo", ["--config-nam=ppo.", "--config-name"]),
         ("lr=2", ["lr (got 2):", f"'{OPTIM}.lr'"]),
@@ -196,7 +196,7 @@ def test_one_error_names_the_key_and_the_value(override: str, facts: list[str]):
     assert len(text.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("name", "fact"), [("broken", "broken.yaml: "), ("absent", "'nothing_here'")])
+@pytest.mark.parametrize(("name", "fact"), [("broken", "broken.yaml: "), ("absent", "nothing_here.yaml")])
 def test_a_yaml_that_cannot_be_read_is_one_line(own: Path, name: str, fact: str):
     text = problem("--config-dir", str(own), "--config-name", name)
     assert fact in text
@@ -222,10 +222,10 @@ def test_file_of_any_name_overrides_the_defaults(tmp_path: Path):
         ("data: [a\n", ["own.yaml", "while parsing"]),
         ("- a\n", ["KEY: VALUE", "[a]"]),
         ("7\n", ["KEY: VALUE", "7"]),
-        ("defaults: [{algorithm: dapoo}]\n", ["YAML file:", "'algorithm/dapoo'"]),
+        ("defaults: [{algorithm: dapoo}]\n", ["algorithm=dapoo:", "algorithm/dapoo.yaml"]),
         ("defaults: 3\n", ["defaults", "list"]),
-        ("env: {tools: {calculator: 1}}\n", ["env.tools={'calculator': 1}", "a list"]),
-        ("trainer: [a]\n", ["trainer=['a']", "a section"]),
+        ("env: {tools: {calculator: 1}}\n", ["env.tools:", "list of text", "calculator"]),
+        ("trainer: [a]\n", ["trainer:", "a section"]),
         ("trainer: {sed: 3}\n", ["trainer.sed (got 3):", "'trainer.seed'"]),
         ("trainer: {experiment_name: '${nothing}'}\n", ["'nothing'"]),
     ],
@@ -275,7 +275,7 @@ def test_reported_prints_one_message_and_exits_2(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.timeout(60)
 def test_config_imports_nothing_heavy():
-    code = "import sys, alphaapollo.config.load, alphaapollo.config.check, alphaapollo.config.verl; print(*sys.modules)"
+    code = "import sys, alphaapollo.config.load, alphaapollo.config.check; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
     assert not {"torch", "ray", "vllm", "transformers", "numpy"} & set(done.stdout.split())
 

@@ -6,7 +6,6 @@ from alphaapollo.config.resolve import (
     count_engine_gpus,
     count_engine_threads,
     count_engines,
-    explain_dtype,
     resolve_device,
     resolve_model,
     resolve_rollout,
@@ -29,14 +28,6 @@ def test_dtypes():
     assert dtypes(Rollout(), Model(dtype="bfloat16"), "cpu") == ("bfloat16", "bfloat16")
     assert dtypes(Rollout(dtype="float32"), Model(dtype="bfloat16"), "cuda") == ("bfloat16", "float32")
     assert resolve_rollout(Rollout(), Model(), "cpu", 1).dtype == "float32"  # engines without a trainer
-
-
-def test_a_dtype_is_explained_by_the_processor():
-    assert "=bfloat16 would use its amx_bf16" in explain_dtype("auto", "cpu", "amx_bf16")
-    assert explain_dtype("auto", "cpu", "") == " (auto on a CPU)"
-    assert explain_dtype("bfloat16", "cpu", "avx512_bf16") == " (with avx512_bf16)"
-    assert explain_dtype("bfloat16", "cpu", "").startswith(" (slow: ")
-    assert explain_dtype("float32", "cpu", "amx_bf16") == explain_dtype("auto", "cuda", "amx_bf16") == ""
 
 
 def test_engines_compile_on_gpus_by_default():

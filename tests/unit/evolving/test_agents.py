@@ -16,7 +16,6 @@ from alphaapollo.config.schema import Model
 from alphaapollo.engines import factory
 from alphaapollo.engines.protocol import Engine, EngineSpec
 from alphaapollo.evolving import run as evolving_run
-from alphaapollo.launch import model_requirements
 from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
 from tests.recorded_engine import RecordedEngine
 from tests.unit.evolving.scripted import Command
@@ -78,7 +77,6 @@ def evolution(
         return CannedModel(Model(path=spec.model_path), spec.max_model_len, script)
 
     monkeypatch.setattr(factory, "make_engine", make_engine)
-    monkeypatch.setattr(model_requirements, "check_weight_files", lambda *_: None)
     monkeypatch.setattr(evolving_run, "start_reaper", lambda *_: None)
     monkeypatch.setattr(evolving_run, "try_environment", lambda *_: [])  # test_runner.py tests it
     command = Command(tmp_path, "", PROBLEMS)
@@ -155,7 +153,7 @@ def test_budget_ends_sessions(evolution: Command) -> None:
 
 def test_a_server_cannot_propose(evolution: Command) -> None:
     server = "models.other={base_url: http://localhost/v1, name: m}"
-    with pytest.raises(ConfigError, match=r"other\.base_url=.*env\.env_name=agent"):
+    with pytest.raises(ConfigError, match=r"env\.env_name=agent.*other\."):
         evolution.run(server, "evolving.branches=[policy,other]")
     with pytest.raises(ConfigError, match=r"models\.other\.path"):
         evolution.run(server, "roles.proposer.model=other")

@@ -10,7 +10,7 @@ import pytest
 from alphaapollo.config.keys import list_keys, list_sections
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import EvolvingConfig, ServedModel
-from alphaapollo.config.schema.evolving import EvolvingRoles
+from alphaapollo.config.schema.generation import EvolvingRoles
 
 PAGE = Path(__file__).parents[3] / "docs" / "evolving.md"
 if not PAGE.exists():

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from alphaapollo.algorithms import preference_losses
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss, preference_loss_names
-from alphaapollo.config.effects import describe_ineffective_keys
+from alphaapollo.config.check import describe_ineffective_keys
 from alphaapollo.config.schema import DpoConfig, Preference, RmConfig
 from alphaapollo.finetuning import dpo
 from alphaapollo.utils.user_module import load_user_module

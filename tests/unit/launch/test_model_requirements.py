@@ -18,7 +18,7 @@ SCORES: dict[str, Any] = {"writes_text": False, "trains_scores": True}
 
 def list_errors(path: Path, model: dict[str, Any] | None = None, **settings: Any) -> list[str]:
     use = ModelUse("model.path", Model(path=str(path), **(model or {})), **settings)
-    return [message for _, message in find_unsupported_features(use)]
+    return [*find_unsupported_features(use)]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def list_errors(path: Path, model: dict[str, Any] | None = None, **settings: Any
             *("qwen3", {}, {"fsdp": Fsdp(), "engine": Rollout(router_replay=True)}),
             "rollout.router_replay=true: qwen3 Remove rollout.router_replay=true.",
         ),
-        ("qwen3", {}, {"fsdp": Fsdp(ep_size=2), "num_ranks": 2}, "fsdp_config.ep_size=2: qwen3 ep_size=1."),
+        ("qwen3", {}, {"fsdp": Fsdp(ep_size=2), "num_ranks": 2}, "fsdp_config.ep_size=2: qwen3 ep_size 1."),
         ("qwen3_moe", {}, {"fsdp": Fsdp(ep_size=8), "num_ranks": 8}, "ep_size=8: 4 experts 1, 2, 4."),
         ("qwen3_moe", {}, {"fsdp": Fsdp(ep_size=2), "num_ranks": 10}, "ep_size=2: 48 rows 5 ranks"),
         *(

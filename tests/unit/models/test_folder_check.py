@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from alphaapollo.config.schema import Model
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.schema import Model, Rollout
 from alphaapollo.data.rendering import load_tokenizer
+from alphaapollo.launch.model_requirements import ModelUse, find_unsupported_features
 from alphaapollo.models.folder_check import (
-    INDEX,
-    SINGLE,
     check_vocabulary_size,
-    check_weight_files,
 )
+from alphaapollo.models.load import load_causal_lm
 from tests.unit.tiny import save_model
+
+SINGLE = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +39,6 @@ def configure(folder: Path, **changes: object) -> None:
     (folder / "config.json").write_text(json.dumps(config | changes))
 
 
-def refusal(folder: Path) -> str:
-    with pytest.raises(ValueError) as error:
-        check_weight_files(Model(path=str(folder)), "model.path")
-    assert str(error.value).startswith(f"model.path={folder}: ")
-    return str(error.value).removeprefix(f"model.path={folder}: ")
-
-
-def test_a_valid_folder(folder: Path) -> None:
-    check_weight_files(Model(path=str(folder)), "model.path")
-
-
 @pytest.mark.parametrize(
     ("changes", "method"),
     [
@@ -63,60 +54,22 @@ def test_a_valid_folder(folder: Path) -> None:
 )
 def test_quantized_weights_are_for_engines_only(folder: Path, changes: dict[str, Any], method: str) -> None:
     configure(folder, **changes)
-    assert f"({method})" in refusal(folder)
-    with pytest.raises(ValueError, match="quantized"):
-        check_weight_files(Model(path=str(folder)), "model.path", "hf")
-    check_weight_files(Model(path=str(folder)), "model.path", "vllm")
-
-
-def test_quantized_weights_are_known_by_their_names(folder: Path) -> None:
-    tensors = load_file(folder / SINGLE)
-    name = "model.layers.0.mlp.up_proj.weight"
-    tensors[name.replace("weight", "qweight")] = tensors.pop(name)
-    save_file(tensors, folder / SINGLE, {"format": "pt"})
-    assert "up_proj.qweight" in refusal(folder)
-    (folder / SINGLE).unlink()
-    check_weight_files(Model(path=str(folder)), "model.path")  # of another format, perhaps
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "named"),
-    [
-        *((SINGLE, left, SINGLE) for left in (-1, 0, 5, 100, 10_000)),  # bytes that are left
-        (SINGLE, "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", SINGLE),
-        (INDEX, '{"weight_map": [', INDEX),
-        (INDEX, '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "model-00001-of-00002.safetensors"),
-    ],
-)
-def test_a_damaged_or_missing_file_is_named(folder: Path, name: str, content: str | int, named: str) -> None:
-    new = content.encode() if isinstance(content, str) else (folder / name).read_bytes()[:content]
-    (folder / name).write_bytes(new)
-    assert refusal(folder).startswith(f"{named} is missing")
-
-
-@pytest.mark.parametrize(
-    ("changes", "facts"),
-    [
-        ({"intermediate_size": 40}, ("model.layers.0.mlp.gate_proj.weight", "[48, 32]", "[40, 32]")),
-        ({"num_hidden_layers": 1, "layer_types": ["full_attention"]}, ("2 layers", "num_hidden_layers=1")),
-        ({"hidden_size": -32}, ("no model", "config.json")),
-        ({"num_hidden_layers": 7}, ("cannot read config.json", "layer_types")),
-    ],
-)
-def test_a_configuration_that_does_not_fit(folder: Path, changes: dict[str, Any], facts: tuple[str, ...]) -> None:
-    configure(folder, **changes)
-    message = refusal(folder)
-    for fact in facts:
-        assert fact in message
+    model = Model(path=str(folder))
+    for engine in (None, Rollout(name="hf")):
+        (error,) = find_unsupported_features(ModelUse("model.path", model, engine=engine))
+        assert f"({method})" in error
+    assert [*find_unsupported_features(ModelUse("model.path", model, engine=Rollout()))] == []
 
 
 def test_an_extra_layer_for_multi_token_prediction(folder: Path) -> None:
     tensors = load_file(folder / SINGLE)
     more = {name.replace("layers.1.", "layers.2."): tensors[name].clone() for name in tensors if "layers.1." in name}
     save_file(tensors | more, folder / SINGLE, {"format": "pt"})
-    assert "3 layers" in refusal(folder)
+    model = resolve_model(Model(path=str(folder)), "cpu")
+    with pytest.raises(ValueError, match=r"model.layers.2"):
+        load_causal_lm(model, "padded")
     configure(folder, num_nextn_predict_layers=1)
-    check_weight_files(Model(path=str(folder)), "model.path")
+    load_causal_lm(model, "padded")
 
 
 def test_a_vocabulary_smaller_than_the_tokenizer(folder: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from alphaapollo.config.schema import CustomRewardFunction, Env, Judge, Reward
 from alphaapollo.environments import base
 from alphaapollo.environments.base import Observation
-from alphaapollo.planning.trials import try_environment_resets, try_reward_function
+from alphaapollo.planning.trials import grade_trial_answers, try_environment_resets, try_reward_function
 from alphaapollo.types import Message, Prompt
 from tests.unit.environments.episode_helpers import game
 
@@ -134,8 +134,8 @@ def test_a_broken_reward_function_is_refused(tmp_path, body, says):
     ],
 )
 def test_a_reward_function_that_fails_on_some_answers_is_a_notice(tmp_path, body, says):
-    notices, scores = asyncio.run(try_reward_function([ROW], Reward(), reward_of(tmp_path, body)))
-    assert len(scores) == 5 and len(notices) == (says is not None)
+    notices = asyncio.run(try_reward_function([ROW], Reward(), reward_of(tmp_path, body)))
+    assert len(notices) == (says is not None)
     assert not notices or re.search(says, notices[0])
 
 
@@ -160,8 +160,9 @@ def test_a_policy_that_judges_itself_is_not_tried(tmp_path):
     path.write_text("def compute_score(prompt, completion):\n    return 1.0\n")
     weights = {"rubric": 0.5, "format": 0.1}
     reward = Reward(components=weights, required=["rubric"], judge=Judge(backend="policy"))
-    notices, scores = asyncio.run(try_reward_function([ROW], reward, CustomRewardFunction(path=str(path))))
-    assert not notices and all(score.components.keys() == {"accuracy", "task", "format"} for score in scores)
+    assert asyncio.run(try_reward_function([ROW], reward, CustomRewardFunction(path=str(path)))) == []
+    scores, _ = asyncio.run(grade_trial_answers(ROW, reward, CustomRewardFunction(path=str(path))))
+    assert all(score.components.keys() == {"accuracy", "task", "format"} for score in scores.values())
 
 
 def test_an_unknown_placeholder_is_reported():
@@ -181,7 +182,7 @@ def test_a_column_that_a_function_requires_is_in_some_row(tmp_path, columns, fit
     rows = [replace(ROW, extra_info={}), replace(ROW, extra_info=columns)]
     trial = try_reward_function(rows, Reward(), CustomRewardFunction(path=str(path)))
     if fits:
-        assert asyncio.run(trial)[0] == []
+        assert asyncio.run(trial) == []
     else:
         with pytest.raises(ValueError, match=r"reward\.py: compute_score needs 'task'"):
             asyncio.run(trial)

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from alphaapollo.config.schema import Env
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.rollout.tool_call_parser import check_tool_call_parser, make_tool_call_parser
+from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.base import ToolCall, ToolCallParseError
 from tests.unit.tool_templates import (
     MISTRAL,
@@ -112,13 +111,3 @@ def test_special_tokens_of_a_format_reach_its_parser():
     text = renderer.decode(renderer.encode([renderer.render_call("add", {"a": 5, "note": "y"})])[0])
     assert text.startswith("[TOOL_CALLS]")
     assert arguments(read(text)) == [("add", {"a": 5, "note": "y"})]
-
-
-def test_check_in_subprocess_passes_on_the_error(tmp_path):
-    tokenizer = tokenizer_of()
-    tokenizer.response_template = RESPONSE_TEMPLATE
-    tokenizer.save_pretrained(tmp_path)
-    native = Env(action_format="chat_template")
-    check_tool_call_parser(native, str(tmp_path), False, [ADD], {})
-    with pytest.raises(ValueError, match="no such folder"):
-        check_tool_call_parser(native, str(tmp_path / "none"), False, [ADD], {})

@@ -20,8 +20,7 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.run_state import LearnerState
-from alphaapollo.trainer.setup.plan import resolve_plan
-from alphaapollo.trainer.setup.worker_specs import make_worker_specs
+from alphaapollo.trainer.setup.plan import make_worker_specs, resolve_plan
 from alphaapollo.trainer.step.learn import learn
 from tests.unit.tiny import save_model
 from tests.unit.trainer.samples import group, trajectory

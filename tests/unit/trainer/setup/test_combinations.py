@@ -43,7 +43,8 @@ def config(values: dict[str, Any]) -> Config:
 
 
 def notices(estimator: str, loss: str, values: dict[str, Any]) -> list[str]:
-    return check_setting_combinations(config(values), get_estimator(estimator), get_policy_loss(loss))
+    given = config({ESTIMATOR: estimator, LOSS: loss} | values)
+    return check_setting_combinations(given, get_estimator(estimator), get_policy_loss(loss))
 
 
 def check_refused(estimator: str, loss: str, values: dict[str, Any], *facts: str) -> None:
@@ -58,9 +59,9 @@ def check_refused(estimator: str, loss: str, values: dict[str, Any], *facts: str
 @pytest.mark.parametrize("estimator", estimator_names())
 def test_every_pair_works_silently_or_fails_with_a_reason(estimator: str, loss: str):
     if estimator == "none":
-        check_refused(estimator, loss, {}, f"{ESTIMATOR}=none ", "Set teacher.divergence and teacher.model.path.")
+        check_refused(estimator, loss, {}, f"{ESTIMATOR}=none", "Set teacher.divergence and teacher.model.path.")
     elif get_estimator(estimator).per_token and loss in SEQUENCE_LOSSES:
-        facts = (f"{LOSS}={loss} ", f"{ESTIMATOR}={estimator} ", f"Set {LOSS}=gspo_token or ppo.")
+        facts = (f"{LOSS}={loss}", f"{ESTIMATOR}={estimator}", f"Set {LOSS}=ppo or gspo_token.")
         check_refused(estimator, loss, {}, *facts)
     else:
         assert notices(estimator, loss, {}) == []
@@ -70,7 +71,7 @@ def test_every_pair_works_silently_or_fails_with_a_reason(estimator: str, loss: 
 def test_group_estimators_refuse_a_group_of_one(name: str):
     values = {"env.rollout.n": 1, "algorithm.passk_k": 1} if get_estimator(name).group else {"env.rollout.n": 1}
     if get_estimator(name).group:
-        check_refused(name, "ppo", values, f"{ESTIMATOR}={name} ", "the group size is 1", "Set env.rollout.n=8")
+        check_refused(name, "ppo", values, f"{ESTIMATOR}={name}", "the group size is 1", "Set env.rollout.n=8")
     else:
         assert notices(name, "ppo", values | ({"teacher.divergence": "reverse"} if name == "none" else {})) == []
 
@@ -157,45 +158,27 @@ def test_valid_combinations_have_no_notices(estimator: str, loss: str, values: d
         ("grpo_passk_analytic", "ppo", {"reward.components": {"format": 0.5}}, ("weights of reward.components to 0.",)),
         ("grpo_passk_analytic", "ppo", {"reward_model.enable": True}, ("Set reward_model.weight=0.",)),
         ("gdpo", "ppo", {"reward.required": ["task"]}, ("Set reward.required=[]",)),
-        ("grpo", "ppo", {"trainer.critic_warmup": 3}, ("=grpo has none", "Set trainer.critic_warmup=0.")),
+        ("grpo", "ppo", {"trainer.critic_warmup": 3}, ("=grpo", "Set trainer.critic_warmup=0.")),
         ("grpo", "gspo", {"teacher.divergence": "sampled"}, (f"{LOSS}=gspo", "teacher.divergence=sampled")),
-        ("grpo", "ppo", {"data.reuse.groups": 2}, ("data.reuse.groups=2 ", f"Set {METHOD}=tis.")),
+        ("grpo", "ppo", {"data.reuse.groups": 2}, ("data.reuse.groups=2 ", f"Set {METHOD}=tis")),
         (
             *("reinforce_plus_plus", "ppo", {"data.reuse.groups": 2, METHOD: "tis"}),
-            (f"data.reuse.groups=2: {ESTIMATOR}=reinforce_plus_plus", "Set algorithm.adv_estimator=grpo"),
+            (f"data.reuse.groups=2, {ESTIMATOR}=reinforce_plus_plus", "Set algorithm.adv_estimator=grpo"),
         ),
-        *(("grpo", "ppo", stale, ("trainer.max_staleness=1 ", f"Set {METHOD}=tis.")) for stale in STALE),
-        *(("grpo", "ppo", stale | {BYPASS: True}, (f"Set {METHOD}=tis, bypass=false.",)) for stale in STALE),
+        *(("grpo", "ppo", stale, ("trainer.max_staleness=1 ", f"Set {METHOD}=tis")) for stale in STALE),
+        *(("grpo", "ppo", stale | {BYPASS: True}, ("bypass=false",)) for stale in STALE),
         *(
-            ("dr_grpo", loss, {METHOD: "tis"}, (f"{METHOD}=tis ", f"{LOSS}={loss} ", f"Set {METHOD}=null."))
+            ("dr_grpo", loss, {METHOD: "tis"}, (f"{METHOD}=tis", f"{LOSS}={loss}", f"Set {METHOD}=null."))
             for loss in ANCHORED
         ),
         *(
-            ("grpo", loss, {METHOD: "tis"}, (f"{LOSS}={loss} ", f"{LEVEL}=token ", f"Set {LEVEL}=sequence"))
+            ("grpo", loss, {METHOD: "tis"}, (f"{LOSS}={loss}", f"{LEVEL}=token ", f"Set {LOSS}=ppo"))
             for loss in SEQUENCE_LOSSES
         ),
     ],
 )
 def test_invalid_combinations_are_refused(estimator: str, loss: str, values: dict[str, Any], facts: tuple[str, ...]):
     check_refused(estimator, loss, values, *facts)
-
-
-@pytest.mark.parametrize(
-    ("estimator", "loss", "values", "facts"),
-    [
-        *(("grpo", loss, MEMORY, (f"{LOSS}={loss} ", "350 tokens")) for loss in (*SEQUENCE_LOSSES, "gspo_token")),
-        ("grpo", "ppo", MEMORY | {METHOD: "mask", LEVEL: "sequence"}, (f"{CORRECTION} ", "350 tokens")),
-        ("grpo", "ppo", MEMORY | MASK, (f"{CORRECTION} ", "350 tokens")),
-        ("gigpo", "ppo", MEMORY, (f"{ESTIMATOR}=gigpo ", "StepResult.info['state']")),
-        (
-            *("grpo", "ppo", STALE[0] | {METHOD: "mask", LEVEL: "geometric"}),
-            (f"{METHOD}=mask with level=geometric ", f"Set {METHOD}=tis, or trainer.max_staleness=0."),
-        ),
-    ],
-)
-def test_risky_combinations_are_warnings(estimator: str, loss: str, values: dict[str, Any], facts: tuple[str, ...]):
-    (line,) = notices(estimator, loss, values)
-    assert line.startswith(facts[0]) and facts[1] in line
 
 
 SHAPING = {
@@ -212,7 +195,7 @@ def test_estimators_that_refuse_reward_shaping(key: str):
     for name in ("gdpo", "grpo_passk_analytic", "maxrl"):
         reason = get_estimator(name).no_shaping_reason
         assert reason
-        check_refused(name, "ppo", values, f"{ESTIMATOR}={name} ", f": {reason}. Set {key}=")
+        check_refused(name, "ppo", values, f"{ESTIMATOR}={name}", f": {reason}. Set {key}=")
     assert notices("grpo", "ppo", values) == []
 
 
@@ -227,7 +210,10 @@ def test_several_optimizer_steps_warn_on_policy_methods(estimator: str, loss: st
         ({f"{ACTOR}.ppo_epochs": 3}, "3 optimizer steps (1 mini-batches x 3 epochs)"),
     ):
         (line,) = notices(estimator, loss, batch | steps)
-        assert line.startswith(f"{key}={loss if key == LOSS else estimator} ") and shown in line
+        assert (
+            line.startswith(f"{LOSS}={loss}, {ESTIMATOR}={estimator}: {loss if key == LOSS else estimator} ")
+            and shown in line
+        )
         assert f"{ACTOR}.ppo_mini_batch_size=32 and {ACTOR}.ppo_epochs=1" in line
         assert notices("grpo", "ppo", batch | steps) == []
 
@@ -314,26 +300,15 @@ def test_reward_keys_that_an_environment_uses(name: str, max_steps: int, used: b
 
 
 REUSED = {"data.reuse.groups": 2, METHOD: "tis"}
-AGENT = {"env.env_name": "agent", "env.agent.command": "program"}
 
 
-@pytest.mark.parametrize(
-    ("estimator", "loss", "values", "facts"),
-    [
-        ("opo", "ppo", REUSED, (f"{ESTIMATOR}=opo ", "data.reuse.groups=2 ")),
-        ("grpo", "ppo", REUSED | {METHOD: "mask", LEVEL: "sequence"}, (f"{METHOD}=mask ", "data.reuse.groups=2")),
-        ("grpo", "gspo", AGENT, (f"{LOSS}=gspo ", "env.env_name=agent")),
-    ],
-)
-def test_reused_groups_and_agents_have_the_warnings_of_stale_and_split_samples(
-    estimator: str, loss: str, values: dict[str, Any], facts: tuple[str, ...]
-):
-    (line,) = notices(estimator, loss, values)
-    assert line.startswith(facts[0]) and facts[1] in line
+def test_an_on_policy_estimator_warns_of_reused_groups():
+    (line,) = notices("opo", "ppo", REUSED)
+    assert line.startswith(f"{ESTIMATOR}=opo") and "data.reuse.groups=2 " in line
 
 
 @pytest.mark.parametrize("loss", ANCHORED)
 def test_a_teacher_is_compared_with_the_trained_policy(loss: str):
     taught = {"teacher.divergence": "sampled"}
     notices("grpo", loss, taught)  # engine and trainer have the same weights
-    check_refused("grpo", loss, taught | {"data.reuse.groups": 2}, "data.reuse.groups=2 ", "teacher.divergence=reverse")
+    check_refused("grpo", loss, taught | {"data.reuse.groups": 2}, "data.reuse.groups=2 ", "divergence=reverse")

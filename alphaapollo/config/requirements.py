@@ -1,0 +1,328 @@
+"""What combinations of settings, and machines, cannot do: the rows of one table, and the function that walks it.
+
+A row is a function with the decorator `requirement`. Rows about advantage estimators and policy losses are in
+trainer/setup/combinations.py, rows about model families in launch/model_requirements.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from alphaapollo.config.keys import format_value, get_value, walk_sections
+from alphaapollo.config.resolve import count_engine_gpus, count_engines
+from alphaapollo.config.schema.algorithm import Actor, RolloutCorrection
+from alphaapollo.config.schema.base import Device, Section
+from alphaapollo.config.schema.commands import Config, TuningConfig, TuningData
+from alphaapollo.config.schema.generation import EvolvingConfig, GenerationConfig, ServedModel
+from alphaapollo.config.schema.model import Fsdp, Rollout
+from alphaapollo.config.schema.reward import CustomRewardFunction, Teacher, TeacherModel
+from alphaapollo.config.schema.trainer import RunSettings, Training
+
+ROLLOUT = "actor_rollout_ref.rollout"
+UNKNOWN_CORES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration, and what else the rows of the table may depend on."""
+
+    config: Any
+    device: Device | None = None  # None: the machine is not known yet
+    num_gpus: int = 0  # of a node
+    num_cores: int = UNKNOWN_CORES
+    estimator: Any = None  # Estimator and PolicyLoss of a training run; None: not known yet
+    loss: Any = None
+
+
+class Requirement(NamedTuple):
+    """Row of a table: `KEY=VALUE: {reason}. {fix}.`, if `find_conflict(subject, case)` returns a true value, for
+    which {} in the texts stands, or a tuple for {0}, {1}, ..."""
+
+    find_conflict: Callable[[Any, Case], Any]  # its name is the feature
+    subject: type[Any] | tuple[type[Any], ...]  # the row is about every section of this class, or a model's use
+    keys: str  # separated by spaces, of the section, or with a leading slash of the configuration; or a text with {}
+    reason: str
+    fix: str
+    is_error: bool  # False: it works, but is probably wrong
+
+    def describe(self, subject: Any, prefix: str, case: Case, found: object) -> str:
+        shown, values = [], found if isinstance(found, tuple) else (found,)
+        for key in self.keys.split() if isinstance(subject, Section) else ():
+            owner, before = (case.config, "") if key.startswith("/") else (subject, prefix)
+            shown.append(f"{before}{key.lstrip('/')}={format_value(get_value(owner, key.lstrip('/')))}")
+        reason, fix, keys = (text.format(*values, use=subject) for text in (self.reason, self.fix, self.keys))
+        return f"{', '.join(shown) or keys}: {reason}. {fix}."
+
+
+REQUIREMENTS: list[Requirement] = []
+Row = Callable[[Any, Case], Any]
+
+
+def requirement(
+    subject: type[Any] | tuple[type[Any], ...],
+    keys: str,
+    reason: str,
+    fix: str,
+    is_error: bool = True,
+    table: list[Requirement] = REQUIREMENTS,
+) -> Callable[[Row], Row]:
+    """Return the decorator that adds a row to a table (see Requirement)."""
+
+    def register(row: Row) -> Row:
+        table.append(Requirement(row, subject, keys, reason, fix, is_error))
+        return row
+
+    return register
+
+
+def find_conflicts(case: Case, is_error: bool = True, table: list[Requirement] = REQUIREMENTS) -> Iterator[str]:
+    """Yield an error, or a warning, for each row that a section of a configuration, or a model's use, does not meet."""
+    for prefix, subject in walk_sections(case.config) if isinstance(case.config, Section) else [("", case.config)]:
+        for row in table:
+            is_about = row.is_error is is_error and isinstance(subject, row.subject)
+            if is_about and (found := row.find_conflict(subject, case)):
+                yield row.describe(subject, prefix, case, found)
+
+
+# The machine
+
+
+@requirement(RunSettings, "device", "this machine has no GPU", "Set trainer.device=auto or cpu")
+def gpus(trainer: Any, case: Case) -> Any:
+    own = not isinstance(case.config, EvolvingConfig) or any(model.path for model in case.config.models.values())
+    return case.device == "cuda" and not case.num_gpus and own
+
+
+@requirement(Training, "n_gpus_per_node", "a node has {} GPUs", "Set {} or less")
+def gpus_per_node(trainer: Training, case: Case) -> Any:
+    return case.device == "cuda" and 0 < case.num_gpus < trainer.n_gpus_per_node and case.num_gpus
+
+
+@requirement(
+    Config, f"{ROLLOUT}.tensor_model_parallel_size trainer.n_gpus_per_node", "the engines split nodes", "Set one of {}"
+)
+def engines_within_nodes(config: Config, case: Case) -> Any:
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    size, per_node = rollout.tensor_model_parallel_size, trainer.n_gpus_per_node
+    shares = case.device == "cuda" and rollout.colocate and not rollout.nnodes
+    if shares and per_node % size and (rollout.num_engines is None or trainer.nnodes > 1):
+        return ", ".join(str(size) for size in range(1, per_node + 1) if per_node % size == 0)
+    return None
+
+
+@requirement(
+    Config,
+    f"{ROLLOUT}.num_engines {ROLLOUT}.tensor_model_parallel_size",
+    "the engines need {0} GPUs, but {1} GPUs on each of {2} nodes are {3}",
+    "Lower one of them, or change trainer.n_gpus_per_node",
+)
+def engine_gpus(config: Config, case: Case) -> Any:
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    if case.device != "cuda" or not case.num_gpus or engines_within_nodes(config, case):
+        return None
+    free, nodes, where = trainer.n_gpus_per_node, trainer.nnodes, "shared with training"
+    if rollout.nnodes:
+        free, nodes, where = rollout.n_gpus_per_node or free, rollout.nnodes, "for engines"
+    elif not rollout.colocate:
+        free, where = case.num_gpus - free, "not used for training"
+    size, engines = (
+        rollout.tensor_model_parallel_size,
+        count_engines(rollout, "cuda", count_engine_gpus(rollout, trainer)),
+    )
+    return engines > free // size * nodes and (engines * size, free, nodes, where)
+
+
+@requirement(
+    GenerationConfig,
+    "rollout.num_engines rollout.tensor_model_parallel_size trainer.n_gpus_per_node trainer.nnodes",
+    "{0} engines do not fit, only {1}",
+    "Lower one of them",
+)
+def engines_on_gpus(config: GenerationConfig, case: Case) -> Any:
+    trainer, engines = config.trainer, count_engines(config.rollout, "cuda", config.trainer.num_gpus)
+    fit = trainer.n_gpus_per_node // config.rollout.tensor_model_parallel_size * trainer.nnodes
+    return case.device == "cuda" and not 0 < engines <= fit and (engines, fit)
+
+
+@requirement(
+    Config, f"trainer.async_mode {ROLLOUT}.colocate", "engines need GPUs of their own", f"Set {ROLLOUT}.colocate=false"
+)
+def separate_engines(config: Config, case: Case) -> Any:
+    rollout = config.actor_rollout_ref.rollout
+    return case.device == "cuda" and config.trainer.async_mode == "separate" and rollout.colocate and not rollout.nnodes
+
+
+# Ranks and batches
+
+DIVIDES_RANKS = "it must divide the ranks without splitting a node"
+RANKS = "/trainer.n_gpus_per_node /trainer.nnodes"
+
+
+def _list_fitting_sizes(size: int, trainer: Training) -> str:
+    """Return the sizes of groups that divide the ranks without splitting a node; "" if `size` is one of them."""
+    ranks, per_node = trainer.num_ranks, trainer.n_gpus_per_node
+    fits = [n for n in range(1, ranks + 1) if ranks % n == 0 and (per_node % n == 0 or n % per_node == 0)]
+    return "" if size in fits else ", ".join(map(str, fits))
+
+
+@requirement(Fsdp, f"fsdp_size {RANKS}", DIVIDES_RANKS, "Set one of {}, or -1 for all")
+def hybrid_sharding(fsdp: Fsdp, case: Case) -> Any:
+    return fsdp.fsdp_size != -1 and _list_fitting_sizes(fsdp.fsdp_size, case.config.trainer)
+
+
+@requirement((Actor, TuningConfig), f"ulysses_sequence_parallel_size {RANKS}", DIVIDES_RANKS, "Set one of {}")
+def sequence_parallelism(section: Any, case: Case) -> Any:
+    return _list_fitting_sizes(section.ulysses_sequence_parallel_size, case.config.trainer)
+
+
+@requirement(Fsdp, "ep_size fsdp_size", "ep_size must divide the {0} ranks of a copy of the model", "Set one of {1}")
+def expert_parallelism(fsdp: Fsdp, case: Case) -> Any:
+    shards = fsdp.count_shards(case.config.trainer.num_ranks)
+    return shards % fsdp.ep_size and (shards, ", ".join(str(n) for n in range(1, shards + 1) if shards % n == 0))
+
+
+@requirement(Rollout, "expert_parallel_size tensor_model_parallel_size", "they differ", "Set expert_parallel_size=1")
+def experts_of_engines(rollout: Rollout, case: Case) -> Any:
+    return rollout.expert_parallel_size not in (1, rollout.tensor_model_parallel_size)
+
+
+@requirement(
+    Config,
+    "actor_rollout_ref.actor.ppo_mini_batch_size data.train_batch_size env.rollout.n",
+    "the mini-batch must divide the {0} trajectories of an iteration",
+    "Set {1} or another divisor",
+)
+def mini_batches(config: Config, case: Case) -> Any:
+    total, size = config.trajectories_per_update, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    return size < total and total % size and (total, next(d for d in range(size, 0, -1) if total % d == 0))
+
+
+@requirement(TuningData, "source_weights train_files", "there must be one weight per file", "Add or remove weights")
+def weights_of_files(data: TuningData, case: Case) -> Any:
+    files = [data.train_files] if isinstance(data.train_files, str) else data.train_files
+    return data.source_weights and len(data.source_weights) != len(files)
+
+
+# The algorithm
+
+
+@requirement(
+    Actor, "kl_loss_type", "its gradient is zero on average, so it only adds noise", "Append +, or set k2", False
+)
+def kl_in_loss(actor: Actor, case: Case) -> Any:
+    return actor.use_kl_loss and actor.kl_loss_type in ("kl", "k1")
+
+
+@requirement(
+    Rollout,
+    "top_p top_k",
+    "they bias the gradients, because log-probs, ratios and KL use the full distribution",
+    "Use them for validation only (val_kwargs)",
+    is_error=False,
+)
+def truncated_sampling(rollout: Rollout, case: Case) -> Any:
+    return isinstance(case.config, Config) and (rollout.top_p < 1 or rollout.top_k > 0)
+
+
+@requirement(
+    RolloutCorrection, "method low high", "there must be bounds, with low below high", "Set high=2.0, low=null"
+)
+def correction(one: RolloutCorrection, case: Case) -> Any:
+    return one.method and not (one.low or 0.0) < (one.high or (math.inf if one.low else 0.0))
+
+
+@requirement(
+    Config,
+    "data.val_files trainer.test_freq",
+    "data.curriculum.stages wait for {}",
+    "Set both, e.g. trainer.test_freq=10",
+)
+def curriculum(config: Config, case: Case) -> Any:
+    gates = [stage.metric for stage in config.data.curriculum.stages[:-1] if stage.metric != "pass_rate"]
+    return not config.validates_on_rows and ", ".join(gates)
+
+
+@requirement(Config, "algorithm.reference_reset.patience data.val_files trainer.test_freq", "no validation", "Set all")
+def reference_reset(config: Config, case: Case) -> Any:
+    return case.device and not config.validates_on_rows and config.algorithm.reference_reset.patience
+
+
+# Teachers, rewards and served models
+
+
+@requirement((TeacherModel, ServedModel), "base_url name", "the server needs the name of a model", "Set name")
+def names_on_servers(model: Any, case: Case) -> Any:
+    return model.base_url and not model.name
+
+
+@requirement(Teacher, "by_source", "the pattern {0!r} {1}", "Use names in models, and weights that sum to 1")
+def shares_of_teachers(teacher: Teacher, case: Case) -> Any:
+    for pattern, chosen in teacher.by_source.items():
+        weights = {chosen: 1.0} if isinstance(chosen, str) else chosen
+        if unknown := [name for name in weights if name not in teacher.models]:
+            return pattern, f"names {unknown[0]!r}, which is not in models ({', '.join(teacher.models)})"
+        if abs(math.fsum(weights.values()) - 1.0) > 1e-6:
+            return pattern, f"has weights that sum to {math.fsum(weights.values()):g}"
+    return None
+
+
+@requirement(
+    Teacher, "divergence top_k", "the server of {} has no full distributions", "Set top_k=20, or divergence=sampled"
+)
+def distributions_of_servers(teacher: Teacher, case: Case) -> Any:
+    return teacher.uses_full_vocabulary and teacher.top_k is None and next(iter(teacher.servers), "")
+
+
+@requirement(Config, f"{ROLLOUT}.temperature", "the server of {} has log-probs at temperature 1", "Set it to 1")
+def temperature_of_servers(config: Config, case: Case) -> Any:
+    return config.actor_rollout_ref.rollout.temperature != 1 and next(iter(config.teacher.servers), "")
+
+
+@requirement(CustomRewardFunction, "name weights", "there must be one weight for each name", "Add or remove weights")
+def weights_of_rewards(custom: CustomRewardFunction, case: Case) -> Any:
+    return custom.weights and len(custom.weights) != len(custom.names)
+
+
+# Self-evolution
+
+
+@requirement(EvolvingConfig, "models", "it is required", "Set models.policy.path=MODEL, or base_url and name")
+def models(config: EvolvingConfig, case: Case) -> Any:
+    return case.device and not config.models
+
+
+@requirement(ServedModel, "path base_url", "one of them must be set, not both", "Set path, or base_url and name")
+def served_models(model: ServedModel, case: Case) -> Any:
+    return bool(model.path) == bool(model.base_url)
+
+
+@requirement(EvolvingConfig, "env.env_name", "this run must serve models.{}", "Set models.{}.path, not base_url")
+def agents(config: EvolvingConfig, case: Case) -> Any:
+    own = [name for name in config.proposer_models if name in config.models and not config.models[name].path]
+    return config.env.env_name == "agent" and ", ".join(own)
+
+
+@requirement(EvolvingConfig, "evolving.branches", "{0} is not in models", "Set one of {1}")
+def branches(config: EvolvingConfig, case: Case) -> Any:
+    named = {f"evolving.branches[{index}]": name for index, name in enumerate(config.evolving.branches)}
+    named |= {f"roles.{role}.model": section.model for role, section in config.all_roles.items() if section.model}
+    unknown = [f"{key}={name}" for key, name in named.items() if name not in config.models]
+    return config.models and unknown and (unknown[0], ", ".join(config.models))
+
+
+@requirement(EvolvingConfig, "roles.proposer.plugin", "nothing would be proposed", "Set roles.proposer.plugin=proposer")
+def proposer(config: EvolvingConfig, case: Case) -> Any:
+    return not config.roles.proposer.plugin
+
+
+@requirement(EvolvingConfig, "evolving.votes roles.verifier.plugin", "nothing would vote", "Set evolving.votes=0")
+def verifier(config: EvolvingConfig, case: Case) -> Any:
+    return config.evolving.votes and not config.roles.verifier.plugin
+
+
+@requirement(EvolvingConfig, "budget.money", "no model has a price", "Set price_in and price_out of a model")
+def prices(config: EvolvingConfig, case: Case) -> Any:
+    return config.budget.money and not any(model.price_in or model.price_out for model in config.models.values())
