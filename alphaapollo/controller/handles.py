@@ -18,7 +18,6 @@ import numpy as np
 from alphaapollo.algorithms.mismatch import MismatchSums
 from alphaapollo.batching.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.config.schema import LoraForm
-from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied, await_if_awaitable
 from alphaapollo.observability.timing import start_profile, take_profile
 from alphaapollo.processes.watchdog import remove_paths
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
     from alphaapollo.workers.model_worker import TrainingWorker
     from alphaapollo.workers.policy import PolicyWorker
     from alphaapollo.workers.reward_model import RewardModelWorker
+
+
+from collections import deque
 
 T = TypeVar("T")
 W = TypeVar("W", bound="TrainingWorker | RewardModelWorker | RolloutWorker")
@@ -279,11 +281,8 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
 
     async def generate_group(self, request: GroupRequest) -> TrajectoryGroup:
         """Generate all samples of one prompt on the least loaded engine, as soon as the engine has capacity."""
-        rank = await self._balancer.acquire_engine(request.num_samples)
-        try:
+        async with self._balancer.reserve_engine(request.num_samples) as rank:
             return await self.ranks.call_rank(rank, generate_group, request)
-        finally:
-            self._balancer.release_capacity(rank, request.num_samples)
 
     async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
         """Generate all groups concurrently and yield (index of the request, its group) as each group is complete. If an
@@ -357,3 +356,42 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         await self.ranks.call(lambda worker: worker.close())
         await self.ranks.call(lambda _: remove_paths(map(Path, cleanup_folders)))
         await self.ranks.close()
+
+
+class LoadBalancer:
+    """Load balancer that counts the samples in flight on each engine.
+
+    Among equally loaded engines the first one is chosen. `capacity`: maximum number of samples in flight per engine. A
+    larger request waits for an idle engine.
+    """
+
+    def __init__(self, num_engines: int, capacity: int):
+        self._capacity = capacity
+        self._load = [0] * num_engines
+        self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
+
+    @asynccontextmanager
+    async def reserve_engine(self, num_samples: int) -> AsyncIterator[int]:
+        """Context manager that waits, in order of arrival, until an engine has capacity for `num_samples` samples, and
+        reserves it. Yields the engine's index."""
+        slot: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append((num_samples, slot))
+        self._assign_waiting_requests()
+        try:
+            yield await slot
+        finally:
+            if not slot.cancelled():
+                self._load[slot.result()] -= num_samples
+                self._assign_waiting_requests()
+
+    def _assign_waiting_requests(self) -> None:
+        while self._waiting:
+            num_samples, slot = self._waiting[0]
+            if not slot.done():
+                load = min(self._load)
+                if load and load + num_samples > self._capacity:
+                    return
+                engine = self._load.index(load)
+                self._load[engine] += num_samples
+                slot.set_result(engine)
+            self._waiting.popleft()

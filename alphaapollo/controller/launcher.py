@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 from alphaapollo.controller.worker_groups import LocalWorkerGroups, WorkerGroups, WorkerSpecs
-from alphaapollo.processes.temp_folder import register_cleanup
 from alphaapollo.processes.watchdog import start_reaper
 
 
@@ -25,7 +24,6 @@ async def launch_workers(
     """
     if specs.run_id:
         start_reaper(specs.run_id, specs.cleanup_folders)
-    register_cleanup(specs.cleanup_folders)
     if controller == "local":
         groups = LocalWorkerGroups(specs)
         if specs.engine_builder:
@@ -37,4 +35,4 @@ async def launch_workers(
     joined = bool(os.environ.get("RAY_ADDRESS"))  # input_checks.detect_node_resources has joined this cluster
     if not joined:
         start_local_cluster()
-    return await launch_ray_workers(specs, start_timeout, required_paths if joined else None)
+    return await launch_ray_workers(specs, start_timeout, required_paths if joined else {})

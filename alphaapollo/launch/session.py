@@ -10,10 +10,8 @@ from typing import Any
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.handles import FinetuningGroup, PolicyGroup
-from alphaapollo.controller.health.process_monitor import monitor_processes
-from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.launcher import launch_workers
-from alphaapollo.controller.nodes import RUN_FOLDER
+from alphaapollo.controller.stall_monitor import StallMonitor, monitor_processes
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter, run_and_save_on_signal
 from alphaapollo.launch.input_checks import explain_missing_cluster, find_local_paths
@@ -80,5 +78,7 @@ async def open_session(
 async def start_workers(config: Config | TuningConfig, specs: WorkerSpecs) -> WorkerGroups:
     """Start the workers as objects of this process or as Ray actors (trainer.controller)."""
     trainer = config.trainer
-    paths = find_local_paths(config) | {RUN_FOLDER: str(trainer.folder / "config.yaml")}
+    paths = find_local_paths(config) | {
+        "trainer.output_dir": str(trainer.folder / "config.yaml")
+    }  # written by the driver
     return await launch_workers(specs, resolve_controller(trainer), trainer.start_timeout, paths)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -122,18 +121,10 @@ def list_mapped_shared_memory() -> list[Path]:
 
 def wait_for_exit(pid: int) -> None:
     """Block until process `pid` has ended; return at once if there is no such process."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    except OSError:  # no pidfd: an old kernel or a strict sandbox
-        while psutil.pid_exists(pid):
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             time.sleep(_POLL_SECONDS)
-        return
-    with open(descriptor, "rb", buffering=0) as watched:
-        poller = select.poll()
-        poller.register(watched, select.POLLIN)
-        poller.poll()
 
 
 def start_reaper(run_id: str, cleanup_paths: Iterable[str | Path]) -> None:

@@ -9,7 +9,7 @@ from scripts.cluster_check.kit import Kit, expect, join, start_head
 from scripts.cluster_check.machines import machines, wait_until
 
 FAKE = ("trainer.nnodes=2", "actor_rollout_ref.rollout.name=fake")
-MISSING = "trainer.nnodes=2 asks for 2 node(s), and 1 have come: 10.77.0.1 (node1)"
+MISSING = "trainer.nnodes=2 needs 2 node(s), but 1 have joined: 10.77.0.1 (node1)"
 
 
 def run(kit: Kit) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from alphaapollo.config.schema import Rollout, TuningTrainer
-from alphaapollo.controller import nodes
-from alphaapollo.controller.nodes import (
+from alphaapollo.controller.ray_cluster import (
     ClusterNode,
+    compute_code_version,
     describe_missing_nodes,
     describe_node_differences,
     inspect_node,
@@ -28,7 +28,7 @@ def test_missing_nodes_are_counted_and_present_ones_named() -> None:
     request = asks(2, 8, "cuda")
     assert describe_missing_nodes([HEAD, SECOND], request) == ""
     missing = describe_missing_nodes([HEAD, SMALL], request)
-    for fact in ("trainer.nnodes=2", "8 GPUs", "1 have joined: 10.0.0.1 (a, 8 GPUs);", "10.0.0.3 (c, 4 GPUs)"):
+    for fact in ("trainer.nnodes=2", "8 GPUs", "2 have joined: 10.0.0.1 (a, 8 GPUs)", "10.0.0.3 (c, 4 GPUs)"):
         assert fact in missing
     assert "0 have joined" in describe_missing_nodes([], request)
 
@@ -70,4 +70,4 @@ def test_each_difference_is_named() -> None:
 
 
 def test_our_own_files_count_as_a_version() -> None:
-    assert nodes.compute_code_version().startswith("0.") and "(files " in nodes.compute_code_version()
+    assert compute_code_version().startswith("0.") and "(files " in compute_code_version()
