@@ -55,14 +55,15 @@ class WorkerGroup(Generic[W]):
 
     async def start_profile(self) -> None:
         """Start recording torch operations or episodes on every rank."""
-        tracks = [f"{self.ranks.role} {rank}" for rank in range(self.ranks.size)]
-        await self.ranks.call_with_items(lambda _, track: start_profile(track), tracks)
+        await self.ranks.call_with_items(lambda _, track: start_profile(track), self._list_tracks())
 
     async def stop_profile(self) -> list[Span]:
         """Stop recording and return what all ranks have recorded."""
-        tracks = [f"{self.ranks.role} {rank}" for rank in range(self.ranks.size)]
-        spans = await self.ranks.call_with_items(lambda _, track: take_profile(track), tracks)
+        spans = await self.ranks.call_with_items(lambda _, track: take_profile(track), self._list_tracks())
         return list(chain.from_iterable(spans))
+
+    def _list_tracks(self) -> list[str]:
+        return [f"{self.ranks.role} {rank}" for rank in range(self.ranks.size)]
 
     def _set_memory_metrics(self, results: Sequence[tuple[Any, dict[str, float]]]) -> None:
         self.memory_metrics = {name: max(metrics[name] for _, metrics in results) for name in results[0][1]}
@@ -164,11 +165,6 @@ async def update_policy(
     return metrics, worker.sum_logprob_mismatch(), worker.get_old_log_probs()
 
 
-def release_sent_weights(worker: PolicyWorker) -> tuple[None, dict[str, float]]:
-    worker.release_sent_weights()
-    return None, worker.get_memory_metrics()
-
-
 class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
     """Handle to the policy and to the other models on its ranks, e.g. the reference."""
 
@@ -214,7 +210,9 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
 
     async def release_sent_weights(self) -> None:
         """Free the transfer buffers after the engines have confirmed the weights, and offload the policy."""
-        self._set_memory_metrics(await self.ranks.call(lambda worker: release_sent_weights(worker)))
+        self._set_memory_metrics(
+            await self.ranks.call(lambda worker: (worker.release_sent_weights(), worker.get_memory_metrics()))
+        )
 
     async def compute_probe_log_probs(self, probe: Probe) -> list[float]:
         """Return the policy's log-probs of the probe, to compare with the engines', and offload the policy."""
@@ -244,10 +242,6 @@ class RewardModelGroup(ModelWorkerGroup["RewardModelWorker"]):
 async def generate_group(worker: RolloutWorker, request: GroupRequest) -> TrajectoryGroup:
     """Generate a group on a rollout worker. A module's function is pickled by name, unlike a lambda."""
     return await worker.generate(request)
-
-
-async def run_suite(worker: RolloutWorker, suite: Suite, folder: Path) -> SuiteResult:
-    return await worker.run_suite(suite, folder)
 
 
 async def sleep(worker: RolloutWorker, pauses_requests: bool) -> None:
@@ -308,14 +302,12 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
                 task.cancel()
 
     async def run_suites(self, suites: Sequence[Suite], folder: Path) -> list[SuiteResult]:
-        """Run evaluation suites with the engines' weights: one after the other on each engine.
-
-        folder: receives a folder of results per suite.
-        """
+        """Run evaluation suites, one after the other on each engine. folder: receives a folder of results per suite."""
 
         async def run_on_rank(rank: int) -> list[SuiteResult]:
             own = suites[rank :: self.ranks.size]
-            return [await self.ranks.call_rank(rank, run_suite, suite, folder / suite.name) for suite in own]
+            run = lambda worker, suite: worker.run_suite(suite, folder / suite.name)  # noqa: E731
+            return [await self.ranks.call_rank(rank, run, suite) for suite in own]
 
         return list(chain.from_iterable(await asyncio.gather(*map(run_on_rank, range(self.ranks.size)))))
 

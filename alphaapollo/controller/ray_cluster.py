@@ -11,7 +11,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from alphaapollo._version import __version__
 from alphaapollo.config.schema import GenerationTrainer, Rollout, Trainer, TuningTrainer
 from alphaapollo.controller.placement import Machine, query_smallest_gpu_memory_bytes
 from alphaapollo.controller.ranks import WorkerDied
-from alphaapollo.controller.stall_monitor import find_dead_process
 from alphaapollo.processes.network import restrict_network_to_loopback
 from alphaapollo.processes.watchdog import JOB_SIGNALS
 from alphaapollo.utils.heartbeat import read_process
@@ -116,66 +114,38 @@ def find_local_ray_processes() -> dict[str, int]:
 
 def is_local_ray_unresponsive() -> bool:
     """Return whether this process started Ray, and Ray's raylet or GCS is now dead or stopped by a signal."""
-    pids = find_local_ray_processes()
-    stopped = [process.is_stopped for pid in pids.values() if (process := read_process(pid))]
-    return find_dead_process(pids) != "" or any(stopped)
+    processes = [read_process(pid) for pid in find_local_ray_processes().values()]
+    return any(process is None or process.is_stopped for process in processes)
 
 
 def wait_for_nodes(trainer: TrainerSection, rollout: Rollout | None) -> None:
-    """Wait until enough nodes have joined the cluster, and print how many are missing. Raises ValueError after
-    trainer.start_timeout."""
+    """Wait until as many nodes as the run needs have joined the cluster, with GPUs unless it runs on CPUs, and print
+    which have joined. Raises ValueError after trainer.start_timeout. rollout: section of the engines of an RL run."""
     start, shown = time.monotonic(), -NOTICE_SECONDS
+    wanted = trainer.nnodes + (rollout.nnodes if rollout else 0)
     while True:
-        nodes = [
-            ClusterNode(node["NodeManagerAddress"], node["NodeManagerHostname"], int(node["Resources"].get("GPU", 0)))
-            for node in ray.nodes()
-            if node["Alive"]
-        ]
-        if not (missing := describe_missing_nodes(nodes, trainer, rollout)):
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        with_gpus = [node for node in alive if node["Resources"].get("GPU")]
+        on_gpus = trainer.device == "cuda" or (trainer.device == "auto" and with_gpus)
+        joined = with_gpus if on_gpus else alive
+        if len(joined) >= wanted:
             return
+        names = [f"{node['NodeManagerAddress']} ({node['NodeManagerHostname']})" for node in joined]
+        missing = (
+            f"the run needs {wanted} node(s){' with GPUs' if on_gpus else ''} (trainer.nnodes, "
+            f"actor_rollout_ref.rollout.nnodes), but {len(joined)} have joined: {', '.join(names) or 'none'}"
+        )
         waited = time.monotonic() - start
         if waited >= trainer.start_timeout:
             ray.shutdown()
             raise ValueError(
                 f"{missing}. Waited {waited:.0f} s (trainer.start_timeout). Check the output of `ray start` on each "
-                "missing node; Ray refuses nodes with other versions of Python or Ray. Start the nodes, or lower "
-                "nnodes or n_gpus_per_node."
+                "node; Ray refuses nodes with other versions of Python or Ray. Start the nodes, or lower nnodes."
             )
         if waited - shown >= NOTICE_SECONDS:
             shown = waited
             print(f"waiting: {missing} ({waited:.0f} of at most {trainer.start_timeout:.0f} s)", flush=True)
         time.sleep(POLL_SECONDS)
-
-
-@dataclass(frozen=True)
-class ClusterNode:
-    """A node that has joined the cluster."""
-
-    address: str
-    host: str
-    gpus: int
-
-    def __str__(self) -> str:
-        return f"{self.address} ({self.host}{f', {self.gpus} GPUs' if self.gpus else ''})"
-
-
-def describe_missing_nodes(
-    nodes: Sequence[ClusterNode], trainer: TrainerSection, rollout: Rollout | None = None
-) -> str:
-    """Return a message if fewer nodes have joined than the run needs (trainer.nnodes and, for engines only,
-    rollout.nnodes), else "". rollout: section of the engines of an RL run."""
-    on_gpus = trainer.device == "cuda" or (trainer.device == "auto" and any(node.gpus for node in nodes))
-    gpus, engine_nodes = trainer.n_gpus_per_node, rollout.nnodes if rollout else 0
-    engine_gpus = (rollout.n_gpus_per_node if rollout else None) or gpus
-    wanted = sorted([*[gpus] * trainer.nnodes, *[engine_gpus] * engine_nodes], reverse=True)
-    given = sorted((node.gpus for node in nodes), reverse=True)
-    if len(given) >= len(wanted) and not (on_gpus and any(map(int.__lt__, given, wanted))):
-        return ""
-    keys = f"trainer.nnodes={trainer.nnodes}"
-    keys += f" and actor_rollout_ref.rollout.nnodes={engine_nodes}" if engine_nodes else ""
-    each = f" with {' and '.join(map(str, dict.fromkeys(wanted)))} GPUs" if on_gpus else ""
-    joined = ", ".join(map(str, nodes)) or "none"
-    return f"{keys} needs {len(wanted)} node(s){each}, but {len(nodes)} have joined: {joined}"
 
 
 async def check_nodes_match_driver(groups: Sequence[PlacementGroup], required_paths: Mapping[str, str]) -> None:

@@ -165,7 +165,7 @@ class RayWorkerGroups(WorkerGroups):
             extra = {"policy": {"call_engines": partial(call_engines, ranks_by_role["rollout"].actors)}}
         starts: dict[str, Coroutine[object, object, object]] = {}
         for role, build in specs.rank_builders.items():
-            address = await ranks_by_role[role].reserve_address()
+            address = located[role][0].address
             builders = [
                 partial(build, RankPlacement(rank, placement.num_ranks, address, *sizes, writer), **extra.get(role, {}))
                 for rank, writer in enumerate(writers)

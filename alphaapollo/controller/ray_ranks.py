@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
@@ -63,6 +63,7 @@ class ActorLocation:
     node: str
     ip: str
     gpus: str  # comma-separated, as in CUDA_VISIBLE_DEVICES
+    address: str = ""  # of rank 0: a reserved port for the rendezvous of torch.distributed, e.g. tcp://10.0.0.1:29500
 
 
 def get_process_location() -> ActorLocation:
@@ -76,13 +77,11 @@ class WorkerActor(Generic[W]):
     """Asynchronous Ray actor that owns one worker. Calls of async methods overlap, e.g. generate; a call of any other
     method blocks the actor until it returns."""
 
-    def location(self) -> ActorLocation:
-        return get_process_location()
-
-    def reserve_address(self) -> str:
-        """Reserve a port on this node and return its address for torch.distributed, e.g. tcp://10.0.0.1:29500."""
-        host = ray.util.get_node_ip_address()
-        return f"tcp://{host}:{reserve_port(host)}"
+    def location(self, reserves_address: bool) -> ActorLocation:
+        location = get_process_location()
+        if not reserves_address:
+            return location
+        return replace(location, address=f"tcp://{location.ip}:{reserve_port(location.ip)}")
 
     async def start(
         self,
@@ -142,15 +141,12 @@ class RayRanks(Ranks[W]):
 
     async def locate_actors(self) -> list[ActorLocation]:
         """Wait until the processes of all actors run, and return their locations."""
-        self._locations = await self._wait_for_all_calls([actor.location.remote() for actor in self.actors])
+        calls = [actor.location.remote(rank == 0) for rank, actor in enumerate(self.actors)]
+        self._locations = await self._wait_for_all_calls(calls)
         self.has_several_nodes = len({location.node for location in self._locations}) > 1
         nodes = [f" on node {location.ip}" if self.has_several_nodes else "" for location in self._locations]
         self.process_names = [f"pid {one.pid}{node}" for one, node in zip(self._locations, nodes, strict=True)]
         return self._locations
-
-    async def reserve_address(self) -> str:
-        """Reserve a port on the node of rank 0 and return its address, the rendezvous of torch.distributed."""
-        return str(await self._wait_for_call(0, self.actors[0].reserve_address.remote()))
 
     async def start(
         self, builders: Sequence[Callable[[], Awaitable[W] | W]], environment_variables: Sequence[dict[str, str]]

@@ -88,10 +88,8 @@ def exit_when_process_ends(
 ) -> None:
     """End this process with `os._exit(1)` as soon as process `pid` of this machine has ended. A daemon thread waits.
 
-    Args:
-        cleanup_paths: Files and folders to remove before the exit.
-        remove_shared_memory: Also remove the shared memory files that this process has mapped. Set it only if no other
-            process uses these files.
+    Before the exit, it removes `cleanup_paths` and, if no other process uses them (remove_shared_memory), the
+    shared-memory files that this process has mapped.
     """
     paths = [Path(path) for path in cleanup_paths]
 
@@ -128,10 +126,8 @@ def wait_for_exit(pid: int) -> None:
 
 
 def start_reaper(run_id: str, cleanup_paths: Iterable[str | Path]) -> None:
-    """Start the reaper, a process that cleans up after this process has ended.
-
-    The reaper kills every process of the run on this machine, and removes `cleanup_paths`.
-    """
+    """Start the reaper. After this process has ended, it kills every process of the run on this machine, and removes
+    `cleanup_paths`."""
     module = "alphaapollo.processes.watchdog"
     command = [sys.executable, "-m", module, str(os.getpid()), run_id, *map(str, cleanup_paths)]
     environment = {name: value for name, value in os.environ.items() if name != RUN}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -106,11 +107,13 @@ class SharedMemorySender:
 
     def _write_tensors(self, tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> int:
         """Write (name, tensor) pairs to safetensors files in `folder` and return the digest of all tensors."""
-        digest = 0
-        for number, bucket in enumerate(make_buckets(tensors, self.dtype, torch.device("cpu"))):
-            write_safetensors(bucket, folder / f"{number:05d}.safetensors")
-            digest += compute_joint_digest(bucket.values())
-        return digest
+        digests: list[Future[int]] = []
+        with ThreadPoolExecutor(1) as pool:  # a bucket is hashed while it is written and the next one is gathered
+            for number, bucket in enumerate(make_buckets(tensors, self.dtype, torch.device("cpu"))):
+                wait(digests[-1:])
+                digests.append(pool.submit(compute_joint_digest, bucket.values()))
+                write_safetensors(bucket, folder / f"{number:05d}.safetensors")
+        return sum(digest.result() for digest in digests)
 
     def read_files(self, folder: str) -> dict[str, np.ndarray]:
         """Return {file name: bytes, uint8} of the sent folder, e.g. `v7`, for engines on other nodes."""
