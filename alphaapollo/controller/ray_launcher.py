@@ -107,26 +107,26 @@ def choose_visible_gpus(placement: Placement, role: str, rank_gpus: Sequence[str
 
 
 async def launch_ray_workers(
-    specs: WorkerSpecs, start_timeout: float, required_paths: Mapping[str, str]
+    specs: WorkerSpecs, start_timeout: float, required_paths: Mapping[str, str] | None
 ) -> RayWorkerGroups:
     """Reserve resources for all workers in Ray and start them concurrently. Arguments and errors are those of
-    launcher.launch_workers, but required_paths is empty if Ray runs only on this machine."""
+    launcher.launch_workers, but required_paths is None if Ray runs only on this machine."""
     reserved = await reserve_placement_groups(specs.placement, start_timeout)
-    if required_paths:
+    if required_paths is not None:
         await check_nodes_match_driver(reserved, required_paths)
     groups = RayWorkerGroups(specs, reserved)
     try:
         async with asyncio.timeout(start_timeout), monitor_processes(groups.required_service_processes, lambda _: None):
             await groups.start()
     except BaseException as error:
-        logs = ray._private.worker._global_node.get_logs_dir_path()  # of Ray on this machine
+        ray_node = ray._private.worker._global_node
         await groups.close()
         if not isinstance(error, TimeoutError):
             raise
+        starting, logs = ", ".join(sorted(groups.starting)), ray_node.get_logs_dir_path()  # of Ray on this machine
         raise TimeoutError(
-            f"not all workers started within trainer.start_timeout={start_timeout:.0f} s; still starting: "
-            f"{', '.join(sorted(groups.starting))}. See their logs in the run's logs/ and in {logs}. Raise "
-            "trainer.start_timeout for a large model."
+            f"not all workers started within trainer.start_timeout={start_timeout:.0f} s; still starting: {starting}. "
+            f"See their logs in the run's logs/ and in {logs}. Raise trainer.start_timeout for a large model."
         ) from None
     return groups
 

@@ -67,11 +67,9 @@ def find_stall(
     worker.
     """
     earlier = {one.worker: one.report for one in before if one.report.ticks is not None}
-    for one in now:
-        then = earlier.get(one.worker)
-        if then and one.report.ticks is not None and one.report.ticks != then.ticks:
-            return None
-        if then and one.report.disk_bytes - then.disk_bytes >= DISK_BYTES:
+    for name, report in ((one.worker, one.report) for one in now if one.report.ticks is not None):
+        then = earlier.get(name, report)
+        if report.ticks != then.ticks or report.disk_bytes - then.disk_bytes >= DISK_BYTES:
             return None
     awaited = list_awaited(now)
     if stopped := _find_stopped(awaited) or _find_stopped(now):
@@ -121,12 +119,8 @@ def _describe(
 class StallMonitor:
     """Async context manager that raises RunStalled out of its block if the run stalls.
 
-    Args:
-        ranks: the workers of all roles.
-        notify: prints one line; called from the monitor's thread.
-        make_resume_hint: returns how the run can be resumed, for the error message.
-        required_pids: name -> pid of the processes, besides the workers, that the run depends on. A stopped process is
-            reported even if the run makes progress.
+    ranks: the workers of all roles. notify: prints one line; called from the monitor's thread. make_resume_hint:
+    returns how the run can be resumed. required_pids: name -> pid of the other processes that the run depends on.
     """
 
     def __init__(
@@ -138,10 +132,9 @@ class StallMonitor:
         make_resume_hint: Callable[[], str],
         required_pids: Mapping[str, int] = MappingProxyType({}),
     ):
-        self._ranks, self._device, self._folder = ranks, device, trainer.folder
-        self._notice, self._timeout = trainer.stall_notice_seconds, trainer.stall_timeout
+        self._ranks, self._trainer, self._device = ranks, trainer, device
         self._notify, self._make_resume_hint = notify, make_resume_hint
-        self._tick = max(self._notice / CHECKS, SHORTEST_TICK)
+        self._required = {pid: name for name, pid in required_pids.items()}
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._check_periodically, name="stall-monitor", daemon=True)
         self._error: RunStalled | None = None
@@ -149,7 +142,6 @@ class StallMonitor:
         self._ticks = -1
         self._stalled = 0.0  # seconds since the last progress
         self._is_reported = self._has_failed = False
-        self._required = {pid: name for name, pid in required_pids.items()}
         self._stopped: set[int] = set()  # pids of required processes that are stopped
 
     async def __aenter__(self) -> StallMonitor:
@@ -169,11 +161,11 @@ class StallMonitor:
             raise self._error from None
 
     def _check_periodically(self) -> None:
-        last = time.monotonic()
-        while not self._left.wait(self._tick):
+        last, tick = time.monotonic(), max(self._trainer.stall_notice_seconds / CHECKS, SHORTEST_TICK)
+        while not self._left.wait(tick):
             now = time.monotonic()
             try:  # exclude time in which this thread did not run, because of suspend or Ctrl-Z
-                self.check(min(now - last, 2 * self._tick + ANSWER_SECONDS * (1 + len(self._ranks))))
+                self.check(min(now - last, 2 * tick + ANSWER_SECONDS * (1 + len(self._ranks))))
             except Exception as error:  # noqa: BLE001  the monitor must not end silently
                 if not self._has_failed:
                     trace = "".join(traceback.format_exception(error))
@@ -192,7 +184,8 @@ class StallMonitor:
             self._ticks = HEARTBEAT.ticks
             return self._reset_after_progress()
         self._stalled += elapsed_seconds
-        if self._stalled < self._notice / 2:
+        notice, stall_timeout = self._trainer.stall_notice_seconds, self._trainer.stall_timeout
+        if self._stalled < notice / 2:
             return None
         before, self._before = self._before, (time.monotonic(), self.collect_reports())
         if before is None:
@@ -200,13 +193,13 @@ class StallMonitor:
         stall = find_stall(before[1], self._before[1], self._before[0] - before[0], self._device)
         if stall is None:
             return self._reset_after_progress()
-        timeout = max(self._timeout or 0.0, stall.call_timeout + MARGIN_SECONDS if stall.call_timeout else 0.0)
-        if self._stalled >= self._notice and not self._is_reported:
+        timeout = max(stall_timeout or 0.0, stall.call_timeout + MARGIN_SECONDS if stall.call_timeout else 0.0)
+        if self._stalled >= notice and not self._is_reported:
             self._is_reported = True
             since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._stalled))
-            end = f" The run ends after {timeout:.0f} s (trainer.stall_timeout)." if self._timeout else ""
+            end = f" The run ends after {timeout:.0f} s (trainer.stall_timeout)." if stall_timeout else ""
             self._notify(f"no progress for {self._stalled:.0f} s, since {since}: {stall.verdict}.{end}")
-        if self._timeout and self._stalled >= timeout:
+        if stall_timeout and self._stalled >= timeout:
             self._end_run(stall, self._before[1])
         return None
 
@@ -225,7 +218,7 @@ class StallMonitor:
         return [controller, *(one for ranks in self._ranks for one in ranks.collect_reports(ANSWER_SECONDS))]
 
     def _end_run(self, stall: Stall, reports: Sequence[WorkerReport]) -> None:
-        path = self._folder / "stalls" / time.strftime("%Y-%m-%d_%H-%M-%S.txt")
+        path = self._trainer.folder / "stalls" / time.strftime("%Y-%m-%d_%H-%M-%S.txt")
         shown = list(dict.fromkeys([*stall.culprits, *list_awaited(reports), reports[0]]))[:MAX_STACKS]
         path.parent.mkdir(parents=True, exist_ok=True)
         stacks = [f"=== {worker.name}\n{self._collect_stacks(worker)}" for worker in shown]
