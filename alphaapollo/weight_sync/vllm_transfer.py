@@ -79,13 +79,8 @@ class VllmTransferSender:
         if self.transport == "ipc" or self.rank > 0:
             return call()
         device = torch.accelerator.current_device_index()
-
-        def call_on_device() -> T:
-            torch.accelerator.set_device_index(device)
-            return call()
-
-        thread = ThreadPoolExecutor(1)
-        sending = thread.submit(call_on_device)
+        thread = ThreadPoolExecutor(1, initializer=torch.accelerator.set_device_index, initargs=(device,))
+        sending = thread.submit(call)
         thread.shutdown(wait=False)
         ends: list[Future[Any]] = [sending, self._update_client.failed]
         wait(ends, TRANSFER_SECONDS, return_when=FIRST_COMPLETED)
