@@ -15,9 +15,9 @@ from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.resolve import get_resolved, resolve_controller, resolve_generation
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.placement import Placement
+from alphaapollo.controller.stall_monitor import StallMonitor
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result

@@ -16,8 +16,8 @@ from pathlib import Path
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.placement import detect_machine
+from alphaapollo.controller.stall_monitor import StallMonitor
 from alphaapollo.data.images import collect_images
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts

@@ -131,7 +131,7 @@ class HeldOutEvaluation:
         self.engine.step = step
         engine, config = self.engine, self.config
         validation = await validate(
-            EngineGroup(LocalRanks(self._worker), 2 * engine.batch_size * engine.ranks.size),
+            EngineGroup(LocalRanks(self._worker, "rollout"), 2 * engine.batch_size * engine.ranks.size),
             self.prompts,
             config.rollout.val_kwargs,
             config.data.max_response_length,

@@ -27,11 +27,9 @@ from typing import Any, Generic, TypeVar
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.handles import FinetuningGroup, PolicyGroup, TrainingWorkerGroup
-from alphaapollo.controller.health.process_monitor import monitor_processes
-from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.launcher import launch_workers
-from alphaapollo.controller.nodes import RUN_FOLDER
 from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
+from alphaapollo.controller.stall_monitor import StallMonitor, monitor_processes
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.launch.command import REPORTED_ERRORS
 from alphaapollo.launch.input_checks import explain_missing_cluster, find_local_paths
@@ -221,7 +219,7 @@ async def open_session(
     if moved := start.prepare_folder(config, plan):
         console.notify(f"the previous run of this name was moved to {moved}")
     tracker = Tracker(config.model_dump(mode="json"), folder, console.resumed_step or 0, console.notify)
-    paths = find_local_paths(config) | {RUN_FOLDER: str(folder / "config.yaml")}
+    paths = find_local_paths(config) | {"trainer.output_dir": str(folder / "config.yaml")}
     workers: WorkerGroups | None = None
     try:
         with timer("start"):

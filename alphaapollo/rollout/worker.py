@@ -32,7 +32,7 @@ from alphaapollo.engines.protocol import Engine, EngineSpec
 from alphaapollo.environments.base import Environment, Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.timing import read_peak_memory_gib
-from alphaapollo.processes.time_limit import pause_all_time_limits, resume_all_time_limits
+from alphaapollo.processes.time_limit import pause_all_time_limits
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges.client import CompleteMessage
 from alphaapollo.rollout.agents.endpoint import open_endpoint
@@ -232,7 +232,7 @@ class RolloutWorker:
     async def resume(self) -> None:
         """Resume generation and time limits after `pause`."""
         await self.engine.resume()
-        resume_all_time_limits()
+        pause_all_time_limits(False)
 
     async def confirm_weights(self, version: int, folder: str) -> WeightReceipt | None:
         """Finish a weight sync, and return the digest of the engine's weights, if any. Running requests must be paused.

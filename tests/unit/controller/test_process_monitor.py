@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from alphaapollo.controller.health.process_monitor import monitor_processes
 from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR, WorkerDied
+from alphaapollo.controller.stall_monitor import monitor_processes
 
 
 @pytest.fixture
