@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from alphaapollo.rewards.answer_extraction import find_marked_answer
+from alphaapollo.rewards.answers import find_marked_answer
 
 RESAMPLES = 5000  # number of bootstrap resamples; the quantile levels are then accurate to about 0.002
 CHUNK = 2**22  # number of problems drawn per numpy call; bounds memory

@@ -16,7 +16,7 @@ from alphaapollo.environments.base import EnvironmentFailure, Services, get_envi
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rewards.judges.graders import JUDGES
+from alphaapollo.rewards.judges import JUDGES
 from alphaapollo.rollout.agents.runner import open_agent_runner
 from alphaapollo.rollout.agents.session import AgentSession, SessionLimits
 from alphaapollo.rollout.check_replies import check_reset_reply

@@ -114,12 +114,3 @@ def is_async(function: Callable[..., object]) -> bool:
     """Return whether calling a function, or an object with `__call__`, gives an awaitable."""
     call = getattr(function, "__call__", None)  # noqa: B004 the method itself is inspected
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-
-
-def explain_signature_mismatch(function: Callable[..., object], *args: object, **kwargs: object) -> str:
-    """Return why a function cannot be called with these arguments; empty if it can be called."""
-    try:
-        inspect.signature(function).bind(*args, **kwargs)
-    except TypeError as error:
-        return str(error)
-    return ""

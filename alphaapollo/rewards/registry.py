@@ -10,8 +10,7 @@ from fnmatch import fnmatchcase
 from alphaapollo.config.schema import Reward
 from alphaapollo.rewards.base import RewardFunction
 from alphaapollo.rewards.components import TASK
-from alphaapollo.rewards.judges.graders import JUDGES, list_criteria
-from alphaapollo.rewards.openai_connection import make_connection_options
+from alphaapollo.rewards.judges import JUDGES, check_judge_server, list_criteria
 from alphaapollo.types import Prompt
 
 
@@ -20,8 +19,8 @@ class BuiltInGrader:
     """Built-in reward function and the data sources that it grades. Only grader processes import its module."""
 
     name: str
-    function: str  # "module:function" under alphaapollo.rewards; empty: a judge, which needs no process
     data_source_patterns: str  # patterns of data sources, lower case; the first matching grader is used
+    module: str = "short_answers"  # under alphaapollo.rewards; it has grade_NAME and answer_NAME
 
     @property
     def is_judge(self) -> bool:
@@ -30,30 +29,27 @@ class BuiltInGrader:
 
 
 GRADERS = (
-    BuiltInGrader("gsm8k", "gsm8k:grade", "*gsm8k* *svamp*"),
-    BuiltInGrader("exact", "exact_match:grade", "exact exact/*"),
-    BuiltInGrader("reasoning_gym", "reasoning_gym:grade", "reasoning_gym reasoning_gym/*"),
-    *(BuiltInGrader(name, "", f"{name} {name}/*") for name in JUDGES),
-    BuiltInGrader("search_f1", "search:grade_f1", "search_f1 search_f1/*"),
+    BuiltInGrader("gsm8k", "*gsm8k* *svamp*"),
+    BuiltInGrader("exact", "exact exact/*"),
+    BuiltInGrader("reasoning_gym", "reasoning_gym reasoning_gym/*", "reasoning_gym"),
+    *(BuiltInGrader(name, f"{name} {name}/*") for name in JUDGES),
+    BuiltInGrader("search_f1", "search_f1 search_f1/*"),
     BuiltInGrader(
         "search",
-        "search:grade",
         "search search/* searchr1_* nq nq/* *nq_open* *trivia*qa* *popqa* *hotpot* *musique* *squad* *2wiki* "
         "*bamboogle*",
     ),
     BuiltInGrader(
-        "multiple_choice",
-        "multiple_choice:grade",
-        "multiple_choice multiple_choice/* *mmlu* *gpqa* *ai2_arc* *commonsense_qa* *medqa*",
+        "multiple_choice", "multiple_choice multiple_choice/* *mmlu* *gpqa* *ai2_arc* *commonsense_qa* *medqa*"
     ),
     BuiltInGrader(
         "code",
-        "code.grader:grade",
         "code code/* *humaneval* *mbpp* *livecodebench* *code_contests* *codecontests* apps */apps *taco* *codeforces* "
         "*leetcode* *kodcode* *deepcoder* primeintellect",
+        "code.grader",
     ),
     BuiltInGrader(
-        "math", "math.grader:grade", "*math* *aime* *amc* *hmmt* *olympiad* *minerva* *numina* *deepscaler* *dapo*"
+        "math", "*math* *aime* *amc* *hmmt* *olympiad* *minerva* *numina* *deepscaler* *dapo*", "math.grader"
     ),
 )
 
@@ -81,8 +77,7 @@ def get_grader(data_source: str) -> BuiltInGrader:
 
 def load_grader(data_source: str) -> RewardFunction:
     """Import the built-in reward function of a data source. Raises ValueError if no grader matches."""
-    function: RewardFunction = pkgutil.resolve_name(f"alphaapollo.rewards.{get_grader(data_source).function}")
-    return function
+    return _load_function(data_source, "grade")
 
 
 def load_answer_maker(data_source: str) -> Callable[[Prompt], str | None]:
@@ -91,9 +86,12 @@ def load_answer_maker(data_source: str) -> Callable[[Prompt], str | None]:
     It returns None if the ground truth has no answer, but tests. It raises ValueError for a ground truth that the
     grader cannot read.
     """
-    module = get_grader(data_source).function.partition(":")[0]
-    function: Callable[[Prompt], str | None] = pkgutil.resolve_name(f"alphaapollo.rewards.{module}:answer_from_truth")
-    return function
+    return _load_function(data_source, "answer")
+
+
+def _load_function(data_source: str, verb: str) -> Callable[..., object]:
+    grader = get_grader(data_source)
+    return pkgutil.resolve_name(f"alphaapollo.rewards.{grader.module}:{verb}_{grader.name}")
 
 
 def is_gradable(prompt: Prompt) -> bool:
@@ -117,23 +115,17 @@ def check_judges(prompts: Iterable[Prompt], reward: Reward, is_custom: bool) -> 
     reward.judge is incomplete, or a prompt has no criteria for a rubric or no answer to compare completions with."""
     needed = set[str]()
     for prompt in prompts:
-        for part, judge in assign_judges(prompt, reward, is_custom).items():
-            where = f"data_source {prompt.data_source!r} is" if part == TASK else f"the component {part} is"
-            if not reward.judge.model and reward.judge.backend == "server":
-                raise ValueError(
-                    f"{where} graded by a judge, but reward.judge.model is empty. Set it to the judge's model name, "
-                    "and set reward.judge.base_url if the judge is not on OpenAI's server."
-                )
-            if judge == "rubric":
-                list_criteria(reward.rubric, prompt)
-            if judge == "pairwise" and prompt.ground_truth is None:
-                raise ValueError(
-                    f"{where} graded by comparison with the ground truth, but row {prompt.id} has none. Add the field "
-                    "reward_model.ground_truth to this row."
-                )
-            needed.add(judge)
+        judges = {*assign_judges(prompt, reward, is_custom).values()}
+        if "rubric" in judges:
+            list_criteria(reward.rubric, prompt)
+        if "pairwise" in judges and prompt.ground_truth is None:
+            raise ValueError(
+                f"row {prompt.id} is graded by comparison with its ground truth, but has none. Add the field "
+                "reward_model.ground_truth to this row."
+            )
+        needed |= judges
     if needed and reward.judge.backend == "server":
-        make_connection_options("reward.judge", reward.judge.base_url, reward.judge.api_key_env)
+        check_judge_server(reward.judge)
     return needed
 
 

@@ -83,25 +83,17 @@ def make_lm_eval_command(server: ModelServer, task: str, folder: Path) -> list[s
     return [*words, "--tasks", task, "--output_path", str(folder), "--log_samples"]
 
 
-def check_lm_eval_task(suite: Suite, package: Path) -> None:
-    """Raise ValueError if lm-eval does not find the task. lm-eval needs up to half a minute to load its list, so it is
-    asked only if no YAML file has a line `task: NAME`, `group: NAME` or `tag: NAME`."""
+def check_lm_eval_task(suite: Suite) -> None:
+    """Raise ValueError if lm-eval does not find the task. Loading its list of tasks takes up to half a minute."""
     if not re.fullmatch(r"[\w-]+", suite.task) or (suite.working_folder / suite.task).exists():
         return  # a file, a folder, a pattern or a list
     words = [word for option in suite.options for word in option.split("=", 1)]
-    folders = [value for option, value in pairwise(words) if option == "--include_path"]
-    name = re.compile(rf"^(task|group|tag): *[\"']?{re.escape(suite.task)}[\"']?\s*(#|$)".encode(), re.MULTILINE)
-    searched = [*(suite.working_folder / folder for folder in folders), package / "tasks"]
-    if any(name.search(file.read_bytes()) for folder in searched for file in folder.rglob("*.yaml")):
-        return
-    options = [f"--include_path={folder}" for folder in folders]
-    try:
-        _run_for_output(suite, "-m", "lm_eval", "validate", "--tasks", suite.task, *options)
-    except subprocess.CalledProcessError:
+    options = [f"--include_path={value}" for option, value in pairwise(words) if option == "--include_path"]
+    if not _succeeds(suite, "-m", "lm_eval", "validate", "--tasks", suite.task, *options):
         raise ValueError(
             f"lm-eval does not find the task of the suite {suite.text!r}. Write one that "
             f"`{suite.interpreter} -m lm_eval ls tasks` shows, or add --include_path FOLDER."
-        ) from None
+        )
 
 
 def read_lm_eval_scores(folder: Path) -> Iterator[SuiteScore]:
@@ -124,7 +116,7 @@ def make_inspect_command(server: ModelServer, task: str, folder: Path) -> list[s
     return [*words, "--log-dir", str(folder), "--log-format", "json", "--display", "plain"]
 
 
-def check_inspect_task(suite: Suite, _: Path) -> None:
+def check_inspect_task(suite: Suite) -> None:
     """Raise ValueError if the task's file does not exist. Whether it has the task is not checked."""
     file = suite.working_folder / suite.task.partition("@")[0]
     if file.suffix == ".py" and not file.is_file():
@@ -150,7 +142,7 @@ class SuiteKind:
 
     package: str
     key_variable: str  # environment variable of the API key
-    check_task: Callable[[Suite, Path], None]  # (suite, the package's folder): raises ValueError if the task is missing
+    check_task: Callable[[Suite], None]  # raises ValueError if the task is missing
     make_command: Callable[[ModelServer, str, Path], list[str]]  # (server, task, folder) -> arguments of `python -m`
     read_scores: Callable[[Path], Iterator[SuiteScore]]  # raises ValueError if the run failed
 
@@ -206,24 +198,24 @@ def check_suites(suites: Sequence[Suite]) -> None:
     """Raise ValueError if a package is not installed, a task is missing, or two suites have the same name."""
     for index, suite in enumerate(suites):
         module = suite.kind.package.replace("-", "_")
-        query = f"import importlib.util as found; print(found.find_spec({module!r}).submodule_search_locations[0])"
-        try:
-            package = _run_for_output(suite, "-c", query)
-        except (OSError, subprocess.CalledProcessError):
+        query = f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({module!r}))"
+        if not _succeeds(suite, "-c", query):
             raise ValueError(
                 f"{suite.interpreter} does not have the package {suite.kind.package}. Install it, or set the Python of "
                 "an environment that has it (docs/install.md#evaluation-suites)."
-            ) from None
-        suite.kind.check_task(suite, Path(package))
+            )
+        suite.kind.check_task(suite)
         if suite.name in [other.name for other in suites[:index]]:
             raise ValueError(f"two suites are named {suite.name}. Remove one of them.")
 
 
-def _run_for_output(suite: Suite, *arguments: str) -> str:
-    """Run the suite's Python and return its output. Raises OSError, or CalledProcessError if the exit code is not 0."""
-    command, folder, variables = (suite.interpreter, *arguments), suite.working_folder, make_environment()
-    done = subprocess.run(command, cwd=folder, env=variables, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
+def _succeeds(suite: Suite, *arguments: str) -> bool:
+    """Run the suite's Python. Returns whether its exit code is 0."""
+    options = {"cwd": suite.working_folder, "env": make_environment(), "capture_output": True}
+    return (
+        shutil.which(suite.interpreter) is not None
+        and not subprocess.run((suite.interpreter, *arguments), check=False, **options).returncode
+    )
 
 
 def make_environment() -> dict[str, str]:
@@ -246,10 +238,8 @@ async def run_suite(suite: Suite, server: ModelServer, folder: Path) -> SuiteRes
             raise ValueError(f"not all scores are finite numbers: {scores}")
     except TimeoutError:
         error = f"it did not end within {suite.timeout:g} s"
-    except (KeyError, TypeError, AttributeError) as failure:
-        error = f"its results have an unknown format: {failure!r}"
-    except (OSError, ValueError) as failure:
-        error = str(failure)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as failure:  # results of an unknown format
+        error = f"{type(failure).__name__}: {failure}"
     if error:
         scores, error = [], redact(f"{error[:REASON_CHARS]} (see {folder / LOG})")
     result = SuiteResult(suite.text, suite.name, folder.parent.name, scores, error)
@@ -273,16 +263,9 @@ async def _run_command(suite: Suite, server: ModelServer, files: Path) -> int:
         try:
             return await asyncio.wait_for(process.wait(), suite.timeout)
         finally:
-            _kill_tree(process.pid)
-
-
-def _kill_tree(pid: int) -> None:
-    """Kill the leader of a session, and all processes that it has started."""
-    for child in list_descendants(pid):
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+            for kill, pid in [(os.kill, pid) for pid in list_descendants(process.pid)] + [(os.killpg, process.pid)]:
+                with suppress(ProcessLookupError):
+                    kill(pid, signal.SIGKILL)
 
 
 def _find_error_line(output: Path) -> str:

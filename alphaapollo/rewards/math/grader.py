@@ -18,8 +18,7 @@ from typing import Any
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from alphaapollo.rewards.accepted_answers import read_accepted_answers
-from alphaapollo.rewards.answer_extraction import find_adjacent_boxes, find_marked_answer
+from alphaapollo.rewards.answers import find_adjacent_boxes, find_marked_answer, read_accepted_answers
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.rewards.math.latex import SIGNS, extract_words, normalize_latex, remove_spacing
 from alphaapollo.rewards.math.plain_answers import (
@@ -72,7 +71,7 @@ NO_UNITS = LatexExtractionConfig(
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
 
 
-def grade(prompt: Prompt, completion: str) -> Score:
+def grade_math(prompt: Prompt, completion: str) -> Score:
     """Return a score of 1 if the answer is mathematically equal to an accepted answer, else 0.
 
     A completion without a readable expression has the wrong format. Raises ValueError for an empty ground truth. Raises
@@ -82,8 +81,8 @@ def grade(prompt: Prompt, completion: str) -> Score:
     return max(scores, key=lambda score: score.reward)
 
 
-def answer_from_truth(prompt: Prompt) -> str:
-    """Return an answer that `grade` must score 1. Raises ValueError for an unreadable ground truth."""
+def answer_math(prompt: Prompt) -> str:
+    """Return an answer that `grade_math` must score 1. Raises ValueError for an unreadable ground truth."""
     truth = _read_accepted_answers(prompt.ground_truth)[0]
     return f"\\boxed{{{find_final_answer(truth) or truth}}}"
 
@@ -96,7 +95,7 @@ def _read_accepted_answers(truth: object) -> list[str]:
 
 
 def _compare_with_truth(truth: str, completion: str) -> Score:
-    """Grade a completion against one accepted answer (see `grade`)."""
+    """Grade a completion against one accepted answer (see `grade_math`)."""
     expected = normalize_latex(find_final_answer(truth) or truth)
     answer = find_final_answer(completion, allow_words=bool(WORD.search(extract_words(expected))))
     if answer is None:

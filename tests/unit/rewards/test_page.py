@@ -12,7 +12,7 @@ from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.components import COMPONENTS, add_component_rewards, check_component_names
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.grader_processes.client import check_reward_function
-from alphaapollo.rewards.judges.graders import JUDGES, compute_rubric_score
+from alphaapollo.rewards.judges import JUDGES, compute_rubric_score
 from alphaapollo.rewards.registry import GRADERS
 from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score
 
@@ -90,6 +90,6 @@ def test_magistral_table():
 
 
 def test_the_number_of_languages_is_right():
-    from alphaapollo.rewards.language_consistency import LANGUAGES
+    from alphaapollo.rewards.components import LANGUAGES
 
     assert f"among {len(set(LANGUAGES.split()))} languages" in TEXT

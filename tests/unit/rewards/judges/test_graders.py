@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from alphaapollo.config.schema import Criterion, Judge, Reward, Rubric
-from alphaapollo.rewards.judges.graders import (
+from alphaapollo.rewards.judges import (
     compute_rubric_score,
     list_criteria,
     read_criteria,
