@@ -91,10 +91,7 @@ class VerifiersEnvironment:
             await self._client.close()
 
     async def _receive(self) -> Score | None:
-        """Wait for the next model request and keep its messages. Returns the score if the episode ended instead.
-
-        Raises RuntimeError if the environment failed, or its messages are not plain text.
-        """
+        """Wait for the next model request and keep its messages. Returns the score if the episode ended instead."""
         message = await self._socket.receive()
         if message.type is not aiohttp.WSMsgType.TEXT:
             raise ConnectionError(f"the process of the verifiers environment {self._settings.name} ended")

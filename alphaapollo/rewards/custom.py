@@ -165,7 +165,10 @@ def add_functions(functions: Mapping[str, Callable[..., Any]], weights: Sequence
         failed = [score for score in scores.values() if score.outcome.failed]
         return failed[0] if failed else Score(sum(factors[name] * one.reward for name, one in scores.items()), parts)
 
-    return lambda prompt, episode: _finish([adapt_to_episode(one)(prompt, episode) for one in functions.values()], add)
+    def reward(prompt: Prompt, trajectory: Episode) -> Any:
+        return _finish([adapt_to_episode(one)(prompt, trajectory) for one in functions.values()], add)
+
+    return reward
 
 
 def _finish(results: Sequence[Any], convert: Callable[[Sequence[Any]], Any]) -> Any:
@@ -225,11 +228,7 @@ def _make_trl_arguments(prompt: Prompt, episode: Episode, has_texts: bool) -> di
 
 
 def convert_verl_result(result: RewardResult) -> RewardResult:
-    """Rename `score` and `acc` in the dict of a verl reward function, and remove entries that are not numbers.
-
-    `{"score": 0.5, "acc": 1, "pred": "7"}` becomes `{"reward": 0.5, "accuracy": 1}`. Results other than a dict with
-    `score` are returned unchanged.
-    """
+    """Convert a dict of verl, `{"score": 0.5, "acc": 1, "pred": "7"}`, to `{"reward": 0.5, "accuracy": 1}`."""
     if not isinstance(result, Mapping) or "score" not in result:
         return result
     converted = {str(key): value for key, value in result.items() if _is_number(value)}

@@ -88,10 +88,7 @@ class JudgeServer:
 
 
 class JudgeClient:
-    """Client of a judge model, with a limit of concurrent judgements and a cache. Belongs to one event loop.
-
-    complete: returns the model's reply to a user message, or raises JudgeError.
-    """
+    """Client of a judge model, with a limit of concurrent judgements and a cache. Belongs to one event loop."""
 
     def __init__(self, judge: Judge, complete: CompleteMessage):
         self._judge, self._complete = judge, complete

@@ -63,8 +63,7 @@ def grade_reasoning_gym(prompt: Prompt, completion: str) -> Score:
 
 
 def answer_reasoning_gym(prompt: Prompt) -> str | None:
-    """Return an answer that the grader must score 1; None if the puzzle has no stored answer. Raises ValueError without
-    a puzzle."""
+    """Return an answer that the grader must score 1; None if the puzzle has no stored answer."""
     answer = _get_puzzle(prompt)["entry"]["answer"]
     return None if answer is None else f"<answer>{answer}</answer>"
 

@@ -81,11 +81,7 @@ def load_grader(data_source: str) -> RewardFunction:
 
 
 def load_answer_maker(data_source: str) -> Callable[[Prompt], str | None]:
-    """Import the function that makes an answer from the ground truth, which the grader of the data source must score 1.
-
-    It returns None if the ground truth has no answer, but tests. It raises ValueError for a ground truth that the
-    grader cannot read.
-    """
+    """Import the function that makes an answer which the grader must score 1; it returns None if only tests exist."""
     return _load_function(data_source, "answer")
 
 
@@ -101,10 +97,7 @@ def is_gradable(prompt: Prompt) -> bool:
 
 
 def assign_judges(prompt: Prompt, reward: Reward, is_custom: bool) -> dict[str, str]:
-    """Return the judges that score the completions of a prompt: {name of a component, or `task`: judge}.
-
-    is_custom: whether a function of the user computes the task reward.
-    """
+    """Return the judges that score the completions of a prompt: {name of a component, or `task`: judge}."""
     grader = None if is_custom else find_grader(prompt.data_source)
     task = {TASK: grader.name} if grader is not None and grader.is_judge else {}
     return task | {name: name for name in reward.components if name in JUDGES}
@@ -116,6 +109,8 @@ def check_judges(prompts: Iterable[Prompt], reward: Reward, is_custom: bool) -> 
     needed = set[str]()
     for prompt in prompts:
         judges = {*assign_judges(prompt, reward, is_custom).values()}
+        if judges and not needed and reward.judge.backend == "server":
+            check_judge_server(reward.judge)
         if "rubric" in judges:
             list_criteria(reward.rubric, prompt)
         if "pairwise" in judges and prompt.ground_truth is None:
@@ -124,16 +119,11 @@ def check_judges(prompts: Iterable[Prompt], reward: Reward, is_custom: bool) -> 
                 "reward_model.ground_truth to this row."
             )
         needed |= judges
-    if needed and reward.judge.backend == "server":
-        check_judge_server(reward.judge)
     return needed
 
 
 def check_prompts_are_gradable(prompts: Iterable[Prompt]) -> None:
-    """Check at startup that the built-in graders can grade every prompt.
-
-    Raises ValueError if a data source has no grader, or a prompt has no ground truth and needs one.
-    """
+    """Raise ValueError if a data source has no built-in grader, or a prompt lacks a ground truth that it needs."""
     prompts = list(prompts)
     graders = {source: get_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}
     lacking = [one.id for one in prompts if one.ground_truth is None and not graders[one.data_source].is_judge]

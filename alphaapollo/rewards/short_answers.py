@@ -28,11 +28,7 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def grade_exact(prompt: Prompt, completion: str) -> Score:
-    """Return a score of 1 if the answer has exactly the words of an accepted answer, else 0.
-
-    The answer is the content of the last `<answer>` tag, or the complete text if there is no such tag. An unclosed tag
-    and an empty answer have the wrong format.
-    """
+    """Return a score of 1 if the last `<answer>`, or the text, has exactly the words of an accepted answer, else 0."""
     truth = prompt.ground_truth
     accepted = _read_accepted_answers(truth) + ([str(truth)] if isinstance(truth, str | float) else [])
     answer = find_answer_tag(completion)
@@ -179,8 +175,7 @@ MAX_CHOICE = 100  # characters after "the answer is" that are read
 
 
 def grade_multiple_choice(prompt: Prompt, completion: str) -> Score:
-    """Return a score of 1 if the completion chooses exactly the letters of the ground truth, else 0. A completion that
-    chooses no letter has the wrong format. Raises ValueError for a ground truth that names no choice."""
+    """Return a score of 1 if the completion chooses exactly the letters of the ground truth, else 0."""
     truth = _read_letters_of_truth(prompt)
     chosen = find_chosen_letters(completion)
     return make_accuracy_score(chosen == truth) if chosen else make_wrong_format_score("no letter is chosen")

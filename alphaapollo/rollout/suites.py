@@ -157,10 +157,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Suite:
-    """A task of a suite, and how to run it. `text`: KIND:TASK, followed by options of the kind's own command.
-
-    Raises ValueError if the text is something else.
-    """
+    """A task of a suite, and how to run it. `text`: KIND:TASK, and options of the kind's own command."""
 
     text: str
     python: str = ""  # Python with the kind's package; empty: that of .venv/suites if it exists, or this one

@@ -85,8 +85,8 @@ def find_function_test_failure(tests: FunctionTests, code: str, time_limit: floa
     """Return why the code, which includes the setup code, fails the tests; empty if it passes. Raises ValueError if the
     tests are broken: they fail before their first call of the answer's functions."""
     library = SANDBOX_PROGRAM.read_text(encoding="utf-8")
-    request = {"tests": tests.test_code, "setup": tests.setup_code, "names": tests.function_names}
-    stdin = json.dumps({**request, "check": tests.candidate_name, "seconds": time_limit})
+    request = {"tests": tests.test_code, "setup": tests.setup_code, "function": tests.function_name}
+    stdin = json.dumps({**request, "is_check": tests.is_check, "seconds": time_limit})
     ours, theirs = socket.socketpair()
 
     async def run() -> tuple[SandboxResult, str]:

@@ -124,10 +124,13 @@ class AnswerCaller:
             self.has_called = True
             print(CALLED, file=sys.stderr, flush=True)
         start = time.monotonic()
-        _send(call)
-        if not select.select([1], [], [], max(self._seconds, 0))[0]:
-            raise AnswerProcessError("the code ends with timeout")
-        reply = self._replies.readline(MAX_REPLY)
+        try:
+            _send(call)
+            if not select.select([1], [], [], max(self._seconds, 0))[0]:
+                raise AnswerProcessError("the code ends with timeout")
+            reply = self._replies.readline(MAX_REPLY)
+        except OSError:  # the connection is closed
+            reply = b""
         self._seconds -= time.monotonic() - start
         if not reply:
             raise AnswerProcessError(ENDED)
@@ -175,27 +178,41 @@ def _is_equal(one: object, other: object) -> bool:
     return one == other
 
 
+class TestNamespace(dict[str, Any]):
+    """Global variables of the tests. A name that neither Python nor the tests define is a function of the answer."""
+
+    def __init__(self, answer: AnswerCaller):
+        super().__init__(__name__="tests", is_same_result=is_same_result)
+        self._answer = answer
+
+    def __missing__(self, name: str) -> object:
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        if name == "Solution":
+            return type("Solution", (), {"__getattr__": lambda _, method: self._answer.make_stub(method)})
+        return self._answer.make_stub(name)
+
+
 def _run_tests(request: dict[str, Any], answer: AnswerCaller) -> None:
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
     program = compile(request["tests"], "<tests>", "exec")
-    namespace: dict[str, Any] = {"__name__": "tests", "is_same_result": is_same_result}
+    namespace = TestNamespace(answer)
     try:
         exec(request["setup"], namespace)
     except IndentationError:  # it ends with the first line of a function, which the answer continues
         exec(request["setup"] + "\n    pass", namespace)
-    namespace.update({name: answer.make_stub(name) for name in request["names"]})
-    if "Solution" in request["names"]:
-        namespace["Solution"] = type("Solution", (), {"__getattr__": lambda _, name: answer.make_stub(name)})
+    if request["function"]:
+        namespace[request["function"]] = answer.make_stub(request["function"])
     exec(program, namespace)
-    if request["check"]:
-        namespace["check"](namespace[request["check"]])
+    if request["is_check"]:
+        namespace["check"](namespace[request["function"]])
 
 
 def run_tests() -> None:
-    """Read {tests, setup, names, check, seconds} as JSON from stdin and run the tests. Print to stderr CALLED before
-    the first call, and {failure} at the end, which is empty if the tests pass."""
+    """Read {tests, setup, function, is_check, seconds} as JSON from stdin and run the tests. Print to stderr CALLED
+    before the first call, and {failure} at the end, which is empty if the tests pass."""
     request = json.load(sys.stdin)
     sys.stdout, failure = io.StringIO(), ""
     answer = AnswerCaller(request["seconds"])
@@ -224,6 +241,7 @@ def run_answer(source: str) -> None:
             _send(_call_function(function, decode_value(args), decode_value(kwargs)))
     except BaseException as error:  # noqa: BLE001 an answer may raise anything
         _send(["broken", f"{type(error).__name__}: {str(error)[:MAX_TEXT]}", []])
+        calls.read()  # the reply is lost if the connection closes before the tests read it
 
 
 def _call_function(function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[object]:

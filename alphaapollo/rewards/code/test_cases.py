@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import base64
-import builtins
 import json
 import pickletools
 import re
@@ -64,8 +63,8 @@ class FunctionTests:
 
     test_code: str
     setup_code: str  # runs before the tests, and before the answer
-    function_names: tuple[str, ...]  # names of the answer's functions that the tests call
-    candidate_name: str = ""  # name of the function to pass to `check(candidate)`; empty: running the code is the test
+    function_name: str = ""  # name of the answer's function; empty: each name that the tests do not define
+    is_check: bool = False  # whether the test is `check(candidate)`, otherwise running the code is the test
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ def _make_tests(parts: dict[str, list[Any]]) -> FunctionTests | ProgramTests:
     tests = zip(calls, accepted, strict=True)
     text = "\n".join(f"assert is_same_result({name}({call}), {results!r})" for (call, _), results in tests)
     own_name = f"globals().pop({name!r}, None)\n"  # a function of the answer, not one of IMPORTS such as operator.add
-    return FunctionTests(text, IMPORTS + own_name + setup, (name,))
+    return FunctionTests(text, IMPORTS + own_name + setup, name)
 
 
 def _make_code_tests(code: str, setup: str, name: str) -> FunctionTests:
@@ -165,7 +164,7 @@ def _make_code_tests(code: str, setup: str, name: str) -> FunctionTests:
     tree = ast.parse(code)
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     if name and "check" in defined:
-        return FunctionTests(code, setup, (name,), name)
+        return FunctionTests(code, setup, name, is_check=True)
     imported = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "solution"]
     tree.body = [node for node in tree.body if node not in imported]
     calls = [
@@ -177,7 +176,7 @@ def _make_code_tests(code: str, setup: str, name: str) -> FunctionTests:
             calls += [f"{case}().{method}()" for method in methods if method.startswith("test")]
     code = "\n".join([ast.unparse(tree) if imported else code, *calls])
     code = re.sub(r"^import pytest$", lambda _: PYTEST, code, flags=re.MULTILINE)
-    return FunctionTests(code, setup, find_undefined_functions(code, setup))
+    return FunctionTests(code, setup)
 
 
 def _is_code(text: str) -> bool:
@@ -221,29 +220,6 @@ def _read_seconds(limits: list[float | str | JsonObject]) -> float:
     if isinstance(value, dict):
         value = float(value.get("seconds") or 0) + float(value.get("nanos") or 0) / 1e9
     return float(value.removesuffix("seconds") if isinstance(value, str) else value) or TIME_LIMIT
-
-
-def find_undefined_functions(code: str, setup: str) -> tuple[str, ...]:
-    """Return the names that the code calls or passes to a call, and that neither Python nor the setup code defines.
-    Raises ValueError if there is none, SyntaxError if the code is not valid Python."""
-    known = set(dir(builtins))
-    for node in ast.walk(ast.parse(f"{setup}\n{code}")):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            known |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            known.add(node.name)
-        elif isinstance(node, ast.arg):
-            known.add(node.arg)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            known.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            known.add(node.id)
-    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
-    values = [value for call in calls for value in (call.func, *call.args)]
-    names = dict.fromkeys(value.id for value in values if isinstance(value, ast.Name) and value.id not in known)
-    if not names:
-        raise ValueError("the asserts call no function of the answer, only functions of Python and of the setup code")
-    return tuple(names)
 
 
 def join_code(setup: str, code: str) -> str:

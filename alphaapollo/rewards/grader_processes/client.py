@@ -51,11 +51,7 @@ MAX_OVERLAPPING = 64  # completions that an async reward function grades at the 
 
 
 class RewardClient:
-    """Client that computes rewards in grader processes, with the user's reward function or the built-in grader of the
-    prompt's data source.
-
-    The client adds the rewards of reward.components (see `add_component_rewards`). It belongs to one event loop.
-    """
+    """Client that computes rewards in grader processes, and adds reward.components. Belongs to one event loop."""
 
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
         self._reward, self._custom = reward, custom

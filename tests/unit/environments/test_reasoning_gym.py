@@ -189,7 +189,9 @@ def test_hanging_scorer_affects_only_its_episode():
     import alphaapollo.rewards.reasoning_gym as grader
 
     async def run() -> tuple[Score, Score]:
-        client = RewardClient(Reward(timeout=2.0), CustomRewardFunction(path=str(grader.__file__), name="grade_reasoning_gym"))
+        client = RewardClient(
+            Reward(timeout=2.0), CustomRewardFunction(path=str(grader.__file__), name="grade_reasoning_gym")
+        )
         await client.start()
         try:
             hanging, fine = make(env("puzzle24"), client.score), make(env("chain_sum"), client.score)

@@ -11,7 +11,7 @@ from alphaapollo.rewards import answers, components, judges, short_answers
 from alphaapollo.rewards.components import COMPONENTS
 from alphaapollo.rewards.judges import JUDGES
 from alphaapollo.rewards.math import grader as math_grader
-from alphaapollo.rewards.math import latex, plain_answers
+from alphaapollo.rewards.math import latex
 from alphaapollo.rewards.registry import GRADERS, load_grader
 from alphaapollo.tools.sandbox import SandboxUnavailableError
 from alphaapollo.types import Prompt
@@ -95,7 +95,7 @@ READERS = {
     "repetition": lambda text: components.score_distinct_ngrams(Prompt(0, "", "?"), text),
     "reasoning_gym": answers.find_answer_tag,
 }
-CODE = [answers, code_grader, components, estimates, judges, latex, math_grader, plain_answers, roles, short_answers]
+CODE = [answers, code_grader, components, estimates, judges, latex, math_grader, roles, short_answers]
 SHORT, LONG = 10_000, 100_000  # characters
 BOUND = 2_500  # characters; a pattern that never reads more takes constant time
 STEPS_PER_CHARACTER = 60

@@ -56,7 +56,7 @@ def test_right_wrong_and_unreadable_answers(data_source, truth, right, wrong, un
     [
         ("gsm8k", [None, "", "many"], "has no number"),
         ("math", [None, ""], "not a mathematical expression"),
-        ("exact", [None], "no ground truth"),
+        ("exact", [None], "no accepted answer"),
         ("mmlu", [None, "", "Paris", "2"], "not a letter"),
         ("search", [None, "", " ", "[]", "{}", '{"target": []}'], "no accepted answer"),
     ],

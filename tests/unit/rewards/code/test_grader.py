@@ -16,7 +16,6 @@ except SandboxUnavailableError as error:
     pytest.skip(f"no sandbox: {error}", allow_module_level=True)
 
 from alphaapollo.rewards.code.grader import extract_code, grade_code, is_same_output
-from alphaapollo.rewards.code.test_cases import find_undefined_functions
 
 HUMANEVAL = Path(__file__).parents[3] / "data/humaneval.jsonl"
 
@@ -149,7 +148,6 @@ def test_no_code_is_a_wrong_format(text):
 
 def test_asserts():
     truth = {"asserts": ["assert near(area(1), math.pi)", "assert area(0) == 0"], "setup": SETUP}
-    assert find_undefined_functions("\n".join(truth["asserts"]), SETUP) == ("area",)
     assert score("def area(r):\n    return math.pi * r * r", truth).reward == 1.0
     assert score("def area(r):\n    return 3 * r * r", truth).reward == 0.0
 
@@ -217,10 +215,10 @@ def test_outputs(wanted, same, different):
 @pytest.mark.parametrize(
     ("truth", "what"),
     [
-        (None, "no function of the answer"),
+        (None, "no tests"),
         ([], "no tests"),
-        ({"test": "x"}, "call no function of the answer"),
-        ({"asserts": ["assert 1 == 1"]}, "call no function of the answer"),
+        ({"test": "x"}, "do not call the answer"),
+        ({"asserts": ["assert 1 == 1"]}, "do not call the answer"),
         ({"asserts": ["assert f("]}, "SyntaxError"),
         ({"inputs": ["1"], "outputs": []}, "equal lengths, not 1 and 0"),
         ({"test": "def check(", "entry_point": "f"}, "SyntaxError"),
