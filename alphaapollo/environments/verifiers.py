@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,10 +42,9 @@ def find_server_port(settings: Verifiers) -> int:
         process, port = _servers.get(key, (None, 0))
         if process is not None and process.poll() is None:
             return port
-        try:
-            process = subprocess.Popen(key, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        except OSError as error:
-            raise ValueError(f"env.verifiers.python={python} cannot be started ({error}). Correct it.") from error
+        if shutil.which(python) is None:
+            raise ValueError(f"env.verifiers.python={python} is not a program. Correct it.")
+        process = subprocess.Popen(key, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline() or '{"error": "it ended without a message"}')
         if "error" in ready:

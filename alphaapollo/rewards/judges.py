@@ -265,20 +265,21 @@ def _quote_answer(completion: str) -> str:
 
 def read_score(reply: str) -> float:
     """Return x of the last line `SCORE: x`. Raises ValueError if there is none, or x is not between 0 and 1."""
-    scores = [float(number) for number in SCORE.findall(reply)]
-    if not scores:
-        raise ValueError(f"the judge's answer has no line 'SCORE: ...': {_shorten(reply)!r}")
-    if not 0 <= scores[-1] <= 1:
-        raise ValueError(f"the judge's score {scores[-1]:g} is not between 0 and 1: {_shorten(reply)!r}")
-    return scores[-1]
+    score = float(_read_last_line(SCORE, "SCORE", reply))
+    if not 0 <= score <= 1:
+        raise ValueError(f"the judge's score {score:g} is not between 0 and 1: {_shorten(reply)!r}")
+    return score
 
 
 def read_winner(reply: str) -> float:
     """Return 1, 0 or 0.5 for A, B or TIE in the last line `WINNER: x`. Raises ValueError if there is none."""
-    winners = WINNER.findall(reply)
-    if not winners:
-        raise ValueError(f"the judge's answer has no line 'WINNER: ...': {_shorten(reply)!r}")
-    return {"A": 1.0, "B": 0.0, "TIE": 0.5}[winners[-1].upper()]
+    return {"A": 1.0, "B": 0.0, "TIE": 0.5}[_read_last_line(WINNER, "WINNER", reply).upper()]
+
+
+def _read_last_line(pattern: re.Pattern[str], name: str, reply: str) -> str:
+    if not (found := pattern.findall(reply)):
+        raise ValueError(f"the judge's answer has no line '{name}: ...': {_shorten(reply)!r}")
+    return str(found[-1])
 
 
 def read_criteria(reply: str, names: Collection[str]) -> dict[str, float]:

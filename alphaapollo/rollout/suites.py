@@ -83,17 +83,13 @@ def make_lm_eval_command(server: ModelServer, task: str, folder: Path) -> list[s
     return [*words, "--tasks", task, "--output_path", str(folder), "--log_samples"]
 
 
-def check_lm_eval_task(suite: Suite) -> None:
-    """Raise ValueError if lm-eval does not find the task. Loading its list of tasks takes up to half a minute."""
+def make_lm_eval_check(suite: Suite) -> list[str]:
+    """Loading the list of tasks takes up to half a minute."""
     if not re.fullmatch(r"[\w-]+", suite.task) or (suite.working_folder / suite.task).exists():
-        return  # a file, a folder, a pattern or a list
+        return ["-c", "import lm_eval"]  # the task is a file, a folder, a pattern or a list
     words = [word for option in suite.options for word in option.split("=", 1)]
     options = [f"--include_path={value}" for option, value in pairwise(words) if option == "--include_path"]
-    if not _succeeds(suite, "-m", "lm_eval", "validate", "--tasks", suite.task, *options):
-        raise ValueError(
-            f"lm-eval does not find the task of the suite {suite.text!r}. Write one that "
-            f"`{suite.interpreter} -m lm_eval ls tasks` shows, or add --include_path FOLDER."
-        )
+    return ["-m", "lm_eval", "validate", "--tasks", suite.task, *options]
 
 
 def read_lm_eval_scores(folder: Path) -> Iterator[SuiteScore]:
@@ -116,11 +112,11 @@ def make_inspect_command(server: ModelServer, task: str, folder: Path) -> list[s
     return [*words, "--log-dir", str(folder), "--log-format", "json", "--display", "plain"]
 
 
-def check_inspect_task(suite: Suite) -> None:
-    """Raise ValueError if the task's file does not exist. Whether it has the task is not checked."""
-    file = suite.working_folder / suite.task.partition("@")[0]
-    if file.suffix == ".py" and not file.is_file():
-        raise ValueError(f"the suite {suite.text!r} needs the file {file}, which does not exist.")
+def make_inspect_check(suite: Suite) -> list[str]:
+    """Whether the file has the task is not checked."""
+    file = suite.task.partition("@")[0]
+    has_file = f"; import os; assert os.path.isfile({file!r})" if file.endswith(".py") else ""
+    return ["-c", f"import inspect_ai{has_file}"]
 
 
 def read_inspect_scores(folder: Path) -> Iterator[SuiteScore]:
@@ -142,15 +138,15 @@ class SuiteKind:
 
     package: str
     key_variable: str  # environment variable of the API key
-    check_task: Callable[[Suite], None]  # raises ValueError if the task is missing
+    make_check: Callable[[Suite], list[str]]  # arguments of Python that fail if the package or the task is missing
     make_command: Callable[[ModelServer, str, Path], list[str]]  # (server, task, folder) -> arguments of `python -m`
     read_scores: Callable[[Path], Iterator[SuiteScore]]  # raises ValueError if the run failed
 
 
 KINDS = {
-    "lm-eval": SuiteKind("lm-eval", "OPENAI_API_KEY", check_lm_eval_task, make_lm_eval_command, read_lm_eval_scores),
+    "lm-eval": SuiteKind("lm-eval", "OPENAI_API_KEY", make_lm_eval_check, make_lm_eval_command, read_lm_eval_scores),
     "inspect": SuiteKind(
-        "inspect-ai", "ALPHAAPOLLO_API_KEY", check_inspect_task, make_inspect_command, read_inspect_scores
+        "inspect-ai", "ALPHAAPOLLO_API_KEY", make_inspect_check, make_inspect_command, read_inspect_scores
     ),
 }
 
@@ -194,25 +190,17 @@ class Suite:
 def check_suites(suites: Sequence[Suite]) -> None:
     """Raise ValueError if a package is not installed, a task is missing, or two suites have the same name."""
     for index, suite in enumerate(suites):
-        module = suite.kind.package.replace("-", "_")
-        query = f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({module!r}))"
-        if not _succeeds(suite, "-c", query):
+        command = [suite.interpreter, *suite.kind.make_check(suite)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, cwd=suite.working_folder, env=make_environment())
+        except (OSError, subprocess.CalledProcessError) as error:
             raise ValueError(
-                f"{suite.interpreter} does not have the package {suite.kind.package}. Install it, or set the Python of "
-                "an environment that has it (docs/install.md#evaluation-suites)."
-            )
-        suite.kind.check_task(suite)
+                f"the suite {suite.text!r} cannot run, because {shlex.join(command)!r} fails. Install the package "
+                f"{suite.kind.package}, or set the Python of an environment that has it "
+                "(docs/install.md#evaluation-suites), or correct the task or the folder of --include_path."
+            ) from error
         if suite.name in [other.name for other in suites[:index]]:
             raise ValueError(f"two suites are named {suite.name}. Remove one of them.")
-
-
-def _succeeds(suite: Suite, *arguments: str) -> bool:
-    """Run the suite's Python. Returns whether its exit code is 0."""
-    options = {"cwd": suite.working_folder, "env": make_environment(), "capture_output": True}
-    return (
-        shutil.which(suite.interpreter) is not None
-        and not subprocess.run((suite.interpreter, *arguments), check=False, **options).returncode
-    )
 
 
 def make_environment() -> dict[str, str]:

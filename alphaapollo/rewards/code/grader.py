@@ -86,7 +86,7 @@ def find_function_test_failure(tests: FunctionTests, code: str, time_limit: floa
     tests are broken: they fail before their first call of the answer's functions."""
     library = SANDBOX_PROGRAM.read_text(encoding="utf-8")
     request = {"tests": tests.test_code, "setup": tests.setup_code, "function": tests.function_name}
-    stdin = json.dumps({**request, "is_check": tests.is_check, "seconds": time_limit})
+    stdin = json.dumps({**request, "seconds": time_limit})
     ours, theirs = socket.socketpair()
 
     async def run() -> tuple[SandboxResult, str]:

@@ -20,6 +20,8 @@ import random
 import select
 import sys
 import time
+import types
+import unittest
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +29,7 @@ MAX_ITEMS = 100_000  # items read from an iterator
 MAX_TEXT = 500  # characters of an error message
 MAX_REPLY = 1 << 26  # bytes of a result
 TOLERANCE = 1e-6  # relative and absolute tolerance of a result that is expected to be a float
+COLLECTIONS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "iterator": iter}
 CALLED = "the tests call the answer"
 ENDED = "the code ends before it answers all calls"
 
@@ -77,14 +80,11 @@ def decode_value(data: object) -> Any:
     if not isinstance(data, list):
         return data
     kind, *parts = data
+    if kind in COLLECTIONS:
+        return COLLECTIONS[kind](list(map(decode_value, parts[0])))
     kinds: dict[str, Callable[..., object]] = {
         "int": lambda text: int(text, 16),
         "float": lambda text: float(text) if text in ("inf", "-inf", "nan") else float.fromhex(text),
-        "list": lambda items: list(map(decode_value, items)),
-        "tuple": lambda items: tuple(map(decode_value, items)),
-        "set": lambda items: set(map(decode_value, items)),
-        "frozenset": lambda items: frozenset(map(decode_value, items)),
-        "iterator": lambda items: iter(list(map(decode_value, items))),
         "dict": lambda pairs: {decode_value(key): decode_value(item) for key, item in pairs},
         "complex": complex,
         "bytes": bytes.fromhex,
@@ -178,6 +178,17 @@ def _is_equal(one: object, other: object) -> bool:
     return one == other
 
 
+class Approx(float):
+    """Replaces pytest.approx, because the sandbox does not have pytest."""
+
+    def __eq__(self, other: Any) -> bool:
+        return bool(abs(other - self) <= max(1e-12, 1e-6 * abs(self)))
+
+
+def expect_error(error: Any, match: str = "") -> Any:
+    return unittest.TestCase().assertRaisesRegex(error, match)
+
+
 class TestNamespace(dict[str, Any]):
     """Global variables of the tests. A name that neither Python nor the tests define is a function of the answer."""
 
@@ -199,15 +210,26 @@ def _run_tests(request: dict[str, Any], answer: AnswerCaller) -> None:
         sys.modules["numpy"].random.seed(0)
     program = compile(request["tests"], "<tests>", "exec")
     namespace = TestNamespace(answer)
+    sys.modules["pytest"] = types.SimpleNamespace(approx=Approx, raises=expect_error)  # type: ignore[assignment]
+    sys.modules["solution"] = types.ModuleType("solution")  # `from solution import f` of KodCode
+    sys.modules["solution"].__getattr__ = namespace.__missing__  # type: ignore[method-assign]
     try:
         exec(request["setup"], namespace)
     except IndentationError:  # it ends with the first line of a function, which the answer continues
         exec(request["setup"] + "\n    pass", namespace)
     if request["function"]:
         namespace[request["function"]] = answer.make_stub(request["function"])
+    others = {*namespace}
     exec(program, namespace)
-    if request["is_check"]:
-        namespace["check"](namespace[request["function"]])
+    tests = {name: test for name, test in [*namespace.items()] if name not in others}
+    if request["function"] and "check" in tests:  # HumanEval
+        tests["check"](namespace[request["function"]])
+    for name, test in tests.items():  # as pytest finds tests
+        if name.startswith("test") and isinstance(test, types.FunctionType):
+            test()
+        elif name.startswith("Test") and isinstance(test, type):
+            for method in [method for method in vars(test) if method.startswith("test")]:
+                getattr(test(), method)()
 
 
 def run_tests() -> None:
@@ -218,10 +240,9 @@ def run_tests() -> None:
     answer = AnswerCaller(request["seconds"])
     try:
         _run_tests(request, answer)
-    except AnswerProcessError as error:
-        failure = str(error)[:MAX_TEXT]
     except BaseException as error:  # noqa: BLE001 any exception fails the tests
-        failure = f"{type(error).__name__}: {str(error)[:MAX_TEXT]}"
+        kind = "" if isinstance(error, AnswerProcessError) else f"{type(error).__name__}: "
+        failure = kind + str(error)[:MAX_TEXT]
     print("\n" + json.dumps({"failure": failure}), end="", file=sys.stderr, flush=True)
 
 

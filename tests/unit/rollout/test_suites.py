@@ -71,13 +71,12 @@ def test_other_text_is_refused(text: str) -> None:
         Suite(text)
 
 
-def test_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("sums.py").touch()
-    suites = [Suite(f"inspect:{name}@sums", python="/bin/true") for name in ("sums.py", "products.py")]
-    check_suites(suites[:1])
-    with pytest.raises(ValueError, match=f"{tmp_path}/products.py"):
-        check_suites(suites)
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sums.py").touch()
+    script = """[ "$2" = "import inspect_ai; import os; assert os.path.isfile('sums.py')" ]"""
+    check_suites([make_suite(tmp_path, script, "inspect:sums.py@sums")])
+    with pytest.raises(ValueError, match=r"'inspect:products\.py@sums'"):
+        check_suites([make_suite(tmp_path, script, "inspect:products.py@sums")])
 
 
 def test_scores_of_inspect(tmp_path: Path) -> None:
