@@ -11,6 +11,7 @@ from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.data.chats import CONTEXT_COLUMNS, shorten_repr
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rewards.judges import JUDGES
 from alphaapollo.rewards.registry import get_grader
 from alphaapollo.types import Prompt, Score
 
@@ -35,7 +36,7 @@ def try_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> tuple[dict[s
             continue
         prompt, score = failed[0]
         message = (
-            f"{prompt.location}: data_source {source!r} is graded by {get_grader(source).name}, for which the row's "
+            f"{prompt.location}: data_source {source!r} is graded by {get_grader(source)}, for which the row's "
             f"ground truth {shorten_repr(prompt.ground_truth)} is not right ({score.reason or 'it scores 0'}), as in "
             f"{len(failed)} of the {len(scores)} rows that were tried. Correct reward_model.ground_truth, use another "
             "data_source (docs/rewards.md), or set custom_reward_function.path."
@@ -54,7 +55,7 @@ async def _grade_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> lis
     client = RewardClient(Reward(timeout=reward.timeout), CustomRewardFunction())
     found: list[list[tuple[Prompt, Score]]] = []
     try:
-        for rows in (rows for (source, _), rows in groups.items() if not get_grader(source).is_judge):
+        for rows in (rows for (source, _), rows in groups.items() if get_grader(source) not in JUDGES):
             scores = list[tuple[Prompt, Score]]()
             for prompt in rows[:NUM_ROWS]:
                 if sum(score.reward != 1 for _, score in scores) < MAX_FAILURES:

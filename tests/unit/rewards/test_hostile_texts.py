@@ -115,7 +115,7 @@ def read(name: str):
 
 
 def test_every_grader_and_component_is_measured():
-    assert {grader.name for grader in GRADERS} | {*COMPONENTS.names(), *JUDGES} <= READERS.keys()
+    assert {*GRADERS, *COMPONENTS.names(), *JUDGES} <= READERS.keys()
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def test_the_tables_are_complete():
     assert [row[0].strip("| `") for row in rows("outcome")] == [str(outcome) for outcome in Outcome]
     assert [row[0].strip("| `") for row in rows("component")] == [*COMPONENTS.names(), *JUDGES]
     table = [(row[0].strip("| `"), tuple(row[1].replace("`", "").split(", "))) for row in rows("function")]
-    assert table == [(grader.name, tuple(grader.data_source_patterns.split())) for grader in GRADERS]
+    assert table == [(name, tuple(patterns.split())) for name, patterns in GRADERS.items()]
 
 
 TURNS = [EpisodeTurn("2+2", [{"role": "tool", "content": "4"}]), EpisodeTurn("so 4")]

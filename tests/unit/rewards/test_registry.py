@@ -25,7 +25,7 @@ from alphaapollo.types import Outcome, Prompt
     ],
 )
 def test_data_sources_find_their_grader(grader, data_sources):
-    assert {get_grader(data_source).name for data_source in data_sources} == {grader}
+    assert {get_grader(data_source) for data_source in data_sources} == {grader}
 
 
 def grade(data_source, truth, text):

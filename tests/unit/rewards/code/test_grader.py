@@ -215,7 +215,7 @@ def test_outputs(wanted, same, different):
 @pytest.mark.parametrize(
     ("truth", "what"),
     [
-        (None, "no tests"),
+        (None, "do not call the answer"),
         ([], "no tests"),
         ({"test": "x"}, "do not call the answer"),
         ({"asserts": ["assert 1 == 1"]}, "do not call the answer"),

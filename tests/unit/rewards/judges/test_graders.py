@@ -203,7 +203,7 @@ def test_inputs_of_judges_are_checked_before_the_start() -> None:
     assert check_judges([PROMPT], no_model.model_copy(update={"judge": judge}), True) == {"rubric"}
     for prompt, reward, has_function, says in (
         (PROMPT, Reward(), False, r"reward\.judge\.model is empty"),
-        (PROMPT, no_model, True, r"component rubric .*reward\.judge\.model"),
+        (PROMPT, no_model, True, r"reward\.judge\.model is empty"),
         (replace(PROMPT, data_source="rubric"), Reward(judge=judge), False, r"row 0 .*reward\.rubric\.criteria"),
         (Prompt(0, "pairwise", "?"), Reward(judge=judge), False, "ground truth, but row 0 has none"),
     ):
