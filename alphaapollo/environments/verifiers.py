@@ -27,7 +27,7 @@ _servers: dict[tuple[str, ...], tuple[subprocess.Popen[str], int]] = {}  # proce
 
 
 def check_settings(config: Env) -> None:
-    """Raise ValueError if the library's version is wrong, or the environment does not load or is not supported."""
+    """Raise ValueError if the library is missing, or the environment does not load or is not supported."""
     if not config.verifiers.name:
         raise ValueError("env.verifiers.name is empty. Set it to the name of an installed taskset, e.g. gsm8k-v1.")
     find_server_port(config.verifiers)
@@ -50,7 +50,7 @@ def find_server_port(settings: Verifiers) -> int:
         if "error" in ready:
             raise ValueError(
                 f"env.verifiers.name={settings.name} cannot be used with env.verifiers.args={settings.args}: "
-                f"{ready['error']}"
+                f"{ready['error']} (env.verifiers.python={python} needs verifiers 0.4, docs/environments.md)"
             )
         _servers[key] = process, ready["port"]
         return ready["port"]
