@@ -205,7 +205,7 @@ def test_inputs_of_judges_are_checked_before_the_start() -> None:
         (PROMPT, Reward(), False, r"reward\.judge\.model is empty"),
         (PROMPT, no_model, True, r"reward\.judge\.model is empty"),
         (replace(PROMPT, data_source="rubric"), Reward(judge=judge), False, r"row 0 .*reward\.rubric\.criteria"),
-        (Prompt(0, "pairwise", "?"), Reward(judge=judge), False, "ground truth, but row 0 has none"),
+        (Prompt(0, "pairwise", "?"), Reward(judge=judge), False, "ground truth, but has none"),
     ):
         with pytest.raises(ValueError, match=says):
             check_judges([prompt], reward, has_function)
