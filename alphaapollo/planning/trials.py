@@ -17,7 +17,7 @@ from alphaapollo.environments.base import EnvironmentFailure, Services, get_envi
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rewards.judges.graders import JUDGES
+from alphaapollo.rewards.judges import JUDGES
 from alphaapollo.rewards.registry import get_grader
 from alphaapollo.rollout.check_replies import check_reset_reply
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
@@ -124,7 +124,7 @@ def try_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> tuple[dict[s
             continue
         prompt, score = failed[0]
         message = (
-            f"{prompt.location}: data_source {source!r} is graded by {get_grader(source).name}, for which the row's "
+            f"{prompt.location}: data_source {source!r} is graded by {get_grader(source)}, for which the row's "
             f"ground truth {shorten_repr(prompt.ground_truth)} is not right ({score.reason or 'it scores 0'}), as in "
             f"{len(failed)} of the {len(scores)} rows that were tried. Correct reward_model.ground_truth, use another "
             "data_source (docs/rewards.md), or set custom_reward_function.path."
@@ -143,7 +143,7 @@ async def _grade_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> lis
     client = RewardClient(Reward(timeout=reward.timeout), CustomRewardFunction())
     found: list[list[tuple[Prompt, Score]]] = []
     try:
-        for rows in (rows for (source, _), rows in groups.items() if not get_grader(source).is_judge):
+        for rows in (rows for (source, _), rows in groups.items() if get_grader(source) not in JUDGES):
             scores = list[tuple[Prompt, Score]]()
             for prompt in rows[:NUM_ROWS]:
                 if sum(score.reward != 1 for _, score in scores) < MAX_FAILURES:

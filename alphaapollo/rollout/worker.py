@@ -34,7 +34,7 @@ from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.timing import read_peak_memory_gib
 from alphaapollo.processes.time_limit import pause_all_time_limits
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rewards.judges.client import CompleteMessage
+from alphaapollo.rewards.judges import CompleteMessage
 from alphaapollo.rollout.agents.endpoint import open_endpoint
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
 from alphaapollo.rollout.context import AppendContext, Context, MemoryContext

@@ -158,8 +158,15 @@ class SnippetProcess:
         spec = ChildSpec(sorted(layers), request.memory_mb, cpu_seconds, self._is_session)
         stdin = make_memory_file(request.stdin)
         try:
-            with notice, control, stdin, open(out_write, "wb") as stdout, open(err_write, "wb") as stderr:
-                zygote.fork(spec, [file.fileno() for file in (notice, control, stdin, stdout, stderr)])
+            with (
+                notice,
+                control,
+                stdin,
+                open(out_write, "wb") as stdout,
+                open(err_write, "wb") as stderr,
+                request.connection or contextlib.nullcontext(stdout) as output,
+            ):
+                zygote.fork(spec, [file.fileno() for file in (notice, control, stdin, output, stderr)])
             self._wait_until_ready()  # after closing the child's ends, so that its death is detected
         except BaseException:
             self.close()

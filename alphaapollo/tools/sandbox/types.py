@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +23,7 @@ class SandboxRequest:
     memory_mb: int = 1024  # MiB of address space in addition to that of the interpreter
     max_output: int = 1 << 16  # bytes kept per stream, half from the beginning and half from the end
     echo: bool = False  # print the value of the last expression, as the interactive interpreter does
+    connection: socket.socket | None = None  # replaces stdout, in both directions; it is closed when the snippet starts
     session: str = ""  # snippets with the same non-empty name share variables until `end_session`
 
 

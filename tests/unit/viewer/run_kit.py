@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 import yaml
 
-from alphaapollo.evaluation.metrics import convert_to_sample_result
-from alphaapollo.evaluation.report import write_report
-from alphaapollo.evaluation.results import FinishedResults, open_results_writer
+from alphaapollo.evaluation.generation import FinishedResults, open_results_writer
+from alphaapollo.evaluation.metrics import convert_to_sample_result, write_report
 from alphaapollo.evolving.pool import Candidate, CandidateId, ChosenCandidate, Grade, Judgement, Pool, VerifierVerdict
 from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.observability.terminal import Terminal

@@ -1,6 +1,5 @@
 """Functions that take the whole episode, behind the real processes."""
 
-import pickle
 from collections.abc import Awaitable
 
 import numpy as np
@@ -11,7 +10,6 @@ from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import Observation, StepResult
 from alphaapollo.rewards.base import adapt_to_episode, takes_trajectory
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rewards.grader_processes.protocol import encode_request
 from alphaapollo.rollout.context import AppendContext
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
 from alphaapollo.rollout.group import run_group
@@ -117,13 +115,15 @@ def test_turns_that_are_not_json_fail_only_if_a_trajectory_is_taken(tmp_path):
     assert grade(tmp_path, lambda client: client.score(PROMPT, "6", odd), name="text_only") == Score(1.0)
 
 
-def test_request_round_trip():
+def test_an_episode_has_json_values(tmp_path):
     fields = {"observation": TOOL, "reward": 0.25, "valid": False, "info": {"n": np.int64(3)}}
     turns = [make_turn(1, text="4", **fields), make_turn(1, text="\ud800")]
     wanted = [EpisodeTurn("4", TOOL, 0.25, False, {"n": 3}, [0]), EpisodeTurn("\ud800", token_ids=[0])]
-    request = pickle.loads(encode_request(PROMPT, "6", turns))
-    assert (request.prompt, request.episode, request.judged) == (PROMPT, Episode("6", wanted), {})
-    assert pickle.loads(encode_request(PROMPT, "6")).episode == Episode("6", [EpisodeTurn("6")])
+
+    async def make_episodes(client):
+        return client._make_episode(PROMPT, "6", turns), client._make_episode(PROMPT, "6", ())
+
+    assert grade(tmp_path, make_episodes) == (Episode("6", wanted), Episode("6", [EpisodeTurn("6")]))
 
 
 def test_name_of_the_second_parameter_decides():
