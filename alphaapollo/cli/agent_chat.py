@@ -11,13 +11,12 @@ from typing import Any
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.engines.factory import make_engine
+from alphaapollo.engines.http_api import AgentSession, Request, list_new_messages
 from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.processes.watchdog import new_run_id, start_reaper
-from alphaapollo.rollout.agents.rows import list_new_messages
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
-from alphaapollo.rollout.agents.session import AgentSession, Request
 from alphaapollo.types import Message, Prompt, Sampling
 from alphaapollo.utils.seeds import derive_seed
 
@@ -68,7 +67,7 @@ async def answer_chat(
     if error:
         terminal.print(f"(failed: {error})", style="red", markup=False, soft_wrap=True)
         return None
-    return session.answers[-1].sampled.content
+    return session.answers[-1].content
 
 
 async def print_request(terminal: Terminal, request: Request, answer: Callable[[], Awaitable[None]]) -> None:
@@ -84,4 +83,4 @@ async def print_request(terminal: Terminal, request: Request, answer: Callable[[
     for message in list_new_messages(request, parent) if index else ():  # the first request has the user's message
         terminal.write(f"  [{message['role']}] {message['content'].strip()}")
     for one in request.answers:
-        terminal.print(one.sampled.text.strip(), style="bold", markup=False, soft_wrap=True)
+        terminal.print(one.text.strip(), style="bold", markup=False, soft_wrap=True)

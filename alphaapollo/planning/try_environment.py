@@ -12,13 +12,13 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Never
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, GenerationData, Model, Reward
+from alphaapollo.engines.http_api import AgentSession, SessionLimits
 from alphaapollo.environments.base import EnvironmentFailure, Services, get_environment_spec, wrap_environment_errors
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.rollout.agents.runner import open_agent_runner
-from alphaapollo.rollout.agents.session import AgentSession, SessionLimits
 from alphaapollo.rollout.check_replies import check_reset_reply
 from alphaapollo.rollout.environment_calls import EnvironmentCaller
 from alphaapollo.types import JsonObject, Message, Prompt, Sampling, Score

@@ -187,7 +187,7 @@ class RolloutWorker:
         else:
             opening = open_endpoint(self.engine, env, data.apply_chat_template_kwargs)
             endpoint = await self._agents.enter_async_context(opening)
-        key, name = endpoint.gate.suite_key, MODEL_NAME
+        key, name = endpoint.suite_key, MODEL_NAME
         tokenizer = model.tokenizer_path or model.path
         self._suite_server = ModelServer(f"{endpoint.url}/v1", key, name, tokenizer, data.max_length)
 
