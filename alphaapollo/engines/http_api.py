@@ -40,8 +40,6 @@ SHOWN_CHARS = 60  # characters of a message in a description
 
 @dataclass(frozen=True)
 class HttpApiSettings:
-    """Settings of an HTTP API."""
-
     tool_parser: str = ""  # vLLM's parser of tool calls; empty: answers have no tool calls
     reasoning_parser: str = ""  # vLLM's parser of reasoning; empty: reasoning is part of the text
     template_arguments: Mapping[str, object] = field(default_factory=dict)  # data.apply_chat_template_kwargs
@@ -115,8 +113,6 @@ def _normalize_json(value: object) -> str:
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """Limits of a session."""
-
     max_model_len: int  # tokens of a prompt and its answer
     max_requests: int  # for answers; a request for n answers counts n times
     max_tokens_per_turn: int | None = None
@@ -144,7 +140,7 @@ class AgentSession:
     overflow: str = ""  # error of the last request if its prompt was too long
     engine_error: Exception | None = None
     engine_failed: asyncio.Event = field(default_factory=asyncio.Event)
-    _answers: dict[bytes, Answer] = field(default_factory=dict)  # by digest of template variables, chat and answer
+    answers_by_chat: dict[bytes, Answer] = field(default_factory=dict)  # by digest of template variables and chat
     _samplings: Counter[str] = field(default_factory=Counter)  # prompt digest -> how often it was sampled
 
     @property
@@ -185,14 +181,14 @@ class AgentSession:
         """Return the last answer in a chat that this session sampled, and the number of keys up to and with it."""
         digests = _digest_chats(keys[:-1], template_variables)
         for count in range(len(digests), 0, -1):
-            if answer := self._answers.get(digests[count - 1]):
+            if answer := self.answers_by_chat.get(digests[count - 1]):
                 answer.request.is_delivered = True  # the client knows it, even if its connection broke
                 return answer, count
         return None, 0
 
     def describe_difference(self, keys: list[MessageKey], template_variables: str) -> str:
         """Describe where a chat first differs from the most similar earlier chat of this session."""
-        chats = [(one.chat_keys, one.request.template_variables) for one in self._answers.values()]
+        chats = [(one.chat_keys, one.request.template_variables) for one in self.answers_by_chat.values()]
         if not chats:
             return "no earlier request of this session has this history"
 
@@ -206,12 +202,6 @@ class AgentSession:
             return "tools or template variables changed"
         old, new = ([*map(str, chat[index : index + 1]), "the end of the chat"][0] for chat in (known, keys))
         return f"message {index}: {old} became {new}"
-
-    def add_answers(self, request: Request) -> None:
-        """Add the answers of a finished request."""
-        self.requests.append(request)
-        for answer in request.answers:
-            self._answers[_digest_chats(answer.chat_keys, request.template_variables)[-1]] = answer
 
     def find_undelivered(self, request: Request) -> Request | None:
         """Return an earlier request with the same body whose answer did not reach the client. The client of a retry
@@ -323,7 +313,9 @@ class Request:
         self.answers, self.outputs = answers, outputs
         for answer, earlier in zip(answers, self.earlier.answers if self.earlier else (), strict=False):
             answer.reward = earlier.reward
-        self.session.add_answers(self)
+        self.session.requests.append(self)
+        for answer in answers:
+            self.session.answers_by_chat[_digest_chats(answer.chat_keys, self.template_variables)[-1]] = answer
 
     def record_engine_error(self, error: Exception) -> None:
         """Record that the engine failed, which is not a failure of the agent."""

@@ -22,7 +22,7 @@ from alphaapollo.evolving.pool import CandidateId, ModelCall, Usage
 from alphaapollo.evolving.role_calls import RoleModelCaller, Transcript
 from alphaapollo.evolving.roles import ModelReply, make_user_chat
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
-from alphaapollo.rollout.check_replies import check_messages
+from alphaapollo.rollout.context import check_messages
 from alphaapollo.rollout.episode import EpisodeTask
 from alphaapollo.types import EpisodeEnd, Message, Outcome, Prompt, Sampling, Score, Turn
 

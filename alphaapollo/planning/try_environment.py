@@ -19,8 +19,8 @@ from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges.graders import JUDGES
 from alphaapollo.rollout.agents.runner import open_agent_runner
-from alphaapollo.rollout.check_replies import check_reset_reply
-from alphaapollo.rollout.environment_calls import EnvironmentCaller
+from alphaapollo.rollout.context import check_reset_reply
+from alphaapollo.rollout.episode import EnvironmentCaller
 from alphaapollo.types import JsonObject, Message, Prompt, Sampling, Score
 
 TRIAL_ANSWERS = ("<answer>TRUTH</answer>", r"The answer is \boxed{TRUTH}.", "TRUTH", "I do not know.", "")

@@ -37,10 +37,8 @@ from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges.client import CompleteMessage
 from alphaapollo.rollout.agents.endpoint import open_endpoint
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
-from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
-from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
-from alphaapollo.rollout.group import run_group
-from alphaapollo.rollout.prompts import PromptRenderer
+from alphaapollo.rollout.context import AppendContext, MemoryContext, PromptRenderer
+from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, run_group
 from alphaapollo.rollout.self_teacher import TeacherPromptWriter
 from alphaapollo.rollout.suites import ModelServer, Suite, SuiteResult, run_suite
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
@@ -208,7 +206,7 @@ class RolloutWorker:
         sampling = replace(sampling, stop_token_ids=ids, stop=rollout.stop_strings, includes_stop=includes)
         request = replace(request, sampling=sampling)
         with HEARTBEAT.use_track(f"rollout {self._index}"):
-            group = await run_group(request, self._runner, self._make_environment)
+            group = await run_group(request, self._runner.run, self._make_environment)
         if self._teacher_prompts and not request.validate:
             self._teacher_prompts.add_prompts(group)
         return group
@@ -269,19 +267,18 @@ class RolloutWorker:
 
 def make_token_context_factory(
     env: Env, renderer: Renderer, data: Data | GenerationData
-) -> Callable[[Environment, Prompt], Context]:
+) -> Callable[[Environment, Prompt], AppendContext]:
     """Return a function that builds the token context of an episode. Contexts of rows without tools and variables for
     the chat template share a cache of rendered prompts."""
     cached = PromptRenderer(renderer.encode_prompt, data.max_prompt_length, data.truncation)
 
-    def make_token_context(environment: Environment, prompt: Prompt) -> Context:
+    def make_token_context(environment: Environment, prompt: Prompt) -> AppendContext:
         own, prompts = renderer.with_arguments(prompt.template_arguments), cached
         if own is not renderer:
             prompts = PromptRenderer(own.encode_prompt, data.max_prompt_length, data.truncation)
         if env.context == "append":
             return AppendContext(prompts, own.encode_observation, own.prepare_images)
-        memory = (prompts.is_within_limit, env.history_length, env.memory_type)
-        return MemoryContext(environment, prompts, own.prepare_images, *memory)
+        return MemoryContext(environment, prompts, own.prepare_images, env.history_length, env.memory_type)
 
     return make_token_context
 

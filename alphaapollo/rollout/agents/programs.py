@@ -45,6 +45,7 @@ from alphaapollo.processes.host import (
 )
 from alphaapollo.processes.watchdog import exit_with_parent, list_child_pids
 from alphaapollo.utils.json_types import JsonObject, to_json_value
+from alphaapollo.utils.user_module import load_user_object
 
 if TYPE_CHECKING:
     from alphaapollo.config.schema import Agent
@@ -126,7 +127,8 @@ class ProgramRunner:
         (folder / TASK).write_text(json.dumps(task, ensure_ascii=False, default=to_json_value), encoding="utf-8")
         files = {"ALPHAAPOLLO_TASK": str(folder / TASK), "ALPHAAPOLLO_RESULT": str(folder / REWARD)}
         variables = {**environment, **(files if self._agent.command else {})}
-        session, ended = host.send(_encode(folder=str(folder), environment=variables))
+        order = {"folder": str(folder), "environment": variables}
+        session, ended = host.send(json.dumps(order).encode() + b"\n")
         try:
             await asyncio.shield(ended)
             return self._read_result(folder)
@@ -134,7 +136,7 @@ class ProgramRunner:
             return ProgramResult(error=HOST_ENDED)
         finally:
             if not ended.done():
-                host.send(_encode(end=session))
+                host.send(b'{"end": %d}\n' % session)
                 await asyncio.wait((ended,))
             shutil.rmtree(folder, ignore_errors=True)  # `close` removes all folders
 
@@ -160,10 +162,6 @@ class ProgramRunner:
         return ProgramResult(error=result["error"] + (f"\n{shown}" if shown else ""), rewards=rewards)
 
 
-def _encode(**order: object) -> bytes:
-    return json.dumps(order).encode() + b"\n"
-
-
 class Endpoint:
     """Access of a program to the policy: the second argument of `run(task, endpoint)`.
 
@@ -184,18 +182,6 @@ class Endpoint:
         self._rewards[request_id] = self._rewards.get(request_id, 0.0) + float(value)
 
 
-def load_agent(path: str) -> Callable[..., object]:
-    """Load `run` of the user's file. Raises ValueError if the file or `run` does not exist or has another signature."""
-    from alphaapollo.utils.user_module import load_user_object
-
-    run = load_user_object(path, "run", "env.agent.path", "env.agent.path: run")
-    try:
-        inspect.signature(run).bind("task", "endpoint")
-    except TypeError as error:
-        raise ValueError(f"env.agent.path={path}: define run(task, endpoint). {error}.") from error
-    return run
-
-
 def serve(parent_pid: int, path: str, command: str) -> None:
     """Start and end programs until the pipe from the parent closes."""
     requests, reply_pipe = reserve_stdin_and_stdout()
@@ -204,7 +190,7 @@ def serve(parent_pid: int, path: str, command: str) -> None:
     exit_with_parent(parent_pid, signal.SIGTERM)
     run, error = None, ""
     try:
-        run = load_agent(path) if path else None
+        run = load_user_object(path, "run", "env.agent.path", "env.agent.path: run") if path else None
     except ValueError as failure:
         error = str(failure)
     os.write(replies, b"0 " + json.dumps(error).encode() + b"\n")
@@ -219,7 +205,10 @@ def serve(parent_pid: int, path: str, command: str) -> None:
         for key, _ in selector.select():
             if key.fd == wake:
                 os.read(wake, 1 << 16)
-                _report_ended(supervisors, replies)
+                for number, pid in list(supervisors.items()):
+                    if os.waitpid(pid, os.WNOHANG)[0]:
+                        del supervisors[number]
+                        os.write(replies, b"%d null\n" % number)
             elif not (line := pipe.readline()):
                 return  # the supervisors end with this process
             else:
@@ -230,13 +219,6 @@ def serve(parent_pid: int, path: str, command: str) -> None:
                 if order["end"] in supervisors:
                     os.kill(supervisors[order["end"]], signal.SIGTERM)
                 os.write(replies, b"%d null\n" % int(line))
-
-
-def _report_ended(supervisors: dict[int, int], replies: int) -> None:
-    for number, pid in list(supervisors.items()):
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            del supervisors[number]
-            os.write(replies, b"%d null\n" % number)
 
 
 def _fork_supervisor(

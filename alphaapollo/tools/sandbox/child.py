@@ -26,7 +26,7 @@ import traceback
 from dataclasses import dataclass
 from types import CodeType, ModuleType
 
-from alphaapollo.tools.sandbox import landlock, linux, seccomp
+from alphaapollo.tools.sandbox import linux
 
 CONTROL, RULESET, FIRST_FREE = 3, 4, 5
 READY, DONE = b"R", b"D"
@@ -88,10 +88,10 @@ def _isolate_process(spec: ChildSpec, context: ForkContext, folder: str, descrip
     os.chdir(folder)
     os.environ.update(HOME=folder, TMPDIR=folder)
     folder_descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    rules = [*context.landlock_rules, (folder_descriptor, landlock.READ_WRITE)]
+    rules = [*context.landlock_rules, (folder_descriptor, linux.READ_WRITE)]
     has_landlock = "landlock" in spec.layers
     _move_to_fixed_descriptors(
-        [*descriptors, landlock.build_ruleset(rules, context.landlock_version) if has_landlock else folder_descriptor]
+        [*descriptors, linux.build_ruleset(rules, context.landlock_version) if has_landlock else folder_descriptor]
     )
     linux.set_rlimits(
         {
@@ -114,11 +114,11 @@ def _isolate_process(spec: ChildSpec, context: ForkContext, folder: str, descrip
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(SEED)
     if has_landlock:
-        landlock.apply_ruleset(RULESET)
+        linux.apply_ruleset(RULESET)
     else:
         os.close(RULESET)
     if "seccomp" in spec.layers:
-        seccomp.apply_snippet_filter(has_landlock)
+        linux.apply_snippet_filter(has_landlock)
 
 
 def _move_to_fixed_descriptors(descriptors: list[int]) -> None:

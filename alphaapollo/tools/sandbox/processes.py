@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.util
 import json
 import math
@@ -32,7 +31,6 @@ from alphaapollo.tools.sandbox.types import (
     SandboxResult,
     SandboxStatus,
     format_sandbox_mode,
-    format_signal,
 )
 from alphaapollo.tools.sandbox.zygote import CONTINUE, KILL, PACKAGES, SHARED, STOP, remove_tree
 
@@ -52,6 +50,7 @@ ENVIRONMENT = {  # replaces the inherited variables: one thread, and a reproduci
     "PATH": "/usr/bin:/bin",
 }
 _CHUNK = 1 << 16
+_ALL_CHUNKS = OUTPUT_STOP_BYTES // _CHUNK
 _MAX_MESSAGES = 64  # messages of a session process that are discarded before its next snippet
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _BOOT = "import sys; sys.path.append(sys.argv[2]); from alphaapollo.tools.sandbox.zygote import main; main()"
@@ -86,7 +85,16 @@ class ZygoteProcess:
                 cwd="/",
                 start_new_session=True,  # Ctrl-C reaches only the main program, which then closes the sandbox
             )
-        self.available = self._receive_available_isolation_layers()
+        self._socket.settimeout(START_TIMEOUT)
+        message = b""
+        with contextlib.suppress(TimeoutError, ConnectionResetError):
+            message, control, _, _ = self._socket.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+        if not message:
+            raise SandboxError(self.end_and_describe_exit())
+        self._socket.settimeout(None)
+        (pid, _, _) = _CREDENTIALS.unpack(control[0][2])
+        self._pidfd = os.pidfd_open(pid)
+        self.available: dict[str, bool] = json.loads(message)
 
     @property
     def has_ended(self) -> bool:
@@ -121,18 +129,6 @@ class ZygoteProcess:
                 with contextlib.suppress(FileNotFoundError):  # already removed by the zygote
                     remove_tree(self.folder)
             return f"the pre-forked interpreter failed{f': {lines[-1][:300]}' if lines else ''}"
-
-    def _receive_available_isolation_layers(self) -> dict[str, bool]:
-        self._socket.settimeout(START_TIMEOUT)
-        message = b""
-        with contextlib.suppress(TimeoutError, ConnectionResetError):
-            message, control, _, _ = self._socket.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
-        if not message:
-            raise SandboxError(self.end_and_describe_exit())
-        self._socket.settimeout(None)
-        (pid, _, _) = _CREDENTIALS.unpack(control[0][2])
-        self._pidfd = os.pidfd_open(pid)
-        return json.loads(message)
 
 
 class SnippetProcess:
@@ -205,7 +201,7 @@ class SnippetProcess:
             for _ in range(_MAX_MESSAGES):
                 if not _receive_message(self._control):
                     break
-            self._drain_output(OutputCapture(0), OutputCapture(0))
+            self._read_output(OutputCapture(0), OutputCapture(0), _ALL_CHUNKS)
             self._send_command(CONTINUE)
         ignored_errors = (BrokenPipeError, BlockingIOError)  # the timeout ends such a run
         with make_memory_file(request.code) as code, contextlib.suppress(*ignored_errors):
@@ -232,11 +228,11 @@ class SnippetProcess:
                 if message == b"":
                     self._selector.unregister(self._control)
                 elif message and message[:1] == DONE and len(message) == 2 and self._is_session and not killed_for:
-                    self._drain_output(out, err)
+                    self._read_output(out, err, _ALL_CHUNKS)
                     self._send_command(STOP)  # pause the process until its next snippet, even if the message is fake
                     return interpret_wait_status(message[1] << 8, None, timeout)
             if self._notice in ready:
-                self._drain_output(out, err)
+                self._read_output(out, err, _ALL_CHUNKS)
                 notice = self._read_exit_notice()
                 self.close()
                 if notice["stop_reason"] and not killed_for:
@@ -260,22 +256,16 @@ class SnippetProcess:
             raise SandboxError(self._zygote.end_and_describe_exit())
         return json.loads(message)
 
-    def _read_output(self, out: OutputCapture, err: OutputCapture) -> bool:
-        """Read one chunk of stdout and of stderr. Return whether there was any data."""
-        has_data = False
+    def _read_output(self, out: OutputCapture, err: OutputCapture, num_chunks: int = 1) -> None:
+        """Read the chunks of stdout and of stderr that are available, at most `num_chunks`."""
         for file, capture in ((self._out, out), (self._err, err)):
-            data = file.read(_CHUNK)  # None: no data yet
-            if data:
+            for _ in range(num_chunks):
+                data = file.read(_CHUNK)  # None: no data yet
+                if not data:
+                    if data == b"" and file in self._selector.get_map():
+                        self._selector.unregister(file)
+                    break
                 capture.feed(data)
-                has_data = True
-            elif data == b"" and file in self._selector.get_map():
-                self._selector.unregister(file)
-        return has_data
-
-    def _drain_output(self, out: OutputCapture, err: OutputCapture) -> None:
-        for _ in range(OUTPUT_STOP_BYTES // _CHUNK):
-            if not self._read_output(out, err):
-                break
 
 
 def _receive_message(connection: socket.socket) -> bytes | None:
@@ -290,12 +280,10 @@ def _receive_message(connection: socket.socket) -> bytes | None:
 
 
 def make_memory_file(text: str) -> BinaryIO:
-    """Create a read-only file in memory that contains this text."""
-    file = open(os.memfd_create("snippet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b")  # noqa: SIM115
+    """Create a file in memory that contains this text."""
+    file = open(os.memfd_create("snippet"), "w+b")  # noqa: SIM115
     file.write(text.encode("utf-8", "surrogatepass"))
     file.seek(0)
-    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-    fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
     return file
 
 
@@ -312,7 +300,8 @@ def interpret_wait_status(status: int, killed_for: SandboxStatus | None, timeout
         return results.get(code, (SandboxStatus.ERROR, f"exit code {code}"))
     if (number := os.WTERMSIG(status)) == signal.SIGKILL:
         return SandboxStatus.MEMORY, "killed by the kernel: no memory left on the machine"
-    return SandboxStatus.ERROR, f"killed by {format_signal(number)}"
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"  # a real-time signal
+    return SandboxStatus.ERROR, f"killed by {name}"
 
 
 def find_package_folders() -> list[str]:

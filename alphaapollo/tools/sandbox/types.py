@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
@@ -88,12 +87,3 @@ class OutputCapture:
 def format_sandbox_mode(layers: Collection[str]) -> str:
     """Return the name of a combination of isolation layers, e.g. `prefork+rlimits+seccomp`."""
     return "+".join(["prefork", *(name for name in LAYERS if name in layers)])
-
-
-def format_signal(number: int) -> str:
-    """Return the name of a signal. Most real-time signals have only a number.
-
-    >>> format_signal(11), format_signal(40)
-    ('SIGSEGV', 'signal 40')
-    """
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -107,7 +107,7 @@ def test_registered_tool(monkeypatch: pytest.MonkeyPatch) -> None:
         tool(double)
     with pytest.raises(ValueError, match="Did you mean 'double'"):
         make_tools(["dobule"], {})
-    with pytest.raises(ValueError, match=r"tool_settings\.double .*speed.* none"):
+    with pytest.raises(ValueError, match=r"tool_settings\.double\.speed.* none"):
         make_tools(["double"], {"double": {"speed": 1}})
 
 
