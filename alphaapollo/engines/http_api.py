@@ -121,15 +121,10 @@ class SessionLimits:
 
 @dataclass(eq=False)
 class AgentSession:
-    """Requests of one program that runs for one sample of a prompt.
+    """Requests of one program that runs for one sample of a prompt."""
 
-    Args:
-        sampling: the policy's sampling settings. `max_tokens` limits all tokens of a path after its first prompt.
-        derive_seed: number -> seed of a request.
-    """
-
-    sampling: Sampling
-    derive_seed: Callable[[int], int]
+    sampling: Sampling  # of the policy; max_tokens limits all tokens of a path after its first prompt
+    derive_seed: Callable[[int], int]  # number -> seed of a request
     limits: SessionLimits
     name: str = ""  # of the episode
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))  # the API key of the program

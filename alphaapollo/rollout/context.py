@@ -175,13 +175,8 @@ def check_rows_match_turns(
     placeholder_id: int | None = None,
 ) -> None:
     """Assert that training rows have exactly the tokens and images that the engine received and sampled, and one
-    placeholder per image feature.
-
-    Args:
-        engine_prompts: token ids of the engine's prompt in each turn.
-        engine_images: images of the engine's prompt in each turn.
-        placeholder_id: placeholder token of a vision-language model, which must never be sampled.
-    """
+    placeholder per image feature. engine_prompts, engine_images: of each turn. placeholder_id: token of a
+    vision-language model, which must never be sampled."""
     for row in rows:
         expected_mask = [0] * len(row.token_ids)
         row_turns = slice(row.first_turn, row.first_turn + len(row.turn_ends))

@@ -113,10 +113,8 @@ class EnvironmentCaller:
             logger.warning("an environment's close() failed: %r", error)
 
     async def _run_in_thread(self, method: Callable[..., object], *arguments: object) -> Any:
-        """Run a method in a new daemon thread and return its result. A cancelled call abandons the thread.
-
-        In a thread pool, each hanging environment would block one thread and keep the process from exiting.
-        """
+        """Run a method in a new daemon thread, which a cancelled call abandons. In a thread pool, each hanging
+        environment would block one thread and keep the process from exiting."""
         outcome: Future[tuple[Any, BaseException | None]] = Future()
         outcome.set_running_or_notify_cancel()
 
@@ -152,11 +150,8 @@ class _EpisodeAttempt:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRunner:
-    """Runs episodes on one engine.
-
-    `make_token_context` builds the token context of an episode (rollout/context.py). If a limit ends an episode before
-    the model's answer, `grade`, the reward function, grades an empty answer.
-    """
+    """Runs episodes on one engine. If a limit ends an episode before the model's answer, `grade`, the reward function,
+    grades an empty answer."""
 
     engine: Engine
     decode: Callable[[Sequence[int]], str]
@@ -294,10 +289,8 @@ class EpisodeRunner:
 
 
 async def score_limit(reward: float | None, grade_empty_answer: Callable[[], Awaitable[Score]] | None) -> Score:
-    """Return the score of an episode that reached a limit without an answer.
-
-    reward: env.limit_reward. None: the grade of an empty answer, or 0 without a grader.
-    """
+    """Return the score of an episode that reached a limit without an answer: env.limit_reward, or else the grade of an
+    empty answer, or 0 without a grader."""
     if reward is not None:
         return Score(reward, {"accuracy": 0.0}, is_limit=True)
     return Score(0.0) if grade_empty_answer is None else await grade_empty_answer()
@@ -320,9 +313,7 @@ async def run_group(
     make_environment: Callable[[Sequence[Turn]], Environment],
 ) -> TrajectoryGroup:
     """Run the episodes of a group, and a greedy episode (ReMax) if requested. Returns the trajectories in sample order.
-
-    If an episode raises, e.g. because the engine died, all other episodes of the group are cancelled.
-    """
+    If an episode raises, e.g. because the engine died, all other episodes of the group are cancelled."""
     purpose = "validate" if request.validate else "rollout"
     prompt, sampling, position = request.prompt, request.sampling, request.stream_position
 

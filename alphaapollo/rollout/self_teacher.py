@@ -16,15 +16,11 @@ from alphaapollo.utils.text import fill_template
 
 @dataclass(frozen=True)
 class TeacherPromptWriter:
-    """Adds the teacher's prompts to the rows of a group.
-
-    encode: renders a chat or a text to tokens, with the tools of the prompt's row. max_tokens: longer prompts are left
-    out.
-    """
+    """Adds the teacher's prompts to the rows of a group."""
 
     config: SelfTeacher
-    encode: Callable[[list[Message] | str, Prompt], list[int]]
-    max_tokens: int
+    encode: Callable[[list[Message] | str, Prompt], list[int]]  # with the tools of the prompt's row
+    max_tokens: int  # longer prompts are left out
 
     def add_prompts(self, group: TrajectoryGroup) -> None:
         """Set the column LONGER_PROMPT of the rows for which the teacher has a context."""

@@ -152,9 +152,5 @@ Raises ToolCallParseError if the text contains a call that cannot be parsed."""
 
 
 def strip_thinking(text: str) -> str:
-    """Return the text after the thinking part, or an empty string if the thinking part is not closed.
-
-    >>> strip_thinking("<think>f()?</think> g()")
-    ' g()'
-    """
+    """Return the text after the thinking part, or an empty string if the thinking part is not closed."""
     return text.rpartition(THINK_END)[2].partition(THINK_START)[0]

@@ -63,14 +63,8 @@ StreamOutputs = Callable[..., AsyncIterator[Any]]
 
 
 def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings) -> FastAPI:
-    """Build the ASGI application. Requests of sessions must set CURRENT_REQUEST.
-
-    Args:
-        engine: vLLM's AsyncLLM, or an object with its `vllm_config`, `model_config`, `renderer` and `input_processor`.
-        stream: samples answers.
-
-    Raises ValueError if vLLM has no parser of this name.
-    """
+    """Build the ASGI application. Requests of sessions must set CURRENT_REQUEST. engine: vLLM's AsyncLLM, or a
+    RecordedEngine. Raises ValueError if vLLM has no parser of this name."""
     app = FastAPI(openapi_url=None)
     for attach in (attach_chat, attach_completions, attach_responses, attach_anthropic, attach_models):
         attach(app)

@@ -74,9 +74,7 @@ class SessionGate:
     @contextlib.contextmanager
     def open_session(self, session: AgentSession, time_limit: TimeLimit) -> Iterator[None]:
         """Context manager during which the session's requests are accepted. At its end, running ones are cancelled.
-
-        time_limit: time limit of the program, which does not count the time of its requests.
-        """
+        time_limit: of the program; it does not count the time of its requests."""
         tasks: set[asyncio.Task[object]] = set()  # running requests
         self._sessions[session.token] = session, time_limit, tasks
         try:
@@ -174,10 +172,7 @@ async def open_endpoint(
     allow_image_urls: bool = False,
     around: AroundRequest = answer_request,
 ) -> AsyncIterator[SessionGate]:
-    """Context manager that serves an engine over HTTP. Raises ValueError if a parser does not exist.
-
-    template_arguments: data.apply_chat_template_kwargs. allow_image_urls: data.allow_image_urls.
-    """
+    """Context manager that serves an engine over HTTP. Raises ValueError if a parser does not exist."""
     agent = env.agent
     settings = HttpApiSettings(env.tool_parser, agent.reasoning_parser, template_arguments, allow_image_urls)
     gate = SessionGate(await asyncio.to_thread(engine.build_http_app, settings), around)

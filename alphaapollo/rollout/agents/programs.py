@@ -112,10 +112,6 @@ class ProgramRunner:
 
         If the host process was killed, its programs have failed, and the next run starts a new host. Raises
         ChildProcessError if it was closed.
-
-        Args:
-            task: JSON object, the program's input.
-            environment: environment variables in addition to those of the host.
         """
         async with self._starting:
             if self._host is not None and self._host.has_closed_output:

@@ -47,10 +47,7 @@ def make_environment_variables(url: str, token: str, model: str) -> dict[str, st
 
 @dataclass(frozen=True, slots=True)
 class AgentRunner:
-    """Runs episodes of an agent on one engine. Has the interface of EpisodeRunner.
-
-    grade: the reward function, with env.agent.grade.
-    """
+    """Runs episodes of an agent on one engine. grade: the reward function, with env.agent.grade."""
 
     agent: Agent
     endpoint: SessionGate
@@ -165,11 +162,8 @@ async def open_agent_runner(
     grade: Grade | None = None,
     around: AroundRequest = answer_request,
 ) -> AsyncIterator[AgentRunner]:
-    """Context manager that starts the HTTP endpoint of an engine and the process that starts programs.
-
-    around: wraps each request for a completion. Raises ValueError if the user's file cannot be loaded or a parser does
-    not exist.
-    """
+    """Context manager that starts the HTTP endpoint of an engine and the process that starts programs. Raises
+    ValueError if the user's file cannot be loaded or a parser does not exist."""
     programs = ProgramRunner(env.agent)
     async with open_endpoint(engine, env, data.apply_chat_template_kwargs, data.allow_image_urls, around) as endpoint:
         try:

@@ -16,14 +16,15 @@ from itertools import compress, product
 from pathlib import Path
 from typing import Any, Self
 
-from alphaapollo.tools.sandbox.processes import SnippetProcess, ZygoteProcess
-from alphaapollo.tools.sandbox.types import (
+from alphaapollo.tools.sandbox.processes import (
     MAX_CODE_BYTES,
     SandboxError,
     SandboxRequest,
     SandboxResult,
     SandboxStatus,
     SandboxUnavailableError,
+    SnippetProcess,
+    ZygoteProcess,
     format_sandbox_mode,
 )
 from alphaapollo.tools.sandbox.zygote import KILLED_SUSPENDED
