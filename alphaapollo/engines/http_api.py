@@ -135,7 +135,6 @@ class AgentSession:
     overflow: str = ""  # error of the last request if its prompt was too long
     engine_error: Exception | None = None
     engine_failed: asyncio.Event = field(default_factory=asyncio.Event)
-    answers_by_chat: dict[bytes, Answer] = field(default_factory=dict)  # by digest of template variables and chat
     _samplings: Counter[str] = field(default_factory=Counter)  # prompt digest -> how often it was sampled
 
     @property
@@ -174,16 +173,20 @@ class AgentSession:
 
     def find_answer(self, keys: list[MessageKey], template_variables: str) -> tuple[Answer | None, int]:
         """Return the last answer in a chat that this session sampled, and the number of keys up to and with it."""
-        digests = _digest_chats(keys[:-1], template_variables)
-        for count in range(len(digests), 0, -1):
-            if answer := self.answers_by_chat.get(digests[count - 1]):
+        answers = [answer for request in reversed(self.requests) for answer in reversed(request.answers)]
+        for answer in sorted(answers, key=lambda answer: len(answer.request.keys), reverse=True):
+            known = answer.chat_keys
+            is_beginning = len(known) < len(keys) and keys[: len(known)] == known
+            if is_beginning and answer.request.template_variables == template_variables:
                 answer.request.is_delivered = True  # the client knows it, even if its connection broke
-                return answer, count
+                return answer, len(known)
         return None, 0
 
     def describe_difference(self, keys: list[MessageKey], template_variables: str) -> str:
         """Describe where a chat first differs from the most similar earlier chat of this session."""
-        chats = [(one.chat_keys, one.request.template_variables) for one in self.answers_by_chat.values()]
+        chats = [
+            (one.chat_keys, one.request.template_variables) for request in self.requests for one in request.answers
+        ]
         if not chats:
             return "no earlier request of this session has this history"
 
@@ -215,15 +218,6 @@ class AgentSession:
         count = self._samplings[digest]
         self._samplings[digest] += change
         return int(hashlib.blake2b(f"{digest}.{count}".encode(), digest_size=6).hexdigest(), 16)
-
-
-def _digest_chats(keys: Sequence[MessageKey], template_variables: str) -> list[bytes]:
-    """Return a digest of the first 1, 2, ... messages of a chat."""
-    digests, digest = [], hashlib.blake2b(template_variables.encode(errors="surrogatepass"))
-    for key in keys:
-        digest.update(repr(key).encode())
-        digests.append(digest.digest())
-    return digests
 
 
 @dataclass(eq=False)
@@ -309,8 +303,6 @@ class Request:
         for answer, earlier in zip(answers, self.earlier.answers if self.earlier else (), strict=False):
             answer.reward = earlier.reward
         self.session.requests.append(self)
-        for answer in answers:
-            self.session.answers_by_chat[_digest_chats(answer.chat_keys, self.template_variables)[-1]] = answer
 
     def record_engine_error(self, error: Exception) -> None:
         """Record that the engine failed, which is not a failure of the agent."""

@@ -17,6 +17,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, get_type_hints
 
 import docstring_parser
@@ -69,8 +70,9 @@ class FunctionTool(Tool):
         if self._takes_session:
             values["session"] = session
         try:
-            is_async = inspect.iscoroutinefunction(self._function)
-            answer = await (self._function(**values) if is_async else asyncio.to_thread(self._function, **values))
+            is_async, function = inspect.iscoroutinefunction(self._function), self._function
+            call: Any = function if is_async else partial(asyncio.to_thread, function)
+            answer = await call(**values)
         except ToolFailedError:
             raise
         except Exception as error:  # noqa: BLE001  the model sees the exceptions of its call

@@ -3,8 +3,8 @@ Evaluation suites also use OpenAI completions; their requests belong to no sessi
 
 vLLM parses requests, renders chats, parses tool calls and streams answers. This module changes two steps:
 
-    rendering   the beginning of a chat whose tokens are known is not rendered again (SessionRenderer)
-    sampling    the policy's sampling settings replace the client's, and answers are recorded (PolicyClient)
+    rendering   the beginning of a chat whose tokens are known is not rendered again
+    sampling    the policy's sampling settings replace the client's, and answers are recorded
 """
 
 from __future__ import annotations
@@ -87,7 +87,6 @@ def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings
             f"env.tool_parser={settings.tool_parser} or env.agent.reasoning_parser={settings.reasoning_parser} "
             f"does not work with this model: {error}"
         ) from error
-    engine.renderer.render_messages_async = SessionRenderer(engine, settings, renderer).render
     online.preprocess_chat = client.keep_parsing_context(online.preprocess_chat)
     state, both = app.state, {**chat, **parsing}
     state.args = SimpleNamespace(log_error_stack=False)  # of vLLM's error handlers
@@ -104,17 +103,48 @@ def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings
     return app
 
 
-class SessionRenderer:
-    """Renders chats, but keeps the known tokens of their beginnings. Raises ValueError if a vision-language model has
-    no usable image processor."""
+class PolicyClient:
+    """vLLM's EngineClient, which renders chats without changing known tokens, samples from the policy and records all
+    answers. Raises ValueError if a vision-language model has no usable image processor."""
 
-    def __init__(self, engine: Any, settings: HttpApiSettings, turns: Renderer):
+    def __init__(self, engine: Any, stream: StreamOutputs, settings: HttpApiSettings, turns: Renderer):
+        self._engine, self._stream, self._settings, self._turns = engine, stream, settings, turns
         renderer, model = engine.renderer, engine.model_config
-        self._tokenizer, self._turns = renderer.tokenizer, turns
-        processor = load_image_processor(model.model, self._tokenizer, model.trust_remote_code)
+        processor = load_image_processor(model.model, renderer.tokenizer, model.trust_remote_code)
         self._images = ChatImageReader(processor, settings.allow_image_urls)
         self._render = renderer.render_messages  # a thread per request would take more time than the rendering
         self._render_parts = renderer.render_messages_async  # may load audio
+        renderer.render_messages_async = self.render
+
+    def __getattr__(self, name: str) -> Any:  # configuration and health of the engine
+        return getattr(self._engine, name)
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """Admit every request. Sessions limit the number of requests."""
+
+    def keep_parsing_context(self, preprocess: Callable[..., Awaitable[Any]]) -> Callable[..., object]:
+        """Wrap OnlineRenderer.preprocess_chat, through which the requests of all protocols pass, to keep the request
+        and its parser. `generate` uses them to parse its answers."""
+
+        async def preprocess_and_keep(request: Any, messages: Any, *, parser: Any = None, **arguments: object) -> Any:
+            if (current := CURRENT_REQUEST.get()) is not None:
+                current.parse_answer = partial(self._parse_answer, request, parser)
+                _allow_free_tool_calls(request)
+            return await preprocess(request, messages, parser=parser, **arguments)
+
+        return preprocess_and_keep
+
+    def _parse_answer(self, request: Any, parser_class: Any, text: str, token_ids: list[int]) -> tuple[str, list[Any]]:
+        """Return the content and the tool calls of an answer, as vLLM sends them to the client."""
+        if parser_class is None:
+            return text, []
+        variables = getattr(request, "chat_template_kwargs", None) or self._settings.template_arguments
+        tokenizer = self._engine.renderer.tokenizer
+        parser = parser_class(
+            tokenizer, request.tools, chat_template_kwargs=variables, model_config=self._engine.model_config
+        )
+        _, content, calls = parser.parse(text, request, bool(self._settings.tool_parser), token_ids)
+        return content or "", [(call.name, call.arguments) for call in calls or ()]
 
     async def render(self, messages: list[Any], params: Any) -> tuple[list[Any], Any]:
         """Return the parsed chat and its prompt, like vLLM's BaseRenderer.render_messages_async."""
@@ -173,43 +203,6 @@ class SessionRenderer:
 
     def _encode(self, text: str) -> list[int]:
         return self._turns.encode([text])[0]
-
-
-class PolicyClient:
-    """vLLM's EngineClient, which samples from the policy and records all answers."""
-
-    def __init__(self, engine: Any, stream: StreamOutputs, settings: HttpApiSettings, turns: Renderer):
-        self._engine, self._stream, self._settings, self._turns = engine, stream, settings, turns
-
-    def __getattr__(self, name: str) -> Any:  # configuration and health of the engine
-        return getattr(self._engine, name)
-
-    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        """Admit every request. Sessions limit the number of requests."""
-
-    def keep_parsing_context(self, preprocess: Callable[..., Awaitable[Any]]) -> Callable[..., object]:
-        """Wrap OnlineRenderer.preprocess_chat, through which the requests of all protocols pass, to keep the request
-        and its parser. `generate` uses them to parse its answers."""
-
-        async def preprocess_and_keep(request: Any, messages: Any, *, parser: Any = None, **arguments: object) -> Any:
-            if (current := CURRENT_REQUEST.get()) is not None:
-                current.parse_answer = partial(self._parse_answer, request, parser)
-                _allow_free_tool_calls(request)
-            return await preprocess(request, messages, parser=parser, **arguments)
-
-        return preprocess_and_keep
-
-    def _parse_answer(self, request: Any, parser_class: Any, text: str, token_ids: list[int]) -> tuple[str, list[Any]]:
-        """Return the content and the tool calls of an answer, as vLLM sends them to the client."""
-        if parser_class is None:
-            return text, []
-        variables = getattr(request, "chat_template_kwargs", None) or self._settings.template_arguments
-        tokenizer = self._engine.renderer.tokenizer
-        parser = parser_class(
-            tokenizer, request.tools, chat_template_kwargs=variables, model_config=self._engine.model_config
-        )
-        _, content, calls = parser.parse(text, request, bool(self._settings.tool_parser), token_ids)
-        return content or "", [(call.name, call.arguments) for call in calls or ()]
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: object

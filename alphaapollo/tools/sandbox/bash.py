@@ -54,25 +54,21 @@ def main(arguments: list[str]) -> int:
 
 def _wait_for_bash(pid: int) -> int:
     """Wait for bash, kill its remaining processes, and return its exit code, or 124 if a limit stopped it."""
-    deadline = time.monotonic() + TIME_LIMIT
+    deadline, size = time.monotonic() + TIME_LIMIT, 0
     try:
-        while time.monotonic() < deadline and _count_group_processes(pid) <= MAX_PROCESSES:
+        while time.monotonic() < deadline and size <= MAX_PROCESSES:
             ended_pid, status = os.waitpid(pid, os.WNOHANG)
             if ended_pid:
                 return os.waitstatus_to_exitcode(status) & 0xFF
             time.sleep(0.005)
+            size = 0
+            for name in filter(str.isdigit, os.listdir("/proc")):
+                with contextlib.suppress(ProcessLookupError):
+                    size += os.getpgid(int(name)) == pid
         return 124
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-
-
-def _count_group_processes(group: int) -> int:
-    size = 0
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(ProcessLookupError):
-            size += os.getpgid(int(name)) == group
-    return size
 
 
 def _replace_process_by_bash(bash: str, arguments: list[str], stdout: int, stderr: int) -> NoReturn:
@@ -95,21 +91,16 @@ def _replace_process_by_bash(bash: str, arguments: list[str], stdout: int, stder
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         if version := linux.get_landlock_version():
-            linux.apply_ruleset(linux.build_ruleset(_make_landlock_rules(bash), version))
+            paths = filter(os.path.exists, [*LIBRARIES, os.path.realpath(bash)])
+            rights = {path: linux.READ if os.path.isdir(path) else linux.READ_FILE for path in paths}
+            rules = [(os.open(path, os.O_PATH | os.O_CLOEXEC), right | _EXECUTE) for path, right in rights.items()]
+            linux.apply_ruleset(linux.build_ruleset(rules, version))
         linux.apply_shell_filter()
         os.execve(program, ["bash", "--norc", *arguments], {"PATH": "/nonexistent", "LC_ALL": "C.UTF-8"})
     except BaseException as error:  # noqa: BLE001  the frames above belong to the caller
         print(f"Bash cannot run in a sandbox on this machine: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(125)
-
-
-def _make_landlock_rules(bash: str) -> list[tuple[int, int]]:
-    rules = []
-    for path in filter(os.path.exists, [*LIBRARIES, os.path.realpath(bash)]):
-        rights = linux.READ if os.path.isdir(path) else linux.READ_FILE
-        rules.append((os.open(path, os.O_PATH | os.O_CLOEXEC), rights | _EXECUTE))
-    return rules
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ _PRCTL = [3, 15, 16, 0x53564D41]  # read DUMPABLE; names of threads and memory a
 _LOAD, _AND, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
-_NUMBER, _ARCHITECTURE = 0, 4  # offsets in struct seccomp_data; the arguments follow at 16, 8 bytes each
+_NUMBER, _ARCHITECTURE, _ARGUMENT = 0, 4, range(16, 64, 8)  # offsets in struct seccomp_data
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 _FULL = 0xFFFFFFFF
@@ -198,37 +198,32 @@ def apply_shell_filter() -> None:
     forking and opening files for reading, but no metadata of files by path. Start bash with `execveat`, its only exec
     call."""
     rules = _make_argument_rules() | {
-        "clone": [(_argument_offset(0), _NEW_NAMESPACES, [0])],
-        "open": [(_argument_offset(1), _WRITE_FLAGS, [0])],
-        "openat": [(_argument_offset(2), _WRITE_FLAGS, [0])],
-        "newfstatat": [(_argument_offset(3), _AT_EMPTY_PATH, [_AT_EMPTY_PATH])],
+        "clone": [(_ARGUMENT[0], _NEW_NAMESPACES, [0])],
+        "open": [(_ARGUMENT[1], _WRITE_FLAGS, [0])],
+        "openat": [(_ARGUMENT[2], _WRITE_FLAGS, [0])],
+        "newfstatat": [(_ARGUMENT[3], _AT_EMPTY_PATH, [_AT_EMPTY_PATH])],
     }
     _apply_filter([*(PLAIN.keys() - METADATA), *SHELL], rules)
-
-
-def _argument_offset(argument: int) -> int:
-    """Return the offset of a system call's argument (0 to 5) in struct seccomp_data."""
-    return 16 + 8 * argument
 
 
 def _make_argument_rules() -> dict[str, list[_Condition]]:
     """Return {system call: conditions on its arguments under which it is allowed}."""
 
     def require_null(argument: int) -> list[_Condition]:
-        return [(_argument_offset(argument), _FULL, [0]), (_argument_offset(argument) + 4, _FULL, [0])]
+        return [(_ARGUMENT[argument], _FULL, [0]), (_ARGUMENT[argument] + 4, _FULL, [0])]
 
-    own_pid = [(_argument_offset(0), _FULL, [os.getpid()])]
+    own_pid = [(_ARGUMENT[0], _FULL, [os.getpid()])]
     return {
-        "clone": [(_argument_offset(0), _THREAD | _NEW_NAMESPACES, [_THREAD])],
-        "socketpair": [(_argument_offset(0), _FULL, [1]), (_argument_offset(1), 0xF, [1])],  # AF_UNIX, SOCK_STREAM
+        "clone": [(_ARGUMENT[0], _THREAD | _NEW_NAMESPACES, [_THREAD])],
+        "socketpair": [(_ARGUMENT[0], _FULL, [1]), (_ARGUMENT[1], 0xF, [1])],  # AF_UNIX, SOCK_STREAM
         "sendto": require_null(4),  # without an address
         "kill": own_pid,
         "tgkill": own_pid,
-        "prlimit64": [(_argument_offset(0), _FULL, [0]), *require_null(2)],  # only read the limits of this process
-        "ioctl": [(_argument_offset(1), _FULL, _IOCTL)],
-        "fcntl": [(_argument_offset(1), _FULL, _FCNTL)],
-        "prctl": [(_argument_offset(0), _FULL, _PRCTL)],
-        "getsockopt": [(_argument_offset(1), _FULL, [1]), (_argument_offset(2), _FULL, _GETSOCKOPT)],  # SOL_SOCKET
+        "prlimit64": [(_ARGUMENT[0], _FULL, [0]), *require_null(2)],  # only read the limits of this process
+        "ioctl": [(_ARGUMENT[1], _FULL, _IOCTL)],
+        "fcntl": [(_ARGUMENT[1], _FULL, _FCNTL)],
+        "prctl": [(_ARGUMENT[0], _FULL, _PRCTL)],
+        "getsockopt": [(_ARGUMENT[1], _FULL, [1]), (_ARGUMENT[2], _FULL, _GETSOCKOPT)],  # SOL_SOCKET
     }
 
 
