@@ -98,14 +98,11 @@ def make_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, object]
 
 def _validate_settings(name: str, factory: Callable[..., Tool], settings: Mapping[str, object]) -> JsonObject:
     """Return a tool's settings converted to the types of its factory's parameters. Raises ValueError if invalid."""
-    fields: dict[str, Any] = {
-        setting: (
-            Any if one.annotation is one.empty else one.annotation,
-            ... if one.default is one.empty else one.default,
-        )
-        for setting, one in inspect.signature(factory, eval_str=bool(settings)).parameters.items()
-        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    }
+    fields: dict[str, Any] = {}
+    for setting, one in inspect.signature(factory, eval_str=bool(settings)).parameters.items():
+        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            kind = one.annotation if settings and one.annotation is not one.empty else Any
+            fields[setting] = kind, ... if one.default is one.empty else one.default
     lax = ConfigDict(extra="forbid", arbitrary_types_allowed=True, coerce_numbers_to_str=True)
     try:
         checked = create_model(name, __config__=lax, **fields).model_validate(dict(settings))

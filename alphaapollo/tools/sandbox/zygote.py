@@ -106,32 +106,23 @@ def main() -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # the OOM killer takes this process first
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
-    zygote = Zygote(program, _make_fork_context(settings["packages"]), settings["folder"])
-    available = {
-        "landlock": zygote.context.landlock_version > 0,
-        "seccomp": linux.is_seccomp_supported(),
-        "setuid": os.geteuid() == 0,
-    }
+    library, version = os.path.dirname(os.__file__), linux.get_landlock_version()
+    allowed = dict.fromkeys([library, *settings["packages"], *SHARED], linux.READ)
+    allowed |= dict.fromkeys(DEVICES, linux.DEVICE)
+    rules = [(os.open(path, os.O_PATH), rights) for path, rights in allowed.items() if os.path.exists(path)]
+    context = ForkContext(os.getpid(), linux.count_address_space_bytes(), library, version, rules)
+    available = {"landlock": version > 0, "seccomp": linux.is_seccomp_supported(), "setuid": os.geteuid() == 0}
     gc.collect()
     gc.freeze()
     program.send(json.dumps(available).encode())
-    zygote.serve()
-
-
-def _make_fork_context(packages: list[str]) -> ForkContext:
-    library = os.path.dirname(os.__file__)
-    allowed = dict.fromkeys([library, *packages, *SHARED], linux.READ) | dict.fromkeys(DEVICES, linux.DEVICE)
-    rules = [(os.open(path, os.O_PATH), rights) for path, rights in allowed.items() if os.path.exists(path)]
-    return ForkContext(os.getpid(), linux.count_address_space_bytes(), library, linux.get_landlock_version(), rules)
+    Zygote(program, context, settings["folder"]).serve()
 
 
 class Zygote:
     """Message loop of the zygote: forks children on request, executes commands for them, and reports when they end."""
 
     def __init__(self, program_socket: socket.socket, context: ForkContext, folder: str):
-        self.context = context
-        self._program = program_socket
-        self._folder = folder
+        self._program, self._context, self._folder = program_socket, context, folder
         self._children: dict[int, _ChildProcess] = {}  # pid -> child
         self._poller = select.poll()
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -225,7 +216,7 @@ class Zygote:
             os.rmdir(folder)
             raise
         if pid == 0:
-            run_child(spec, self.context, folder, descriptors)
+            run_child(spec, self._context, folder, descriptors)
         self._children[pid] = _ChildProcess(folder, notice_socket)
         self._poller.register(notice_socket, select.POLLIN)
 
