@@ -35,9 +35,7 @@ from alphaapollo.processes.entry_point import entry_point
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.processes.watchdog import new_run_id, start_reaper
 from alphaapollo.rewards.openai_connection import make_connection_options, make_openai_message
-from alphaapollo.rollout.agents.rows import list_new_messages
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
-from alphaapollo.rollout.agents.session import AgentSession, Request
 from alphaapollo.runs.run_model import load_run_model
 from alphaapollo.types import IMAGE_MARK, EncodedImage, EpisodeEnd, GroupRequest, Message, Prompt, Sampling, Score
 from alphaapollo.utils.redaction import replace_control_characters
@@ -257,7 +255,7 @@ async def answer_with_agent(
     if error:
         terminal.print(f"(failed: {error})", style="red", markup=False, soft_wrap=True)
         return None
-    return session.answers[-1].sampled.content
+    return session.answers[-1].content
 
 
 async def print_request(terminal: Terminal, request: Request, answer: Callable[[], Awaitable[None]]) -> None:
@@ -273,7 +271,7 @@ async def print_request(terminal: Terminal, request: Request, answer: Callable[[
     for message in list_new_messages(request, parent) if index else ():  # the first request has the user's message
         terminal.write(f"  [{message['role']}] {message['content'].strip()}")
     for one in request.answers:
-        terminal.print(one.sampled.text.strip(), style="bold", markup=False, soft_wrap=True)
+        terminal.print(one.text.strip(), style="bold", markup=False, soft_wrap=True)
 
 
 def chat_with_server(url: str, model_name: str | None) -> None:

@@ -34,9 +34,8 @@ from alphaapollo.planning.plan_table import print_plan_table
 from alphaapollo.planning.trials import try_environment
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
-from alphaapollo.runs.rollout_log import replace_images, save_image
 from alphaapollo.runs.resume import StartPoint, find_inference_start
-from alphaapollo.runs.rollout_log import format_trajectory_lines
+from alphaapollo.runs.rollout_log import format_trajectory_lines, replace_images, save_image
 from alphaapollo.runs.run_history import RunPlan
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 from alphaapollo.utils.disk import explain_write_errors, replace_file

@@ -19,8 +19,8 @@ from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges import JUDGES
 from alphaapollo.rewards.registry import get_grader
-from alphaapollo.rollout.check_replies import check_reset_reply
-from alphaapollo.rollout.environment_calls import EnvironmentCaller
+from alphaapollo.rollout.context import check_reset_reply
+from alphaapollo.rollout.episode import EnvironmentCaller
 from alphaapollo.types import JsonObject, Message, Prompt, Score
 
 TRIAL_ANSWERS = ("<answer>TRUTH</answer>", r"The answer is \boxed{TRUTH}.", "TRUTH", "I do not know.", "")

@@ -11,8 +11,7 @@ from alphaapollo.environments.base import Observation, StepResult
 from alphaapollo.rewards.base import adapt_to_episode, takes_trajectory
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rollout.context import AppendContext
-from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
-from alphaapollo.rollout.group import run_group
+from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, run_group
 from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Outcome, Prompt, Sampling, Score, TrajectoryGroup
 from tests.builders import make_turn
 from tests.unit.rewards.grading import with_client
@@ -82,7 +81,7 @@ def play(client: RewardClient, max_turns: int) -> Awaitable[TrajectoryGroup]:
     engine = FakeEngine(10, script=lambda token_ids, sampling: [6 if 8 in token_ids else 4])
     runner = EpisodeRunner(engine, decode, lambda *_: context, limits, client.score)
     request = GroupRequest(PROMPT, 1, Sampling(8), stream_position=0)
-    return run_group(request, runner, lambda turns: Game(lambda prompt, text: client.score(prompt, text, turns)))
+    return run_group(request, runner.run, lambda turns: Game(lambda prompt, text: client.score(prompt, text, turns)))
 
 
 @pytest.mark.parametrize(
