@@ -9,5 +9,5 @@ preference_losses    log-probs of answers -> loss per pair or answer     selecte
 joined_trajectories  joins the rows of a trajectory
 aggregation          loss per token -> scalar, selected by loss_agg_mode
 kl                   KL estimators, the KL penalty in the reward, and updates of its coefficient
-correction           importance weights for the log-prob mismatch of rollout engine and trainer
+mismatch             log-prob mismatch of rollout engine and trainer: metrics and importance weights
 """

@@ -1,6 +1,7 @@
 """Format of run folders, checkpoints and recordings: one number for all their files, in format.json.
 
-A folder without format.json has format 0, whose files are those of format 1.
+A folder without format.json has format 0, whose files are those of format 1. Format 2 has other files of rollout groups
+(recordings, and checkpoints with data.reuse).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from alphaapollo._version import __version__
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 
-FORMAT = 1
+FORMAT = 2
 """Increase it when earlier versions cannot read new folders, or new versions earlier ones (CONTRIBUTING.md)."""
 FILE = "format.json"
 

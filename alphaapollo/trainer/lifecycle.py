@@ -41,7 +41,7 @@ from alphaapollo.trainer.setup.inputs import TrainingInputs, read_training_input
 from alphaapollo.trainer.setup.plan import SHARING, Plan, add_memory_plan, make_plan
 from alphaapollo.trainer.setup.plan_table import make_run_plan
 from alphaapollo.trainer.setup.worker_specs import make_worker_specs
-from alphaapollo.trainer.step.curriculum import make_prompt_sampler
+from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.utils.disk import close_all
@@ -154,7 +154,7 @@ def make_training_run(prepared: PreparedRun, session: TrainingSession, progress:
             required_components=config.reward.required,
             is_only_reward=not inputs.has_reward_function,
         )
-    sampler = make_prompt_sampler(inputs.prompts, config.data, inputs_now.data_start)
+    sampler = PromptSampler(inputs.prompts, config.data, inputs_now.data_start)
     writer = BackgroundCheckpointWriter[Progress](
         checkpoints, trainers, session.console.notify, workers.engines.release_kv_cache_temporarily
     )

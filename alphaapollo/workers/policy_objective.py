@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses
-from alphaapollo.algorithms.correction import off_policy_sequence_mask, rollout_correction_weights
+from alphaapollo.algorithms.mismatch import off_policy_sequence_mask, rollout_correction_weights
 from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.kl import kl_penalty, unbiased_kl
 from alphaapollo.algorithms.masked import apply_mask, log_ratio, row_mean

@@ -27,10 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 
-from alphaapollo.config.schema import Config, Env  # noqa: E402
+from alphaapollo.config.schema import Config, Data, Env  # noqa: E402
 from alphaapollo.controller.handles import EngineGroup  # noqa: E402
 from alphaapollo.controller.ranks import LocalRanks  # noqa: E402
-from alphaapollo.data.stream import PromptStream  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter  # noqa: E402
 from alphaapollo.observability.console import Console  # noqa: E402
@@ -41,7 +40,7 @@ from alphaapollo.runs.checkpoint_folder import CheckpointFolder  # noqa: E402
 from alphaapollo.trainer import loop, loop_async  # noqa: E402
 from alphaapollo.trainer.progress import Progress, TrainingGoal  # noqa: E402
 from alphaapollo.trainer.publish import WeightPublisher  # noqa: E402
-from alphaapollo.trainer.step.curriculum import StreamSampler  # noqa: E402
+from alphaapollo.trainer.step.curriculum import PromptSampler  # noqa: E402
 from alphaapollo.trainer.step.learn import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightUpdate  # noqa: E402
 from alphaapollo.weight_sync.verification import Probe  # noqa: E402
@@ -145,7 +144,7 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
         workers=workers,
         weights=WeightPublisher(policy, engines, Probe([1, 2]), 1.0, pauses_requests=mode is not None),
         prompts=[Prompt(index, "bench", f"question {index}") for index in range(4096)],
-        sampler=StreamSampler(PromptStream(4096, seed=0, shuffle=True)),
+        sampler=PromptSampler(range(4096), Data(seed=0)),  # type: ignore[arg-type]
         learn=learn,
         metric_sources=[],
         goal=TrainingGoal(args.iterations),

@@ -27,7 +27,7 @@ from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.plan import make_plan
-from alphaapollo.trainer.step.curriculum import make_prompt_sampler
+from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.types import Prompt
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_FLOAT32, Probe
@@ -118,7 +118,7 @@ class Cluster:
             prompts=prompts,
             val_prompts=[],
             goal=TrainingGoal(steps),
-            sampler=make_prompt_sampler(prompts, config.data, 0),
+            sampler=PromptSampler(prompts, config.data, 0),
             learn=learn,
             metric_sources=[],
             progress=Progress(),

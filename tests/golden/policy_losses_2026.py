@@ -16,10 +16,10 @@ from torch import Tensor
 
 from alphaapollo.algorithms import kl
 from alphaapollo.algorithms.advantages.grpo import maxrl as maxrl_advantages
-from alphaapollo.algorithms.correction import off_policy_sequence_mask as sequence_mask
+from alphaapollo.algorithms.mismatch import off_policy_sequence_mask as sequence_mask
 from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.masked import apply_mask, masked_mean, row_mean
-from alphaapollo.algorithms.policy_losses import dppo as dppo_module
+from alphaapollo.algorithms.policy_losses import ppo as ppo_module
 from alphaapollo.algorithms.policy_losses import gspo as vespo_module
 from alphaapollo.algorithms.policy_losses import ppo
 from alphaapollo.config.schema import AggregationMode
@@ -53,7 +53,7 @@ def dppo(
     if kind == "symmetric_tv":
         dropped = divergence > delta_high
     cap = math.inf if ratio_cap is None else ratio_cap
-    loss = dppo_module.dppo(logp, d, adv, dropped, cap)
+    loss = ppo_module.dppo(logp, d, adv, dropped, cap)
     if surrogate == "reinforce":
         loss = apply_mask(-d.detach().exp().clamp(max=cap) * adv * logp, ~dropped)
     loss = loss if is_weights is None else loss * is_weights

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.correction import rollout_correction_weights
+from alphaapollo.algorithms.mismatch import rollout_correction_weights
 from alphaapollo.algorithms.divergence import REVERSE, compute_teacher_advantages
 from alphaapollo.algorithms.masked import apply_mask
 from alphaapollo.algorithms.policy_losses.ppo import policy_gradient

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_estimator
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
-from alphaapollo.algorithms.correction import needs_full_sequence
+from alphaapollo.algorithms.mismatch import needs_full_sequence
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.effects import describe_ineffective_keys
 from alphaapollo.config.errors import ConfigError

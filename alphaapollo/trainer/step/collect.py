@@ -32,6 +32,7 @@ class CollectedGroups:
     generated: list[TrajectoryGroup]
     rounds: int  # generation rounds; more than one only with dynamic sampling
     reused: list[TrajectoryGroup] = field(default_factory=list)  # of earlier iterations, to train on again
+    recent: RecentGroups = field(default_factory=RecentGroups)  # for later iterations
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -65,7 +66,7 @@ async def collect_groups(run: TrainingRun, iteration: int, timer: Timer) -> Coll
             f"variance after {rounds} generation rounds (limit: algorithm.filter_groups.max_num_gen_batches)"
         )
     collected = CollectedGroups(selected[:size], generated, rounds)
-    return add_recent_groups(run.progress, iteration, collected, config.data)
+    return add_recent_groups(run.progress.recent, iteration, collected, config.data)
 
 
 def take_stream_positions(progress: Progress, count: int) -> list[int]:
@@ -138,20 +139,19 @@ def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
         )
 
 
-def add_recent_groups(progress: Progress, iteration: int, collected: CollectedGroups, data: Data) -> CollectedGroups:
+def add_recent_groups(recent: RecentGroups, iteration: int, collected: CollectedGroups, data: Data) -> CollectedGroups:
     """Choose the groups of earlier iterations that this iteration trains on again (data.reuse), and keep its own
     groups for later ones.
 
     Only groups with different rewards are kept, because the others have no advantages.
     """
     if not data.reuse.groups:
-        progress.recent = RecentGroups()
         return collected
-    kept = [(origin, group) for origin, group in progress.recent.entries if iteration - origin <= data.reuse.max_age]
+    kept = [(origin, group) for origin, group in recent.entries if iteration - origin <= data.reuse.max_age]
     rng = np.random.default_rng(derive_seed(data.seed, "reuse", iteration))
     chosen = [kept[index] for index in sorted(rng.permutation(len(kept))[: data.reuse.groups])]
     added = [(iteration, group) for group in collected.selected if has_metric_variance(group, "reward")]
-    progress.recent = RecentGroups((*kept, *added))
     ages = [iteration - origin for origin, _ in chosen]
     metrics = {"reuse/groups": float(len(chosen)), "reuse/age": float(np.mean(ages)) if ages else 0.0}
-    return replace(collected, reused=[group for _, group in chosen], metrics=collected.metrics | metrics)
+    reused, metrics = [group for _, group in chosen], collected.metrics | metrics
+    return replace(collected, reused=reused, recent=RecentGroups((*kept, *added)), metrics=metrics)

@@ -106,7 +106,7 @@ class InFlightGroups:
         in_order = [generated[position] for position in sorted(generated)]
         metrics = compute_staleness_metrics(groups, iteration - 1)
         collected = CollectedGroups(groups, in_order, rounds=-(-len(in_order) // self._size), metrics=metrics)
-        return add_recent_groups(self._run.progress, iteration, collected, self._run.config.data)
+        return add_recent_groups(self._run.progress.recent, iteration, collected, self._run.config.data)
 
     def pop_metrics(self) -> dict[str, float]:
         """Return numbers of groups: started, finished, trained and dropped since the last call, and now in flight."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.aggregation import row_weights
-from alphaapollo.algorithms.correction import needs_full_sequence
+from alphaapollo.algorithms.mismatch import needs_full_sequence
 from alphaapollo.algorithms.divergence import TEACHER_SHARES
 from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.policy_losses import get_policy_loss

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, Data
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
-from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
@@ -26,7 +25,7 @@ from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.loop_async import train_async
 from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
-from alphaapollo.trainer.step.curriculum import StreamSampler
+from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
@@ -236,7 +235,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         prompts=[Prompt(0, "test", "text")],
         val_prompts=[Prompt(0, "test", "text")],
         goal=TrainingGoal(1),
-        sampler=StreamSampler(PromptStream(1, seed=0, shuffle=False)),
+        sampler=PromptSampler(range(1), Data(shuffle=False)),
         learn=learn,
         metric_sources=[reward] if reward else [],
         progress=Progress(),
@@ -314,7 +313,7 @@ def test_two_iterations_in_carry_mode(tmp_path: Path) -> None:
     trainer = run.config.trainer.model_copy(update={"async_mode": "carry", "test_freq": -1})
     run.config = run.config.model_copy(update={"trainer": trainer})
     run.prompts, run.goal = run.prompts * 2, TrainingGoal(2)
-    run.sampler = StreamSampler(PromptStream(2, seed=0, shuffle=False))
+    run.sampler = PromptSampler(range(2), Data(shuffle=False))
     run.weights.pauses_requests = True
     asyncio.run(train_async(run))
     publish = [*PUBLISH[:2], "engine.pause", *PUBLISH[2:-1], "engine.resume", PUBLISH[-1]]

@@ -17,7 +17,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.trainer import loop_async
 from alphaapollo.trainer.progress import CurriculumState, Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import take_stream_positions
-from alphaapollo.trainer.step.curriculum import make_prompt_sampler
+from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.in_flight import COUNTED, compute_staleness_metrics
 from alphaapollo.trainer.step.learn import UpdateResult
 from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Sampling, Trajectory, TrajectoryGroup
@@ -126,7 +126,7 @@ def make_run(
     async def start_step(step: int | None, timer: Any) -> None: ...
 
     saving, prompts = Saving(), [Prompt(index, "test", "text") for index in range(PROMPTS)]
-    sampler = make_prompt_sampler(prompts, config.data, 0)
+    sampler = PromptSampler(prompts, config.data, 0)
     return SimpleNamespace(
         config=config,
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),

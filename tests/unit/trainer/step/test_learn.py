@@ -13,7 +13,7 @@ from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.progress import Progress, RecentGroups
 from alphaapollo.trainer.step.learn import learn
 from tests.unit.trainer.samples import group, trajectory
 
@@ -108,7 +108,7 @@ def test_non_finite_columns_end_the_run_or_skip_the_iteration(
     for step in (3, 4):
         learned = asyncio.run(learn(run, step, [GROUP], Timer()))
         assert learned.metrics == {"batch/left_out": 1.0} and learned.kl_coef == 1e-3
-        run.progress.complete_iteration(learned.kl_coef, learned.iterations_skipped, {})
+        run.progress.complete_iteration(learned.kl_coef, learned.iterations_skipped, {}, RecentGroups())
     notice = " ".join(capsys.readouterr().out.split())
     assert "step 4: " in notice and "reference are NaN" in notice
     with pytest.raises(FloatingPointError, match=r"iteration 5 .* 2 batches before"):
