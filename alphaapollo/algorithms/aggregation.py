@@ -1,4 +1,5 @@
-"""Value loss of the critic, and aggregation of a per-token loss to a scalar. In every loss_agg_mode this is a weighted sum with one weight per row:
+"""Value loss of the critic, and aggregation of a per-token loss to a scalar: in every loss_agg_mode a weighted sum with
+one weight per row:
 
     loss = sum over rows i of weight_i * (sum of the losses of the row's action tokens)
 

@@ -1,4 +1,4 @@
-"""Divergences between the policy's distribution p and a frozen distribution q (teacher or reference).
+"""Divergences between the policy's distribution p and a frozen distribution q (of another model).
 
     kind      value D                                            gradient w.r.t. the logits of p
     reverse   KL(p||q)                                           p (log p/q - D)
@@ -8,8 +8,8 @@
 jsd is the generalised Jensen-Shannon divergence of arXiv 2306.13649 (section 2): D / b tends to the forward KL as b
 tends to 0, D / (1-b) to the reverse KL as b tends to 1.
 
-In self-distillation (SDPO, arXiv 2601.20802; SDFT, arXiv 2601.19897), the teacher is the policy, or a moving average of
-it, with more context than the policy.
+In self-distillation (SDPO, arXiv 2601.20802; SDFT, arXiv 2601.19897), q is the policy, or a moving average of it, with
+more context than the policy.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.masked import apply_mask, log_ratio, masked_mean
-from alphaapollo.config.schema import Teacher
 
-TEACHER_SHARES = "teacher_shares"
-"""Column of a row: the weight of each teacher in its loss, in the order of Teacher.models_by_key."""
 DivergenceKind = Literal["reverse", "forward", "jsd"]
 
 
@@ -63,12 +60,6 @@ class Divergence:
 
 
 REVERSE = Divergence("reverse")
-
-
-def make_divergence(teacher: Teacher) -> Divergence:
-    """Create the Divergence that the config section `teacher` selects. Not for divergence=sampled."""
-    assert teacher.divergence is not None and teacher.divergence != "sampled"
-    return Divergence(teacher.divergence, teacher.beta)
 
 
 def kl(logp: Tensor, logq: Tensor) -> Tensor:
@@ -109,22 +100,22 @@ def _kl_gradient(logp: Tensor, logq: Tensor) -> Tensor:
     return log_ratio.sub_(torch.linalg.vecdot(p, log_ratio).unsqueeze(-1)).mul_(p)
 
 
-class TeacherAdvantages(NamedTuple):
-    """Advantages of sampled tokens from a teacher's log-probs, and metrics."""
+class TargetAdvantages(NamedTuple):
+    """Advantages of sampled tokens from q's log-probs, and metrics."""
 
     advantages: Tensor  # [B, L], 0 outside the mask
     reverse_kl: float  # mean of log p - log q, in nats per token
     agreement: float  # mean of min(1, q/p), an estimate of `distribution_overlap`
 
 
-def compute_teacher_advantages(old_logp: Tensor, teacher_logp: Tensor, mask: Tensor) -> TeacherAdvantages:
-    """Compute A_t = teacher_logp - old_logp, whose policy gradient minimizes the reverse KL. [B, L] each.
+def compute_target_advantages(old_logp: Tensor, target_logp: Tensor, mask: Tensor) -> TargetAdvantages:
+    """Compute A_t = target_logp - old_logp, whose policy gradient minimizes the reverse KL. [B, L] each.
 
     A token's advantage ignores later tokens; MiniLLM (arXiv 2306.08543, Eq. 2-5) sums over them.
     """
-    log_ratio = apply_mask(teacher_logp - old_logp, mask)
+    log_ratio = apply_mask(target_logp - old_logp, mask)
     agreement = log_ratio.clamp(max=0.0).exp()
-    return TeacherAdvantages(log_ratio, -float(masked_mean(log_ratio, mask)), float(masked_mean(agreement, mask)))
+    return TargetAdvantages(log_ratio, -float(masked_mean(log_ratio, mask)), float(masked_mean(agreement, mask)))
 
 
 def update_moving_average(average: Tensor, value: Tensor, rate: float) -> Tensor:

@@ -30,8 +30,7 @@ from alphaapollo.rollout.suites import check_suites
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.resume import StartPoint, find_start_point
 from alphaapollo.runs.rollout_log import RolloutLog
-from alphaapollo.trainer.loop import list_val_suites, train, validate_and_log
-from alphaapollo.trainer.loop_async import train_async
+from alphaapollo.trainer.loop import list_val_suites, train, train_async, validate_and_log
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import CurriculumState, Progress, RecentGroups, check_steps_within_run
 from alphaapollo.trainer.publish import WeightPublisher
@@ -129,7 +128,7 @@ async def run(prepared: PreparedRun, progress: Progress, console: Console) -> No
 
 
 def generates_ahead(config: Config) -> bool:
-    """Whether groups are generated while an iteration trains (loop_async.py)."""
+    """Whether groups are generated while an iteration trains."""
     return config.trainer.async_mode is not None and config.trainer.max_staleness > 0
 
 

@@ -70,6 +70,28 @@ class Companion:
         """Free GPU memory: reshard models and offload the configured tensors."""
 
 
+class FrozenModel(Companion):
+    """Companion with weights of its own, which the optimizer does not train. In a checkpoint, they are in the folder
+    `role`."""
+
+    def __init__(self, model: PolicyModel, param_offload: bool):
+        self.model, self.parameters = model, make_parameter_offloader(model, param_offload)
+        self.offload()
+
+    def snapshot(self, checkpoint_folder: str) -> list[CheckpointSnapshot]:
+        self.parameters.reload()
+        return [take_snapshot(f"{checkpoint_folder}/{self.role}", self.model, (), {})]
+
+    def load(self, checkpoint_folder: str) -> None:
+        if Path(checkpoint_folder, self.role).is_dir():
+            self.parameters.reload()
+            load_snapshot(f"{checkpoint_folder}/{self.role}", self.model, ())
+
+    def offload(self) -> None:
+        reshard(self.model)
+        self.parameters.offload()
+
+
 class ReferenceModel(Companion):
     """Reference of the KL penalty: the policy without its LoRA adapters. `state`: training state of the policy."""
 
@@ -99,7 +121,7 @@ class ReferenceModel(Companion):
             return DivergenceTarget(model.compute_lm_head_input(micro), REVERSE)
 
 
-class FrozenReference(ReferenceModel):
+class FrozenReference(FrozenModel, ReferenceModel):
     """Reference with weights of its own: those of the policy at the start, or at the last reset."""
 
     def __init__(
@@ -111,9 +133,9 @@ class FrozenReference(ReferenceModel):
         temperature: float,
         param_offload: bool,
     ):
-        super().__init__(policy, state, builder, temperature)
-        self.model, self.was_reset = model, False
-        self.parameters = make_parameter_offloader(model, param_offload)
+        ReferenceModel.__init__(self, policy, state, builder, temperature)
+        FrozenModel.__init__(self, model, param_offload)
+        self.was_reset = False
 
     @contextmanager
     def use(self) -> Iterator[PolicyModel]:
@@ -135,20 +157,11 @@ class FrozenReference(ReferenceModel):
         self.was_reset = True
 
     def snapshot(self, checkpoint_folder: str) -> list[CheckpointSnapshot]:
-        if not self.was_reset:
-            return []
-        self.parameters.reload()
-        return [take_snapshot(f"{checkpoint_folder}/{REFERENCE}", self.model, (), {})]
+        return super().snapshot(checkpoint_folder) if self.was_reset else []
 
     def load(self, checkpoint_folder: str) -> None:
+        super().load(checkpoint_folder)
         self.was_reset = Path(checkpoint_folder, REFERENCE).is_dir()
-        if self.was_reset:
-            self.parameters.reload()
-            load_snapshot(f"{checkpoint_folder}/{REFERENCE}", self.model, ())
-
-    def offload(self) -> None:
-        reshard(self.model)
-        self.parameters.offload()
 
 
 class MfuMeter(Companion):

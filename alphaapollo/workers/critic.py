@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.aggregation import aggregate_token_losses
+from alphaapollo.algorithms.aggregation import aggregate_token_losses, value_loss
 from alphaapollo.algorithms.masked import apply_mask
-from alphaapollo.algorithms.aggregation import value_loss
 from alphaapollo.batching.batch import Columns
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Critic, Model

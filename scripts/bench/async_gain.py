@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/bench/async_gain.py
 
-Runs the real loops (trainer/loop.py, loop_async.py) with real episodes on the fake engine, in alternation in one
+Runs the real loops (trainer/loop.py) with real episodes on the fake engine, in alternation in one
 process. The engine has a fixed number of slots and a constant time per token; an update takes a fixed time. The gain
 is therefore only that of shorter waits. A real engine gains less, because it decodes few responses faster than many.
 Lengths are log-normal, cut at 16 times their median; sigma sets the length of the tail. The last line is a JSON
@@ -37,7 +37,7 @@ from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
 from alphaapollo.rollout.group import run_group  # noqa: E402
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder  # noqa: E402
-from alphaapollo.trainer import loop, loop_async  # noqa: E402
+from alphaapollo.trainer import loop  # noqa: E402
 from alphaapollo.trainer.progress import Progress, TrainingGoal  # noqa: E402
 from alphaapollo.trainer.publish import WeightPublisher  # noqa: E402
 from alphaapollo.trainer.step.curriculum import PromptSampler  # noqa: E402
@@ -171,7 +171,7 @@ def measure(args: argparse.Namespace, sigma: float, mode: str | None, staleness:
     """Return samples per second over all iterations and the mean staleness of the trained tokens."""
     run = make_run(args, sigma, mode, staleness)
     start = time.perf_counter()
-    asyncio.run(loop_async.train_async(run) if mode else loop.train(run))
+    asyncio.run(loop.train_async(run) if mode else loop.train(run))
     seconds = time.perf_counter() - start
     stale = [line.get("staleness/mean", 0.0) for line in run.tracker.lines]
     return args.iterations * args.prompts * args.group / seconds, sum(stale) / len(stale)

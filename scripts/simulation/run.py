@@ -20,7 +20,7 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.rollout_log import RolloutLog
-from alphaapollo.trainer import loop, loop_async
+from alphaapollo.trainer import loop
 from alphaapollo.trainer.lifecycle import tune_gc_and_huge_pages
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Progress, TrainingGoal
@@ -134,11 +134,11 @@ class Cluster:
     def run(self, profile: cProfile.Profile | None = None) -> list[SimulatedStep]:
         """Run all iterations, with the loop's timers on the simulated clock."""
         torch.set_num_threads(1)
-        modules: list[Any] = [loop, loop_async]
+        modules: list[Any] = [loop]
         own = [module.Timer for module in modules]
         for module in modules:
             module.Timer = self._timer
-        train = loop_async.train_async if self._run.config.trainer.async_mode else loop.train
+        train = loop.train_async if self._run.config.trainer.async_mode else loop.train
         try:
             if profile:
                 profile.enable()

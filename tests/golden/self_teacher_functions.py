@@ -7,7 +7,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.divergence import (
     Divergence,
-    compute_teacher_advantages,
+    compute_target_advantages,
     truncated_ratios,
     update_moving_average,
 )
@@ -63,7 +63,7 @@ def self_distillation_sampled(
     coef: float = 1.0,
     agg_kw: AggKw = None,
 ) -> Results:
-    advantages = compute_teacher_advantages(logp.detach(), teacher_logp, mask).advantages
+    advantages = compute_target_advantages(logp.detach(), teacher_logp, mask).advantages
     losses = apply_mask(-advantages * logp, mask)
     if old_logp is not None and is_clip is not None:
         losses = losses * truncated_ratios(logp, old_logp, mask, is_clip)
@@ -81,7 +81,7 @@ def ref_kl_policy_gradient(
     agg_kw: AggKw = None,
 ) -> Results:
     """prime-rl's form, which the project does not offer."""
-    advantages = compute_teacher_advantages(logp.detach(), teacher_logp, mask).advantages
+    advantages = compute_target_advantages(logp.detach(), teacher_logp, mask).advantages
     log_ratios = log_ratio(logp, behavior_logp, mask)
     keep = apply_mask((logp.detach().exp() - behavior_logp.exp() >= -delta_low).to(logp.dtype), mask)
     losses = apply_mask(-keep * advantages * log_ratios.exp() + kl_tau * log_ratios.square(), mask)

@@ -132,7 +132,6 @@ class Estimator:
     def __call__(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
         """Compute the advantages of a batch of matrices, in any scope."""
         if self.scope == "trajectories":
-            self._check_inputs(inputs)
             trajectories = Trajectories.from_inputs(inputs)
             return trajectories.expand_to_tokens(self.compute_for_trajectories(trajectories, config))
         result = self.compute_for_groups(inputs, config)
@@ -142,7 +141,7 @@ class Estimator:
 
     def compute_for_trajectories(self, trajectories: Trajectories, config: Algorithm) -> Tensor:
         """Compute one advantage per trajectory, [N], with an estimator of scope trajectories."""
-        self._check_inputs(trajectories)
+        self._check_scores(trajectories.scores)
         with explain_user_errors(self.fn, str(self)):
             advantages: Tensor = self.fn(trajectories, config)
             check_finite_tensor("the advantages", advantages, trajectories.scores.shape)
@@ -150,7 +149,7 @@ class Estimator:
 
     def compute_for_groups(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
         """Compute advantages of whole groups, before they are whitened."""
-        self._check_inputs(inputs)
+        self._check_scores(inputs.scores)
         with explain_user_errors(self.fn, str(self)):
             result: Advantages = self.fn(inputs, config)
             for name in ("advantages", "returns"):
@@ -163,15 +162,10 @@ class Estimator:
     def __str__(self) -> str:
         return f"the advantage estimator {self.name!r}"
 
-    def _check_inputs(self, inputs: AdvantageInputs | Trajectories) -> None:
-        if missing := [need for need in self.needs if getattr(inputs, need) is None]:
+    def _check_scores(self, scores: Tensor) -> None:
+        if not all_finite(scores):
             raise ValueError(
-                f"{self} needs {', '.join(missing)} in its {type(inputs).__name__}, but got None. Pass these inputs, "
-                "or use an estimator that does not need them."
-            )
-        if not all_finite(inputs.scores):
-            raise ValueError(
-                f"The rewards of {int((~inputs.scores.isfinite()).sum())} samples are NaN or infinite. Return finite "
+                f"The rewards of {int((~scores.isfinite()).sum())} samples are NaN or infinite. Return finite "
                 "numbers from the reward function."
             )
 
@@ -256,5 +250,5 @@ NO_ESTIMATOR = "none"
 
 @register_estimator(NO_ESTIMATOR, scope="trajectories", reads=())
 def _return_zero_advantages(trajectories: Trajectories, config: Algorithm) -> Tensor:
-    """Return zeros: the reward is not used, e.g. with a teacher alone (docs/algorithms/distill.md)."""
+    """Return zeros: the reward is not used, e.g. in distillation (docs/algorithms/distill.md)."""
     return torch.zeros_like(trajectories.scores)

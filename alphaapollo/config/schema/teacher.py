@@ -14,6 +14,8 @@ from alphaapollo.config.schema.base import CHANGES_TEACHER, ActiveUnless, Active
 from alphaapollo.config.schema.model import FrozenFsdp
 
 Distance = Literal["sampled", "reverse", "forward", "jsd"]
+TEACHER_SHARES = "teacher_shares"
+"""Column of a row: the weight of each teacher in its loss, in the order of Teacher.models_by_key."""
 WHEN_TEACHER = ActiveWhen("divergence")
 WHEN_LOCAL, WHEN_SERVER = ActiveUnless("base_url"), ActiveWhen("base_url")
 WHEN_SELF, UNLESS_SELF = ActiveWhen("context"), ActiveUnless("self_teacher.context")

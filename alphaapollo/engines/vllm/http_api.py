@@ -30,8 +30,8 @@ from alphaapollo.engines.http_api import (
     SampledAnswer,
 )
 from alphaapollo.engines.protocol import EngineError
-from alphaapollo.engines.vllm.chat_images import ChatImageReader
-from alphaapollo.engines.vllm.conversion import build_completion, make_sampling_params
+from alphaapollo.engines.vllm.images import ChatImageReader
+from alphaapollo.engines.vllm.settings import build_completion, make_sampling_params
 from alphaapollo.types import ImageInput, JsonObject, Sampling
 
 if TYPE_CHECKING:

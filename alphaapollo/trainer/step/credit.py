@@ -19,7 +19,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator, Turns, get_estimator
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR, Trajectories
-from alphaapollo.algorithms.divergence import compute_teacher_advantages
+from alphaapollo.algorithms.divergence import compute_target_advantages
 from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.kl import subtract_kl
 from alphaapollo.algorithms.masked import standardize
@@ -231,7 +231,7 @@ def _add_teacher_advantages(
         return advantages, {}
     assert computed.old_logprobs is not None and computed.target_logprobs is not None
     logps = _to_float64_tensor(computed.old_logprobs), _to_float64_tensor(computed.target_logprobs)
-    taught = compute_teacher_advantages(*logps, torch.from_numpy(batch.mask))
+    taught = compute_target_advantages(*logps, torch.from_numpy(batch.mask))
     combined = advantages + teacher.coef * taught.advantages.numpy()
     return combined, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
 

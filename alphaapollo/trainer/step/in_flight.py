@@ -14,7 +14,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.run_state import TrainingRun
@@ -43,7 +42,6 @@ class InFlightGroups:
         self._staleness = run.config.trainer.max_staleness
         self._generating: dict[int, asyncio.Task[TrajectoryGroup]] = {}  # by position in the stream of training prompts
         self._version: dict[int, int] = {}  # weight version at the start of each group in flight
-        self._finished: set[int] = set()  # positions in _generating whose task is done
         self._has_news = asyncio.Event()  # set when a task is done
         self._ready: dict[int, TrajectoryGroup] = {}
         self._counts: Counter[str] = Counter()
@@ -71,11 +69,7 @@ class InFlightGroups:
         for position, request in zip(started, make_group_requests(run, started), strict=True):
             self._version[position] = version
             self._generating[position] = asyncio.ensure_future(run.workers.engines.generate_group(request))
-            self._generating[position].add_done_callback(partial(self._mark_finished, position))
-
-    def _mark_finished(self, position: int, task: asyncio.Task[TrajectoryGroup]) -> None:
-        self._finished.add(position)
-        self._has_news.set()
+            self._generating[position].add_done_callback(lambda _: self._has_news.set())
 
     async def take_batch(self, iteration: int, timer: Timer) -> CollectedGroups:
         """Wait for the groups of an iteration and return them.
@@ -92,8 +86,7 @@ class InFlightGroups:
                 if not self._generating:
                     break
                 self._run.console.show_phase("generate", min(len(self._ready), self._size), self._size)
-                if len(self._finished) < len(self._generating):
-                    await self._has_news.wait()
+                await self._has_news.wait()
                 self._has_news.clear()
                 dropped |= await self._accept_or_drop_finished_groups(dropped)
         self._waited = 0.0 if complete_since is None else time.perf_counter() - complete_since
@@ -145,10 +138,9 @@ class InFlightGroups:
         failed, and ValueError if all groups of this iteration so far have failed.
         """
         scorer, num_started = self._run.reward_model_scorer, len(self._generating)
-        finished = {position: self._generating[position].result() for position in sorted(self._finished)}
+        finished = {position: task.result() for position, task in sorted(self._generating.items()) if task.done()}
         if scorer and len(finished) < num_started and len(self._ready) + len(finished) < self._size:
             return {}  # score a full batch at once: each reward-model phase clears the engines' caches
-        self._finished.clear()
         for position in finished:
             del self._generating[position]
         self._counts["finished"] += len(finished)

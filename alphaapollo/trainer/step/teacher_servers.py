@@ -18,9 +18,9 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from alphaapollo.algorithms.divergence import TEACHER_SHARES
 from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Teacher, TeacherModel
+from alphaapollo.config.schema.teacher import TEACHER_SHARES
 from alphaapollo.types import JsonObject, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
 

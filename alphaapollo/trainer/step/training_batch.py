@@ -19,9 +19,8 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.aggregation import row_weights
-from alphaapollo.algorithms.mismatch import needs_full_sequence
-from alphaapollo.algorithms.divergence import TEACHER_SHARES
 from alphaapollo.algorithms.group_statistics import Groups
+from alphaapollo.algorithms.mismatch import needs_full_sequence
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.algorithms.reward_shaping import (
     apply_exact_budget,
@@ -34,6 +33,7 @@ from alphaapollo.batching.batch import BatchLayout
 from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
+from alphaapollo.config.schema.teacher import TEACHER_SHARES
 from alphaapollo.types import LONGER_PROMPT, Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 

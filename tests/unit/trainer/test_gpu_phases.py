@@ -21,8 +21,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer.lifecycle import initialize_run
-from alphaapollo.trainer.loop import train
-from alphaapollo.trainer.loop_async import train_async
+from alphaapollo.trainer.loop import train, train_async
 from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.step.curriculum import PromptSampler

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.aggregation import row_weights
-from alphaapollo.algorithms.divergence import TEACHER_SHARES
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.batching.batch import BatchLayout, Columns, Rows
 from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.config.schema.base import Device
+from alphaapollo.config.schema.teacher import TEACHER_SHARES
 from alphaapollo.models import sharding
 from alphaapollo.models.moe_routing import ROUTED_EXPERTS
 from alphaapollo.models.sharding import full_tensor, local_tensor

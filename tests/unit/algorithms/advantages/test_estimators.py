@@ -11,9 +11,8 @@ from alphaapollo.algorithms.advantages import (
     get_estimator,
     register_estimator,
 )
-from alphaapollo.algorithms.advantages.grpo import grpo, magistral, rloo
-from alphaapollo.algorithms.advantages.grpo import passk_leave_one_out
 from alphaapollo.algorithms.advantages.gae import reinforce_pp_baseline
+from alphaapollo.algorithms.advantages.grpo import grpo, magistral, passk_leave_one_out, rloo
 from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
 from alphaapollo.config.schema import Algorithm
 from tests.unit.algorithms.batches import make_advantage_inputs

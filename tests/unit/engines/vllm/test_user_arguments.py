@@ -1,3 +1,5 @@
+from dataclasses import fields
+
 import pytest
 
 from alphaapollo.config.schema import EngineKwargs, Rollout
@@ -6,7 +8,6 @@ from alphaapollo.engines.vllm.settings import (
     RESERVED_ARGUMENTS,
     build_engine_arguments,
     check_engine_kwargs,
-    list_vllm_arguments,
 )
 
 KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm"
@@ -39,17 +40,10 @@ def test_reserved_arguments_are_refused(name: str):
         check(max_num_seqs=1)
 
 
-def test_names_unknown_to_vllm_are_refused():
-    pytest.importorskip("vllm")
-    check(hf_overrides={})
-    with pytest.raises(ValueError, match=r"hf_override .*Did you mean 'hf_ov"):
-        check(hf_override={})
-
-
 def test_other_engines_are_not_checked():
     check_engine_kwargs(Rollout(name="fake", engine_kwargs=EngineKwargs(vllm={"x": 1})), "rollout")
 
 
 def test_vllm_knows_all_reserved_arguments():
-    pytest.importorskip("vllm")
-    assert list_vllm_arguments() >= RESERVED_ARGUMENTS
+    arg_utils = pytest.importorskip("vllm.engine.arg_utils")
+    assert {field.name for field in fields(arg_utils.AsyncEngineArgs)} >= RESERVED_ARGUMENTS

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaapollo.algorithms.divergence import TEACHER_SHARES
 from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Teacher
+from alphaapollo.config.schema.teacher import TEACHER_SHARES
 from alphaapollo.trainer.step import teacher_servers
 from alphaapollo.trainer.step.teacher_servers import (
     TeacherServerError,
