@@ -142,17 +142,8 @@ def make_training_run(prepared: PreparedRun, session: TrainingSession, progress:
     trainers = {"policy": workers.policy} | ({"critic": workers.critic} if workers.critic else {})
     scorer: RewardModelScorer | None = None
     if workers.reward_model and inputs.reward_model_tokenizer:
-        scorer = RewardModelScorer(
-            workers=workers.reward_model,
-            engines=workers.engines,
-            tokenizer=inputs.reward_model_tokenizer,
-            num_ranks=plan.placement.data_parallel_size,
-            max_tokens=config.reward_model.forward_max_token_len_per_gpu * plan.placement.sequence_parallel,
-            padded=plan.padded,
-            weight=config.reward_model.weight,
-            required_components=config.reward.required,
-            is_only_reward=not inputs.has_reward_function,
-        )
+        parts = workers.reward_model, workers.engines, inputs.reward_model_tokenizer
+        scorer = RewardModelScorer(config, plan, *parts, is_only_reward=not inputs.has_reward_function)
     sampler = PromptSampler(inputs.prompts, config.data, inputs_now.data_start)
     writer = BackgroundCheckpointWriter[Progress](
         checkpoints, trainers, session.console.notify, workers.engines.release_kv_cache_temporarily

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from alphaapollo.algorithms.divergence import REVERSE
 from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
-from alphaapollo.config.schema import Actor
+from alphaapollo.config.schema import Actor, FrozenFsdp
 from alphaapollo.models.checkpoint import CheckpointSnapshot, load_snapshot, take_snapshot
 from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.lm_head import DivergenceTarget, TokenStats
-from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
-from alphaapollo.models.policy import PolicyModel
+from alphaapollo.models.micro_batch import MicroBatch
+from alphaapollo.models.policy import PolicyModel, load_policy
 from alphaapollo.models.sharding import local_tensor, reshard
-from alphaapollo.models.training.train_state import TrainState, make_parameter_offloader
+from alphaapollo.models.training.train_state import make_parameter_offloader
 from alphaapollo.workers.model_worker import compute_token_outputs
-from alphaapollo.workers.process_group import RankPlacement
 
 if TYPE_CHECKING:
+    from alphaapollo.workers.policy import PolicyWorker
     from alphaapollo.workers.policy_objective import ObjectiveInputs
 
 REFERENCE = "reference"  # role, and folder of a reset reference in the policy's checkpoint
@@ -93,24 +93,24 @@ class FrozenModel(Companion):
 
 
 class ReferenceModel(Companion):
-    """Reference of the KL penalty: the policy without its LoRA adapters. `state`: training state of the policy."""
+    """Reference of the KL penalty: the policy without its LoRA adapters."""
 
     role = REFERENCE
 
-    def __init__(self, policy: PolicyModel, state: TrainState, builder: MicroBatchBuilder, temperature: float):
-        self.policy, self.state, self.builder, self.temperature = policy, state, builder, temperature
+    def __init__(self, worker: PolicyWorker):
+        self.worker = worker
 
     @contextmanager
     def use(self) -> Iterator[PolicyModel]:
         """Yield the reference with its weights on the device."""
-        self.state.reload()
-        with self.policy.disable_adapters():
-            yield self.policy
+        self.worker.state.reload()
+        with self.worker.policy.disable_adapters():
+            yield self.worker.policy
 
     def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
         with self.use() as model:
-            compute = model.make_logprobs_function(self.temperature)
-            return compute_token_outputs(model, compute, batch.rows, batch.mini_batches, self.builder)
+            compute = model.make_logprobs_function(self.worker.temperature)
+            return compute_token_outputs(model, compute, batch.rows, batch.mini_batches, self.worker.builder)
 
     def make_divergence_target(
         self, batch: RankBatch, row_indices: list[int], micro: MicroBatch, actor: Actor
@@ -124,17 +124,10 @@ class ReferenceModel(Companion):
 class FrozenReference(FrozenModel, ReferenceModel):
     """Reference with weights of its own: those of the policy at the start, or at the last reset."""
 
-    def __init__(
-        self,
-        model: PolicyModel,
-        policy: PolicyModel,
-        state: TrainState,
-        builder: MicroBatchBuilder,
-        temperature: float,
-        param_offload: bool,
-    ):
-        ReferenceModel.__init__(self, policy, state, builder, temperature)
-        FrozenModel.__init__(self, model, param_offload)
+    def __init__(self, worker: PolicyWorker, fsdp: FrozenFsdp):
+        ReferenceModel.__init__(self, worker)
+        model = load_policy(worker.config, worker.mesh, worker.dtype, fsdp.offload_policy)
+        FrozenModel.__init__(self, model, fsdp.param_offload)
         self.was_reset = False
 
     @contextmanager
@@ -150,9 +143,9 @@ class FrozenReference(FrozenModel, ReferenceModel):
     @torch.no_grad()
     def copy_policy(self) -> None:
         """Copy the policy's weights into the reference."""
-        self.state.reload()
+        self.worker.state.reload()
         self.parameters.reload()
-        for frozen, trained in zip(self.model.parameters(), self.policy.parameters(), strict=True):
+        for frozen, trained in zip(self.model.parameters(), self.worker.policy.parameters(), strict=True):
             local_tensor(frozen).copy_(local_tensor(trained))
         self.was_reset = True
 
@@ -167,9 +160,10 @@ class FrozenReference(FrozenModel, ReferenceModel):
 class MfuMeter(Companion):
     """Model FLOP/s utilization of an update, on GPUs with known peak FLOP/s."""
 
-    def __init__(self, policy: PolicyModel, placement: RankPlacement):
-        self.placement, self.estimator, self.peak = placement, FlopsEstimator.from_model(policy.model), None
-        if placement.device == "cuda":
+    def __init__(self, worker: PolicyWorker):
+        self.placement, self.peak = worker.placement, None
+        self.estimator = FlopsEstimator.from_model(worker.policy.model)
+        if self.placement.device == "cuda":
             self.peak = find_peak_flops(torch.cuda.get_device_name())
 
     def begin_update(self, batch: RankBatch) -> None:

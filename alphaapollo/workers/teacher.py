@@ -6,9 +6,10 @@ A self-teacher is a moving average of the policy's weights, which reads a longer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,17 +18,20 @@ from torch import Tensor
 from alphaapollo.algorithms.aggregation import aggregate_token_losses
 from alphaapollo.algorithms.divergence import Divergence, truncated_ratios, update_moving_average
 from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
-from alphaapollo.config.schema import Actor, FrozenFsdp, Model, RoleFsdp, Teacher
+from alphaapollo.config.schema import Actor, FrozenFsdp, Model, Teacher
 from alphaapollo.config.schema.teacher import TEACHER_SHARES
 from alphaapollo.models.lm_head import DivergenceTarget, LmHeadInput, TokenStats, TopTokens, WeightedModel
-from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
-from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf, load_policy
+from alphaapollo.models.micro_batch import MicroBatch
+from alphaapollo.models.policy import check_forward_vs_hf, load_policy
 from alphaapollo.models.sharding import ModelMesh, local_tensor, reshard
 from alphaapollo.models.ulysses import gather_token_values
 from alphaapollo.workers.companion import Companion, FrozenModel
 from alphaapollo.workers.model_worker import compute_token_outputs
 from alphaapollo.workers.policy_objective import ObjectiveInputs
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
+
+if TYPE_CHECKING:
+    from alphaapollo.workers.policy import PolicyWorker
 
 TEACHER = "teacher"  # role, and folder of a self-teacher in the policy's checkpoint
 
@@ -41,27 +45,16 @@ def make_divergence(teacher: Teacher) -> Divergence:
 class FrozenTeacher(FrozenModel):
     """One rank of the teacher model. All methods are collectives, called while the policy uses the GPU.
 
-    Args:
-        model: model section after `resolve_model`, with the teacher's path and the policy's dtype and attention.
-        temperature: temperature of the rollouts.
-        vocabulary_size: output size of the policy's head, which must not exceed that of the teacher's head.
+    model: model section after `resolve_model`, with the teacher's path and the policy's dtype and attention.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        fsdp: FrozenFsdp,
-        mesh: ModelMesh,
-        builder: MicroBatchBuilder,
-        temperature: float,
-        vocabulary_size: int,
-    ):
-        self.builder, self.vocabulary = builder, vocabulary_size
-        dtype: torch.dtype = getattr(torch, model.dtype)
-        loaded = load_policy(model, ModelMesh(mesh.dense), dtype, fsdp.offload_policy)
-        check_forward_vs_hf(loaded, builder, dtype)
-        self.compute_logprobs = loaded.make_logprobs_function(temperature)
-        self.shared_prompts = SharedPromptCheck(loaded, self.compute_logprobs, builder, dtype)
+    def __init__(self, worker: PolicyWorker, model: Model, fsdp: FrozenFsdp):
+        self.builder, dtype = worker.builder, worker.dtype
+        self.vocabulary = worker.policy.model.get_output_embeddings().weight.shape[0]  # at most the teacher's
+        loaded = load_policy(model, ModelMesh(worker.mesh.dense), dtype, fsdp.offload_policy)
+        check_forward_vs_hf(loaded, self.builder, dtype)
+        self.compute_logprobs = loaded.make_logprobs_function(worker.temperature)
+        self.shared_prompts = SharedPromptCheck(loaded, self.compute_logprobs, self.builder, dtype)
         super().__init__(loaded, fsdp.param_offload)
 
     def compute_log_probs_of_rows(self, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
@@ -196,31 +189,19 @@ class MovingAverageTeacher(FrozenModel):
     """One rank of a self-teacher, a moving average of the policy.
 
     It is loaded and sharded like the policy, so its weights are float32 and, with LoRA, it has adapters.
-
-    Args:
-        model, fsdp, seed: those of the policy.
     """
 
     role = TEACHER
 
-    def __init__(
-        self,
-        teacher: Teacher,
-        policy: PolicyModel,
-        model: Model,
-        fsdp: RoleFsdp,
-        mesh: ModelMesh,
-        builder: MicroBatchBuilder,
-        seed: int,
-    ):
-        self.teacher, self.policy, self.builder = teacher, policy, builder
-        loaded = load_policy(model, mesh, getattr(torch, model.dtype), fsdp.offload_policy, seed)
+    def __init__(self, worker: PolicyWorker, teacher: Teacher):
+        self.teacher, self.worker, fsdp = teacher, worker, worker.actor.fsdp_config
+        loaded = load_policy(worker.config, worker.mesh, worker.dtype, fsdp.offload_policy, worker.seed)
         super().__init__(loaded, fsdp.param_offload)
 
     def make_divergence_target(
         self, batch: RankBatch, row_indices: list[int], micro: MicroBatch, actor: Actor
     ) -> DivergenceTarget:
-        longer = self.builder.build(batch.rows.rows_with_longer_prompts, row_indices)
+        longer = self.worker.builder.build(batch.rows.rows_with_longer_prompts, row_indices)
         self.parameters.reload()
         hidden = self.model.compute_lm_head_input(longer)
         if (sequence := micro.sequence) is not None:  # a longer prompt moves tokens to other ranks
@@ -244,7 +225,7 @@ class MovingAverageTeacher(FrozenModel):
         """Move the weights towards the policy's: teacher = (1 - rate) teacher + rate policy."""
         self.parameters.reload()
         reshard(self.model)  # the gathered copies of the weights become invalid
-        for own, trained in zip(self.model.parameters(), self.policy.parameters(), strict=True):
+        for own, trained in zip(self.model.parameters(), self.worker.policy.parameters(), strict=True):
             if own.requires_grad:
                 update_moving_average(local_tensor(own), local_tensor(trained), rate)
 
@@ -253,3 +234,13 @@ class MovingAverageTeacher(FrozenModel):
         super().load(checkpoint_folder)
         if not Path(checkpoint_folder, TEACHER).is_dir():
             self._follow(1.0)
+
+
+def load_teacher(worker: PolicyWorker, teacher: Teacher, models: Mapping[str, Model]) -> Companion:
+    """Load the teachers on the ranks, `models` by configuration key, or a self-teacher."""
+    if teacher.uses_self_teacher:
+        return MovingAverageTeacher(worker, teacher)
+    loaded = {key: FrozenTeacher(worker, models[key], one.fsdp_config) for key, one in teacher.local_models.items()}
+    checks = [worker.shared_prompts, *(one.shared_prompts for one in loaded.values())]
+    worker.shared_prompts.unsupported_reason = next(filter(None, (check.unsupported_reason for check in checks)), None)
+    return TeacherGroup(teacher, loaded)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
-from alphaapollo.engines.protocol import make_engine
-from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.protocol import EngineSpec, make_engine
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import Completion, EpisodeEnd, GroupRequest, Prompt, Sampling, StopReason, TrajectoryGroup
 from tests.loop.engine_kit import make_model

@@ -25,6 +25,7 @@ from alphaapollo.engines.vllm.settings import (
     build_completion,
     build_engine_arguments,
     build_vllm_environment,
+    check_routed_experts,
     get_sockets_folder,
     make_sampling_params,
     read_flat_logprobs,
@@ -37,7 +38,7 @@ from alphaapollo.weight_sync.vllm_import import import_vllm
 if TYPE_CHECKING:
     from vllm.inputs.engine import MultiModalInput, TokensInput
     from vllm.lora.request import LoRARequest
-    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -246,7 +247,7 @@ class VllmEngine(Engine):
                 for answer in output.outputs:
                     lengths[answer.index] = len(answer.token_ids) + is_delta * lengths[answer.index]
                     if answer.finish_reason and not is_probe:
-                        self._check_routed_experts(answer, len(token_ids) + lengths[answer.index] - 1)
+                        check_routed_experts(self.spec, answer, len(token_ids) + lengths[answer.index] - 1)
                 yield output
         except EngineDeadError as error:
             if self._core_death is not None:  # the log is complete when the process has ended
@@ -261,13 +262,6 @@ class VllmEngine(Engine):
             return tokens_input(token_ids, cache_salt=salt)
         assert self._image_prompts is not None, "images are refused for text models before workers start"
         return self._image_prompts.build_prompt(token_ids, images, salt)
-
-    def _check_routed_experts(self, answer: CompletionOutput, needed: int) -> None:
-        """Raise EngineError if a complete answer does not have the routed experts of `needed` tokens, with
-        rollout.router_replay."""
-        found = 0 if answer.routed_experts is None else len(answer.routed_experts)
-        if self.spec.rollout.router_replay and found != needed:
-            raise EngineError(f"{self.spec.name} returned routed experts for {found} of {needed} tokens.")
 
     def build_http_app(self, settings: HttpApiSettings) -> Any:
         from alphaapollo.engines.vllm.http_api import build_http_app  # imports FastAPI

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.protocol import EngineError, EngineSpec
 from alphaapollo.types import Completion, Sampling, StopReason
 
 if TYPE_CHECKING:
@@ -256,3 +256,10 @@ def _read_logprobs(found: SampleLogprobs, token_ids: Sequence[int]) -> list[floa
     if hasattr(found, "token_ids"):
         return read_flat_logprobs(found, token_ids)
     return [choices[token].logprob for choices, token in zip(found, token_ids, strict=True)]
+
+
+def check_routed_experts(spec: EngineSpec, answer: CompletionOutput, needed: int) -> None:
+    """Raise EngineError if a complete answer lacks the routed experts of `needed` tokens (router replay)."""
+    found = 0 if answer.routed_experts is None else len(answer.routed_experts)
+    if spec.rollout.router_replay and found != needed:
+        raise EngineError(f"{spec.name} returned routed experts for {found} of {needed} tokens.")

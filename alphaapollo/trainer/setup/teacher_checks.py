@@ -11,7 +11,7 @@ from alphaapollo.data.images import reads_images
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.models.load import load_config
 from alphaapollo.rollout.self_teacher import check_demonstrations
-from alphaapollo.trainer.step.teacher_servers import TeacherClient, TeacherServerError
+from alphaapollo.trainer.step.distillation import TeacherClient, TeacherServerError
 from alphaapollo.types import Prompt
 
 DECODED_TOKENS = 1000  # per request to a server

@@ -1,7 +1,7 @@
 """Generate the rollout groups (all samples of one prompt) of an iteration. With DAPO's dynamic sampling, groups without
 reward variance are dropped, and more groups are generated until the batch is full.
 
-With data.reuse, an iteration trains again on recent groups, a bounded replay buffer. A group stays complete: its
+With data.reuse, an iteration trains again on recent groups, a bounded buffer. A group stays complete: its
 advantages are computed from its own samples, and its tokens keep the log-probs of the engine that sampled them.
 algorithm.rollout_correction weights them by the current policy, like those of late groups.
 """

@@ -213,23 +213,25 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         reward_model=RewardModelGroup(LocalRanks(Trainer("scorer", gpu))) if reward_model else None,  # type: ignore[arg-type]
         engines=EngineGroup(LocalRanks(Engine(gpu)), 4),  # type: ignore[arg-type]
     )
+    plan: Any = SimpleNamespace(
+        placement=SimpleNamespace(data_parallel_size=1, sequence_parallel=1, num_gpus=1),
+        padded=False,
+        max_tokens=16_384,
+        needs_old_logprobs=True,
+        uses_rollout_logprobs=False,
+        sampling=Sampling(8),
+        greedy_baseline=False,
+        uses_shared_prompts=True,
+        skips_rows_without_advantage=False,
+    )
     reward = None
     if workers.reward_model:
-        reward = RewardModelScorer(workers.reward_model, workers.engines, Tokenizer(), 1, 100, True, 1.0, (), False)  # type: ignore[arg-type]
+        parts = workers.reward_model, workers.engines, Tokenizer()
+        reward = RewardModelScorer(whole, plan, *parts, is_only_reward=False)  # type: ignore[arg-type]
     return SimpleNamespace(
         config=whole,
         workers=workers,
-        plan=SimpleNamespace(
-            placement=SimpleNamespace(data_parallel_size=1, sequence_parallel=1, num_gpus=1),
-            padded=False,
-            max_tokens=16_384,
-            needs_old_logprobs=True,
-            uses_rollout_logprobs=False,
-            sampling=Sampling(8),
-            greedy_baseline=False,
-            uses_shared_prompts=True,
-            skips_rows_without_advantage=False,
-        ),
+        plan=plan,
         weights=WeightPublisher(workers.policy, workers.engines, Probe([1, 2]), 0.1),
         prompts=[Prompt(0, "test", "text")],
         val_prompts=[Prompt(0, "test", "text")],

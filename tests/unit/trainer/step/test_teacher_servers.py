@@ -12,8 +12,8 @@ import pytest
 from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Teacher
 from alphaapollo.config.schema.teacher import TEACHER_SHARES
-from alphaapollo.trainer.step import teacher_servers
-from alphaapollo.trainer.step.teacher_servers import (
+from alphaapollo.trainer.step import distillation
+from alphaapollo.trainer.step.distillation import (
     TeacherServerError,
     TokenLogprob,
     score_rows,
@@ -31,8 +31,8 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teacher_servers, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(teacher_servers, "PATIENCE", 0.1)
+    monkeypatch.setattr(distillation, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(distillation, "PATIENCE", 0.1)
 
 
 def score(answer: Any, rows: list[Row] = ROWS, **keys: Any) -> Columns[np.ndarray]:
