@@ -27,8 +27,7 @@ from alphaapollo.rollout.suites import FOLDER, Suite
 from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_metrics, find_failure_reason
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.run_state import TrainingRun
-from alphaapollo.trainer.step.collect import CollectedGroups, collect_groups
-from alphaapollo.trainer.step.in_flight import InFlightGroups
+from alphaapollo.trainer.step.collect import CollectedGroups, InFlightGroups, collect_groups
 from alphaapollo.trainer.step.learn import UpdateResult
 from alphaapollo.trainer.step.training_batch import is_trainable
 from alphaapollo.utils.schedule import is_due

@@ -1,4 +1,4 @@
-"""Critic worker, one per training rank of the critic.
+"""Workers of models with a number per token: the critic, one per training rank, and a frozen reward model.
 
     load_batch -> compute_values -> update(columns) -> offload
 
@@ -15,21 +15,23 @@ from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_token_losses, value_loss
 from alphaapollo.algorithms.masked import apply_mask
-from alphaapollo.batching.batch import Columns
+from alphaapollo.batching.batch import Columns, RankBatch
 from alphaapollo.config.resolve import get_attention_kernel
-from alphaapollo.config.schema import Critic, Model
+from alphaapollo.config.schema import Critic, FrozenFsdp, Model
+from alphaapollo.models.load import load_reward_model
 from alphaapollo.models.lora import load_trainable_lm
-from alphaapollo.models.scalar_models import ValueModel
-from alphaapollo.models.sharding import shard_model
-from alphaapollo.models.training.train_state import TrainState
+from alphaapollo.models.scalar_models import ScoreModel, ValueModel
+from alphaapollo.models.sharding import reshard, shard_model
+from alphaapollo.models.training.train_state import TrainState, make_parameter_offloader
+from alphaapollo.workers.companion import SharedPromptCheck
 from alphaapollo.workers.model_worker import (
     MetricSums,
+    ModelWorker,
     TrainingWorker,
     compute_optimizer_metrics,
     compute_token_outputs,
 )
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
 
 class CriticWorker(TrainingWorker):
@@ -124,3 +126,28 @@ def _normalize_metrics(sums: dict[str, float], num_steps: int) -> dict[str, floa
         "returns/std": max(0.0, variance) ** 0.5,
         "vf_explained_var": 1 - sums["errors_square"] / tokens / max(variance, 1e-12),
     }
+
+
+class RewardModelWorker(ModelWorker):
+    """Worker that computes scores with one rank of a frozen reward model."""
+
+    def __init__(self, model: Model, fsdp: FrozenFsdp, placement: RankPlacement):
+        super().__init__(model, placement)
+        attention = get_attention_kernel(model)
+        root = ScoreModel(load_reward_model(model, attention, self.dtype)).requires_grad_(False)
+        self.model = shard_model(
+            root, lambda: ScoreModel(load_reward_model(model, attention)), self.mesh, self.dtype, fsdp.offload_policy
+        )
+        self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
+        self.offload()
+
+    def compute_scores(self, batch: RankBatch) -> np.ndarray:
+        """Compute the score of each of R token sequences, whose response must be the last token. float32 [R]"""
+        self.parameters.reload()
+        return compute_token_outputs(self.model, self.model, batch.rows, batch.mini_batches, self.builder)
+
+    def offload(self) -> None:
+        """Free GPU memory for other workers: reshard the model and offload the configured tensors."""
+        reshard(self.model)
+        self.parameters.offload()
+        torch.cuda.empty_cache()

@@ -28,7 +28,14 @@ from alphaapollo.models.sharding import reshard
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
 from alphaapollo.types import ImageInput, WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
-from alphaapollo.workers.companion import REFERENCE, Companion, FrozenReference, MfuMeter, ReferenceModel
+from alphaapollo.workers.companion import (
+    REFERENCE,
+    Companion,
+    FrozenReference,
+    MfuMeter,
+    ReferenceModel,
+    SharedPromptCheck,
+)
 from alphaapollo.workers.model_worker import (
     MetricSums,
     TokenParts,
@@ -39,7 +46,6 @@ from alphaapollo.workers.model_worker import (
 )
 from alphaapollo.workers.policy_objective import build_objective_inputs, compute_policy_objective, normalize_metrics
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from alphaapollo.workers.teacher import load_teacher
 
 

@@ -25,10 +25,9 @@ from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import check_forward_vs_hf, load_policy
 from alphaapollo.models.sharding import ModelMesh, local_tensor, reshard
 from alphaapollo.models.ulysses import gather_token_values
-from alphaapollo.workers.companion import Companion, FrozenModel
+from alphaapollo.workers.companion import Companion, FrozenModel, SharedPromptCheck
 from alphaapollo.workers.model_worker import compute_token_outputs
 from alphaapollo.workers.policy_objective import ObjectiveInputs
-from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
 if TYPE_CHECKING:
     from alphaapollo.workers.policy import PolicyWorker

@@ -19,9 +19,8 @@ from alphaapollo.types import ImageInput, Message
 from alphaapollo.weight_sync.transport import Transport, choose_transport
 from alphaapollo.weight_sync.verification import Probe
 from alphaapollo.workers.builders import build_policy_worker, make_critic_model_section, make_teacher_model_sections
-from alphaapollo.workers.critic import CriticWorker
+from alphaapollo.workers.critic import CriticWorker, RewardModelWorker
 from alphaapollo.workers.policy import PolicyWorkerConfig
-from alphaapollo.workers.reward_model import RewardModelWorker
 
 
 def make_worker_specs(

@@ -61,9 +61,7 @@ class AssignedCredit:
     """Advantages and other inputs of the loss, split by training rank."""
 
     columns: list[Columns[np.ndarray]]  # one set of columns per rank
-    has_gradient: (
-        np.ndarray
-    )  # bool [B], rows of trajectories with a loss weight and an advantage or context of a target
+    has_gradient: np.ndarray  # bool [B], rows of trajectories with a loss weight and an advantage or a longer prompt
     metrics: dict[str, float]
 
 

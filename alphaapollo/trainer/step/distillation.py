@@ -1,5 +1,5 @@
-"""What teachers add to an iteration on the driver: shares in the loss of each row, advantages, and log-probs of response
-tokens from vLLM servers.
+"""What teachers add to an iteration on the driver: shares in the loss of each row, advantages, and log-probs from vLLM
+servers.
 
 Each row is one request to /completions with its token ids as the prompt and `prompt_logprobs=k`. The answer has for
 each prompt token its own log-prob and those of the k most probable tokens, at temperature 1. A request that fails is

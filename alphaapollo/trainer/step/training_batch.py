@@ -298,7 +298,8 @@ def _compute_loss_weights(
     """Compute the loss weights of the N trajectories in their mini-batches (of all ranks), as a matrix [4, N].
 
     The rows are for the token-level policy loss, the sequence-level policy loss, the critic's loss (a mean over
-    tokens), and the divergence from a target: as the first, but over the trajectories that have one. mini_batches: trajectory indices of each mini-batch. group_ids: [N].
+    tokens), and the divergence from a target: as the first, but over the trajectories that have one. mini_batches:
+    trajectory indices of each mini-batch. group_ids: [N].
     """
     actor = config.actor_rollout_ref.actor
     horizon = actor.loss_scale_factor or float(config.data.max_response_length)

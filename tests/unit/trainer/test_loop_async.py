@@ -16,9 +16,8 @@ from alphaapollo.config.schema import Config
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer import loop
 from alphaapollo.trainer.progress import CurriculumState, Progress, TrainingGoal
-from alphaapollo.trainer.step.collect import take_stream_positions
+from alphaapollo.trainer.step.collect import COUNTED, compute_staleness_metrics, take_stream_positions
 from alphaapollo.trainer.step.curriculum import PromptSampler
-from alphaapollo.trainer.step.in_flight import COUNTED, compute_staleness_metrics
 from alphaapollo.trainer.step.learn import UpdateResult
 from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Sampling, Trajectory, TrajectoryGroup
 from tests.unit import virtual_time
