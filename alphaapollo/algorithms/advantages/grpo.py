@@ -167,17 +167,12 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
     For a group of N samples, W of them wrong: R = 1 - C(W, k)/C(N, k), s = sqrt(R (1 - R)), and the advantage is
     (1 - R)/s of correct samples, (1 - R - C(W - 1, k - 1)/C(N - 1, k - 1))/s of wrong ones. It is 0 if s = 0 or N < k.
 
-    Raises ValueError if no group has k samples, or a reward is neither 0 nor 1.
+    Raises ValueError if a reward is neither 0 nor 1.
     """
     bad = correct[(correct != 0) & (correct != 1)]
     if len(bad):
         raise ValueError(
             f"grpo_passk_analytic needs rewards of 0 or 1, but got {bad[0]:g}. Set algorithm.adv_estimator=grpo_passk."
-        )
-    if (largest := int(groups.sizes.max())) < k:
-        raise ValueError(
-            f"algorithm.passk_k={k} needs a group of at least {k} samples, but the largest group has {largest} "
-            "samples that did not fail. Raise env.rollout.n or lower algorithm.passk_k."
         )
     wrong = groups.sum(1 - correct)
     pairs = [_compute_group_advantages(int(size), int(num), k) for size, num in zip(groups.sizes, wrong, strict=True)]
@@ -233,8 +228,6 @@ def gdpo_sum(rewards: Tensor, groups: Groups, weights: Tensor, ddof: int = 1, ep
 
 def _check_gdpo_keys(config: Algorithm, group_size: int) -> None:
     names, weights = config.gdpo_rewards, config.gdpo_weights
-    if len(set(names)) < len(names):
-        raise ValueError(f"algorithm.gdpo_rewards=[{', '.join(names)}] repeats a name. List each reward once.")
     if len(weights) not in (0, len(names)):
         raise ValueError(
             f"algorithm.gdpo_weights has {len(weights)} entries, but algorithm.gdpo_rewards has {len(names)}. Set one "

@@ -171,7 +171,8 @@ class InFlightGroups:
     Iteration s updates the weights from version s - 1 to s. A group that was started with version v is trained on in
     iteration v + 1 + `trainer.max_staleness` at the latest, because at most train_batch_size * (max_staleness + 1)
     groups are in flight, and `take_batch` waits for incomplete older groups, unless all of them can be trained on in
-    time in later batches. `Progress.unfinished` has their positions in the stream of training prompts, so a resumed run generates them again.
+    time in later batches. `Progress.unfinished` has their positions in the stream of training prompts, so a resumed run
+    generates them again.
     """
 
     def __init__(self, run: TrainingRun):
