@@ -3,9 +3,8 @@ one weight per row:
 
     loss = sum over rows i of weight_i * (sum of the losses of the row's action tokens)
 
-The driver computes the weights once, from the lengths of *all* trajectories of a mini-batch over all ranks. So
-micro-batches, ranks and packing cannot change a loss. If a trajectory has several rows (memory context: one per turn),
-each row gets the weight of the trajectory, so an episode of many turns counts once.
+The driver computes the weights once, from the lengths of *all* trajectories of a mini-batch over all ranks, so that
+micro-batches, ranks and packing cannot change a loss. All rows of a trajectory get its weight.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ class WeightPublisher:
         """Send the weights as `version` and verify them. Shared GPUs pass from the policy to the engines.
 
         Returns `sync/probe_gap` (mean difference of the probe's log-probs between engine and policy, in nats) and
-        `sync/probe_moved` (mean change of the policy's log-probs since the previous publish). Returns nothing
-        with fake engines, which have no weights to verify.
+        `sync/probe_moved` (mean change of the policy's since the previous publish); {} with fake engines.
 
         Raises:
             WeightSyncError: the engine's weight digests or its log-probs of the probe differ from the policy's.

@@ -65,19 +65,13 @@ class CriticWorker(TrainingWorker):
         self.offload()
 
     def compute_values(self) -> np.ndarray:
-        """Compute the critic's value before each response token. float32 [response tokens]
-
-        Raises ValueError if the first batch shares prompts and the model does not support shared prompts.
-        """
+        """Compute the critic's value before each response token. float32 [response tokens]"""
         self.state.reload()
         self.shared_prompts.begin_update(self.batch)
         return compute_token_outputs(self.model, self.model, self.batch.rows, self.batch.mini_batches, self.builder)
 
     def update(self, columns: Columns[np.ndarray], skip_bad_step: bool = False) -> dict[str, float]:
-        """Train on the loaded batch and return metrics over all ranks.
-
-        The loss is the mean over the sampled tokens of a mini-batch, weighted by `columns.value_weights`.
-        """
+        """Train on the loaded batch, with the mean loss of sampled tokens, and return metrics over all ranks."""
         sums = MetricSums(self.data_group)
         self.state.reload()
         steps = [

@@ -101,10 +101,8 @@ class PolicyWorker(TrainingWorker):
         return next((one for one in self.companions if one.role == role), None)
 
     def compute_log_probs(self, role: str = "policy") -> np.ndarray:
-        """Compute log-probs of the response tokens at the rollout temperature. float32 [response tokens]
-
-        role: "policy", or that of a companion with a model, e.g. "reference".
-        """
+        """Compute log-probs of the response tokens at the rollout temperature. float32 [response tokens]. role: that of
+        a companion with a model, e.g. "reference", or "policy"."""
         if role != "policy":
             column: np.ndarray = self.find(role).compute_log_probs(self.batch)
             return column
@@ -205,10 +203,7 @@ class PolicyWorker(TrainingWorker):
 
     @torch.no_grad()
     def compute_probe_log_probs(self, token_ids: list[int], images: tuple[ImageInput, ...] = ()) -> list[float]:
-        """Compute log-probs (temperature 1) of all tokens but the first, to verify engines. Then offload the policy.
-
-        images: images whose placeholders are in `token_ids`, in order.
-        """
+        """Compute log-probs (temperature 1) of all tokens but the first, to verify engines. Then offload the policy."""
         self.state.reload()
         rows = make_rows([np.array(token_ids)], [1], images=[images])
         logprobs = self.policy(self.builder.build(rows, [0]), 1.0).logprobs.tolist()

@@ -56,20 +56,17 @@ def build_objective_inputs(micro: MicroBatch, stats: TokenStats, old_logprobs: T
     mask, loss_weights, sequence_weights = micro.to_matrix(micro.mask), columns.loss_weights, columns.sequence_weights
     assert loss_weights is not None and sequence_weights is not None
     divergence_weights = loss_weights if columns.divergence_weights is None else columns.divergence_weights
+    weights = {
+        "loss_weights": loss_weights,
+        "sequence_weights": sequence_weights,
+        "divergence_weights": divergence_weights,
+    }
     if columns.trajectory_ids is not None:  # concatenate the rows of each trajectory
         joined = JoinedTrajectories.from_mask(mask, columns.trajectory_ids)
         matrices = {name: joined.join(matrix) for name, matrix in matrices.items()}
         mask = joined.mask
-        loss_weights = joined.rows_by_trajectory.take_value_per_group(loss_weights)
-        sequence_weights = joined.rows_by_trajectory.take_value_per_group(sequence_weights)
-        divergence_weights = joined.rows_by_trajectory.take_value_per_group(divergence_weights)
-    return ObjectiveInputs(
-        mask=mask,
-        loss_weights=loss_weights,
-        sequence_weights=sequence_weights,
-        divergence_weights=divergence_weights,
-        **matrices,
-    )
+        weights = {name: joined.rows_by_trajectory.take_value_per_group(one) for name, one in weights.items()}
+    return ObjectiveInputs(mask=mask, **weights, **matrices)
 
 
 def compute_policy_objective(

@@ -25,7 +25,7 @@ from alphaapollo.config.schema import Algorithm
 from alphaapollo.utils.registry import Registry
 
 Scope = Literal["trajectories", "groups", "batch"]
-NEEDS = ("values", "greedy_rewards", "components", "turns", "mini_batches")
+Need = Literal["values", "greedy_rewards", "components", "turns", "mini_batches"]
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ class AdvantageInputs:
     """Inputs of an advantage estimator for B token sequences (rows) of whole groups, in float64 during runs.
 
     L is the length of the longest response; column 0 is the first response token of a row. A trajectory usually has one
-    row. In memory context, where each turn has a new prompt, a trajectory has one row per turn, and an agent's session
-    has one row per branch: rows with the same trajectory id. `Trajectories` and `join_rows` combine them.
+    row, but one per turn or branch if these have new prompts. `Trajectories` and `join_rows` combine them.
     """
 
     token_rewards: Tensor  # [B, L] rewards after subtracting KL and penalties
@@ -108,16 +107,14 @@ class Estimator:
 
     * `trajectories`: `fn(Trajectories, Algorithm) -> Tensor [N]`: one advantage per trajectory. Called once per batch.
     * `groups`: `fn(AdvantageInputs, Algorithm) -> Advantages`: called several times, each with some whole groups.
-    * `batch`: as `groups`, but called once, because `fn` needs statistics of the whole batch. Takes memory for matrices
-      of all rows x the longest row.
+    * `batch`: as `groups`, but called once with all rows, which takes more memory.
 
-    The other fields declare what `fn` needs and supports. Settings that contradict them are rejected at the start of a
-    run (trainer/setup/combinations.py).
+    The other fields declare what `fn` needs and supports (checked by trainer/setup/combinations.py).
     """
 
     name: str
     fn: EstimatorFn
-    needs: tuple[str, ...] = ()  # names from NEEDS: optional inputs that the trainer must compute
+    needs: tuple[Need, ...] = ()  # optional inputs that the trainer must compute
     scope: Scope = "batch"
     whitens: Callable[[Algorithm], bool] = lambda config: False
     """Whether to whiten the advantages over all action tokens of the batch, in a second pass. Not with trajectories."""
@@ -190,15 +187,8 @@ estimator_names = _estimators.names
 def register_estimator(name: str, **estimator_fields: Any) -> Callable[[EstimatorFn], EstimatorFn]:
     """Return a decorator that registers an advantage estimator, selected by algorithm.adv_estimator=name.
 
-    The type of the decorated function depends on `scope`, see `Estimator`. estimator_fields: optional fields of
-    `Estimator`. If `reads` is given, a run warns about config keys that are set but not read.
+    estimator_fields: optional fields of `Estimator`. With `reads`, a run warns about config keys that are not read.
     """
-    unknown = set(estimator_fields.get("needs", ())) - set(NEEDS)
-    if unknown:
-        raise ValueError(
-            f"The estimator {name!r} declares needs={sorted(unknown)}, which the trainer cannot compute. The names "
-            f"allowed in needs are {', '.join(NEEDS)}."
-        )
     return _estimators.register(name, lambda fn: Estimator(name, fn, **estimator_fields))
 
 

@@ -1,8 +1,5 @@
-"""Build the training batch of one iteration from rollout groups.
-
-A batch consists of rows, the token sequences to train on (one per trajectory, or one per turn with env.context=memory),
-assigned to ranks and micro-batches, with their rewards and loss weights.
-"""
+"""Build the training batch of one iteration from rollout groups: rows (token sequences to train on), assigned to ranks
+and micro-batches, with their rewards and loss weights."""
 
 from __future__ import annotations
 
@@ -222,10 +219,7 @@ def compute_turn_reward(turn: Turn, invalid_action_penalty: float) -> float:
 
 
 def sum_rewards_per_trajectory(rewards: np.ndarray, trajectory_offsets: np.ndarray) -> Tensor:
-    """Sum the token rewards [n] of each trajectory. Returns float64 [N].
-
-    Each sum is rounded once (math.fsum), so it does not depend on the order of the rewards.
-    """
+    """Sum the token rewards [n] of each trajectory, in any order (math.fsum rounds once). Returns float64 [N]."""
     positions = np.flatnonzero(rewards)
     values, bounds = rewards[positions].tolist(), np.searchsorted(positions, trajectory_offsets).tolist()
     return torch.tensor([math.fsum(values[start:end]) for start, end in pairwise(bounds)], dtype=torch.float64)
@@ -234,8 +228,7 @@ def sum_rewards_per_trajectory(rewards: np.ndarray, trajectory_offsets: np.ndarr
 def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
     """Return the group index 0 .. G-1 of each trajectory if a group must stay in one mini-batch, else None.
 
-    Estimators that normalize over a mini-batch and group-mean-token-mean aggregation require this.
-    """
+    Estimators that normalize over a mini-batch and group-mean-token-mean aggregation require this."""
     by_mini_batch = "mini_batches" in get_estimator(algorithm.adv_estimator).needs
     if not by_mini_batch and actor.loss_agg_mode != "group-mean-token-mean":
         return None
