@@ -12,8 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.masked import apply_mask
+from alphaapollo.algorithms.statistics import Groups, apply_mask
 from alphaapollo.config.schema import AggregationMode
 
 

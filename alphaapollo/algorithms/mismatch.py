@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import MAX_LOG_RATIO, apply_mask, clamp_log_ratio, row_mean
+from alphaapollo.algorithms.statistics import MAX_LOG_RATIO, apply_mask, clamp_log_ratio, row_mean
 from alphaapollo.config.schema import RolloutCorrection
 
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}

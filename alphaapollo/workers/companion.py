@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.divergence import REVERSE
+from alphaapollo.algorithms.kl import REVERSE
 from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.config.schema import Actor, FrozenFsdp

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_token_losses, value_loss
-from alphaapollo.algorithms.masked import apply_mask
+from alphaapollo.algorithms.statistics import apply_mask
 from alphaapollo.batching.batch import Columns, RankBatch
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Critic, FrozenFsdp, Model

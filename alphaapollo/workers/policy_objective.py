@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses
-from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.kl import kl_penalty, unbiased_kl
-from alphaapollo.algorithms.masked import apply_mask, log_ratio, row_mean
 from alphaapollo.algorithms.mismatch import off_policy_sequence_mask, rollout_correction_weights
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
+from alphaapollo.algorithms.statistics import JoinedTrajectories, apply_mask, log_ratio, row_mean
 from alphaapollo.config.schema import Actor, RolloutCorrection
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch

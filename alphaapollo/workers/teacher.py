@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_token_losses
-from alphaapollo.algorithms.divergence import Divergence, truncated_ratios, update_moving_average
+from alphaapollo.algorithms.kl import Divergence, truncated_ratios, update_moving_average
 from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.config.schema import Actor, FrozenFsdp, Model, Teacher
 from alphaapollo.config.schema.teacher import TEACHER_SHARES

@@ -22,8 +22,7 @@ from alphaapollo.algorithms.advantages.grpo import opo as opo_advantages
 from alphaapollo.algorithms.advantages.grpo import passk_analytic as passk_analytic_advantages
 from alphaapollo.algorithms.advantages.grpo import passk_leave_one_out as passk_leave_one_out_advantages
 from alphaapollo.algorithms.advantages.grpo import rloo as rloo_advantages
-from alphaapollo.algorithms.group_statistics import center_in_groups, has_variance
-from alphaapollo.algorithms.masked import reward_to_go, standardize, whiten
+from alphaapollo.algorithms.statistics import center_in_groups, has_variance, reward_to_go, standardize, whiten
 from alphaapollo.trainer.step.training_batch import place_rewards
 from tests.builders import make_trajectory, make_turn
 from tests.golden.common import OffMask, Results, groups_of, off_mask_rewards, on_tokens

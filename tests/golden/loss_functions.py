@@ -15,11 +15,11 @@ from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses
 from alphaapollo.algorithms.aggregation import value_loss as value_loss_per_token
-from alphaapollo.algorithms.masked import apply_mask, masked_mean
 from alphaapollo.algorithms.policy_losses import gspo, ppo
 from alphaapollo.algorithms.policy_losses.gspo import gmpo_ratio
 from alphaapollo.algorithms.policy_losses.ppo import cispo as cispo_loss
 from alphaapollo.algorithms.policy_losses.ppo import sapo as sapo_loss
+from alphaapollo.algorithms.statistics import apply_mask, masked_mean
 from alphaapollo.config.schema import AggregationMode
 from tests.golden.common import AggKw, Count, Results, aggregated, counted_weights, log_ratio, token_weights
 from tests.golden.other_functions import Kind, kl_loss

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms import kl, mismatch
-from alphaapollo.algorithms.divergence import REVERSE
-from alphaapollo.algorithms.masked import MAX_LOG_RATIO, apply_mask, masked_mean, row_mean
+from alphaapollo.algorithms.kl import REVERSE
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
+from alphaapollo.algorithms.statistics import MAX_LOG_RATIO, apply_mask, masked_mean, row_mean
 from alphaapollo.config.schema import AggregationMode, KLControl, Preference
 from alphaapollo.models.lm_head import DivergenceTarget
 from tests.golden.common import (

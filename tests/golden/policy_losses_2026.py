@@ -16,12 +16,11 @@ from torch import Tensor
 
 from alphaapollo.algorithms import kl
 from alphaapollo.algorithms.advantages.grpo import maxrl as maxrl_advantages
-from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.masked import apply_mask, masked_mean, row_mean
 from alphaapollo.algorithms.mismatch import off_policy_sequence_mask as sequence_mask
 from alphaapollo.algorithms.policy_losses import gspo as vespo_module
 from alphaapollo.algorithms.policy_losses import ppo
 from alphaapollo.algorithms.policy_losses import ppo as ppo_module
+from alphaapollo.algorithms.statistics import Groups, apply_mask, masked_mean, row_mean
 from alphaapollo.config.schema import AggregationMode
 from tests.golden.common import AggKw, Results, aggregated, groups_of, log_ratio, on_tokens
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.divergence import (
+from alphaapollo.algorithms.kl import (
     Divergence,
     compute_target_advantages,
     truncated_ratios,
     update_moving_average,
 )
-from alphaapollo.algorithms.masked import apply_mask
+from alphaapollo.algorithms.statistics import apply_mask
 from alphaapollo.config.schema import AggregationMode
 from alphaapollo.models.lm_head import DivergenceTarget
 from tests.golden.common import AggKw, Results, aggregated, head_divergence, head_input, log_ratio

@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.divergence import REVERSE, compute_target_advantages
-from alphaapollo.algorithms.masked import apply_mask
+from alphaapollo.algorithms.kl import REVERSE, compute_target_advantages
 from alphaapollo.algorithms.mismatch import rollout_correction_weights
 from alphaapollo.algorithms.policy_losses.ppo import policy_gradient
+from alphaapollo.algorithms.statistics import apply_mask
 from alphaapollo.config.schema import AggregationMode
 from alphaapollo.models.lm_head import DivergenceTarget, WeightedModel
 from tests.golden.common import AggKw, Results, aggregated, head_divergence, head_input

@@ -17,9 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
-from alphaapollo.algorithms.masked import move_rewards_to_actions, whiten
+from alphaapollo.algorithms.statistics import Groups, JoinedTrajectories, move_rewards_to_actions, whiten
 from alphaapollo.algorithms.user_functions import check_float_tensor, explain_user_errors
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.utils.registry import Registry

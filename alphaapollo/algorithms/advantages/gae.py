@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
-from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
-from alphaapollo.algorithms.masked import (
+from alphaapollo.algorithms.statistics import (
+    Groups,
     apply_mask,
+    center_in_groups,
     move_rewards_to_actions,
     next_action_value,
     reward_to_go,

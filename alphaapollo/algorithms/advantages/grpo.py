@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import Trajectories, register_estimator
-from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
-from alphaapollo.algorithms.masked import standardize
+from alphaapollo.algorithms.statistics import Groups, center_in_groups, standardize
 from alphaapollo.config.schema import Algorithm
 
 

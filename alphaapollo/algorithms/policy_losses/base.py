@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import apply_mask, log_ratio, row_mean
+from alphaapollo.algorithms.statistics import apply_mask, log_ratio, row_mean
 from alphaapollo.algorithms.user_functions import check_float_tensor, explain_user_errors
 from alphaapollo.config.schema import Actor
 from alphaapollo.utils.registry import Registry

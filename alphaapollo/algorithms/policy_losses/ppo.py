@@ -18,7 +18,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import apply_mask, log_ratio, masked_mean
 from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
@@ -28,6 +27,7 @@ from alphaapollo.algorithms.policy_losses.base import (
     register_policy_loss,
     token_sum,
 )
+from alphaapollo.algorithms.statistics import apply_mask, log_ratio, masked_mean
 from alphaapollo.config.schema import Actor
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from alphaapollo.algorithms.group_statistics import has_variance
+from alphaapollo.algorithms.statistics import has_variance
 from alphaapollo.config.schema import Data
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress, RecentGroups

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator, Turns, get_estimator
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR, Trajectories
-from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.kl import subtract_kl
-from alphaapollo.algorithms.masked import standardize
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.algorithms.statistics import Groups, standardize
 from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Actor, Algorithm, Config
 from alphaapollo.trainer.metrics import compute_advantage_metrics, compute_mean_length_penalty

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import torch
 
-from alphaapollo.algorithms.divergence import compute_target_advantages
+from alphaapollo.algorithms.kl import compute_target_advantages
 from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Config, Teacher, TeacherModel
 from alphaapollo.config.schema.teacher import TEACHER_SHARES

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.aggregation import row_weights
-from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.mismatch import needs_full_sequence
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.algorithms.reward_shaping import (
@@ -26,6 +25,7 @@ from alphaapollo.algorithms.reward_shaping import (
     overlong_filter,
     soft_overlong_punishment,
 )
+from alphaapollo.algorithms.statistics import Groups
 from alphaapollo.batching.batch import BatchLayout
 from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.batching.shared_prompts import find_shared_prompts

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.divergence import REVERSE, Divergence, compute_target_advantages, distribution_overlap
+from alphaapollo.algorithms.kl import REVERSE, Divergence, compute_target_advantages, distribution_overlap
 
 P = torch.tensor([0.5, 0.5, 0.0]).clamp(min=1e-30).double().log()
 Q = torch.tensor([0.25, 0.25, 0.5]).double().log()

@@ -13,7 +13,7 @@ from alphaapollo.algorithms.advantages import (
 )
 from alphaapollo.algorithms.advantages.gae import reinforce_pp_baseline
 from alphaapollo.algorithms.advantages.grpo import grpo, magistral, passk_leave_one_out, rloo
-from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
+from alphaapollo.algorithms.statistics import Groups, center_in_groups
 from alphaapollo.config.schema import Algorithm
 from tests.unit.algorithms.batches import make_advantage_inputs
 
