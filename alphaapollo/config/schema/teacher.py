@@ -45,7 +45,7 @@ class TeacherModel(Section):
     name: Annotated[str, CHANGES_TEACHER, WHEN_SERVER] = ""
     """Name of the model on that server (required with base_url)."""
     api_key_env: Annotated[str, WHEN_SERVER] = "OPENAI_API_KEY"
-    """Environment variable with the API key; if unset, no key is sent."""
+    """Environment variable with the API key; if unset, the key is `none`."""
     timeout: Annotated[PositiveFloat, WHEN_SERVER] = 120.0
     """Seconds per request. Failed requests are sent again for five minutes; then the run stops."""
 

@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import random
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import aiohttp
 import msgspec
 import numpy as np
 import torch
@@ -27,6 +23,7 @@ from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Config, Teacher, TeacherModel
 from alphaapollo.config.schema.teacher import TEACHER_SHARES
 from alphaapollo.models.load import load_config
+from alphaapollo.rewards.openai_connection import make_connection_options
 from alphaapollo.types import LONGER_PROMPT, JsonObject, Prompt, Row, Trajectory
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
@@ -35,9 +32,7 @@ if TYPE_CHECKING:
     from alphaapollo.trainer.step.training_batch import TrainingBatch
 
 CONNECTIONS = 64  # maximum concurrent requests to one server
-PATIENCE = 300.0  # seconds after the first failure of a request
-FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0  # seconds before a retry; doubled for each further one
-RETRIED_STATUS = (408, 409, 429)  # and all of 500 and above
+PATIENCE = 300.0  # seconds for which a failed request is sent again
 MIN_TAIL = 1e-7  # smallest probability of all tokens beyond the top k, because log-probs are rounded to float32
 
 
@@ -156,23 +151,22 @@ class TeacherClient:
     patience: seconds for which a failed request is sent again."""
 
     def __init__(self, key: str, model: TeacherModel, patience: float):
+        connection = make_connection_options(key, model.base_url, model.api_key_env)
+        import openai
+
         self.key, self.model, self.patience = key, model, patience
-        token = os.environ.get(model.api_key_env, "")
-        self.session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=model.timeout),
-        )
+        retries = 4 + round(patience / 8)  # after pauses of 0.5, 1, 2, 4, 8, 8, ... seconds
+        self.client = openai.AsyncOpenAI(**connection, timeout=model.timeout, max_retries=retries)
         self.slots = asyncio.Semaphore(CONNECTIONS)
 
     async def close(self) -> None:
-        await self.session.close()
+        await self.client.close()
 
     async def score(self, token_ids: Sequence[int], k: int) -> list[dict[int, TokenLogprob]]:
         """Return the log-probs of each token and of the k most probable tokens at its position. {} for the first."""
         request = {"model": self.model.name, "prompt": list(token_ids), "max_tokens": 1, "prompt_logprobs": k}
         async with self.slots:
-            reply = await self.post(self.model.base_url.rstrip("/") + "/completions", request)
+            reply = await self.post("/completions", request)
         try:
             scores = msgspec.json.decode(reply, type=CompletionReply).choices[0].prompt_logprobs
         except (msgspec.MsgspecError, IndexError) as error:
@@ -185,31 +179,17 @@ class TeacherClient:
 
     async def post(self, url: str, request: JsonObject) -> bytes:
         """Send a request and return the body of the answer. Raises TeacherServerError."""
-        pause, end = FIRST_PAUSE, math.inf
-        while True:
-            wait = pause * random.uniform(0.5, 1.0)  # not all requests at the same time
-            try:
-                with HEARTBEAT.record_call("a request", url, self.model.timeout):
-                    async with self.session.post(url, json=request) as response:
-                        body = await response.read()
-                if response.status < 400:
-                    return body
-                problem = f"status {response.status}: {body.decode(errors='replace')[:300]}"
-                if response.status < 500 and response.status not in RETRIED_STATUS:
-                    raise self.make_error(f"refused a request ({problem}). Check the name of the model and the request")
-                if (asked := response.headers.get("Retry-After", "")).isdecimal():
-                    wait = max(wait, float(asked))
-            except (aiohttp.ClientError, TimeoutError) as error:
-                problem = f"{type(error).__name__}: {error}"
-            end = min(end, time.monotonic() + self.patience)
-            if time.monotonic() + wait > end:
-                break
-            await asyncio.sleep(wait)
-            pause = min(2 * pause, MAX_PAUSE)
-        raise self.make_error(
-            f"did not answer for {self.patience:g} s ({problem}). Check that it runs, or raise {self.key}.timeout="
-            f"{self.model.timeout:g}"
-        )
+        import httpx
+        import openai
+
+        try:
+            with HEARTBEAT.record_call("a request", url, self.patience + self.model.timeout):
+                return (await self.client.post(url, cast_to=httpx.Response, body=request)).content
+        except openai.APIError as error:
+            raise self.make_error(
+                f"does not answer a request ({type(error).__name__}: {str(error)[:300]}). Check that it has the model "
+                f"{self.model.name}, or raise {self.key}.timeout={self.model.timeout:g}"
+            ) from None
 
     def make_error(self, problem: str) -> TeacherServerError:
         return TeacherServerError(f"{self.key}.base_url={self.model.base_url}: the server {problem}.")
