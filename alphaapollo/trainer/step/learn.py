@@ -120,14 +120,11 @@ async def _skip_iteration(run: LearnerState, iteration: int, error: str) -> Upda
     """
     may_skip, skipped_before = run.config.trainer.on_bad_step == "skip", run.progress.iterations_skipped
     if not may_skip or skipped_before + 1 == MAX_SKIPPED_STEPS:
-        earlier = f", like the {skipped_before} batches before it" if skipped_before else ""
-        fixes = [f"data.seed={1000 + iteration} (other batches after resuming)"]
-        fixes += ["actor_rollout_ref.model.dtype=float32"]
-        fixes += [] if may_skip else ["trainer.on_bad_step=skip (skip such iterations)"]
+        fix = "" if may_skip else ", or trainer.on_bad_step=skip, which skips such iterations"
         raise FloatingPointError(
-            f"the batch of iteration {iteration} cannot be trained on{earlier}: {error}. The same command would resume "
-            "from the last checkpoint and fail on the same batch again. Add one of these settings to the command: "
-            f"{'; '.join(fixes)}."
+            f"the batch of iteration {iteration}, after {skipped_before} skipped ones, cannot be trained on: {error}. "
+            f"A resumed run would fail on the same batch. Add data.seed={1000 + iteration} (other batches) or "
+            f"actor_rollout_ref.model.dtype=float32 to the command{fix}."
         )
     run.console.notify(f"step {iteration}: {error}. The update is skipped (trainer.on_bad_step=skip)")
     if run.workers.critic:
