@@ -6,7 +6,7 @@ generate groups of rollouts -> learn: update the models -> publish: send the wei
 `engines.sleep`, `weights.publish` and `engines.release_kv_cache_temporarily` switch shared GPUs between engines and
 trainers: one of them frees its memory before the other one uses it (docs/architecture.md).
 
-`train_async` generates groups for later iterations while an iteration trains. step/in_flight.py tracks the groups in
+`train_async` generates groups for later iterations while an iteration trains. step/collect.py tracks the groups in
 flight and limits how many weight versions old they may be. docs/async.md compares the modes:
 
                 trainer.async_mode=carry                           trainer.async_mode=separate

@@ -56,22 +56,25 @@ def add_target_advantages(
     if computed.target_logprobs is None:
         return advantages, {}
     assert computed.old_logprobs is not None
-    logps = (torch.from_numpy(one.astype(np.float64)) for one in (computed.old_logprobs, computed.target_logprobs))
-    taught = compute_target_advantages(*logps, torch.from_numpy(mask))
+    old, target = (torch.from_numpy(one.astype(np.float64)) for one in (computed.old_logprobs, computed.target_logprobs))
+    taught = compute_target_advantages(old, target, torch.from_numpy(mask))
     combined = advantages + config.teacher.coef * taught.advantages.numpy()
     return combined, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
 
 
 async def compute_target_columns(run: LearnerState, batch: TrainingBatch) -> Columns[np.ndarray]:
     """Compute the log-probs that the loss needs of teachers on the policy's ranks, and request those of servers."""
-    teacher, local = run.config.teacher, np.float32(0)
+    teacher, local = run.config.teacher, Columns[np.ndarray]()
     if teacher.uses_sampled_tokens and teacher.local_models:
-        local = batch.layout.join_columns(await run.workers.policy.compute_log_probs("teacher"))
+        parts = await run.workers.policy.compute_log_probs("teacher")
+        local = Columns(target_logprobs=batch.layout.join_columns(parts))
     if not teacher.servers:
-        return Columns(target_logprobs=local if teacher.uses_sampled_tokens else None)
+        return local
     vocabulary_size = load_config(run.plan.model).get_text_config().vocab_size
     scores = await score_rows(teacher, batch.rows, vocabulary_size)
-    return scores if scores.target_logprobs is None else replace(scores, target_logprobs=local + scores.target_logprobs)
+    if scores.target_logprobs is None or local.target_logprobs is None:
+        return scores
+    return replace(scores, target_logprobs=local.target_logprobs + scores.target_logprobs)
 
 
 class TeacherServerError(ConnectionError):
