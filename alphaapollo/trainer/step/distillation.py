@@ -56,7 +56,8 @@ def add_target_advantages(
     if computed.target_logprobs is None:
         return advantages, {}
     assert computed.old_logprobs is not None
-    old, target = (torch.from_numpy(one.astype(np.float64)) for one in (computed.old_logprobs, computed.target_logprobs))
+    columns = computed.old_logprobs, computed.target_logprobs
+    old, target = (torch.from_numpy(one.astype(np.float64)) for one in columns)
     taught = compute_target_advantages(old, target, torch.from_numpy(mask))
     combined = advantages + config.teacher.coef * taught.advantages.numpy()
     return combined, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
