@@ -20,7 +20,6 @@ import numpy as np
 
 from alphaapollo.config.load import save_config
 from alphaapollo.controller.placement import Placement
-from alphaapollo.launch.failures import REPORTED_ERRORS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import MANIFEST, CheckpointFolder, find_damage, write_manifest
 from alphaapollo.runs.format import check_format
@@ -36,6 +35,8 @@ LIBRARIES = ("torch", "transformers", "numpy")
 CPU_INFO = Path("/proc/cpuinfo")
 Value = float | np.ndarray | tuple[str, float]
 """Metric, column of the action tokens in row order, or (digest, norm) of weights or optimizer moments."""
+Outcome = dict[str, Value]
+"""Result of an iteration's update, in the order of computation."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,6 @@ class RecordedInputs:
     groups: list[TrajectoryGroup]
 
 
-@dataclass(frozen=True)
-class LearningOutcome:
-    """Result of an iteration's update: values in the order of their computation, or the message of an error."""
-
-    values: dict[str, Value]
-    error: str = ""
-
-
 def record_iterations(steps: Collection[int], learn: LearnFunction) -> LearnFunction:
     """Return `learn`, which also saves its inputs and its result in the iterations `steps`."""
 
@@ -71,15 +64,10 @@ def record_iterations(steps: Collection[int], learn: LearnFunction) -> LearnFunc
         with timer("record"):
             folder = await record_update_inputs(run, iteration, groups)
         hint = f"To compute the iteration again: python -m alphaapollo.trainer.replay {folder}"
-        try:
-            learned = await learn(run, iteration, groups, timer)
-        except REPORTED_ERRORS as error:
-            write_outcome(folder, LearningOutcome({}, str(error)))
-            run.console.notify(f"The inputs of iteration {iteration} are saved to {folder}. {hint}")
-            raise
+        run.console.notify(f"The inputs of iteration {iteration} are saved to {folder}. {hint}")
+        learned = await learn(run, iteration, groups, timer)
         with timer("record"), explain_write_errors("the recording", folder):
-            write_outcome(folder, await collect_learning_outcome(run, iteration, learned))
-        run.console.notify(f"Iteration {iteration} is recorded. {hint}")
+            write_outcome(folder, await collect_outcome(run, iteration, learned))
         return learned
 
     return learn_and_record
@@ -106,16 +94,16 @@ async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[Tr
         return await asyncio.to_thread(recordings.complete_checkpoint, folder)
 
 
-def write_outcome(recording: Path, outcome: LearningOutcome) -> None:
+def write_outcome(recording: Path, outcome: Outcome) -> None:
     """Add an update's result to its recording."""
     folder = recording / OUTCOME
     folder.mkdir()
-    write_pickle(folder / "outcome.pickle", vars(outcome))
+    write_pickle(folder / "outcome.pickle", outcome)
     write_manifest(folder)
 
 
-def read_recording(folder: Path) -> tuple[RecordedInputs, LearningOutcome | None]:
-    """Read and verify a recorded iteration; None: the run ended before there was an outcome. Raises ValueError if the
+def read_recording(folder: Path) -> tuple[RecordedInputs, Outcome]:
+    """Read and verify a recorded iteration. The outcome is empty if the run ended before. Raises ValueError if the
     recording is missing or damaged, or has an unsupported format."""
     check_format(folder)
     if not (folder / INPUTS).is_file() or not (folder / MANIFEST).is_file():
@@ -127,13 +115,13 @@ def read_recording(folder: Path) -> tuple[RecordedInputs, LearningOutcome | None
     problems = find_damage(folder) + (find_damage(folder / OUTCOME) if has_outcome else [])
     if problems:
         raise ValueError(f"{folder} is damaged: {', '.join(problems)}. Use an intact copy, or a new recording.")
-    outcome = LearningOutcome(**read_pickle(folder / OUTCOME / "outcome.pickle")) if has_outcome else None
+    outcome = read_pickle(folder / OUTCOME / "outcome.pickle") if has_outcome else {}
     return RecordedInputs(**read_pickle(folder / INPUTS)), outcome
 
 
-async def collect_learning_outcome(run: LearnerState, iteration: int, learned: UpdateResult) -> LearningOutcome:
+async def collect_outcome(run: LearnerState, iteration: int, learned: UpdateResult) -> Outcome:
     """Collect metrics, log-probs, values, advantages and weight digests of an update. Offloads policy and critic."""
-    values: dict[str, Value] = {}
+    values: Outcome = {}
     if learned.batch and learned.credit:
         found = {name: [getattr(rank, name) for rank in learned.credit.columns] for name in COLUMNS}
         if found["old_logprobs"][0] is None and iteration > run.config.trainer.critic_warmup:
@@ -146,7 +134,7 @@ async def collect_learning_outcome(run: LearnerState, iteration: int, learned: U
         if role:
             values |= {f"{name} {key}": value for key, value in (await role.compute_state_fingerprints()).items()}
             await role.offload()
-    return LearningOutcome(values)
+    return values
 
 
 def describe_machine(placement: Placement) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.controller.worker_groups import LocalWorkerGroups
-from alphaapollo.launch.failures import REPORTED_ERRORS
 from alphaapollo.launch.model_requirements import choose_kernels
 from alphaapollo.models.load import load_config as load_model_config
 from alphaapollo.observability.console import Console
@@ -34,10 +33,10 @@ from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.replay.record import (
-    LearningOutcome,
+    Outcome,
     RecordedInputs,
     Value,
-    collect_learning_outcome,
+    collect_outcome,
     describe_machine,
     read_recording,
 )
@@ -72,7 +71,7 @@ class PreparedReplay:
 
     folder: Path
     inputs: RecordedInputs
-    recorded: LearningOutcome | None
+    recorded: Outcome
     config: Config  # reduced to one rank
     plan: Plan
     float64: bool
@@ -112,8 +111,8 @@ def prepare_replay(folder: Path, overrides: Sequence[str], float64: bool) -> Pre
     return PreparedReplay(folder, inputs, recorded, config, plan, float64, ["in float64"] * float64 + changes, causes)
 
 
-async def replay(prepared: PreparedReplay) -> LearningOutcome:
-    """Compute the recorded iteration again. If the update raises, the outcome contains the error."""
+async def replay(prepared: PreparedReplay) -> Outcome:
+    """Compute the recorded iteration again."""
     inputs, config, plan = prepared.inputs, prepared.config, prepared.plan
     with Float64Mode() if prepared.float64 else nullcontext():
         specs = make_worker_specs(config, plan, f"replay-{os.getpid()}", inputs.iterations, has_reward_function=True)
@@ -132,11 +131,8 @@ async def replay(prepared: PreparedReplay) -> LearningOutcome:
                 column_dtype="float64" if prepared.float64 else "float32",
                 uses_shared_prompts=inputs.shares_prompts and plan.uses_shared_prompts,
             )
-            try:
-                learned = await learn(run, inputs.step, inputs.groups, Timer())
-            except REPORTED_ERRORS as error:
-                return LearningOutcome({}, str(error))
-            return await collect_learning_outcome(run, inputs.step, learned)
+            learned = await learn(run, inputs.step, inputs.groups, Timer())
+            return await collect_outcome(run, inputs.step, learned)
         finally:
             await workers.close()
 
@@ -198,26 +194,23 @@ def _replace_float32(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 
-def print_and_check_comparison(prepared: PreparedReplay, replayed: LearningOutcome) -> bool:
+def print_and_check_comparison(prepared: PreparedReplay, replayed: Outcome) -> bool:
     """Print recorded and replayed values side by side. Returns False if they differ but should be equal."""
-    recorded = prepared.recorded or LearningOutcome({}, "the run ended before there was an outcome")
-    is_exact = not (prepared.changes or prepared.causes)
+    recorded, is_exact = prepared.recorded, not (prepared.changes or prepared.causes)
     excluded = {*NOT_COMPARED, *(() if is_exact else LAYOUT)}  # the layout depends on the number of ranks
     print(f"iteration {prepared.inputs.step}, recorded in {prepared.folder}")
     print(f"{'':34}{'recorded':>15}{'replayed':>15}  relative difference")
     differences: dict[str, float] = {}  # of values that are not equal bit for bit
-    names = [name for name in recorded.values | replayed.values if name not in excluded]
+    names = [name for name in recorded | replayed if name not in excluded]
     for name in names:
-        pair = recorded.values.get(name), replayed.values.get(name)
+        pair = recorded.get(name), replayed.get(name)
         if (difference := compare_values(name, *pair)) is not None:
             differences[name] = difference
         shown = "0" if difference is None else f"{difference:.1e}"
         print(f"{name:34}{_format_value(pair[0]):>15}{_format_value(pair[1]):>15}  {shown}")
-    if recorded.error or replayed.error:
-        print(f"recorded: {recorded.error or 'a complete step'}\nreplayed: {replayed.error or 'a complete step'}")
-        if recorded.error and replayed.error:  # the recorded error may begin with the worker's name
-            return replayed.error in recorded.error
-        return (bool(prepared.changes) or prepared.recorded is None) and not replayed.error
+    if not recorded:
+        print("the run ended before there was an outcome")
+        return True
     if not differences:
         print(f"bit for bit equal: {len(names)} of {len(names)}")
         return True
