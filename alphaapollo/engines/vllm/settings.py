@@ -292,7 +292,7 @@ def make_vllm_tool_parser(name: str, renderer: ToolRenderer) -> Callable[[str], 
         parser_class(cached, request.tools)
     except Exception as error:  # an unknown name, or tokens that the parser needs are missing
         known = ", ".join(list_tool_parsers())
-        raise ValueError(f"env.tool_parser={name} is not usable with this model: {error}. Use one of {known}.") from error
+        raise ValueError(f"env.tool_parser={name} does not work: {error}. Use one of {known}.") from error
 
     def parse_tool_calls(text: str) -> list[ToolCall]:
         found = parser_class(cached, request.tools).extract_tool_calls(strip_thinking(text), request)

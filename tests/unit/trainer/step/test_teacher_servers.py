@@ -90,7 +90,7 @@ def test_failed_requests_are_sent_again():
 @pytest.mark.parametrize(
     ("answer", "facts"),
     [
-        (503, r"503.*busy.* teacher.models.remote.timeout=120"),
+        (503, r"503.* teacher.models.remote.timeout=120"),
         (404, r"NotFoundError.*404"),
         ({"choices": [{"text": "a"}]}, "no prompt_logprobs"),
         (make_completion([1, 2], {}), "log-prob of each token"),
