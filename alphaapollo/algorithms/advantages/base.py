@@ -127,6 +127,7 @@ class Estimator:
     def __call__(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
         """Compute the advantages of a batch of matrices, in any scope."""
         if self.scope == "trajectories":
+            self._check_scores(inputs.scores)
             trajectories = Trajectories.from_inputs(inputs)
             return trajectories.expand_to_tokens(self.compute_for_trajectories(trajectories, config))
         result = self.compute_for_groups(inputs, config)
