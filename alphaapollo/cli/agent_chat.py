@@ -10,7 +10,8 @@ from typing import Any
 
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.engines.protocol import EngineSpec, make_engine
+from alphaapollo.engines.factory import make_engine
+from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.processes.watchdog import new_run_id, start_reaper

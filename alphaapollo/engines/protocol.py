@@ -5,10 +5,8 @@ Implementations: vllm/engine.py for production, hf.py as a slow reference, fake.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Rollout
@@ -139,23 +137,3 @@ class EngineSpec:
                 f"exceed the limit, data.max_prompt_length + data.max_response_length = {self.max_model_len} tokens. "
                 "Increase one of these two keys."
             )
-
-
-def make_engine(spec: EngineSpec) -> Engine:
-    """Build the engine that the config key rollout.name selects (vllm, hf, fake), without starting it."""
-    match spec.rollout.name:
-        case "vllm":
-            from alphaapollo.engines.vllm.engine import VllmEngine
-
-            return VllmEngine(spec)
-        case "hf":
-            from alphaapollo.engines.hf import HFEngine
-
-            return HFEngine(spec)
-        case "fake":
-            from alphaapollo.engines.fake import FakeEngine
-
-            config = Path(spec.model_path) / "config.json"
-            if not config.is_file():
-                raise ValueError(f"model.path={spec.model_path} has no config.json. Set it to a local model folder.")
-            return FakeEngine(vocab_size=int(json.loads(config.read_text())["vocab_size"]))

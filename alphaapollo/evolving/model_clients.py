@@ -146,7 +146,8 @@ def make_engine_clients(
     config: EvolvingConfig, renderers: Mapping[str, Renderer], folder: Path
 ) -> dict[str, EngineClient]:
     """Create one engine client per model name, not started. All engines share the CPU cores or the GPU."""
-    from alphaapollo.engines.protocol import EngineSpec, make_engine
+    from alphaapollo.engines.factory import make_engine
+    from alphaapollo.engines.protocol import EngineSpec
 
     machine, data = detect_machine(), config.data
     device = resolve_device(config.trainer.device, machine.num_gpus)

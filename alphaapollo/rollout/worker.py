@@ -26,8 +26,9 @@ from alphaapollo.config.schema.teacher import SelfTeacher
 from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.http_api import MODEL_NAME
-from alphaapollo.engines.protocol import Engine, EngineSpec, make_engine
+from alphaapollo.engines.protocol import Engine, EngineSpec
 from alphaapollo.environments.base import Environment, Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.timing import read_peak_memory_gib

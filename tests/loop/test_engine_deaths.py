@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.protocol import EngineDied, EngineError, EngineSpec, make_engine
+from alphaapollo.engines.factory import make_engine
+from alphaapollo.engines.protocol import EngineDied, EngineError, EngineSpec
 from alphaapollo.engines.vllm.process import EngineProcess
 from alphaapollo.types import Sampling
 from tests.loop.engine_kit import PROBE, make_model, start_engine

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
-from alphaapollo.engines.protocol import EngineSpec, make_engine
+from alphaapollo.engines.factory import make_engine
+from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import Completion, EpisodeEnd, GroupRequest, Prompt, Sampling, StopReason, TrajectoryGroup
 from tests.loop.engine_kit import make_model

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.protocol import EngineSpec, make_engine
+from alphaapollo.engines.factory import make_engine
+from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.engines.vllm.settings import build_engine_arguments, build_vllm_environment
 
 

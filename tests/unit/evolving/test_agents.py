@@ -13,7 +13,7 @@ pytest.importorskip("openai")
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Model
-from alphaapollo.engines import protocol
+from alphaapollo.engines import factory
 from alphaapollo.engines.protocol import Engine, EngineSpec
 from alphaapollo.engines.vllm.recorded_engine import RecordedEngine
 from alphaapollo.evolving import run as evolving_run
@@ -77,7 +77,7 @@ def evolution(
         assert spec.chat_tokenizer == str(folder)
         return CannedModel(Model(path=spec.model_path), spec.max_model_len, script)
 
-    monkeypatch.setattr(protocol, "make_engine", make_engine)
+    monkeypatch.setattr(factory, "make_engine", make_engine)
     monkeypatch.setattr(model_requirements, "check_weight_files", lambda *_: None)
     monkeypatch.setattr(evolving_run, "start_reaper", lambda *_: None)
     monkeypatch.setattr(evolving_run, "try_environment", lambda *_: [])  # test_runner.py tests it
