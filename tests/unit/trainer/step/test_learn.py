@@ -110,8 +110,8 @@ def test_non_finite_columns_end_the_run_or_skip_the_iteration(
         assert learned.metrics == {"batch/left_out": 1.0} and learned.kl_coef == 1e-3
         run.progress.complete_iteration(learned.kl_coef, learned.iterations_skipped, {}, RecentGroups())
     notice = " ".join(capsys.readouterr().out.split())
-    assert "step 4: " in notice and "reference are NaN" in notice
-    with pytest.raises(FloatingPointError, match=r"iteration 5 .* 2 batches before"):
+    assert "step 4: " in notice and "ref_logprobs are NaN" in notice
+    with pytest.raises(FloatingPointError, match=r"iteration 5, after 2 skipped"):
         asyncio.run(learn(run, 5, [GROUP], Timer()))
     assert workers.updates == 0
 
