@@ -257,7 +257,7 @@ class Episode:
     max_steps: int = 0  # iterations of the run; 0 outside training
 
 
-LONGER_PROMPT = "teacher_prompt_ids"
+LONGER_PROMPT = "longer_prompt_ids"
 """Column of a row: token ids of a prompt with more context, after which a frozen model reads the same response."""
 
 

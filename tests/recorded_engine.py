@@ -29,19 +29,16 @@ class RecordedEngine:
         from vllm.renderers.registry import renderer_from_config
         from vllm.v1.engine.input_processor import InputProcessor
 
-        try:
-            self.vllm_config = AsyncEngineArgs(
-                model=model.path,
-                tokenizer=model.tokenizer_path or model.path,
-                trust_remote_code=model.trust_remote_code,
-                max_model_len=max_model_len,
-                max_num_batched_tokens=max_model_len,
-                generation_config="vllm",
-                enforce_eager=True,
-                limit_mm_per_prompt={"video": 0},
-            ).create_engine_config()
-        except (ValueError, OSError) as error:
-            raise ValueError(f"vLLM cannot serve {model.path}: {error}") from error
+        self.vllm_config = AsyncEngineArgs(
+            model=model.path,
+            tokenizer=model.tokenizer_path or model.path,
+            trust_remote_code=model.trust_remote_code,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_model_len,
+            generation_config="vllm",
+            enforce_eager=True,
+            limit_mm_per_prompt={"video": 0},
+        ).create_engine_config()
         self._answer = answer
         self.model_config = self.vllm_config.model_config
         self.renderer = renderer_from_config(self.vllm_config)

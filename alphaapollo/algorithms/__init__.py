@@ -6,8 +6,8 @@ action tokens (the tokens sampled by the policy).
 advantages/          rewards, values -> advantages                       selected by algorithm.adv_estimator
 policy_losses/       log-probs, advantages -> loss per token or row      selected by policy_loss.loss_mode
 preference_losses    log-probs of answers -> loss per pair or answer     selected by preference.loss
-joined_trajectories  joins the rows of a trajectory
+statistics           over tokens, groups, and trajectories of several rows
 aggregation          loss per token -> scalar, selected by loss_agg_mode
-kl                   KL estimators, the KL penalty in the reward, and updates of its coefficient
-correction           importance weights for the log-prob mismatch of rollout engine and trainer
+kl                   KL estimators, the KL penalty in the reward, updates of its coefficient, divergences
+mismatch             log-prob mismatch of rollout engine and trainer: metrics and importance weights
 """

@@ -1,10 +1,10 @@
-"""Aggregate a per-token loss to a scalar. In every loss_agg_mode this is a weighted sum with one weight per row:
+"""Value loss of the critic, and aggregation of a per-token loss to a scalar: in every loss_agg_mode a weighted sum with
+one weight per row:
 
     loss = sum over rows i of weight_i * (sum of the losses of the row's action tokens)
 
-The driver computes the weights once, from the lengths of *all* trajectories of a mini-batch over all ranks. So
-micro-batches, ranks and packing cannot change a loss. If a trajectory has several rows (memory context: one per turn),
-each row gets the weight of the trajectory, so an episode of many turns counts once.
+The driver computes the weights once, from the lengths of *all* trajectories of a mini-batch over all ranks, so that
+micro-batches, ranks and packing cannot change a loss. All rows of a trajectory get its weight.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.masked import apply_mask
+from alphaapollo.algorithms.statistics import Groups, apply_mask
 from alphaapollo.config.schema import AggregationMode
 
 
@@ -64,3 +63,20 @@ def aggregate_token_losses(loss: Tensor, mask: Tensor, loss_weights: Tensor) -> 
 def aggregate_sequence_losses(loss: Tensor, weights: Tensor) -> Tensor:
     """Compute the weighted sum of a sequence-level loss; rows of weight 0 are ignored. [B] each -> scalar."""
     return (apply_mask(loss, weights > 0) * weights.to(loss.dtype)).sum()
+
+
+def value_loss(
+    vpreds: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """Compute the clipped value loss of each token: 0.5 max((V - R)^2, (clip(V, V_old +- clip) - R)^2). [B, L] each.
+
+    With clip=None the loss is 0.5 (V - R)^2. Returns the loss, 0 outside the mask, and a bool matrix that is True where
+    clipping is active (gradient 0). Value clipping is from the OpenAI baselines code, not from the PPO paper.
+    """
+    is_action = mask.bool()
+    unclipped = torch.where(is_action, vpreds - returns, torch.zeros_like(vpreds)) ** 2
+    if clip is None:
+        return 0.5 * unclipped, torch.zeros_like(is_action)
+    clipped_values = vpreds.clamp(old_values - clip, old_values + clip)
+    clipped = torch.where(is_action, clipped_values - returns, torch.zeros_like(vpreds)) ** 2
+    return 0.5 * torch.maximum(unclipped, clipped), clipped > unclipped

@@ -1,4 +1,4 @@
-"""Metrics of the log-prob mismatch between rollout engine and trainer in one iteration.
+"""Log-prob mismatch of rollout engine and trainer: metrics of one iteration, and importance weights that correct it.
 
 Trainer and engine have equal weights, so rho differs from 1 only by numerical error:
 d = log pi_trainer - log pi_engine at each action token, rho = e^d.
@@ -10,16 +10,28 @@ d = log pi_trainer - log pi_engine at each action token, rho = e^d.
     ess      effective sample size of the token weights rho, as a share of the tokens: (sum rho)^2 / (n sum rho^2)
     ess_sequence   ess with one weight per trajectory: the product of rho over its tokens
     k3_at_*  k3 by position in the response; growth with the position indicates a KV cache error
+
+The weights of algorithm.rollout_correction are constants (no gradient) and multiply the policy term of the loss only,
+not KL or entropy. With bypass the old log-probs come from the engine, so PPO's ratio already corrects the mismatch.
+
+    method=tis, level=token        min(rho, high) of each token: truncated importance sampling
+    method=mask, level=token       rho of each token, 0 outside [low, high]: IcePop (arXiv 2510.18855) with [0.5, 5]
+    method=mask, level=sequence    product of rho over the row, 0 outside [low, high]: masked importance sampling
+    method=mask, level=geometric   geometric mean of rho over the row, 0 outside [low, high]
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+from torch import Tensor
 
-from alphaapollo.algorithms.masked import MAX_LOG_RATIO
+from alphaapollo.algorithms.statistics import MAX_LOG_RATIO, apply_mask, clamp_log_ratio, row_mean
+from alphaapollo.config.schema import RolloutCorrection
 
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)
@@ -85,3 +97,53 @@ def mismatch_metrics(ranks: Sequence[MismatchSums]) -> dict[str, float]:
         **{f"k3_at_{POSITIONS[bin]}": sums[bin] / counts[bin] for bin in np.flatnonzero(counts)},
     }
     return {f"mismatch/{name}": float(value) for name, value in metrics.items()}
+
+
+Level = Literal["token", "sequence", "geometric"]
+Method = Literal["tis", "mask"]
+
+
+def rollout_correction_weights(
+    train_logp: Tensor,
+    rollout_logp: Tensor,
+    mask: Tensor,
+    *,
+    method: Method = "tis",
+    level: Level = "token",
+    low: float | None = None,
+    high: float | None = 2.0,
+) -> Tensor:
+    """Compute the importance weights rho of action tokens; 0 outside the mask. [B, L] each -> [B, L].
+
+    Args:
+        method: tis truncates rho to [low, high]; mask sets rho outside [low, high] to 0.
+        level: rho is a token's ratio (token), or its row's product (sequence) or geometric mean (geometric) of ratios.
+    """
+    d = apply_mask(train_logp.detach() - rollout_logp.detach(), mask)
+    if level == "sequence":
+        d = d.sum(dim=1, keepdim=True).expand_as(d)
+    elif level == "geometric":
+        d = row_mean(d, mask).unsqueeze(1).expand_as(d)
+    rho = clamp_log_ratio(d).exp()
+    low, high = 0.0 if low is None else low, math.inf if high is None else high
+    weights = rho.clamp(low, high) if method == "tis" else apply_mask(rho, (rho >= low) & (rho <= high))
+    return apply_mask(weights, mask)
+
+
+def off_policy_sequence_mask(
+    logp: Tensor, rollout_logp: Tensor, advantages: Tensor, mask: Tensor, threshold: float
+) -> Tensor:
+    """Return 1 on tokens to train on, 0 on dropped tokens and outside the mask (arXiv 2512.02556, Eq. 9). [B, L] each.
+
+    A token is dropped if its advantage is negative, and the mean of log(mu/pi) over the row's tokens exceeds the
+    threshold, in nats. pi: trained policy. mu: rollout engine.
+    """
+    divergence = row_mean(rollout_logp - logp.detach(), mask)
+    dropped = (advantages < 0) & (divergence > threshold).unsqueeze(1)
+    return apply_mask((~dropped).to(logp.dtype), mask)
+
+
+def needs_full_sequence(correction: RolloutCorrection) -> bool:
+    """Return whether a token's weight depends on its whole trajectory, which must then be in one micro-batch."""
+    has_sequence_weight = correction.method is not None and correction.level != "token"
+    return has_sequence_weight or correction.off_policy_mask_threshold is not None

@@ -137,8 +137,7 @@ class PreferenceLoss:
 def compute_preference_metrics(metric_sums: Mapping[str, float]) -> dict[str, float]:
     """Compute metrics from `PreferenceLossOutput.metric_sums`, added up over all micro-batches and ranks.
 
-    metric_sums["compared"]: number of pairs or single answers. Without any chosen answer there are no metrics
-    `*_chosen`, and likewise for rejected answers.
+    metric_sums["compared"]: number of pairs or single answers.
     """
     metrics = {"loss": metric_sums["loss"] / metric_sums["compared"]}
     for side in ("chosen", "rejected"):
@@ -157,10 +156,7 @@ preference_loss_names = _losses.names
 
 
 def register_preference_loss(name: str, **loss_fields: Any) -> Callable[[LossFn], LossFn]:
-    """Return a decorator that registers a preference loss, selected by preference.loss=name.
-
-    loss_fields: optional fields of PreferenceLoss.
-    """
+    """Return a decorator that registers a preference loss, selected by preference.loss=name, with these fields."""
     return _losses.register(name, lambda fn: PreferenceLoss(name, fn, **loss_fields))
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.group_statistics import Groups
+from alphaapollo.algorithms.statistics import Groups
 
 
 def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, factor: float = 1.0) -> Tensor:

@@ -29,11 +29,10 @@ from alphaapollo.weight_sync.verification import Probe, merge_weight_updates
 if TYPE_CHECKING:
     from alphaapollo.rollout.suites import Suite, SuiteResult
     from alphaapollo.rollout.worker import RolloutWorker
-    from alphaapollo.workers.critic import CriticWorker
+    from alphaapollo.workers.critic import CriticWorker, RewardModelWorker
     from alphaapollo.workers.finetuning_worker import FinetuningWorker  # noqa: F401  (used in a string)
     from alphaapollo.workers.model_worker import TrainingWorker
     from alphaapollo.workers.policy import PolicyWorker
-    from alphaapollo.workers.reward_model import RewardModelWorker
 
 
 from collections import deque

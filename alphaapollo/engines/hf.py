@@ -66,14 +66,8 @@ class HFEngine(Engine):
             self._decode = partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         if self.spec.tokenizer_path:
             self._excluded_ids = list(self.spec.find_excluded_ids())
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                self.spec.model_path,
-                dtype=getattr(torch, self.spec.dtype),
-                trust_remote_code=self.spec.trust_remote_code,
-            )
-        except (OSError, ValueError) as error:
-            raise ValueError(f"transformers cannot load {self.spec.model_path}: {error}") from error
+        options = {"dtype": getattr(torch, self.spec.dtype), "trust_remote_code": self.spec.trust_remote_code}
+        model = AutoModelForCausalLM.from_pretrained(self.spec.model_path, **options)
         return model.to(self.spec.device).eval()
 
     async def generate(

@@ -28,11 +28,7 @@ class EngineDied(EngineError):
 
 
 class Engine:
-    """Interface of one engine replica, to be called from one event loop. Calls of generate and log_probs may overlap.
-
-    Engines without separate processes and without a KV cache between requests need not override the methods that have
-    a default implementation.
-    """
+    """Interface of one engine replica, called from one event loop. Calls of generate and log_probs may overlap."""
 
     async def preload_libraries(self) -> None:
         """Do the part of `start` that needs no GPU, such as imports, while other processes use the GPU."""
@@ -59,11 +55,8 @@ class Engine:
         raise NotImplementedError
 
     async def pause(self) -> None:
-        """Pause generation between two tokens. Idempotent.
-
-        Running requests keep their tokens and continue after `resume` with the latest weights and a recomputed KV
-        cache. New requests wait for `resume`.
-        """
+        """Pause generation between two tokens. Idempotent. Running requests keep their tokens and continue after
+        `resume` with the latest weights and a recomputed KV cache. New requests wait."""
         raise NotImplementedError
 
     async def resume(self) -> None:
@@ -71,10 +64,8 @@ class Engine:
         raise NotImplementedError
 
     async def sleep(self) -> None:
-        """Free the GPU memory of weights and KV cache, if the engine shares its GPU with the trainer.
-
-        To continue, call wake_weights, receive_weights, confirm_weights and wake_cache in this order.
-        """
+        """Free the GPU memory of weights and KV cache, if the engine shares its GPU with the trainer. To continue, call
+        wake_weights, receive_weights, confirm_weights and wake_cache in this order."""
 
     async def wake_weights(self) -> None:
         """Allocate GPU memory for the weights after `sleep`. Their values are undefined until receive_weights."""
@@ -99,8 +90,7 @@ class Engine:
         return []
 
     def get_progress_counter(self) -> int:
-        """Return a number that changes while running requests make progress, e.g. the number of sampled tokens. It is
-        always 0 for engines without separate processes."""
+        """Return a number that changes while running requests make progress, e.g. the number of sampled tokens."""
         return 0
 
     async def close(self) -> None:

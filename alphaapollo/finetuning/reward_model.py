@@ -16,7 +16,7 @@ from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.pairs import PairTask, compute_pair_accuracy_metrics
 from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.types import Row
-from alphaapollo.workers.reward_model import RewardTrainingWorker
+from alphaapollo.workers.preference import RewardTrainingWorker
 
 
 class RewardModelTask(PairTask):

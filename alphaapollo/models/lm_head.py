@@ -3,7 +3,7 @@
 The float32 logits of a chunk, [chunk, V], exist only while it is computed; the backward pass recomputes them. Gradients
 are in closed form (z: logits after temperature, p = softmax(z), H: entropy):
 
-    d logp / dz_v = [v = target] - p_v      d H / dz_v = -p_v (log p_v + H)      divergences: algorithms/divergence.py
+    d logp / dz_v = [v = target] - p_v      d H / dz_v = -p_v (log p_v + H)      divergences: algorithms/kl.py
 
 On a GPU, torch.compile fuses all operations of a chunk between two matrix products into two kernels.
 """
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.divergence import Divergence, distribution_overlap, forward_kl, kl, spread_tail
+from alphaapollo.algorithms.kl import Divergence, distribution_overlap, forward_kl, kl, spread_tail
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.models.cpu_linear import compute_weight_grad, linear
 

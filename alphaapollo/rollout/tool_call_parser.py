@@ -90,7 +90,7 @@ def _make_vllm_parser(parser_name: str, renderer: ToolRenderer) -> Parse:
             f"env.tool_parser={parser_name} needs vLLM, which is not installed. Run scripts/setup.sh, or remove "
             "env.tool_parser and use a tokenizer whose response_template parses tool calls."
         )
-    from alphaapollo.engines.vllm.tool_parser import make_vllm_tool_parser
+    from alphaapollo.engines.vllm.settings import make_vllm_tool_parser
 
     return make_vllm_tool_parser(parser_name, renderer)
 
@@ -99,7 +99,7 @@ def _suggest_parsers(renderer: ToolRenderer) -> str:
     """Return a sentence that lists the vLLM parsers that can parse the calls that the chat template renders."""
     if importlib.util.find_spec("vllm") is None:
         return "Parsers need vLLM, which is not installed. Run scripts/setup.sh."
-    from alphaapollo.engines.vllm.tool_parser import list_tool_parsers
+    from alphaapollo.engines.vllm.settings import list_tool_parsers
 
     fitting = [name for name in list_tool_parsers() if _can_parse_rendered_calls(name, renderer)]
     if not fitting:

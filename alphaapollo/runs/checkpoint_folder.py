@@ -33,7 +33,7 @@ from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
 
-FORMAT = 1
+FORMAT = 2  # since format 2, other files of rollout groups (recordings, and checkpoints with data.reuse)
 """Increase it when earlier versions cannot read new folders, or new versions earlier ones (CONTRIBUTING.md)."""
 PROGRESS = "progress.json"
 """File with the driver's state in a checkpoint."""

@@ -28,8 +28,7 @@ from alphaapollo.rollout.suites import check_suites
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.resume import StartPoint, find_start_point
 from alphaapollo.runs.rollout_log import RolloutLog
-from alphaapollo.trainer.loop import list_val_suites, train, validate_and_log
-from alphaapollo.trainer.loop_async import train_async
+from alphaapollo.trainer.loop import list_val_suites, train, train_async, validate_and_log
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import CurriculumState, Progress, RecentGroups, check_steps_within_run
 from alphaapollo.trainer.publish import WeightPublisher
@@ -37,7 +36,7 @@ from alphaapollo.trainer.replay.record import record_iterations
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.inputs import TrainingInputs, read_training_inputs
 from alphaapollo.trainer.setup.plan import SHARING, Plan, add_memory_plan, make_plan, make_run_plan, make_worker_specs
-from alphaapollo.trainer.step.curriculum import make_prompt_sampler
+from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.utils.disk import close_all
@@ -125,7 +124,7 @@ async def run(prepared: PreparedRun, progress: Progress, console: Console) -> No
 
 
 def generates_ahead(config: Config) -> bool:
-    """Whether groups are generated while an iteration trains (loop_async.py)."""
+    """Whether groups are generated while an iteration trains."""
     return config.trainer.async_mode is not None and config.trainer.max_staleness > 0
 
 
@@ -139,18 +138,9 @@ def make_training_run(prepared: PreparedRun, session: TrainingSession, progress:
     trainers = {"policy": workers.policy} | ({"critic": workers.critic} if workers.critic else {})
     scorer: RewardModelScorer | None = None
     if workers.reward_model and inputs.reward_model_tokenizer:
-        scorer = RewardModelScorer(
-            workers=workers.reward_model,
-            engines=workers.engines,
-            tokenizer=inputs.reward_model_tokenizer,
-            num_ranks=plan.placement.data_parallel_size,
-            max_tokens=config.reward_model.forward_max_token_len_per_gpu * plan.placement.sequence_parallel,
-            padded=plan.padded,
-            weight=config.reward_model.weight,
-            required_components=config.reward.required,
-            is_only_reward=not inputs.has_reward_function,
-        )
-    sampler = make_prompt_sampler(inputs.prompts, config.data, inputs_now.data_start)
+        parts = workers.reward_model, workers.engines, inputs.reward_model_tokenizer
+        scorer = RewardModelScorer(config, plan, *parts, is_only_reward=not inputs.has_reward_function)
+    sampler = PromptSampler(inputs.prompts, config.data, inputs_now.data_start)
     writer = BackgroundCheckpointWriter[Progress](
         checkpoints, trainers, session.console.notify, workers.engines.release_kv_cache_temporarily
     )

@@ -1,14 +1,23 @@
-"""The training loop. One iteration reads top to bottom in `train` and `finish_iteration`.
+"""The training loops. One iteration reads top to bottom in `train` and `finish_iteration`.
 
 generate groups of rollouts -> learn: update the models -> publish: send the weights to the engines
 -> on schedule: validate, reset the reference model -> log -> on schedule: save a checkpoint
 
 `engines.sleep`, `weights.publish` and `engines.release_kv_cache_temporarily` switch shared GPUs between engines and
 trainers: one of them frees its memory before the other one uses it (docs/architecture.md).
+
+`train_async` generates groups for later iterations while an iteration trains. step/collect.py tracks the groups in
+flight and limits how many weight versions old they may be. docs/async.md compares the modes:
+
+                trainer.async_mode=carry                           trainer.async_mode=separate
+    take        a batch; the other groups are paused               a batch; the other groups continue
+    learn       the engines sleep; requests keep their tokens      the engines generate
+    publish     paused requests continue with the new weights      pause, load weights, continue
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from alphaapollo.config.schema import ReferenceReset, Trainer
@@ -18,7 +27,7 @@ from alphaapollo.rollout.suites import FOLDER, Suite
 from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_metrics, find_failure_reason
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.run_state import TrainingRun
-from alphaapollo.trainer.step.collect import CollectedGroups, collect_groups
+from alphaapollo.trainer.step.collect import CollectedGroups, InFlightGroups, collect_groups
 from alphaapollo.trainer.step.learn import UpdateResult
 from alphaapollo.trainer.step.training_batch import is_trainable
 from alphaapollo.utils.schedule import is_due
@@ -53,7 +62,7 @@ async def finish_iteration(
     iteration, trainer = run.progress.step + 1, run.config.trainer
     is_last = run.goal.is_reached(run.progress, iteration)
     validation = await validate_and_reset_reference_if_due(run, iteration, is_last, timer)
-    run.progress.complete_iteration(learned.kl_coef, learned.iterations_skipped, validation)
+    run.progress.complete_iteration(learned.kl_coef, learned.iterations_skipped, validation, collected.recent)
     metrics |= learned.metrics | validation
     for source in run.metric_sources:
         metrics |= source.pop_metrics()
@@ -178,3 +187,30 @@ def compute_run_metrics(run: TrainingRun, timer: Timer, trained_tokens: int) -> 
         **timer.metrics(),
         **compute_speed_metrics(trained_tokens, timer.seconds["update"], timer.elapsed, run.plan.placement.num_gpus),
     }
+
+
+async def train_async(run: TrainingRun) -> None:
+    """Train until the run's goal is reached. After an error, the last complete checkpoint remains valid."""
+    in_flight = InFlightGroups(run)
+    run.metric_sources.append(in_flight)
+    timer, taken = Timer(), time.perf_counter()
+    try:
+        while not run.goal.is_reached(run.progress):
+            iteration = run.progress.step + 1
+            await run.profiler.start_step(iteration, timer)
+            collected = await in_flight.take_batch(iteration, timer)
+            since, taken = taken, time.perf_counter()
+            run.checkpoint_writer.mark_models_inconsistent()
+            if run.config.trainer.async_mode == "carry":
+                with timer("pause"):
+                    await run.workers.engines.sleep(pauses_requests=True)
+            metrics = log_groups(run, iteration, collected, taken - since)
+            learned = await run.learn(run, iteration, collected.trained, timer)
+            learned = log_trained_rows(run, iteration, learned, collected)
+            with timer("publish"):
+                metrics |= await run.weights.publish(iteration)
+            in_flight.start_groups(iteration)
+            timer = await finish_iteration(run, collected, learned, metrics, timer)
+        await run.profiler.start_step(None, timer)
+    finally:
+        await in_flight.close()

@@ -11,11 +11,12 @@ from typing import Self
 import numpy as np
 
 from alphaapollo.runs.checkpoint_folder import RunProgress, write_progress
-from alphaapollo.trainer.groups_file import read_groups, write_groups
+from alphaapollo.trainer.pickles import read_pickle, write_pickle
 from alphaapollo.types import TrajectoryGroup
 
 PASS_RATES = "pass_rates.npy"
 """File with the pass rate of each prompt in a checkpoint, by prompt id."""
+RECENT = "recent_groups.pickle"
 
 
 @dataclass
@@ -30,7 +31,7 @@ class CurriculumState:
 
 @dataclass(frozen=True)
 class RecentGroups:
-    """Groups that later iterations may train on again (step/collect.py). In a checkpoint, they have their own files."""
+    """Groups that later iterations may train on again (step/collect.py). In a checkpoint, they have their own file."""
 
     entries: tuple[tuple[int, TrajectoryGroup], ...] = ()  # (iteration that trained on the group first, group)
 
@@ -55,19 +56,21 @@ class Progress(RunProgress):
     curriculum: CurriculumState = field(default_factory=CurriculumState)
     recent: RecentGroups = RecentGroups()
 
-    def complete_iteration(self, kl_coef: float, iterations_skipped: int, validation: dict[str, float]) -> None:
+    def complete_iteration(
+        self, kl_coef: float, iterations_skipped: int, validation: dict[str, float], recent: RecentGroups
+    ) -> None:
         """Count an iteration, and store what the next one depends on."""
-        self.step, self.kl_coef = self.step + 1, kl_coef
+        self.step, self.kl_coef, self.recent = self.step + 1, kl_coef, recent
         self.iterations_skipped, self.validation = iterations_skipped, validation
 
     def write(self, folder: Path) -> None:
         values = asdict(replace(self, recent=RecentGroups()))
         rates = values["curriculum"].pop("pass_rates")
-        values["recent"] = [step for step, _ in self.recent.entries]
+        values["recent"] = len(self.recent.entries)
         if rates:
             np.save(folder / PASS_RATES, np.array(rates))
         if self.recent.entries:
-            write_groups(folder, [group for _, group in self.recent.entries])
+            write_pickle(folder / RECENT, self.recent.entries)
         write_progress(folder, values)
 
     @classmethod
@@ -78,8 +81,10 @@ class Progress(RunProgress):
             rates = np.load(folder / PASS_RATES) if (folder / PASS_RATES).is_file() else ()
             drawn = {int(position): prompt_id for position, prompt_id in state["drawn"].items()}
             progress.curriculum = CurriculumState(array("d", rates), drawn, state["stage"], state.get("stage_start", 0))
-        if isinstance(steps := progress.recent, list):
-            progress.recent = RecentGroups(tuple(zip(steps, read_groups(folder) if steps else (), strict=True)))
+        recent: object = progress.recent  # the number of groups
+        if isinstance(recent, list) and recent:
+            raise ValueError(f"{folder} has groups for data.reuse in a format that only alphaapollo 0.2.0 reads.")
+        progress.recent = RecentGroups(read_pickle(folder / RECENT)) if recent else RecentGroups()
         return progress
 
 

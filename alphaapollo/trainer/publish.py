@@ -1,16 +1,4 @@
-"""Send the policy's weights to the engines and verify that the engines compute with them (weight_sync/verification.py).
-
-Calls of one publish, in this order:
-
-policy.compute_probe_log_probs  log-probs of a few fixed tokens (the probe); then offload to free GPU memory
-engines.prepare_weight_sync     pause requests in flight between two tokens; allocate weights only, because the policy
-                                still holds GPU memory
-policy.send_weights             into shared memory, or with vLLM's transfer into the engines
-engines.confirm_weights         load the weights if they are in shared memory; compare digests
-policy.release_sent_weights     free the transfer buffers and the GPU
-engines.finish_weight_sync      allocate the KV cache; resume requests in flight; compute the log-probs of the probe,
-                                and stop the run if they differ from the policy's
-"""
+"""Send the policy's weights to the engines, and verify that these compute with them (weight_sync/verification.py)."""
 
 from __future__ import annotations
 
@@ -42,8 +30,7 @@ class WeightPublisher:
         """Send the weights as `version` and verify them. Shared GPUs pass from the policy to the engines.
 
         Returns `sync/probe_gap` (mean difference of the probe's log-probs between engine and policy, in nats) and
-        `sync/probe_moved` (mean change of the policy's log-probs since the previous publish). Returns nothing
-        with fake engines, which have no weights to verify.
+        `sync/probe_moved` (mean change of the policy's since the previous publish); {} with fake engines.
 
         Raises:
             WeightSyncError: the engine's weight digests or its log-probs of the probe differ from the policy's.
@@ -51,7 +38,7 @@ class WeightPublisher:
         """
         expected = self.probe.select_text(await self.policy.compute_probe_log_probs(self.probe))
         check_probe_finite(expected, version)
-        await self.engines.prepare_weight_sync(self.pauses_requests)
+        await self.engines.prepare_weight_sync(self.pauses_requests)  # no KV cache yet: the policy holds GPU memory
         update = await self.policy.send_weights(version)
         receipts = await self.engines.confirm_weights(version, update.folder)
         check_weight_receipts(update, receipts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,8 +16,9 @@ from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.setup.plan import Plan
 from alphaapollo.trainer.step.credit import ColumnDtype
+from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
-from alphaapollo.types import Prompt, TrajectoryGroup
+from alphaapollo.types import Prompt
 
 if TYPE_CHECKING:
     from alphaapollo.trainer.step.learn import LearnFunction
@@ -29,16 +29,6 @@ class MetricSource(Protocol):
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call. Called once per iteration."""
-
-
-class PromptSampler(MetricSource, Protocol):
-    """Choice of the prompts to train on (step/curriculum.py). Its state is in `Progress`."""
-
-    def choose_prompts(self, progress: Progress, positions: Sequence[int]) -> list[int]:
-        """Return the index of the prompt at each position in the stream of training prompts."""
-
-    def observe(self, progress: Progress, groups: Sequence[TrajectoryGroup]) -> None:
-        """Update the state with the results of an iteration's groups."""
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""Critic worker, one per training rank of the critic.
+"""Workers of models with a number per token: the critic, one per training rank, and a frozen reward model.
 
     load_batch -> compute_values -> update(columns) -> offload
 
@@ -13,24 +13,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.aggregation import aggregate_token_losses
-from alphaapollo.algorithms.masked import apply_mask
-from alphaapollo.algorithms.value_loss import value_loss
-from alphaapollo.batching.batch import Columns
+from alphaapollo.algorithms.aggregation import aggregate_token_losses, value_loss
+from alphaapollo.algorithms.statistics import apply_mask
+from alphaapollo.batching.batch import Columns, RankBatch
 from alphaapollo.config.resolve import get_attention_kernel
-from alphaapollo.config.schema import Critic, Model
+from alphaapollo.config.schema import Critic, FrozenFsdp, Model
+from alphaapollo.models.load import load_reward_model
 from alphaapollo.models.lora import load_trainable_lm
-from alphaapollo.models.scalar_models import ValueModel
-from alphaapollo.models.sharding import shard_model
-from alphaapollo.models.training.train_state import TrainState
+from alphaapollo.models.scalar_models import ScoreModel, ValueModel
+from alphaapollo.models.sharding import reshard, shard_model
+from alphaapollo.models.training.train_state import TrainState, make_parameter_offloader
+from alphaapollo.workers.companion import SharedPromptCheck
 from alphaapollo.workers.model_worker import (
     MetricSums,
+    ModelWorker,
     TrainingWorker,
     compute_optimizer_metrics,
     compute_token_outputs,
 )
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
 
 class CriticWorker(TrainingWorker):
@@ -64,19 +65,13 @@ class CriticWorker(TrainingWorker):
         self.offload()
 
     def compute_values(self) -> np.ndarray:
-        """Compute the critic's value before each response token. float32 [response tokens]
-
-        Raises ValueError if the first batch shares prompts and the model does not support shared prompts.
-        """
+        """Compute the critic's value before each response token. float32 [response tokens]"""
         self.state.reload()
         self.shared_prompts.begin_update(self.batch)
         return compute_token_outputs(self.model, self.model, self.batch.rows, self.batch.mini_batches, self.builder)
 
     def update(self, columns: Columns[np.ndarray], skip_bad_step: bool = False) -> dict[str, float]:
-        """Train on the loaded batch and return metrics over all ranks.
-
-        The loss is the mean over the sampled tokens of a mini-batch, weighted by `columns.value_weights`.
-        """
+        """Train on the loaded batch, with the mean loss of sampled tokens, and return metrics over all ranks."""
         sums = MetricSums(self.data_group)
         self.state.reload()
         steps = [
@@ -125,3 +120,28 @@ def _normalize_metrics(sums: dict[str, float], num_steps: int) -> dict[str, floa
         "returns/std": max(0.0, variance) ** 0.5,
         "vf_explained_var": 1 - sums["errors_square"] / tokens / max(variance, 1e-12),
     }
+
+
+class RewardModelWorker(ModelWorker):
+    """Worker that computes scores with one rank of a frozen reward model."""
+
+    def __init__(self, model: Model, fsdp: FrozenFsdp, placement: RankPlacement):
+        super().__init__(model, placement)
+        attention = get_attention_kernel(model)
+        root = ScoreModel(load_reward_model(model, attention, self.dtype)).requires_grad_(False)
+        self.model = shard_model(
+            root, lambda: ScoreModel(load_reward_model(model, attention)), self.mesh, self.dtype, fsdp.offload_policy
+        )
+        self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
+        self.offload()
+
+    def compute_scores(self, batch: RankBatch) -> np.ndarray:
+        """Compute the score of each of R token sequences, whose response must be the last token. float32 [R]"""
+        self.parameters.reload()
+        return compute_token_outputs(self.model, self.model, batch.rows, batch.mini_batches, self.builder)
+
+    def offload(self) -> None:
+        """Free GPU memory for other workers: reshard the model and offload the configured tensors."""
+        reshard(self.model)
+        self.parameters.offload()
+        torch.cuda.empty_cache()

@@ -50,35 +50,26 @@ def export_checkpoint(
         ValueError: the model cannot be loaded, the checkpoint belongs to another model, or the outputs differ too much.
         OSError: the output cannot be written.
     """
-    probe, expected = _write_hf_folder_and_run_probe(checkpoint_folder, model, dtype, output_folder, form, kind)
-    rounding = torch.float32 if form == "adapter" else dtype  # adapters stay float32
-    return check_exported_outputs(
-        expected, compute_transformers_outputs(Path(output_folder), kind, probe, model), rounding
-    )
-
-
-@torch.no_grad()
-def _write_hf_folder_and_run_probe(
-    checkpoint_folder: str, model: Model, dtype: torch.dtype, output_folder: str, form: LoraForm, kind: ModelKind
-) -> tuple[list[int], list[float]]:
-    """Write the Hugging Face folder. Returns a few tokens and the checkpoint's outputs on them, to verify it."""
     mesh, *_ = initialize_rank(RankPlacement(0, 1, NO_RENDEZVOUS, "cpu", torch.get_num_threads()))
     try:
-        load = load_trainable_reward_model if kind == "reward model" else load_trainable_lm
-        loaded, wrap = load(model, "padded", torch.float32, seed=0), WRAPS[kind]
-        root = wrap(loaded)
-        shard_model(root, lambda: wrap(load(model, "padded", None, seed=0)), mesh, torch.float32, offload_policy=False)
-        load_snapshot(checkpoint_folder, root, optimizers=())
-        if isinstance(root, ValueModel):
-            export_critic(output_folder, root, model, dtype)
-        else:
-            export_model(output_folder, loaded, model, dtype, form)
-        config = loaded.config.get_text_config()
-        tokens = make_probe_tokens(config.vocab_size, config.pad_token_id)
-        probe = replace_placeholder_ids(np.array(tokens), find_placeholder_ids(loaded.config)).tolist()
-        builder = MicroBatchBuilder(padded=True, device=torch.device("cpu"))
-        micro = builder.build(make_rows([np.array(probe)], [1]), [0])  # the response is all tokens except the first
-        values = root(micro, 1.0).logprobs if isinstance(root, PolicyModel) else root(micro)
-        return probe, [float(value) for value in values]
+        with torch.no_grad():
+            load = load_trainable_reward_model if kind == "reward model" else load_trainable_lm
+            loaded, wrap = load(model, "padded", torch.float32, seed=0), WRAPS[kind]
+            root, empty = wrap(loaded), partial(load, model, "padded", None, seed=0)
+            shard_model(root, lambda: wrap(empty()), mesh, torch.float32, offload_policy=False)
+            load_snapshot(checkpoint_folder, root, optimizers=())
+            if isinstance(root, ValueModel):
+                export_critic(output_folder, root, model, dtype)
+            else:
+                export_model(output_folder, loaded, model, dtype, form)
+            config = loaded.config.get_text_config()
+            tokens = np.array(make_probe_tokens(config.vocab_size, config.pad_token_id))
+            tokens = replace_placeholder_ids(tokens, find_placeholder_ids(loaded.config))
+            builder = MicroBatchBuilder(padded=True, device=torch.device("cpu"))
+            micro = builder.build(make_rows([tokens], [1]), [0])  # the response is all tokens except the first
+            expected = (root(micro, 1.0).logprobs if isinstance(root, PolicyModel) else root(micro)).tolist()
     finally:
         shut_down_rank()
+    del loaded, root  # their memory is needed for the exported model
+    found = compute_transformers_outputs(Path(output_folder), kind, tokens.tolist(), model)
+    return check_exported_outputs(expected, found, torch.float32 if form == "adapter" else dtype)

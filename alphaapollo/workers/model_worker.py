@@ -81,13 +81,8 @@ def compute_token_outputs(
     mini_batches: Iterable[MiniBatch],
     builder: MicroBatchBuilder,
 ) -> np.ndarray:
-    """Compute one number per response token of the rows in `mini_batches`, and 0 for tokens of other rows.
-
-    Returns float32 [response tokens of all rows], and reshards the model afterwards.
-
-    Args:
-        compute_outputs: forward pass that returns one number per response token of a micro-batch.
-    """
+    """Compute one number per response token of the rows in `mini_batches`, and 0 for tokens of other rows. Returns
+    float32 [response tokens of all rows], and reshards the model. compute_outputs: forward pass of a micro-batch."""
     parts: TokenParts = []
     for mini_batch in mini_batches:
         for row_indices in mini_batch.micro_batches:
@@ -160,10 +155,8 @@ class TrainingWorker(ModelWorker):
     def run_step(
         self, rows: Rows, mini_batch: MiniBatch, compute_loss: Callable[[list[int]], Tensor], skip_bad_step: bool
     ) -> OptimizerStep:
-        """Run forward and backward passes over the micro-batches of a mini-batch, and an optimizer step.
-
-        compute_loss: computes this rank's share of the loss of the rows with some indices.
-        """
+        """Run forward and backward passes over the micro-batches of a mini-batch, and an optimizer step. compute_loss:
+        computes this rank's share of the loss of some rows."""
         if self.balancer:
             self.balancer.begin_step(rows, mini_batch.row_indices)
         for row_indices in self.state.iterate_micro_batches(mini_batch.micro_batches):
@@ -179,10 +172,8 @@ class TrainingWorker(ModelWorker):
         torch.cuda.empty_cache()  # for other processes; does nothing on a CPU
 
     def save(self, checkpoint_folder: str) -> None:
-        """Start to write a checkpoint. Raises FloatingPointError if the weights are not finite.
-
-        An OSError, e.g. if the disk is full, is raised by the future (`get_save_future`) if a thread writes, else here.
-        """
+        """Start to write a checkpoint. Raises FloatingPointError if the weights are not finite, OSError if it cannot be
+        written; in the background, `get_save_future` raises it."""
         self.writer.start([self.state.snapshot(checkpoint_folder)])
 
     def get_save_future(self) -> Future[float]:

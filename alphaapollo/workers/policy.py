@@ -28,7 +28,14 @@ from alphaapollo.models.sharding import reshard
 from alphaapollo.models.training.train_state import OptimizerStep, TrainState
 from alphaapollo.types import ImageInput, WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
-from alphaapollo.workers.companion import REFERENCE, Companion, FrozenReference, MfuMeter, ReferenceModel
+from alphaapollo.workers.companion import (
+    REFERENCE,
+    Companion,
+    FrozenReference,
+    MfuMeter,
+    ReferenceModel,
+    SharedPromptCheck,
+)
 from alphaapollo.workers.model_worker import (
     MetricSums,
     TokenParts,
@@ -39,8 +46,7 @@ from alphaapollo.workers.model_worker import (
 )
 from alphaapollo.workers.policy_objective import build_objective_inputs, compute_policy_objective, normalize_metrics
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
-from alphaapollo.workers.teacher import FrozenTeacher, MovingAverageTeacher, TeacherGroup
+from alphaapollo.workers.teacher import load_teacher
 
 
 @dataclass(frozen=True)
@@ -80,12 +86,13 @@ class PolicyWorker(TrainingWorker):
         self.sample_logprobs = self.policy.make_logprobs_function(self.temperature)
         self.shared_prompts = SharedPromptCheck(self.policy, self.sample_logprobs, self.builder, self.dtype)
         self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", "actor_rollout_ref.actor.optim")
-        self.companions: list[Companion] = [self.shared_prompts, MfuMeter(self.policy, placement)]
+        self.companions: list[Companion] = [self.shared_prompts, MfuMeter(self)]
         self.offload()  # while the companions are loaded
         if setup.teacher.divergence:
-            self.companions.append(self.load_teacher(setup.teacher, setup.teacher_models))
+            self.companions.append(load_teacher(self, setup.teacher, setup.teacher_models))
         if setup.needs_reference:
-            self.companions.append(self._load_reference(setup.ref))
+            reference = ReferenceModel(self) if model.lora_rank else FrozenReference(self, setup.ref.fsdp_config)
+            self.companions.append(reference)
         self.last_old_logprobs: np.ndarray | None = None
         self.offload()
 
@@ -94,10 +101,8 @@ class PolicyWorker(TrainingWorker):
         return next((one for one in self.companions if one.role == role), None)
 
     def compute_log_probs(self, role: str = "policy") -> np.ndarray:
-        """Compute log-probs of the response tokens at the rollout temperature. float32 [response tokens]
-
-        role: "policy", or that of a companion with a model, e.g. "reference".
-        """
+        """Compute log-probs of the response tokens at the rollout temperature. float32 [response tokens]. role: that of
+        a companion with a model, e.g. "reference", or "policy"."""
         if role != "policy":
             column: np.ndarray = self.find(role).compute_log_probs(self.batch)
             return column
@@ -198,10 +203,7 @@ class PolicyWorker(TrainingWorker):
 
     @torch.no_grad()
     def compute_probe_log_probs(self, token_ids: list[int], images: tuple[ImageInput, ...] = ()) -> list[float]:
-        """Compute log-probs (temperature 1) of all tokens but the first, to verify engines. Then offload the policy.
-
-        images: images whose placeholders are in `token_ids`, in order.
-        """
+        """Compute log-probs (temperature 1) of all tokens but the first, to verify engines. Then offload the policy."""
         self.state.reload()
         rows = make_rows([np.array(token_ids)], [1], images=[images])
         logprobs = self.policy(self.builder.build(rows, [0]), 1.0).logprobs.tolist()
@@ -227,29 +229,6 @@ class PolicyWorker(TrainingWorker):
         for companion in self.companions:
             companion.load(checkpoint_folder)
         self.offload()
-
-    def load_teacher(self, teacher: Teacher, models: Mapping[str, Model]) -> TeacherGroup | MovingAverageTeacher:
-        """Load the teachers on the ranks, `models` by configuration key, or a self-teacher."""
-        fsdp = self.actor.fsdp_config
-        if teacher.uses_self_teacher:
-            return MovingAverageTeacher(teacher, self.policy, self.config, fsdp, self.mesh, self.builder, self.seed)
-        vocabulary = self.policy.model.get_output_embeddings().weight.shape[0]
-        loaded = {
-            key: FrozenTeacher(models[key], one.fsdp_config, self.mesh, self.builder, self.temperature, vocabulary)
-            for key, one in teacher.local_models.items()
-        }
-        checks = [self.shared_prompts, *(one.shared_prompts for one in loaded.values())]
-        self.shared_prompts.unsupported_reason = next(
-            filter(None, (check.unsupported_reason for check in checks)), None
-        )
-        return TeacherGroup(teacher, loaded)
-
-    def _load_reference(self, ref: Reference) -> ReferenceModel:
-        settings = self.policy, self.state, self.builder, self.temperature
-        if self.config.lora_rank:
-            return ReferenceModel(*settings)
-        model = load_policy(self.config, self.mesh, self.dtype, ref.fsdp_config.offload_policy)
-        return FrozenReference(model, *settings, ref.fsdp_config.param_offload)
 
     def _compute_log_probs(self, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
         """Compute log-probs of the rows in `mini_batches`, and 0 for other rows. float32 [response tokens]"""

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses
-from alphaapollo.algorithms.correction import off_policy_sequence_mask, rollout_correction_weights
-from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
 from alphaapollo.algorithms.kl import kl_penalty, unbiased_kl
-from alphaapollo.algorithms.masked import apply_mask, log_ratio, row_mean
+from alphaapollo.algorithms.mismatch import off_policy_sequence_mask, rollout_correction_weights
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
+from alphaapollo.algorithms.statistics import JoinedTrajectories, apply_mask, log_ratio, row_mean
 from alphaapollo.config.schema import Actor, RolloutCorrection
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch
@@ -56,20 +55,17 @@ def build_objective_inputs(micro: MicroBatch, stats: TokenStats, old_logprobs: T
     mask, loss_weights, sequence_weights = micro.to_matrix(micro.mask), columns.loss_weights, columns.sequence_weights
     assert loss_weights is not None and sequence_weights is not None
     divergence_weights = loss_weights if columns.divergence_weights is None else columns.divergence_weights
+    weights = {
+        "loss_weights": loss_weights,
+        "sequence_weights": sequence_weights,
+        "divergence_weights": divergence_weights,
+    }
     if columns.trajectory_ids is not None:  # concatenate the rows of each trajectory
         joined = JoinedTrajectories.from_mask(mask, columns.trajectory_ids)
         matrices = {name: joined.join(matrix) for name, matrix in matrices.items()}
         mask = joined.mask
-        loss_weights = joined.rows_by_trajectory.take_value_per_group(loss_weights)
-        sequence_weights = joined.rows_by_trajectory.take_value_per_group(sequence_weights)
-        divergence_weights = joined.rows_by_trajectory.take_value_per_group(divergence_weights)
-    return ObjectiveInputs(
-        mask=mask,
-        loss_weights=loss_weights,
-        sequence_weights=sequence_weights,
-        divergence_weights=divergence_weights,
-        **matrices,
-    )
+        weights = {name: joined.rows_by_trajectory.take_value_per_group(one) for name, one in weights.items()}
+    return ObjectiveInputs(mask=mask, **weights, **matrices)
 
 
 def compute_policy_objective(

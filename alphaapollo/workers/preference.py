@@ -1,4 +1,5 @@
-"""Preference training worker, for pairs of answers (DPO and others) or single labelled answers (KTO).
+"""Workers that train with preferences: pairs of answers (DPO and others) or single labelled answers (KTO), and reward
+models.
 
     compute_loss_denominators [KTO: KL on answers to other prompts] -> for each micro-batch: answer log-probs -> loss
 
@@ -13,18 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
+from alphaapollo.algorithms.preference_losses import AnswerBatch, bradley_terry, get_preference_loss
 from alphaapollo.batching.batch import RankBatch
 from alphaapollo.batching.preference_batch import PreferenceBatch
-from alphaapollo.config.schema import DpoConfig
-from alphaapollo.models.lora import is_adapter_parameter
+from alphaapollo.config.resolve import get_attention_kernel
+from alphaapollo.config.schema import DpoConfig, RmConfig
+from alphaapollo.models.lora import is_adapter_parameter, load_trainable_reward_model
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.models.sharding import local_tensor, reshard
+from alphaapollo.models.scalar_models import ScoreModel
+from alphaapollo.models.sharding import local_tensor, reshard, shard_model
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.digest import compute_joint_digest
+from alphaapollo.workers.companion import FINETUNING_KEY, SharedPromptCheck
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
-from alphaapollo.workers.shared_prompt_check import FINETUNING_KEY, SharedPromptCheck
 
 
 class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
@@ -129,3 +132,43 @@ def count_correct_by_source(batch: PreferenceBatch, row_indices: list[int], corr
     for index, name in enumerate(batch.source_names):
         sums |= {f"{name}/compared": (sources == index).sum(), f"{name}/right": correct[sources == index].sum()}
     return sums
+
+
+class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
+    """Worker that trains one rank of a reward model. The score of an answer is read at its last token."""
+
+    tuning: RmConfig
+    model: ScoreModel
+
+    def load_model(self) -> None:
+        """Load and shard the model: a sequence classifier of transformers with one label."""
+        settings = self.config, get_attention_kernel(self.config)
+        seed, offload = self.tuning.trainer.seed, self.tuning.fsdp_config.offload_policy
+
+        def load_weights() -> ScoreModel:
+            return ScoreModel(load_trainable_reward_model(*settings, None, seed))
+
+        self.hf_model = load_trainable_reward_model(*settings, self.dtype, seed)
+        self.model = shard_model(ScoreModel(self.hf_model), load_weights, self.mesh, self.dtype, offload)
+        self.centring = self.tuning.bradley_terry.centring_coef
+        self.shared_prompts = SharedPromptCheck(self.model, self.model, self.builder, self.dtype, FINETUNING_KEY)
+
+    def compute_loss_denominators(self, batch: PreferenceBatch) -> dict[str, Tensor]:
+        return {"compared": torch.tensor(len(batch.rows) // 2), "tokens": torch.tensor(int(batch.rows.lengths.sum()))}
+
+    def compute_loss(
+        self, batch: PreferenceBatch, row_indices: list[int], counts: Mapping[str, float]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self.shared_prompts.begin_update(batch)
+        micro = self.builder.build(batch.rows, row_indices)
+        scores = micro.drop_dummy_row(self.model(micro))
+        margins = torch.from_numpy(batch.margins[row_indices[::2]]).to(self.device)
+        chosen, rejected = scores[0::2].double(), scores[1::2].double()
+        losses = bradley_terry(chosen, rejected, margins, self.centring)
+        sums = {
+            "loss": losses.sum(),
+            "score_chosen": chosen.sum(),
+            "score_rejected": rejected.sum(),
+            "score_square": scores.double().square().sum(),
+        }
+        return losses.sum() / counts["compared"], sums | count_correct_by_source(batch, row_indices, chosen > rejected)

@@ -6,69 +6,65 @@ A self-teacher is a moving average of the policy's weights, which reads a longer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_token_losses
-from alphaapollo.algorithms.divergence import TEACHER_SHARES, make_divergence, truncated_ratios, update_moving_average
+from alphaapollo.algorithms.kl import Divergence, truncated_ratios, update_moving_average
 from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
-from alphaapollo.config.schema import Actor, FrozenFsdp, Model, RoleFsdp, Teacher
-from alphaapollo.models.checkpoint import CheckpointSnapshot, load_snapshot, take_snapshot
+from alphaapollo.config.schema import Actor, FrozenFsdp, Model, Teacher
+from alphaapollo.config.schema.reward import TEACHER_SHARES
 from alphaapollo.models.lm_head import DivergenceTarget, LmHeadInput, TokenStats, TopTokens, WeightedModel
-from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
-from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf, load_policy
+from alphaapollo.models.micro_batch import MicroBatch
+from alphaapollo.models.policy import check_forward_vs_hf, load_policy
 from alphaapollo.models.sharding import ModelMesh, local_tensor, reshard
-from alphaapollo.models.training.train_state import make_parameter_offloader
 from alphaapollo.models.ulysses import gather_token_values
-from alphaapollo.workers.companion import Companion
+from alphaapollo.workers.companion import Companion, FrozenModel, SharedPromptCheck
 from alphaapollo.workers.model_worker import compute_token_outputs
 from alphaapollo.workers.policy_objective import ObjectiveInputs
-from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
+
+if TYPE_CHECKING:
+    from alphaapollo.workers.policy import PolicyWorker
 
 TEACHER = "teacher"  # role, and folder of a self-teacher in the policy's checkpoint
 
 
-class FrozenTeacher:
+def make_divergence(teacher: Teacher) -> Divergence:
+    """Create the Divergence that the config section `teacher` selects. Not for divergence=sampled."""
+    assert teacher.divergence is not None and teacher.divergence != "sampled"
+    return Divergence(teacher.divergence, teacher.beta)
+
+
+class FrozenTeacher(FrozenModel):
     """One rank of the teacher model. All methods are collectives, called while the policy uses the GPU.
 
-    Args:
-        model: model section after `resolve_model`, with the teacher's path and the policy's dtype and attention.
-        temperature: temperature of the rollouts.
-        vocabulary_size: output size of the policy's head, which must not exceed that of the teacher's head.
+    model: model section after `resolve_model`, with the teacher's path and the policy's dtype and attention.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        fsdp: FrozenFsdp,
-        mesh: ModelMesh,
-        builder: MicroBatchBuilder,
-        temperature: float,
-        vocabulary_size: int,
-    ):
-        self.builder, self.vocabulary = builder, vocabulary_size
-        dtype: torch.dtype = getattr(torch, model.dtype)
-        self.model = load_policy(model, ModelMesh(mesh.dense), dtype, fsdp.offload_policy)
-        check_forward_vs_hf(self.model, builder, dtype)
-        self.compute_logprobs = self.model.make_logprobs_function(temperature)
-        self.shared_prompts = SharedPromptCheck(self.model, self.compute_logprobs, builder, dtype)
-        self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
-        self.offload()
+    def __init__(self, worker: PolicyWorker, model: Model, fsdp: FrozenFsdp):
+        self.builder, dtype = worker.builder, worker.dtype
+        self.vocabulary = worker.policy.model.get_output_embeddings().weight.shape[0]  # at most the teacher's
+        loaded = load_policy(model, ModelMesh(worker.mesh.dense), dtype, fsdp.offload_policy)
+        check_forward_vs_hf(loaded, self.builder, dtype)
+        self.compute_logprobs = loaded.make_logprobs_function(worker.temperature)
+        self.shared_prompts = SharedPromptCheck(loaded, self.compute_logprobs, self.builder, dtype)
+        super().__init__(loaded, fsdp.param_offload)
 
-    def compute_log_probs(self, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
+    def compute_log_probs_of_rows(self, batch: RankBatch, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
         """Compute log-probs of the response tokens of the rows in `mini_batches`, and 0 for other rows. Then offload
         the teacher. float32 [response tokens]"""
-        self.reload_and_check_batch(batch)
+        self.begin_update(batch)
         column = compute_token_outputs(self.model, self.compute_logprobs, batch.rows, mini_batches, self.builder)
         self.offload()
         return column
 
-    def reload_and_check_batch(self, batch: RankBatch) -> None:
+    def begin_update(self, batch: RankBatch) -> None:
         """Reload the parameters, and check that the teacher supports the shared prompts of the batch."""
         self.parameters.reload()
         self.shared_prompts.begin_update(batch)
@@ -96,11 +92,6 @@ class FrozenTeacher:
         states = hidden.states.new_zeros(len(micro.targets), hidden.states.shape[1])
         states[torch.from_numpy(tokens).to(states.device)] = own.drop_dummy_row(hidden.states)
         return replace(hidden, states=states)
-
-    def offload(self) -> None:
-        """Free GPU memory: reshard the model and offload the configured tensors."""
-        reshard(self.model)
-        self.parameters.offload()
 
 
 def compute_distillation_loss(inputs: ObjectiveInputs, teacher: Teacher) -> Tensor:
@@ -135,12 +126,12 @@ class TeacherGroup(Companion):
                 MiniBatch([[row for row in micro if weights[row]] for micro in mini_batch.micro_batches])
                 for mini_batch in batch.mini_batches
             ]
-            total = total + np.repeat(weights, rows.response_lengths) * model.compute_log_probs(batch, used)
+            total = total + np.repeat(weights, rows.response_lengths) * model.compute_log_probs_of_rows(batch, used)
         return total
 
     def begin_update(self, batch: RankBatch) -> None:
         for model in self.models.values() if self.teacher.uses_full_vocabulary else ():
-            model.reload_and_check_batch(batch)
+            model.begin_update(batch)
 
     def make_divergence_target(
         self, batch: RankBatch, row_indices: list[int], micro: MicroBatch, actor: Actor
@@ -193,36 +184,23 @@ def sum_distillation_metrics(stats: TokenStats, mask: Tensor) -> dict[str, Tenso
     return sums | {"distilled_tokens": mask.sum()}
 
 
-class MovingAverageTeacher(Companion):
+class MovingAverageTeacher(FrozenModel):
     """One rank of a self-teacher, a moving average of the policy.
 
     It is loaded and sharded like the policy, so its weights are float32 and, with LoRA, it has adapters.
-
-    Args:
-        model, fsdp, seed: those of the policy.
     """
 
     role = TEACHER
 
-    def __init__(
-        self,
-        teacher: Teacher,
-        policy: PolicyModel,
-        model: Model,
-        fsdp: RoleFsdp,
-        mesh: ModelMesh,
-        builder: MicroBatchBuilder,
-        seed: int,
-    ):
-        self.teacher, self.policy, self.builder = teacher, policy, builder
-        self.model = load_policy(model, mesh, getattr(torch, model.dtype), fsdp.offload_policy, seed)
-        self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
-        self.offload()
+    def __init__(self, worker: PolicyWorker, teacher: Teacher):
+        self.teacher, self.worker, fsdp = teacher, worker, worker.actor.fsdp_config
+        loaded = load_policy(worker.config, worker.mesh, worker.dtype, fsdp.offload_policy, worker.seed)
+        super().__init__(loaded, fsdp.param_offload)
 
     def make_divergence_target(
         self, batch: RankBatch, row_indices: list[int], micro: MicroBatch, actor: Actor
     ) -> DivergenceTarget:
-        longer = self.builder.build(batch.rows.rows_with_longer_prompts, row_indices)
+        longer = self.worker.builder.build(batch.rows.rows_with_longer_prompts, row_indices)
         self.parameters.reload()
         hidden = self.model.compute_lm_head_input(longer)
         if (sequence := micro.sequence) is not None:  # a longer prompt moves tokens to other ranks
@@ -246,22 +224,22 @@ class MovingAverageTeacher(Companion):
         """Move the weights towards the policy's: teacher = (1 - rate) teacher + rate policy."""
         self.parameters.reload()
         reshard(self.model)  # the gathered copies of the weights become invalid
-        for own, trained in zip(self.model.parameters(), self.policy.parameters(), strict=True):
+        for own, trained in zip(self.model.parameters(), self.worker.policy.parameters(), strict=True):
             if own.requires_grad:
                 update_moving_average(local_tensor(own), local_tensor(trained), rate)
 
-    def snapshot(self, checkpoint_folder: str) -> list[CheckpointSnapshot]:
-        self.parameters.reload()
-        return [take_snapshot(f"{checkpoint_folder}/{TEACHER}", self.model, (), {})]
-
     def load(self, checkpoint_folder: str) -> None:
         """Load the weights, or copy those of the policy if the run that saved the checkpoint had no self-teacher."""
-        self.parameters.reload()
-        if Path(checkpoint_folder, TEACHER).is_dir():
-            load_snapshot(f"{checkpoint_folder}/{TEACHER}", self.model, ())
-        else:
+        super().load(checkpoint_folder)
+        if not Path(checkpoint_folder, TEACHER).is_dir():
             self._follow(1.0)
 
-    def offload(self) -> None:
-        reshard(self.model)
-        self.parameters.offload()
+
+def load_teacher(worker: PolicyWorker, teacher: Teacher, models: Mapping[str, Model]) -> Companion:
+    """Load the teachers on the ranks, `models` by configuration key, or a self-teacher."""
+    if teacher.uses_self_teacher:
+        return MovingAverageTeacher(worker, teacher)
+    loaded = {key: FrozenTeacher(worker, models[key], one.fsdp_config) for key, one in teacher.local_models.items()}
+    checks = [worker.shared_prompts, *(one.shared_prompts for one in loaded.values())]
+    worker.shared_prompts.unsupported_reason = next(filter(None, (check.unsupported_reason for check in checks)), None)
+    return TeacherGroup(teacher, loaded)

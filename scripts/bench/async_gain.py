@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/bench/async_gain.py
 
-Runs the real loops (trainer/loop.py, loop_async.py) with real episodes on the fake engine, in alternation in one
+Runs the real loops (trainer/loop.py) with real episodes on the fake engine, in alternation in one
 process. The engine has a fixed number of slots and a constant time per token; an update takes a fixed time. The gain
 is therefore only that of shorter waits. A real engine gains less, because it decodes few responses faster than many.
 Lengths are log-normal, cut at 16 times their median; sigma sets the length of the tail. The last line is a JSON
@@ -27,10 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 
-from alphaapollo.config.schema import Config, Env  # noqa: E402
+from alphaapollo.config.schema import Config, Data, Env  # noqa: E402
 from alphaapollo.controller.handles import EngineGroup  # noqa: E402
 from alphaapollo.controller.ranks import LocalRanks  # noqa: E402
-from alphaapollo.data.stream import PromptStream  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
 from alphaapollo.launch.session import BackgroundCheckpointWriter  # noqa: E402
 from alphaapollo.observability.console import Console  # noqa: E402
@@ -41,10 +40,10 @@ from alphaapollo.rollout.episode import (  # noqa: E402
     run_group,
 )
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder  # noqa: E402
-from alphaapollo.trainer import loop, loop_async  # noqa: E402
+from alphaapollo.trainer import loop  # noqa: E402
 from alphaapollo.trainer.progress import Progress, TrainingGoal  # noqa: E402
 from alphaapollo.trainer.publish import WeightPublisher  # noqa: E402
-from alphaapollo.trainer.step.curriculum import StreamSampler  # noqa: E402
+from alphaapollo.trainer.step.curriculum import PromptSampler  # noqa: E402
 from alphaapollo.trainer.step.learn import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightUpdate  # noqa: E402
 from alphaapollo.weight_sync.verification import Probe  # noqa: E402
@@ -148,7 +147,7 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
         workers=workers,
         weights=WeightPublisher(policy, engines, Probe([1, 2]), 1.0, pauses_requests=mode is not None),
         prompts=[Prompt(index, "bench", f"question {index}") for index in range(4096)],
-        sampler=StreamSampler(PromptStream(4096, seed=0, shuffle=True)),
+        sampler=PromptSampler(range(4096), Data(seed=0)),  # type: ignore[arg-type]
         learn=learn,
         metric_sources=[],
         goal=TrainingGoal(args.iterations),
@@ -175,7 +174,7 @@ def measure(args: argparse.Namespace, sigma: float, mode: str | None, staleness:
     """Return samples per second over all iterations and the mean staleness of the trained tokens."""
     run = make_run(args, sigma, mode, staleness)
     start = time.perf_counter()
-    asyncio.run(loop_async.train_async(run) if mode else loop.train(run))
+    asyncio.run(loop.train_async(run) if mode else loop.train(run))
     seconds = time.perf_counter() - start
     stale = [line.get("staleness/mean", 0.0) for line in run.tracker.lines]
     return args.iterations * args.prompts * args.group / seconds, sum(stale) / len(stale)

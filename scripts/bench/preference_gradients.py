@@ -119,9 +119,8 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     from alphaapollo.data.preference_examples import load_labelled_answers, load_pairs
     from alphaapollo.data.rendering import Renderer, load_tokenizer
     from alphaapollo.finetuning.dpo import assign_reference_logps
-    from alphaapollo.workers.preference import PreferenceWorker
+    from alphaapollo.workers.preference import PreferenceWorker, RewardTrainingWorker
     from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
-    from alphaapollo.workers.reward_model import RewardTrainingWorker
 
     def worker(path: str, keys: dict[str, Any]) -> PreferenceWorker:
         config = DpoConfig(model={"path": path, "attention": "sdpa"}, preference=keys)

@@ -20,14 +20,14 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.rollout_log import RolloutLog
-from alphaapollo.trainer import loop, loop_async
+from alphaapollo.trainer import loop
 from alphaapollo.trainer.lifecycle import tune_gc_and_huge_pages
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.plan import make_plan
-from alphaapollo.trainer.step.curriculum import make_prompt_sampler
+from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.types import Prompt
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_FLOAT32, Probe
@@ -118,7 +118,7 @@ class Cluster:
             prompts=prompts,
             val_prompts=[],
             goal=TrainingGoal(steps),
-            sampler=make_prompt_sampler(prompts, config.data, 0),
+            sampler=PromptSampler(prompts, config.data, 0),
             learn=learn,
             metric_sources=[],
             progress=Progress(),
@@ -134,11 +134,11 @@ class Cluster:
     def run(self, profile: cProfile.Profile | None = None) -> list[SimulatedStep]:
         """Run all iterations, with the loop's timers on the simulated clock."""
         torch.set_num_threads(1)
-        modules: list[Any] = [loop, loop_async]
+        modules: list[Any] = [loop]
         own = [module.Timer for module in modules]
         for module in modules:
             module.Timer = self._timer
-        train = loop_async.train_async if self._run.config.trainer.async_mode else loop.train
+        train = loop.train_async if self._run.config.trainer.async_mode else loop.train
         try:
             if profile:
                 profile.enable()

@@ -12,19 +12,17 @@ from torch import Tensor
 
 from alphaapollo.algorithms import kl, reward_shaping
 from alphaapollo.algorithms.advantages.gae import gae as gae_advantages
-from alphaapollo.algorithms.advantages.gdpo import gdpo_sum
+from alphaapollo.algorithms.advantages.gae import reinforce_pp_baseline as sequence_baseline
+from alphaapollo.algorithms.advantages.gae import remax as remax_advantages
+from alphaapollo.algorithms.advantages.grpo import gdpo_sum, gpg_alpha
 from alphaapollo.algorithms.advantages.grpo import gpg as gpg_advantages
-from alphaapollo.algorithms.advantages.grpo import gpg_alpha
 from alphaapollo.algorithms.advantages.grpo import grpo as grpo_advantages
 from alphaapollo.algorithms.advantages.grpo import magistral as magistral_advantages
 from alphaapollo.algorithms.advantages.grpo import opo as opo_advantages
+from alphaapollo.algorithms.advantages.grpo import passk_analytic as passk_analytic_advantages
+from alphaapollo.algorithms.advantages.grpo import passk_leave_one_out as passk_leave_one_out_advantages
 from alphaapollo.algorithms.advantages.grpo import rloo as rloo_advantages
-from alphaapollo.algorithms.advantages.passk import passk_analytic as passk_analytic_advantages
-from alphaapollo.algorithms.advantages.passk import passk_leave_one_out as passk_leave_one_out_advantages
-from alphaapollo.algorithms.advantages.reinforce_pp import reinforce_pp_baseline as sequence_baseline
-from alphaapollo.algorithms.advantages.reinforce_pp import remax as remax_advantages
-from alphaapollo.algorithms.group_statistics import center_in_groups, has_variance
-from alphaapollo.algorithms.masked import reward_to_go, standardize, whiten
+from alphaapollo.algorithms.statistics import center_in_groups, has_variance, reward_to_go, standardize, whiten
 from alphaapollo.trainer.step.training_batch import place_rewards
 from tests.builders import make_trajectory, make_turn
 from tests.golden.common import OffMask, Results, groups_of, off_mask_rewards, on_tokens

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_token_losses as weighted_sum
 from alphaapollo.algorithms.aggregation import row_weights
-from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.masked import apply_mask, move_rewards_to_actions
+from alphaapollo.algorithms.statistics import Groups, apply_mask, move_rewards_to_actions
 from alphaapollo.config.schema import AggregationMode
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
 

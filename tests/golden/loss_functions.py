@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses
-from alphaapollo.algorithms.masked import apply_mask, masked_mean
-from alphaapollo.algorithms.policy_losses import covariance, gspo, ppo
+from alphaapollo.algorithms.aggregation import value_loss as value_loss_per_token
+from alphaapollo.algorithms.policy_losses import gspo, ppo
 from alphaapollo.algorithms.policy_losses.gspo import gmpo_ratio
 from alphaapollo.algorithms.policy_losses.ppo import cispo as cispo_loss
 from alphaapollo.algorithms.policy_losses.ppo import sapo as sapo_loss
-from alphaapollo.algorithms.value_loss import value_loss as value_loss_per_token
+from alphaapollo.algorithms.statistics import apply_mask, masked_mean
 from alphaapollo.config.schema import AggregationMode
 from tests.golden.common import AggKw, Count, Results, aggregated, counted_weights, log_ratio, token_weights
 from tests.golden.other_functions import Kind, kl_loss
@@ -187,9 +187,9 @@ def clip_cov_candidates(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Results:
-    cov = covariance.token_covariance(logp, adv, mask)
+    cov = ppo.token_covariance(logp, adv, mask)
     clipped = ppo.is_clipped(log_ratio(logp, old_logp, mask).exp(), adv, eps_low, eps_high)
-    candidates, count = covariance.find_clip_cov_candidates(cov, clipped, mask, ratio, low, high)
+    candidates, count = ppo.find_clip_cov_candidates(cov, clipped, mask, ratio, low, high)
     return {"candidates": candidates.nonzero().tolist(), "num_selected": count, "cov": cov}
 
 
@@ -224,9 +224,9 @@ def kl_cov(
     agg_kw: AggKw = None,
     logp_sg: Tensor | None = None,
 ) -> Results:
-    cov = covariance.token_covariance(logp if logp_sg is None else logp_sg, adv, mask)
-    selected = covariance.top_covariance_tokens(cov, mask, ratio)
-    loss = covariance.kl_cov(log_ratio(logp, old_logp, mask), adv, selected, coef)
+    cov = ppo.token_covariance(logp if logp_sg is None else logp_sg, adv, mask)
+    selected = ppo.top_covariance_tokens(cov, mask, ratio)
+    loss = ppo.kl_cov(log_ratio(logp, old_logp, mask), adv, selected, coef)
     return {**_policy_term(loss, mask, agg, is_weights, agg_kw), "selected": selected.nonzero().tolist()}
 
 

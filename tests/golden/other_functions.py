@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms import correction, kl
-from alphaapollo.algorithms.divergence import REVERSE
-from alphaapollo.algorithms.masked import MAX_LOG_RATIO, apply_mask, masked_mean, row_mean
+from alphaapollo.algorithms import kl, mismatch
+from alphaapollo.algorithms.kl import REVERSE
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
+from alphaapollo.algorithms.statistics import MAX_LOG_RATIO, apply_mask, masked_mean, row_mean
 from alphaapollo.config.schema import AggregationMode, KLControl, Preference
 from alphaapollo.models.lm_head import DivergenceTarget
 from tests.golden.common import (
@@ -87,8 +87,8 @@ def mismatch_weights(
     train_logp: Tensor,
     rollout_logp: Tensor,
     mask: Tensor,
-    method: correction.Method = "tis",
-    level: correction.Level = "token",
+    method: mismatch.Method = "tis",
+    level: mismatch.Level = "token",
     low: float | None = None,
     high: float | None = 2.0,
     batch_normalise: bool = False,
@@ -97,7 +97,7 @@ def mismatch_weights(
     """`batch_normalise`, which the project does not offer, divides by the mean weight of tokens or non-empty rows."""
     if log_clamp != MAX_LOG_RATIO:
         raise UnsupportedError(f"log_clamp={log_clamp}; the project clamps at {MAX_LOG_RATIO}")
-    weights = correction.rollout_correction_weights(
+    weights = mismatch.rollout_correction_weights(
         train_logp, rollout_logp, mask, method=method, level=level, low=low, high=high
     )
     if not batch_normalise:

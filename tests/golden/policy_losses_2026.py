@@ -16,12 +16,11 @@ from torch import Tensor
 
 from alphaapollo.algorithms import kl
 from alphaapollo.algorithms.advantages.grpo import maxrl as maxrl_advantages
-from alphaapollo.algorithms.correction import off_policy_sequence_mask as sequence_mask
-from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.masked import apply_mask, masked_mean, row_mean
-from alphaapollo.algorithms.policy_losses import dppo as dppo_module
+from alphaapollo.algorithms.mismatch import off_policy_sequence_mask as sequence_mask
 from alphaapollo.algorithms.policy_losses import gspo as vespo_module
 from alphaapollo.algorithms.policy_losses import ppo
+from alphaapollo.algorithms.policy_losses import ppo as ppo_module
+from alphaapollo.algorithms.statistics import Groups, apply_mask, masked_mean, row_mean
 from alphaapollo.config.schema import AggregationMode
 from tests.golden.common import AggKw, Results, aggregated, groups_of, log_ratio, on_tokens
 
@@ -47,13 +46,13 @@ def dppo(
 ) -> Results:
     d, constant = log_ratio(logp, behavior_logp, mask), logp.detach()
     if divergence is None:
-        function = binary_kl(kl_eps) if kind == "binary_kl" else dppo_module.binary_tv
+        function = binary_kl(kl_eps) if kind == "binary_kl" else ppo_module.binary_tv
         divergence = function(constant, behavior_logp)
-    dropped = dppo_module.is_dropped(d, divergence, adv, delta_low, delta_high)
+    dropped = ppo_module.is_dropped(d, divergence, adv, delta_low, delta_high)
     if kind == "symmetric_tv":
         dropped = divergence > delta_high
     cap = math.inf if ratio_cap is None else ratio_cap
-    loss = dppo_module.dppo(logp, d, adv, dropped, cap)
+    loss = ppo_module.dppo(logp, d, adv, dropped, cap)
     if surrogate == "reinforce":
         loss = apply_mask(-d.detach().exp().clamp(max=cap) * adv * logp, ~dropped)
     loss = loss if is_weights is None else loss * is_weights
@@ -75,7 +74,7 @@ def binary_kl(eps: float) -> Callable[[Tensor, Tensor], Tensor]:
         others = behavior_rest * ((behavior_rest + eps).log() - (rest + eps).log())
         return behavior_logp.exp() * (behavior_logp - logp) + others
 
-    return with_eps if eps else dppo_module.binary_kl
+    return with_eps if eps else ppo_module.binary_kl
 
 
 def dppo_topk_divergence(
@@ -92,8 +91,8 @@ def dppo_topk_divergence(
     return {
         "tv": 0.5 * (mu - pi).abs().sum(-1),
         "kl": (torch.xlogy(mu, mu) - torch.xlogy(mu, pi)).sum(-1),
-        "binary_tv": dppo_module.binary_tv(sampled, behavior),
-        "binary_kl": dppo_module.binary_kl(sampled, behavior),
+        "binary_tv": ppo_module.binary_tv(sampled, behavior),
+        "binary_kl": ppo_module.binary_kl(sampled, behavior),
         "full_tv": 0.5 * (full[1].exp() - full[0].exp()).abs().sum(-1),
         "full_kl": (full[1].exp() * (full[1] - full[0])).sum(-1),
     }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.divergence import (
+from alphaapollo.algorithms.kl import (
     Divergence,
-    compute_teacher_advantages,
+    compute_target_advantages,
     truncated_ratios,
     update_moving_average,
 )
-from alphaapollo.algorithms.masked import apply_mask
+from alphaapollo.algorithms.statistics import apply_mask
 from alphaapollo.config.schema import AggregationMode
 from alphaapollo.models.lm_head import DivergenceTarget
 from tests.golden.common import AggKw, Results, aggregated, head_divergence, head_input, log_ratio
@@ -63,7 +63,7 @@ def self_distillation_sampled(
     coef: float = 1.0,
     agg_kw: AggKw = None,
 ) -> Results:
-    advantages = compute_teacher_advantages(logp.detach(), teacher_logp, mask).advantages
+    advantages = compute_target_advantages(logp.detach(), teacher_logp, mask).advantages
     losses = apply_mask(-advantages * logp, mask)
     if old_logp is not None and is_clip is not None:
         losses = losses * truncated_ratios(logp, old_logp, mask, is_clip)
@@ -81,7 +81,7 @@ def ref_kl_policy_gradient(
     agg_kw: AggKw = None,
 ) -> Results:
     """prime-rl's form, which the project does not offer."""
-    advantages = compute_teacher_advantages(logp.detach(), teacher_logp, mask).advantages
+    advantages = compute_target_advantages(logp.detach(), teacher_logp, mask).advantages
     log_ratios = log_ratio(logp, behavior_logp, mask)
     keep = apply_mask((logp.detach().exp() - behavior_logp.exp() >= -delta_low).to(logp.dtype), mask)
     losses = apply_mask(-keep * advantages * log_ratios.exp() + kl_tau * log_ratios.square(), mask)

@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.correction import rollout_correction_weights
-from alphaapollo.algorithms.divergence import REVERSE, compute_teacher_advantages
-from alphaapollo.algorithms.masked import apply_mask
+from alphaapollo.algorithms.kl import REVERSE, compute_target_advantages
+from alphaapollo.algorithms.mismatch import rollout_correction_weights
 from alphaapollo.algorithms.policy_losses.ppo import policy_gradient
+from alphaapollo.algorithms.statistics import apply_mask
 from alphaapollo.config.schema import AggregationMode
 from alphaapollo.models.lm_head import DivergenceTarget, WeightedModel
 from tests.golden.common import AggKw, Results, aggregated, head_divergence, head_input
@@ -49,7 +49,7 @@ def mopd(
         mixed = (teacher_logps + shares.log()).logsumexp(dim=0)
     else:
         mixed = logp.detach() + (shares * (teacher_logps - logp.detach())).sum(dim=0)  # for rounded weights
-    advantage = compute_teacher_advantages(logp.detach(), mixed, mask).advantages
+    advantage = compute_target_advantages(logp.detach(), mixed, mask).advantages
     if orm_adv is not None:
         advantage = apply_mask(advantage + alpha * orm_adv.reshape(len(mask), -1), mask)
     method: Literal["mask", "tis"] = "mask" if truncate == "drop" else "tis"

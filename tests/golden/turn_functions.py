@@ -18,8 +18,7 @@ from alphaapollo.algorithms.advantages import Turns
 from alphaapollo.algorithms.advantages.grpo import rloo
 from alphaapollo.algorithms.advantages.turns import turn_gae as turn_gae_advantages
 from alphaapollo.algorithms.advantages.turns import turn_group
-from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.masked import reward_to_go
+from alphaapollo.algorithms.statistics import Groups, reward_to_go
 from tests.golden.common import OffMask, Results, groups_of, off_mask_rewards
 
 Method = Literal["per_turn_sum", "per_turn_sum_loo", "return_alive", "return_all", "trajectory"]

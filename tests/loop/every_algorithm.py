@@ -32,7 +32,7 @@ from alphaapollo.trainer.lifecycle import make_training_run, prepare_run
 from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.setup.plan import make_worker_specs
-from alphaapollo.workers.teacher import MovingAverageTeacher
+from alphaapollo.workers.teacher import MovingAverageTeacher, load_teacher
 from examples.quickstart.make_task import make_model, make_tokenizer
 
 ALONE = ("gae", "turn_gae", "remax", "reinforce_plus_plus", "none")
@@ -119,7 +119,7 @@ def use(worker: Any, actor: Actor, correction: RolloutCorrection, teacher: Teach
     worker.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     worker.find("teacher").teacher = NO_TEACHER if teacher.uses_self_teacher else teacher
     worker.companions = [one for one in worker.companions if not isinstance(one, MovingAverageTeacher)]
-    worker.companions += [worker.load_teacher(teacher, {})] if teacher.uses_self_teacher else []
+    worker.companions += [load_teacher(worker, teacher, {})] if teacher.uses_self_teacher else []
 
 
 def use_self_teacher(worker: Any, teacher: Teacher) -> None:

@@ -27,8 +27,7 @@ from alphaapollo.types import Sampling, SamplingRequest
 from alphaapollo.workers.builders import make_teacher_model_sections
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.finetuning_worker import SftWorker
-from alphaapollo.workers.preference import PreferenceWorker
-from alphaapollo.workers.reward_model import RewardTrainingWorker
+from alphaapollo.workers.preference import PreferenceWorker, RewardTrainingWorker
 from tests.simulated_gpu.fake_cuda import FakeGpu
 from tests.simulated_gpu.workers import (
     Recorder,

@@ -25,8 +25,8 @@ from alphaapollo.models import load, sharding
 from alphaapollo.models.export import gather_parameters
 from alphaapollo.models.training import train_state
 from alphaapollo.types import Row
-from alphaapollo.weight_sync.transport import make_buckets, prefetch_buckets
 from alphaapollo.weight_sync.digest import compute_joint_digest
+from alphaapollo.weight_sync.transport import make_buckets, prefetch_buckets
 from alphaapollo.workers import model_worker, process_group
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement

@@ -1,6 +1,6 @@
-"""Advantage estimators: one module per estimator or family, registered on import."""
+"""Advantage estimators: one module per family, registered on import."""
 
-from alphaapollo.algorithms.advantages import gae, gdpo, grpo, passk, reinforce_pp, turns  # noqa: F401
+from alphaapollo.algorithms.advantages import gae, grpo, turns  # noqa: F401
 from alphaapollo.algorithms.advantages.base import AdvantageInputs as AdvantageInputs
 from alphaapollo.algorithms.advantages.base import Advantages as Advantages
 from alphaapollo.algorithms.advantages.base import Estimator as Estimator

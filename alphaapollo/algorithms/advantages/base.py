@@ -17,15 +17,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.group_statistics import Groups
-from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
-from alphaapollo.algorithms.masked import move_rewards_to_actions, whiten
+from alphaapollo.algorithms.statistics import Groups, JoinedTrajectories, move_rewards_to_actions, whiten
 from alphaapollo.algorithms.user_functions import check_float_tensor, explain_user_errors
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.utils.registry import Registry
 
 Scope = Literal["trajectories", "groups", "batch"]
-NEEDS = ("values", "greedy_rewards", "components", "turns", "mini_batches")
+Need = Literal["values", "greedy_rewards", "components", "turns", "mini_batches"]
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,7 @@ class AdvantageInputs:
     """Inputs of an advantage estimator for B token sequences (rows) of whole groups, in float64 during runs.
 
     L is the length of the longest response; column 0 is the first response token of a row. A trajectory usually has one
-    row. In memory context, where each turn has a new prompt, a trajectory has one row per turn, and an agent's session
-    has one row per branch: rows with the same trajectory id. `Trajectories` and `join_rows` combine them.
+    row, but one per turn or branch if these have new prompts. `Trajectories` and `join_rows` combine them.
     """
 
     token_rewards: Tensor  # [B, L] rewards after subtracting KL and penalties
@@ -108,16 +105,14 @@ class Estimator:
 
     * `trajectories`: `fn(Trajectories, Algorithm) -> Tensor [N]`: one advantage per trajectory. Called once per batch.
     * `groups`: `fn(AdvantageInputs, Algorithm) -> Advantages`: called several times, each with some whole groups.
-    * `batch`: as `groups`, but called once, because `fn` needs statistics of the whole batch. Takes memory for matrices
-      of all rows x the longest row.
+    * `batch`: as `groups`, but called once with all rows, which takes more memory.
 
-    The other fields declare what `fn` needs and supports. Settings that contradict them are rejected at the start of a
-    run (trainer/setup/combinations.py).
+    The other fields declare what `fn` needs and supports (checked by trainer/setup/combinations.py).
     """
 
     name: str
     fn: EstimatorFn
-    needs: tuple[str, ...] = ()  # names from NEEDS: optional inputs that the trainer must compute
+    needs: tuple[Need, ...] = ()  # optional inputs that the trainer must compute
     scope: Scope = "batch"
     whitens: Callable[[Algorithm], bool] = lambda config: False
     """Whether to whiten the advantages over all action tokens of the batch, in a second pass. Not with trajectories."""
@@ -132,7 +127,7 @@ class Estimator:
     def __call__(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
         """Compute the advantages of a batch of matrices, in any scope."""
         if self.scope == "trajectories":
-            self._check_inputs(inputs)
+            self._check_scores(inputs.scores)
             trajectories = Trajectories.from_inputs(inputs)
             return trajectories.expand_to_tokens(self.compute_for_trajectories(trajectories, config))
         result = self.compute_for_groups(inputs, config)
@@ -142,7 +137,7 @@ class Estimator:
 
     def compute_for_trajectories(self, trajectories: Trajectories, config: Algorithm) -> Tensor:
         """Compute one advantage per trajectory, [N], with an estimator of scope trajectories."""
-        self._check_inputs(trajectories)
+        self._check_scores(trajectories.scores)
         with explain_user_errors(self.fn, str(self)):
             advantages: Tensor = self.fn(trajectories, config)
             check_finite_tensor("the advantages", advantages, trajectories.scores.shape)
@@ -150,7 +145,7 @@ class Estimator:
 
     def compute_for_groups(self, inputs: AdvantageInputs, config: Algorithm) -> Advantages:
         """Compute advantages of whole groups, before they are whitened."""
-        self._check_inputs(inputs)
+        self._check_scores(inputs.scores)
         with explain_user_errors(self.fn, str(self)):
             result: Advantages = self.fn(inputs, config)
             for name in ("advantages", "returns"):
@@ -163,15 +158,10 @@ class Estimator:
     def __str__(self) -> str:
         return f"the advantage estimator {self.name!r}"
 
-    def _check_inputs(self, inputs: AdvantageInputs | Trajectories) -> None:
-        if missing := [need for need in self.needs if getattr(inputs, need) is None]:
+    def _check_scores(self, scores: Tensor) -> None:
+        if not all_finite(scores):
             raise ValueError(
-                f"{self} needs {', '.join(missing)} in its {type(inputs).__name__}, but got None. Pass these inputs, "
-                "or use an estimator that does not need them."
-            )
-        if not all_finite(inputs.scores):
-            raise ValueError(
-                f"The rewards of {int((~inputs.scores.isfinite()).sum())} samples are NaN or infinite. Return finite "
+                f"The rewards of {int((~scores.isfinite()).sum())} samples are NaN or infinite. Return finite "
                 "numbers from the reward function."
             )
 
@@ -196,15 +186,8 @@ estimator_names = _estimators.names
 def register_estimator(name: str, **estimator_fields: Any) -> Callable[[EstimatorFn], EstimatorFn]:
     """Return a decorator that registers an advantage estimator, selected by algorithm.adv_estimator=name.
 
-    The type of the decorated function depends on `scope`, see `Estimator`. estimator_fields: optional fields of
-    `Estimator`. If `reads` is given, a run warns about config keys that are set but not read.
+    estimator_fields: optional fields of `Estimator`. With `reads`, a run warns about config keys that are not read.
     """
-    unknown = set(estimator_fields.get("needs", ())) - set(NEEDS)
-    if unknown:
-        raise ValueError(
-            f"The estimator {name!r} declares needs={sorted(unknown)}, which the trainer cannot compute. The names "
-            f"allowed in needs are {', '.join(NEEDS)}."
-        )
     return _estimators.register(name, lambda fn: Estimator(name, fn, **estimator_fields))
 
 
@@ -256,5 +239,5 @@ NO_ESTIMATOR = "none"
 
 @register_estimator(NO_ESTIMATOR, scope="trajectories", reads=())
 def _return_zero_advantages(trajectories: Trajectories, config: Algorithm) -> Tensor:
-    """Return zeros: the reward is not used, e.g. with a teacher alone (docs/algorithms/distill.md)."""
+    """Return zeros: the reward is not used, e.g. in distillation (docs/algorithms/distill.md)."""
     return torch.zeros_like(trajectories.scores)

@@ -1,11 +1,19 @@
-"""Generalized advantage estimation (GAE), for PPO with a critic."""
+"""Advantages per token: GAE (for PPO with a critic), REINFORCE++ (arXiv 2501.03262, version 9) and ReMax."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, register_estimator
-from alphaapollo.algorithms.masked import apply_mask, move_rewards_to_actions, next_action_value, reward_to_go
+from alphaapollo.algorithms.advantages.base import AdvantageInputs, Advantages, Trajectories, register_estimator
+from alphaapollo.algorithms.statistics import (
+    Groups,
+    apply_mask,
+    center_in_groups,
+    move_rewards_to_actions,
+    next_action_value,
+    reward_to_go,
+    standardize,
+)
 from alphaapollo.config.schema import Algorithm
 
 
@@ -34,4 +42,45 @@ def _gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     joined = inputs.join_rows()
     token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
     advantages, returns = gae(token_rewards, joined.join(inputs.values), joined.mask, config.gamma, config.lam)
+    return Advantages(joined.split(advantages), joined.split(returns))
+
+
+def reinforce_pp_baseline(scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-8) -> Tensor:
+    """Subtract the group mean, then standardize over all samples of the batch (arXiv 2501.03262, Eq. 6-7). [N]."""
+    return standardize(center_in_groups(scores, groups), ddof, eps, eps_in_sqrt=False)
+
+
+@register_estimator(
+    "reinforce_plus_plus", scope="groups", whitens=lambda config: True, per_token=True, reads=("gamma",)
+)
+def _reinforce_plus_plus(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    """Whiten the rewards-to-go of all action tokens, which usually include a KL penalty (arXiv 2501.03262, Eq. 4-5)."""
+    joined = inputs.join_rows()
+    token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
+    returns = joined.split(reward_to_go(token_rewards, joined.mask, config.gamma))
+    return Advantages(returns, returns)
+
+
+@register_estimator("reinforce_plus_plus_baseline", scope="trajectories", group=True, reads=())
+def _reinforce_plus_plus_baseline(trajectories: Trajectories, config: Algorithm) -> Tensor:
+    """Apply reinforce_pp_baseline to the scores. The authors' code standardizes over tokens instead of samples."""
+    return reinforce_pp_baseline(trajectories.scores, trajectories.groups)
+
+
+def remax(token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Subtract the reward of the prompt's greedy rollout from each reward-to-go (arXiv 2310.10505, Algorithm 1).
+
+    Returns (advantages, rewards-to-go), 0 outside the mask. Matrices: [B, L]. baselines: [B], the greedy rewards.
+    """
+    returns = reward_to_go(token_rewards, mask, gamma)
+    return apply_mask(returns - baselines.unsqueeze(1), mask), returns
+
+
+@register_estimator("remax", scope="groups", needs=("greedy_rewards",), per_token=True, reads=("gamma",))
+def _remax(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    assert inputs.greedy_rewards is not None
+    joined = inputs.join_rows()
+    token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
+    baselines = joined.rows_by_trajectory.take_value_per_group(inputs.greedy_rewards)
+    advantages, returns = remax(token_rewards, baselines, joined.mask, config.gamma)
     return Advantages(joined.split(advantages), joined.split(returns))

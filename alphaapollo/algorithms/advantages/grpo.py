@@ -1,4 +1,4 @@
-"""GRPO and the estimators that differ from it in the baseline or the scale of a group.
+"""GRPO and the estimators that compare the samples of a group: one advantage per trajectory.
 
 grpo, dr_grpo   the group's mean; divided by the standard deviation, or not
 rloo            the mean of the other samples
@@ -6,16 +6,20 @@ opo             the length-weighted mean
 gpg             the mean; scaled by the share of groups with a gradient
 maxrl           the mean; divided by the mean
 magistral       the mean; then standardized over each mini-batch
+grpo_passk      pass@k training, which rewards a group for its best samples; also grpo_passk_analytic
+gdpo            each named reward normalized over the group, then summed
+reinforce_plus_plus_baseline   the mean; then standardized over the batch (arXiv 2501.03262, version 9)
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.advantages.base import Trajectories, register_estimator
-from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
-from alphaapollo.algorithms.masked import standardize
+from alphaapollo.algorithms.statistics import Groups, center_in_groups, standardize
 from alphaapollo.config.schema import Algorithm
 
 
@@ -136,3 +140,153 @@ def magistral(centered: Tensor, mini_batch_ids: Tensor, ddof: int = 1, eps: floa
 def _magistral(trajectories: Trajectories, config: Algorithm) -> Tensor:
     assert trajectories.mini_batches is not None
     return magistral(center_in_groups(trajectories.scores, trajectories.groups), trajectories.mini_batches)
+
+
+def passk_leave_one_out(
+    scores: Tensor, groups: Groups, std_norm: bool = False, ddof: int = 1, eps: float = 1e-6
+) -> Tensor:
+    """Compute how much each sample raises the best score of its group (arXiv 2503.19595). [N] -> [N].
+
+    A_i = max_j R_j - max_{j != i} R_j, so only a unique best sample has a non-zero advantage; 0 in a group of one.
+    std_norm divides by the group's std + eps, which the paper's formula does not.
+    """
+    best = groups.max(scores)
+    is_best = scores == best[groups.group_index]
+    unique = groups.sum(is_best.to(scores.dtype)) == 1
+    second = groups.max(torch.where(is_best, torch.full_like(scores, -math.inf), scores))
+    gain = torch.where(unique & (groups.sizes > 1), best - second, torch.zeros_like(best))
+    if std_norm:
+        gain = gain / (groups.std(scores, ddof) + eps)
+    return torch.where(is_best, gain[groups.group_index], torch.zeros_like(scores))
+
+
+def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
+    """Compute pass@k advantages of binary rewards in closed form (arXiv 2508.10751). correct 0/1 [N] -> [N] float64.
+
+    For a group of N samples, W of them wrong: R = 1 - C(W, k)/C(N, k), s = sqrt(R (1 - R)), and the advantage is
+    (1 - R)/s of correct samples, (1 - R - C(W - 1, k - 1)/C(N - 1, k - 1))/s of wrong ones. It is 0 if s = 0 or N < k.
+
+    Raises ValueError if a reward is neither 0 nor 1.
+    """
+    bad = correct[(correct != 0) & (correct != 1)]
+    if len(bad):
+        raise ValueError(
+            f"grpo_passk_analytic needs rewards of 0 or 1, but got {bad[0]:g}. Set algorithm.adv_estimator=grpo_passk."
+        )
+    wrong = groups.sum(1 - correct)
+    pairs = [_compute_group_advantages(int(size), int(num), k) for size, num in zip(groups.sizes, wrong, strict=True)]
+    table = torch.tensor(pairs, dtype=torch.float64, device=correct.device)[groups.group_index]
+    return torch.where(correct > 0, table[:, 0], table[:, 1])
+
+
+def _compute_group_advantages(group_size: int, num_wrong: int, k: int) -> tuple[float, float]:
+    """Compute the advantages (correct sample, wrong sample) of one group with the formula of passk_analytic."""
+    if group_size < k:
+        return 0.0, 0.0
+    all_fail = math.comb(num_wrong, k) / math.comb(group_size, k)
+    std = math.sqrt(all_fail * (1.0 - all_fail))
+    if std == 0.0:
+        return 0.0, 0.0
+    all_fail_given_one = math.comb(num_wrong - 1, k - 1) / math.comb(group_size - 1, k - 1)
+    return all_fail / std, (all_fail - all_fail_given_one) / std
+
+
+@register_estimator("grpo_passk", scope="trajectories", group=True, reads=("norm_adv_by_std_in_grpo",))
+def _grpo_passk(trajectories: Trajectories, config: Algorithm) -> Tensor:
+    return passk_leave_one_out(trajectories.scores, trajectories.groups, bool(config.norm_adv_by_std_in_grpo))
+
+
+def _check_passk_k(config: Algorithm, group_size: int) -> None:
+    if config.passk_k > group_size:
+        raise ValueError(
+            f"algorithm.passk_k={config.passk_k} must not exceed the group size, env.rollout.n={group_size}. "
+            "Raise env.rollout.n or lower algorithm.passk_k."
+        )
+
+
+@register_estimator(
+    "grpo_passk_analytic",
+    scope="trajectories",
+    group=True,
+    reads=("passk_k",),
+    no_shaping_reason="its closed form needs rewards of 0 or 1",
+    check=_check_passk_k,
+)
+def _grpo_passk_analytic(trajectories: Trajectories, config: Algorithm) -> Tensor:
+    return passk_analytic(trajectories.scores, trajectories.groups, config.passk_k).to(trajectories.scores.dtype)
+
+
+def gdpo_sum(rewards: Tensor, groups: Groups, weights: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
+    """Compute the weighted sum of K rewards, each normalized within its group (arXiv 2601.05242, Eq. 4, 5, 7).
+
+    Normalization is (r - mean) / (std + eps). rewards [N, K], weights [K] -> [N].
+    """
+    normalized = [grpo(reward, groups, ddof, eps) for reward in rewards.unbind(1)]
+    return torch.stack(normalized, dim=1) @ weights.to(rewards.dtype)
+
+
+def _check_gdpo_keys(config: Algorithm, group_size: int) -> None:
+    names, weights = config.gdpo_rewards, config.gdpo_weights
+    if len(weights) not in (0, len(names)):
+        raise ValueError(
+            f"algorithm.gdpo_weights has {len(weights)} entries, but algorithm.gdpo_rewards has {len(names)}. Set one "
+            "weight per reward, in the order of gdpo_rewards."
+        )
+    unused = [name for name in config.gdpo_conditions if names and name not in names]
+    if unused:
+        raise ValueError(
+            f"algorithm.gdpo_conditions sets conditions for [{', '.join(unused)}], but algorithm.gdpo_rewards is only "
+            f"[{', '.join(names)}]. Add the missing rewards to gdpo_rewards, or remove their conditions."
+        )
+
+
+@register_estimator(
+    "gdpo",
+    scope="trajectories",
+    needs=("components",),
+    group=True,
+    reads=("gdpo_rewards", "gdpo_weights", "gdpo_conditions"),
+    no_shaping_reason="it sums the named rewards as returned by the reward function",
+    check=_check_gdpo_keys,
+)
+def _gdpo(trajectories: Trajectories, config: Algorithm) -> Tensor:
+    """Compute the weighted sum of normalized rewards, standardized over the whole batch (arXiv 2601.05242, Eq. 6)."""
+    assert trajectories.components is not None
+    names, weights = _select_rewards(trajectories.components, config)
+    conditioned = apply_reward_conditions(trajectories.components, config.gdpo_conditions)
+    rewards = torch.stack([conditioned[name] for name in names], dim=1)
+    summed = gdpo_sum(rewards, trajectories.groups, rewards.new_tensor(weights))
+    return standardize(summed, ddof=1, eps=1e-4, eps_in_sqrt=False)
+
+
+def apply_reward_conditions(rewards: dict[str, Tensor], conditions: dict[str, tuple[str, float]]) -> dict[str, Tensor]:
+    """Set named rewards to 0 where their condition is not met (arXiv 2601.05242, section 3). All [N].
+
+    Example: with conditions {"style": ("accuracy", 1.0)} the reward "style" is 0 where "accuracy" is below 1.
+    """
+    return rewards | {
+        name: torch.where(rewards[other] >= threshold, rewards[name], 0.0)
+        for name, (other, threshold) in conditions.items()
+    }
+
+
+def _select_rewards(components: dict[str, Tensor], config: Algorithm) -> tuple[list[str], list[float]]:
+    """Return names and weights of the rewards to sum. Raises ValueError if one is missing or not finite."""
+    ignored = {"accuracy"} if "task" in components else set()  # both measure correctness, which would count twice
+    names = config.gdpo_rewards or sorted(components.keys() - ignored)
+    conditioned = [name for key, (other, _) in config.gdpo_conditions.items() for name in (key, other)]
+    required = list(dict.fromkeys(names + conditioned))
+    missing = [name for name in required if name not in components]
+    if missing or not names:
+        raise ValueError(
+            f"For gdpo, the reward function must return {', '.join(missing) or 'named rewards'}, but it only returns "
+            f"[{', '.join(sorted(components))}]. Return a dict with every reward that algorithm.gdpo_rewards and "
+            "algorithm.gdpo_conditions name, or change these keys."
+        )
+    incomplete = [name for name in required if not components[name].isfinite().all()]
+    if incomplete:
+        raise ValueError(
+            f"gdpo needs finite rewards, but [{', '.join(incomplete)}] are missing or not finite in some samples. "
+            "Return a finite number for every sample from the reward function."
+        )
+    return names, config.gdpo_weights or [1.0] * len(names)

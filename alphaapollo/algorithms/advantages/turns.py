@@ -17,8 +17,7 @@ from alphaapollo.algorithms.advantages.base import (
 )
 from alphaapollo.algorithms.advantages.gae import gae
 from alphaapollo.algorithms.advantages.grpo import grpo, rloo
-from alphaapollo.algorithms.group_statistics import Groups, center_in_groups
-from alphaapollo.algorithms.masked import reward_to_go
+from alphaapollo.algorithms.statistics import Groups, center_in_groups, reward_to_go
 from alphaapollo.config.schema import Algorithm
 
 

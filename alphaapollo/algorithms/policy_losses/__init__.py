@@ -1,6 +1,6 @@
-"""Policy losses: one module per loss or family, registered on import."""
+"""Policy losses: one module per family, registered on import."""
 
-from alphaapollo.algorithms.policy_losses import covariance, dppo, gspo, ppo  # noqa: F401
+from alphaapollo.algorithms.policy_losses import gspo, ppo  # noqa: F401
 from alphaapollo.algorithms.policy_losses.base import PolicyLoss as PolicyLoss
 from alphaapollo.algorithms.policy_losses.base import PolicyLossInputs as PolicyLossInputs
 from alphaapollo.algorithms.policy_losses.base import PolicyLossOutput as PolicyLossOutput

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import apply_mask, log_ratio, row_mean
+from alphaapollo.algorithms.statistics import apply_mask, log_ratio, row_mean
 from alphaapollo.algorithms.user_functions import check_float_tensor, explain_user_errors
 from alphaapollo.config.schema import Actor
 from alphaapollo.utils.registry import Registry
@@ -28,8 +28,7 @@ Anchor = Literal["old", "rollout"]
 class PolicyLossInputs:
     """Inputs of a policy loss for a micro-batch of B trajectories. Only `logp` has a gradient.
 
-    L is the length of the longest response; column 0 is the first response token. If a trajectory has several token
-    sequences (memory context), their action tokens are joined into one row.
+    Column 0 is the first response token. If a trajectory has several token sequences, their action tokens are joined.
     """
 
     logp: Tensor  # [B, L] log-probs of the trained policy
@@ -65,8 +64,7 @@ The tokens are in random order. The log-probs are those of the policy before its
 class PolicyLoss:
     """Registered policy loss. Calling it runs `fn`, checks the result and adds the metric old_policy_kl.
 
-    The other fields declare what `fn` needs and supports. Settings that contradict them are rejected at the start of a
-    run (trainer/setup/combinations.py).
+    The other fields declare what `fn` needs and supports (checked by trainer/setup/combinations.py).
     """
 
     name: str
@@ -110,8 +108,7 @@ policy_loss_names = _policy_losses.names
 def register_policy_loss(name: str, **loss_fields: Any) -> Callable[[PolicyLossFn], PolicyLossFn]:
     """Return a decorator that registers a policy loss, selected by policy_loss.loss_mode=name.
 
-    The decorated function is `fn(inputs, config.actor_rollout_ref.actor) -> PolicyLossOutput`. loss_fields: optional
-    fields of `PolicyLoss`, e.g. `reads`, the config keys that the loss reads. A run warns if other keys are set.
+    loss_fields: optional fields of `PolicyLoss`. With `reads`, a run warns about config keys that are not read.
     """
     return _policy_losses.register(name, lambda fn: PolicyLoss(name, fn, **loss_fields))
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import apply_mask, clamp_log_ratio, log_ratio, row_mean
 from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
@@ -22,6 +21,7 @@ from alphaapollo.algorithms.policy_losses.base import (
     token_sum,
 )
 from alphaapollo.algorithms.policy_losses.ppo import clipped_surrogate, policy_gradient
+from alphaapollo.algorithms.statistics import apply_mask, clamp_log_ratio, log_ratio, row_mean
 from alphaapollo.config.schema import Actor
 
 PAPER_CLIP = (3e-4, 4e-4)

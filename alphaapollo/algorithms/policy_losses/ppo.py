@@ -4,16 +4,20 @@ ppo         clipped surrogate, with asymmetric bounds (DAPO's clip-higher) and t
 cispo       clips the importance weight instead of the gradient
 sapo        a soft gate instead of the hard clip
 reinforce   plain policy gradient, without a ratio
+dppo_tv, dppo_kl    drop tokens whose probability moved too far from the rollout engine's, instead of clipping
+clip_cov, kl_cov    preserve entropy by restricting tokens with a high covariance of log-prob and advantage (arXiv
+                    2505.22617). The covariance is over the tokens of a mini-batch (section 4.2); the authors' code uses
+                    micro-batches. Tokens are selected with the log-probs before the first step on the batch.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.masked import log_ratio
 from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
@@ -23,6 +27,7 @@ from alphaapollo.algorithms.policy_losses.base import (
     register_policy_loss,
     token_sum,
 )
+from alphaapollo.algorithms.statistics import apply_mask, log_ratio, masked_mean
 from alphaapollo.config.schema import Actor
 
 
@@ -121,3 +126,149 @@ def policy_gradient(logp: Tensor, advantages: Tensor) -> Tensor:
 @register_policy_loss("reinforce", zero_without_advantage=True, on_policy=True, reads=())
 def _reinforce(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     return PolicyLossOutput(policy_gradient(inputs.logp, inputs.advantages))
+
+
+def binary_tv(logp: Tensor, rollout_logp: Tensor) -> Tensor:
+    """Compute |mu - pi|, the total variation between "this token" and "any other" (arXiv 2602.04879, Eq. 13).
+
+    pi: trained policy, mu: rollout engine. Any equal shapes.
+    """
+    return (logp.exp() - rollout_logp.exp()).abs()
+
+
+def binary_kl(logp: Tensor, rollout_logp: Tensor) -> Tensor:
+    """Compute KL(mu||pi) between "this token" and "any other", in nats (arXiv 2602.04879, Eq. 14). Any equal shapes.
+
+    Infinite if pi = 1 > mu.
+    """
+    rest, rollout_rest = (-torch.expm1(each.clamp(max=0.0)) for each in (logp, rollout_logp))
+    others = torch.xlogy(rollout_rest, rollout_rest) - torch.xlogy(rollout_rest, rest)
+    return rollout_logp.exp() * (rollout_logp - logp) + others
+
+
+def is_dropped(log_ratio: Tensor, divergence: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """Return where DPPO drops a token (arXiv 2602.04879, Eq. 12). Any equal shapes -> bool.
+
+    A token is dropped if the update moves it away from the engine's policy (A > 0 and ratio > 1, or A < 0 and
+    ratio < 1), and its divergence exceeds `high` or `low`, respectively.
+    """
+    too_high = (advantages > 0) & (log_ratio > 0) & (divergence > high)
+    return too_high | ((advantages < 0) & (log_ratio < 0) & (divergence > low))
+
+
+def dppo(logp: Tensor, log_ratio: Tensor, advantages: Tensor, dropped: Tensor, cap: float = math.inf) -> Tensor:
+    """Compute the DPPO loss -sg[min(r, cap)] A, with gradient through log pi; 0 where dropped. All [B, L].
+
+    arXiv 2602.04879, Eq. 12, and Eq. 23 for the cap. Without a cap, value and gradient are those of -r A.
+    """
+    weight = log_ratio.detach().exp().clamp(max=cap)
+    loss = -weight * advantages * (1.0 + logp - logp.detach())
+    return torch.where(dropped, torch.zeros_like(loss), loss)
+
+
+def _dppo(
+    inputs: PolicyLossInputs, config: Actor, divergence: Callable[..., Tensor], default: float
+) -> PolicyLossOutput:
+    """Compute the DPPO loss. inputs.old_logp are the engine's log-probs, because the losses have anchor="rollout"."""
+    logp, rollout_logp, advantages = inputs.logp.detach(), inputs.old_logp, inputs.advantages
+    d = log_ratio(logp, rollout_logp, inputs.mask)
+    dropped = is_dropped(d, divergence(logp, rollout_logp), advantages, *clip_range(config, default, default))
+    loss = dppo(inputs.logp, d, advantages, dropped, config.clip_ratio_c or math.inf)
+    return PolicyLossOutput(loss, compute_clip_metrics(dropped, d > 0, inputs.mask))
+
+
+@register_policy_loss("dppo_tv", zero_without_advantage=True, anchor="rollout", reads=(*CLIP, "clip_ratio_c"))
+def _dppo_tv(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    """Compute the DPPO loss with bounds of binary_tv, by default 0.2 (section 5 of the paper)."""
+    return _dppo(inputs, config, binary_tv, 0.2)
+
+
+@register_policy_loss("dppo_kl", zero_without_advantage=True, anchor="rollout", reads=(*CLIP, "clip_ratio_c"))
+def _dppo_kl(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    """Compute the DPPO loss with bounds of binary_kl, by default 0.05 (section 5 of the paper)."""
+    return _dppo(inputs, config, binary_kl, 0.05)
+
+
+def token_covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """Compute each token's term of the covariance of advantage and log-prob; 0 outside the mask. [B, L] -> [B, L]."""
+    logp = logp.detach()
+    return apply_mask((advantages - masked_mean(advantages, mask)) * (logp - masked_mean(logp, mask)), mask)
+
+
+def find_clip_cov_candidates(
+    covariance: Tensor, clipped: Tensor, mask: Tensor, ratio: float, low: float, high: float
+) -> tuple[Tensor, int]:
+    """Return the tokens from which Clip-Cov draws (bool [B, L]), and how many of them it draws. Tensors: [B, L].
+
+    These are the tokens with low < covariance < high that PPO has not clipped. The number is the share `ratio` of all
+    tokens in the mask, at least one, and at most the number of candidates.
+    """
+    candidates = (covariance > low) & (covariance < high) & ~clipped & mask.bool()
+    return candidates, min(_count_selected_tokens(ratio, mask), int(candidates.sum()))
+
+
+def top_covariance_tokens(covariance: Tensor, mask: Tensor, ratio: float) -> Tensor:
+    """Select the share `ratio` of tokens (at least one) with the largest covariance. [B, L] each -> bool [B, L]."""
+    positions = mask.bool().flatten().nonzero().squeeze(1)
+    order = covariance.flatten()[positions].argsort(descending=True, stable=True)[: _count_selected_tokens(ratio, mask)]
+    top = torch.zeros_like(mask, dtype=torch.bool).flatten()
+    top[positions[order]] = True
+    return top.view_as(mask)
+
+
+def kl_cov(log_ratio: Tensor, advantages: Tensor, selected: Tensor, coef: float) -> Tensor:
+    """Compute the KL-Cov loss: -ratio * advantage, plus coef * |log_ratio| on the selected tokens. All [B, L]."""
+    return -log_ratio.exp() * advantages + torch.where(selected, coef * log_ratio.abs(), torch.zeros_like(log_ratio))
+
+
+def _count_selected_tokens(ratio: float, mask: Tensor) -> int:
+    return max(1, int(ratio * int(mask.bool().sum())))
+
+
+def _select_clipped_tokens(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
+    """Select the tokens whose loss Clip-Cov sets to 0. The n tokens are in random order, so the first candidates, as
+    many as find_clip_cov_candidates returns, are a random draw. [n] each -> bool [n]."""
+    options, mask = config.policy_loss, torch.ones_like(logp)
+    candidates, count = find_clip_cov_candidates(
+        token_covariance(logp, advantages, mask),
+        torch.zeros_like(mask, dtype=torch.bool),  # before the first step nothing is clipped
+        mask,
+        options.clip_cov_ratio,
+        options.clip_cov_lb,
+        options.clip_cov_ub,
+    )
+    return candidates & (candidates.cumsum(0) <= count)
+
+
+@register_policy_loss(
+    "clip_cov",
+    zero_without_advantage=True,
+    reads=(*CLIP, "policy_loss.clip_cov_ratio", "policy_loss.clip_cov_lb", "policy_loss.clip_cov_ub"),
+    select_tokens=_select_clipped_tokens,
+)
+def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    """Compute PPO's clipped loss, with loss 0 on the selected tokens, which still count in the denominator."""
+    assert inputs.selected_tokens is not None
+    low, high = clip_range(config, 0.2, 0.2)
+    ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
+    output = clipped_surrogate(ratio, inputs.advantages, inputs.mask, low, high)
+    fraction = token_sum(inputs.selected_tokens, inputs.mask)
+    return PolicyLossOutput(
+        apply_mask(output.loss, ~inputs.selected_tokens), output.metrics | {"clip_cov_fraction": fraction}
+    )
+
+
+def _select_top_covariance_tokens(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
+    """Select the tokens with the largest covariance, on which KL-Cov adds a KL penalty. [n] each -> bool [n]."""
+    mask = torch.ones_like(logp)
+    return top_covariance_tokens(token_covariance(logp, advantages, mask), mask, config.policy_loss.kl_cov_ratio)
+
+
+@register_policy_loss(
+    "kl_cov", reads=("policy_loss.kl_cov_ratio", "policy_loss.ppo_kl_coef"), select_tokens=_select_top_covariance_tokens
+)
+def _kl_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    assert inputs.selected_tokens is not None
+    d = log_ratio(inputs.logp, inputs.old_logp, inputs.mask)
+    loss = kl_cov(d, inputs.advantages, inputs.selected_tokens, config.policy_loss.ppo_kl_coef)
+    return PolicyLossOutput(loss, {"kl_cov_fraction": token_sum(inputs.selected_tokens, inputs.mask)})

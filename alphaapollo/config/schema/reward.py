@@ -72,7 +72,7 @@ class Judge(Section):
     base_url: Annotated[str, WHEN_SERVER] = ""
     """URL of an OpenAI-compatible server, e.g. http://localhost:8000/v1 (docs/rewards.md); empty = OpenAI."""
     api_key_env: Annotated[str, WHEN_SERVER] = "OPENAI_API_KEY"
-    """Environment variable with the API key; if unset, no key is sent."""
+    """Environment variable with the API key; if unset, the key is `none`."""
     prompt: Annotated[str, _shows("answer")] = (
         f"Judge an answer to a question.\n\n{_MATERIAL}\n\n{_NOT_OBEYED} Is it right, measured by the reference if one "
         "is given? Say briefly why. Then end with the line\nSCORE: x\nwhere x is a number from 0 (wrong) to 1 (right)."
@@ -176,6 +176,8 @@ WHEN_FEEDBACK, WHEN_DEMONSTRATION = ActiveWhen("context", "feedback"), ActiveWhe
 
 
 Template = Annotated[str, _shows("question", "context")]
+TEACHER_SHARES = "teacher_shares"
+"""Column of a row: the weight of each teacher in its loss, in the order of Teacher.models_by_key."""
 
 
 class TeacherModel(Section):
@@ -192,7 +194,7 @@ class TeacherModel(Section):
     name: Annotated[str, WHEN_SERVER] = ""
     """Name of the model on that server (required with base_url)."""
     api_key_env: Annotated[str, WHEN_SERVER] = "OPENAI_API_KEY"
-    """Environment variable with the API key; if unset, no key is sent."""
+    """Environment variable with the API key; if unset, the key is `none`."""
     timeout: Annotated[PositiveFloat, WHEN_SERVER] = 120.0
     """Seconds per request. Failed requests are sent again for five minutes; then the run stops."""
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec
-from alphaapollo.engines.vllm.conversion import build_completion, make_sampling_params, read_flat_logprobs
 from alphaapollo.engines.vllm.process import (
     EngineContext,
     build_process_environment,
@@ -22,8 +21,16 @@ from alphaapollo.engines.vllm.process import (
     log_library_to_file,
     start_fork_server,
 )
-from alphaapollo.engines.vllm.settings import build_engine_arguments, build_vllm_environment, get_sockets_folder
-from alphaapollo.engines.vllm.triton_interpreter import register_triton_interpreter
+from alphaapollo.engines.vllm.settings import (
+    build_completion,
+    build_engine_arguments,
+    build_vllm_environment,
+    check_routed_experts,
+    get_sockets_folder,
+    make_sampling_params,
+    read_flat_logprobs,
+    register_triton_interpreter,
+)
 from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 from alphaapollo.weight_sync.vllm_import import import_vllm
@@ -31,7 +38,7 @@ from alphaapollo.weight_sync.vllm_import import import_vllm
 if TYPE_CHECKING:
     from vllm.inputs.engine import MultiModalInput, TokensInput
     from vllm.lora.request import LoRARequest
-    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -102,10 +109,8 @@ class VllmEngine(Engine):
             registry._run_in_subprocess = lambda inspect: inspect()  # without CUDA the model class can be imported here
         try:
             config = AsyncEngineArgs(**build_engine_arguments(self.spec)).create_engine_config()
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, TypeError) as error:  # TypeError: an unknown argument in engine_kwargs
             raise ValueError(f"vLLM cannot serve {self.spec.model_path}: {error}") from error
-        if self.spec.device == "cpu":
-            self._check_head_size(config.model_config)
         if is_vision_model := config.model_config.is_multimodal_model:
             config.model_config.skip_tokenizer_init = False  # vLLM's multimodal processors need a tokenizer
         try:
@@ -113,24 +118,14 @@ class VllmEngine(Engine):
         except (RuntimeError, ValueError, TimeoutError, OSError) as error:
             is_killed = re.search(r"core proc\(s\): \{.*: -\d+", str(error))  # by a signal, e.g. {'EngineCore': -9}
             kind = EngineDied if is_killed else EngineError
-            message = f"{self.spec.name} did not start. See its log {self.spec.log_path}. vLLM's error: {error}"
+            last = find_last_error(self.spec.log_path)
+            message = f"{self.spec.name} did not start{last}. See its log {self.spec.log_path}. vLLM's error: {error}"
             raise kind(message) from error
         if is_vision_model:
             from alphaapollo.engines.vllm.images import ImagePromptBuilder  # imports torch
 
             assert self._engine.renderer.mm_processor is not None
             self._image_prompts = ImagePromptBuilder(self._engine.renderer.mm_processor)
-
-    def _check_head_size(self, model_config: Any) -> None:
-        """Raise ValueError if vLLM's attention on a CPU does not support the model's head size."""
-        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-        size, known = model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
-        if not model_config.use_mla and size not in known:
-            raise ValueError(
-                f"vLLM cannot serve {self.spec.model_path} on a CPU: its heads have the size {size}, but only "
-                f"{', '.join(map(str, known))} are supported. Use a GPU, another model, or rollout.name=hf."
-            )
 
     async def close(self) -> None:
         for process in self._list_core_processes():
@@ -252,7 +247,7 @@ class VllmEngine(Engine):
                 for answer in output.outputs:
                     lengths[answer.index] = len(answer.token_ids) + is_delta * lengths[answer.index]
                     if answer.finish_reason and not is_probe:
-                        self._check_routed_experts(answer, len(token_ids) + lengths[answer.index] - 1)
+                        check_routed_experts(self.spec, answer, len(token_ids) + lengths[answer.index] - 1)
                 yield output
         except EngineDeadError as error:
             if self._core_death is not None:  # the log is complete when the process has ended
@@ -267,13 +262,6 @@ class VllmEngine(Engine):
             return tokens_input(token_ids, cache_salt=salt)
         assert self._image_prompts is not None, "images are refused for text models before workers start"
         return self._image_prompts.build_prompt(token_ids, images, salt)
-
-    def _check_routed_experts(self, answer: CompletionOutput, needed: int) -> None:
-        """Raise EngineError if a complete answer does not have the routed experts of `needed` tokens, with
-        rollout.router_replay."""
-        found = 0 if answer.routed_experts is None else len(answer.routed_experts)
-        if self.spec.rollout.router_replay and found != needed:
-            raise EngineError(f"{self.spec.name} returned routed experts for {found} of {needed} tokens.")
 
     def build_http_app(self, settings: HttpApiSettings) -> Any:
         from alphaapollo.engines.vllm.http_api import build_http_app  # imports FastAPI

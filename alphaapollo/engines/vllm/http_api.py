@@ -41,8 +41,8 @@ from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.engines.http_api import CURRENT_REQUEST, MODEL_NAME, Answer, HttpApiSettings, Request
 from alphaapollo.engines.protocol import EngineError
-from alphaapollo.engines.vllm.chat_images import ChatImageReader
-from alphaapollo.engines.vllm.conversion import build_completion, make_sampling_params
+from alphaapollo.engines.vllm.images import ChatImageReader
+from alphaapollo.engines.vllm.settings import build_completion, make_sampling_params
 from alphaapollo.types import ImageInput, JsonObject, Sampling
 
 SENTINEL = "\u2063answer\u2063"  # replaces a sampled answer in a chat that is rendered

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from alphaapollo.engines.vllm.triton_interpreter import is_triton_interpreted
+from alphaapollo.engines.vllm.settings import is_triton_interpreted
 from alphaapollo.weight_sync.digest import compute_joint_digest
 from alphaapollo.weight_sync.vllm_digest import select_tensor_parts_for_digest
 

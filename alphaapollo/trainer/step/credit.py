@@ -3,7 +3,7 @@
 Arrays have one value per response token of the batch, without padding. Only estimators that need matrices get padded
 ones, of a few whole groups at a time.
 
-token rewards -> KL in the reward -> advantage estimator -> add the teacher's advantages -> split by training rank
+token rewards -> KL in the reward -> advantage estimator -> add the advantages of distillation -> split by training rank
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator, Turns, get_estimator
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR, Trajectories
-from alphaapollo.algorithms.divergence import compute_teacher_advantages
-from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.kl import subtract_kl
-from alphaapollo.algorithms.masked import standardize
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.algorithms.statistics import Groups, standardize
 from alphaapollo.batching.batch import Columns
-from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
+from alphaapollo.config.schema import Actor, Algorithm, Config
 from alphaapollo.trainer.metrics import compute_advantage_metrics, compute_mean_length_penalty
+from alphaapollo.trainer.step.distillation import add_target_advantages, has_target
 from alphaapollo.trainer.step.training_batch import (
     WEIGHTS,
     TrainingBatch,
@@ -34,17 +33,12 @@ from alphaapollo.trainer.step.training_batch import (
     list_trained_turns,
     sum_rewards_per_trajectory,
 )
-from alphaapollo.types import LONGER_PROMPT, Trajectory, Turn
+from alphaapollo.types import Trajectory, Turn
 
 CHUNK_CELLS = 2**22
 """Largest size of the matrices of one chunk, unless a single group is larger: 32 MiB in float64."""
 ColumnDtype = Literal["float32", "float64"]
-COLUMN_NAMES = {
-    "old_logprobs": "log-probs of the policy",
-    "ref_logprobs": "log-probs of the reference",
-    "values": "values of the critic",
-    "target_logprobs": "log-probs of the teacher",
-}
+COMPUTED = ("old_logprobs", "ref_logprobs", "values", "target_logprobs")  # by models
 
 
 def describe_non_finite(columns: Columns[np.ndarray], mask: np.ndarray, offsets: np.ndarray) -> str:
@@ -53,11 +47,11 @@ def describe_non_finite(columns: Columns[np.ndarray], mask: np.ndarray, offsets:
     mask: [n], 1 on action tokens (tokens that the model sampled). offsets: [B + 1], position of each row.
     """
     found = []
-    for name, words in COLUMN_NAMES.items():
+    for name in COMPUTED:
         values = getattr(columns, name)
         if values is not None and not np.isfinite(values.sum(dtype=np.float64)):
             bad = np.logical_or.reduceat(~np.isfinite(values) & (mask != 0), offsets[:-1])
-            found += [f"the {words} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
+            found += [f"{name} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
     return "; ".join(found)
 
 
@@ -66,7 +60,7 @@ class AssignedCredit:
     """Advantages and other inputs of the loss, split by training rank."""
 
     columns: list[Columns[np.ndarray]]  # one set of columns per rank
-    has_gradient: np.ndarray  # bool [B], rows of trajectories with a loss weight and an advantage or teacher context
+    has_gradient: np.ndarray  # bool [B], rows of trajectories with a loss weight and an advantage or a longer prompt
     metrics: dict[str, float]
 
 
@@ -87,7 +81,7 @@ def assign_credit(
     estimator = get_estimator(algorithm.adv_estimator)
     scores = sum_rewards_per_trajectory(rewards, batch.trajectory_offsets)
     if estimator.scope == "trajectories":
-        exact = config.teacher.uses_sampled_tokens  # the teacher's advantages are added before rounding
+        exact = computed.target_logprobs is not None  # more advantages are added before rounding
         advantages = _expand_trajectory_advantages(batch, estimator, scores, algorithm, "float64" if exact else dtype)
         returns = advantages
     else:
@@ -95,25 +89,33 @@ def assign_credit(
     if estimator.whitens(algorithm):
         is_action = batch.mask != 0
         advantages[is_action] = standardize(torch.from_numpy(advantages[is_action]), ddof=1, eps=1e-8).numpy()
-    advantages, teacher_metrics = _add_teacher_advantages(advantages, batch, computed, config.teacher)
+    advantages, target_metrics = add_target_advantages(advantages, batch.mask, computed, config)
     advantages = advantages.astype(dtype, copy=False)
     has_advantage = np.logical_or.reduceat(advantages != 0, batch.layout.response_offsets[:-1])  # zero outside the mask
-    metrics |= teacher_metrics | {"critic/rewards/mean": float(scores.mean())}
-    if algorithm.adv_estimator != NO_ESTIMATOR or config.teacher.uses_sampled_tokens:
+    metrics |= target_metrics | {"critic/rewards/mean": float(scores.mean())}
+    if algorithm.adv_estimator != NO_ESTIMATOR or computed.target_logprobs is not None:
         metrics |= compute_advantage_metrics(advantages[batch.mask != 0], has_advantage)
     if algorithm.overlong_penalty.enable or algorithm.length_budget.mode:
         shaped = sum_rewards_per_trajectory(batch.token_rewards, batch.trajectory_offsets)
         metrics["reward/length_penalty"] = compute_mean_length_penalty(
             batch.trajectories, shaped, get_invalid_action_penalty(actor)
         )
-    columns = _pack_columns(batch, computed, advantages, returns, actor, np.dtype(dtype))
+    every = replace(
+        computed,
+        advantages=advantages,
+        returns=None if computed.values is None else returns.astype(dtype, copy=False),
+        target_logprobs=None,  # the advantages contain them
+        selected_tokens=choose_loss_tokens(batch, computed, advantages, actor),
+        trajectory_ids=batch.trajectory_ids.numpy(),
+        **{name: getattr(batch, name).astype(dtype) for name in WEIGHTS},
+    )
     owners, has_weight = batch.trajectory_ids.numpy(), (batch.loss_weights != 0) | (batch.sequence_weights != 0)
     has_gradient = has_advantage & has_weight
-    if config.teacher.uses_self_teacher:
-        has_context = np.array([LONGER_PROMPT in row.columns for row in batch.rows])
+    if not has_target([], config):  # only rows with a longer prompt have a target
+        has_context = np.array([has_target([row], config) for row in batch.rows])
         metrics["distill/rows_with_context"] = float(has_context.mean())
         has_gradient |= has_context & (batch.divergence_weights != 0)
-    return AssignedCredit(columns, np.isin(owners, owners[has_gradient]), metrics)
+    return AssignedCredit(batch.layout.split_columns(every), np.isin(owners, owners[has_gradient]), metrics)
 
 
 def _add_kl_penalty(
@@ -221,40 +223,6 @@ def _pad(values: np.ndarray, inside: np.ndarray) -> Tensor:
     matrix = np.zeros(inside.shape)
     matrix[inside] = values
     return torch.from_numpy(matrix)
-
-
-def _add_teacher_advantages(
-    advantages: np.ndarray, batch: TrainingBatch, computed: Columns[np.ndarray], teacher: Teacher
-) -> tuple[np.ndarray, dict[str, float]]:
-    """Add the distillation advantages (from teacher and policy log-probs) if teacher.divergence=sampled."""
-    if not teacher.uses_sampled_tokens:
-        return advantages, {}
-    assert computed.old_logprobs is not None and computed.target_logprobs is not None
-    logps = _to_float64_tensor(computed.old_logprobs), _to_float64_tensor(computed.target_logprobs)
-    taught = compute_teacher_advantages(*logps, torch.from_numpy(batch.mask))
-    combined = advantages + teacher.coef * taught.advantages.numpy()
-    return combined, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
-
-
-def _pack_columns(
-    batch: TrainingBatch,
-    computed: Columns[np.ndarray],
-    advantages: np.ndarray,
-    returns: np.ndarray,
-    actor: Actor,
-    dtype: np.dtype,
-) -> list[Columns[np.ndarray]]:
-    """Add the columns [n] and [B] of the loss, and split all by training rank."""
-    every = replace(
-        computed,
-        advantages=advantages,
-        returns=None if computed.values is None else returns.astype(dtype, copy=False),
-        target_logprobs=None,  # the advantages contain them
-        selected_tokens=choose_loss_tokens(batch, computed, advantages, actor),
-        trajectory_ids=batch.trajectory_ids.numpy(),
-        **{name: getattr(batch, name).astype(dtype) for name in WEIGHTS},
-    )
-    return batch.layout.split_columns(every)
 
 
 def choose_loss_tokens(

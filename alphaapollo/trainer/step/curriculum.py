@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -17,7 +16,6 @@ from alphaapollo.config.schema import Data
 from alphaapollo.data.sampler import decay_pass_rate, difficulty_weights, draw_prompts, frontier_weights
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.trainer.progress import CurriculumState, Progress
-from alphaapollo.trainer.run_state import PromptSampler
 from alphaapollo.types import Prompt, TrajectoryGroup
 from alphaapollo.utils.seeds import derive_seed
 
@@ -25,37 +23,20 @@ DECAY = 0.5  # weight of earlier groups in a prompt's pass rate
 RETIRE_ABOVE = 0.95  # pass rate from which a prompt is drawn with the weight revisit_rate
 
 
-def make_prompt_sampler(prompts: Sequence[Prompt], data: Data, data_start: int) -> PromptSampler:
-    """Return the choice of prompts that the configuration selects. data_start: as in PromptStream."""
-    if data.is_adaptive:
-        return CurriculumSampler(prompts, data)
-    return StreamSampler(PromptStream(len(prompts), data.seed, data.shuffle, data_start))
-
-
-@dataclass(frozen=True)
-class StreamSampler:
-    """Prompts in the order of the stream, each once per epoch."""
-
-    stream: PromptStream
-
-    def choose_prompts(self, progress: Progress, positions: Sequence[int]) -> list[int]:
-        return [index for position in positions for index in self.stream.prompt_indices(position, 1)]
-
-    def observe(self, progress: Progress, groups: Sequence[TrajectoryGroup]) -> None: ...
-
-    def pop_metrics(self) -> dict[str, float]:
-        return {}
-
-
-class CurriculumSampler:
-    """Weighted choice of prompts. Its state is `Progress.curriculum`, by prompt id and position.
+class PromptSampler:
+    """Choice of prompts: each once per epoch or, with a curriculum, by weights. The state of a curriculum is
+    `Progress.curriculum`, by prompt id and position. data_start: as in PromptStream.
 
     Raises ValueError if a prompt belongs to no stage, or a stage has no prompt.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], data: Data):
+    def __init__(self, prompts: Sequence[Prompt], data: Data, data_start: int = 0):
         self._data, self._settings = data, data.curriculum
         self._metrics: dict[str, float] = {}  # of the last `observe`
+        self._stream: PromptStream | None = None  # without a curriculum
+        if not data.is_adaptive:
+            self._stream = PromptStream(len(prompts), data.seed, data.shuffle, data_start)
+            return
         self._ids = np.array([prompt.id for prompt in prompts])
         self._index = {prompt.id: index for index, prompt in enumerate(prompts)}
         self._stages = assign_stages(prompts, data)
@@ -68,6 +49,8 @@ class CurriculumSampler:
     def choose_prompts(self, progress: Progress, positions: Sequence[int]) -> list[int]:
         """Return the index of the prompt at each position. Prompts already drawn for a position, e.g. before the run
         resumed, are kept; no prompt is drawn twice for groups in flight, if there are enough."""
+        if self._stream is not None:
+            return [index for position in positions for index in self._stream.prompt_indices(position, 1)]
         drawn = progress.curriculum.drawn
         missing = [position for position in positions if drawn.get(position) not in self._index]
         taken = {self._index[prompt_id] for prompt_id in drawn.values() if prompt_id in self._index}
@@ -86,6 +69,8 @@ class CurriculumSampler:
 
     def observe(self, progress: Progress, groups: Sequence[TrajectoryGroup]) -> None:
         """Add the results of an iteration's groups, and open the next stage if its gate is reached."""
+        if self._stream is not None:
+            return
         state = progress.curriculum
         self._read_rates(state)  # makes room for all prompt ids
         for group in groups:
@@ -105,6 +90,7 @@ class CurriculumSampler:
         }
 
     def pop_metrics(self) -> dict[str, float]:
+        """Return the metrics of the last `observe`."""
         return self._metrics
 
     def _compute_weights(self, state: CurriculumState) -> np.ndarray:

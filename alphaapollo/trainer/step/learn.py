@@ -17,14 +17,13 @@ from alphaapollo.algorithms.kl import next_kl_coef
 from alphaapollo.algorithms.mismatch import mismatch_metrics
 from alphaapollo.batching.batch import Columns
 from alphaapollo.batching.packing import filter_mini_batches
-from alphaapollo.models.load import load_config
 from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.rollout_log import TrainedRow
 from alphaapollo.trainer.metrics import compute_batch_metrics
 from alphaapollo.trainer.run_state import LearnerState, TrainingRun
 from alphaapollo.trainer.step.credit import AssignedCredit, assign_credit, describe_non_finite
-from alphaapollo.trainer.step.teacher_servers import score_rows
+from alphaapollo.trainer.step.distillation import compute_target_columns
 from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch
 from alphaapollo.types import TrajectoryGroup
 
@@ -77,17 +76,9 @@ async def learn(run: LearnerState, iteration: int, groups: list[TrajectoryGroup]
     config, workers, plan, coef = run.config, run.workers, run.plan, run.progress.kl_coef
     if not groups:
         return UpdateResult({}, coef, iterations_skipped=run.progress.iterations_skipped)
-    placement = plan.placement
     with timer("batch"):
-        batch = build_batch(
-            groups,
-            config,
-            iteration,
-            placement.data_parallel_size,
-            plan.max_tokens,
-            plan.padded,
-            run.uses_shared_prompts,
-        )
+        limits = plan.placement.data_parallel_size, plan.max_tokens, plan.padded
+        batch = build_batch(groups, config, iteration, *limits, run.uses_shared_prompts)
     with timer("columns"):
         computed = await compute_logprobs_and_values(run, batch)
     if error := describe_non_finite(computed, batch.mask, batch.layout.response_offsets):
@@ -129,14 +120,11 @@ async def _skip_iteration(run: LearnerState, iteration: int, error: str) -> Upda
     """
     may_skip, skipped_before = run.config.trainer.on_bad_step == "skip", run.progress.iterations_skipped
     if not may_skip or skipped_before + 1 == MAX_SKIPPED_STEPS:
-        earlier = f", like the {skipped_before} batches before it" if skipped_before else ""
-        fixes = [f"data.seed={1000 + iteration} (other batches after resuming)"]
-        fixes += ["actor_rollout_ref.model.dtype=float32"]
-        fixes += [] if may_skip else ["trainer.on_bad_step=skip (skip such iterations)"]
+        fix = "" if may_skip else ", or trainer.on_bad_step=skip, which skips such iterations"
         raise FloatingPointError(
-            f"the batch of iteration {iteration} cannot be trained on{earlier}: {error}. The same command would resume "
-            "from the last checkpoint and fail on the same batch again. Add one of these settings to the command: "
-            f"{'; '.join(fixes)}."
+            f"the batch of iteration {iteration}, after {skipped_before} skipped ones, cannot be trained on: {error}. "
+            f"A resumed run would fail on the same batch. Add data.seed={1000 + iteration} (other batches) or "
+            f"actor_rollout_ref.model.dtype=float32 to the command{fix}."
         )
     run.console.notify(f"step {iteration}: {error}. The update is skipped (trainer.on_bad_step=skip)")
     if run.workers.critic:
@@ -156,17 +144,9 @@ async def compute_logprobs_and_values(run: LearnerState, batch: TrainingBatch) -
     else:
         old = await policy.compute_log_probs() if run.plan.needs_old_logprobs else None
     ref = await policy.compute_log_probs("reference") if config.needs_ref_log_probs else None
-    local = config.teacher.uses_sampled_tokens and config.teacher.local_models
-    teacher = await policy.compute_log_probs("teacher") if local else None
+    target = await compute_target_columns(run, batch)
     if critic:
         await policy.offload()
     values = await critic.compute_values() if critic else None
-    columns = {"old_logprobs": old, "ref_logprobs": ref, "values": values, "target_logprobs": teacher}
-    joined = {name: layout.join_columns(parts) for name, parts in columns.items() if parts is not None}
-    if not config.teacher.servers:
-        return Columns(**joined)
-    vocabulary_size = load_config(run.plan.model).get_text_config().vocab_size
-    scores = await score_rows(config.teacher, batch.rows, vocabulary_size)
-    if scores.target_logprobs is not None and teacher is not None:
-        scores = replace(scores, target_logprobs=joined.pop("target_logprobs") + scores.target_logprobs)
-    return replace(scores, **joined)
+    columns = {"old_logprobs": old, "ref_logprobs": ref, "values": values}
+    return replace(target, **{name: layout.join_columns(parts) for name, parts in columns.items() if parts is not None})

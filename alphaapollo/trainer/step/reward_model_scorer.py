@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
 from alphaapollo.batching.packing import build_batch_layout
@@ -17,6 +18,9 @@ from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.registry import is_gradable
 from alphaapollo.types import Message, Prompt, Row, Score, StopReason, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from alphaapollo.trainer.setup.plan import Plan
 
 COMPONENT = "reward_model"
 """Name of the reward component with the reward model's score."""
@@ -73,14 +77,11 @@ class RewardModelTokenizer:
 class RewardModelScorer:
     """Scorer that adds the reward model's score to the reward of each trajectory."""
 
+    config: Config
+    plan: Plan
     workers: RewardModelGroup
     engines: EngineGroup  # engines whose caches are released while the reward model runs
     tokenizer: RewardModelTokenizer
-    num_ranks: int  # data-parallel ranks
-    max_tokens: int  # maximum tokens of a micro-batch
-    padded: bool
-    weight: float
-    required_components: Sequence[str]  # if one of these reward components is not above 0, the reward is 0
     is_only_reward: bool  # no reward function and no environment gives a reward
     _num_scored: int = field(default=0, init=False)
     _num_truncated: int = field(default=0, init=False)
@@ -104,9 +105,8 @@ class RewardModelScorer:
             trajectory = members[index]
             components = {"accuracy": trajectory.accuracy} | trajectory.score.components
             score = replace(trajectory.score, components=components)
-            trajectory.score = add_reward_model_score(
-                score, value, self.weight, self.required_components, self.is_only_reward
-            )
+            weight, required = self.config.reward_model.weight, self.config.reward.required
+            trajectory.score = add_reward_model_score(score, value, weight, required, self.is_only_reward)
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the share of trajectories, since the last call, that were truncated to reward_model.max_length."""
@@ -119,7 +119,9 @@ class RewardModelScorer:
         if not sequences:
             return []
         rows = [Row(ids, [0] * (len(ids) - 1) + [1], [0.0] * len(ids), [len(ids) - 1]) for ids in sequences]
-        batch = build_batch_layout(rows, range(len(rows)), self.num_ranks, len(rows), self.max_tokens, self.padded)
+        num_ranks, parallel = self.plan.placement.data_parallel_size, self.plan.placement.sequence_parallel
+        max_tokens = self.config.reward_model.forward_max_token_len_per_gpu * parallel
+        batch = build_batch_layout(rows, range(len(rows)), num_ranks, len(rows), max_tokens, self.plan.padded)
         async with self.engines.release_kv_cache_temporarily():
             columns = await self.workers.compute_scores(batch.rank_batches)
             await self.workers.offload()

@@ -1,15 +1,12 @@
-"""Build the training batch of one iteration from rollout groups.
-
-A batch consists of rows, the token sequences to train on (one per trajectory, or one per turn with env.context=memory),
-assigned to ranks and micro-batches, with their rewards and loss weights.
-"""
+"""Build the training batch of one iteration from rollout groups: rows (token sequences to train on), assigned to ranks
+and micro-batches, with their rewards and loss weights."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,9 +16,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.aggregation import row_weights
-from alphaapollo.algorithms.correction import needs_full_sequence
-from alphaapollo.algorithms.divergence import TEACHER_SHARES
-from alphaapollo.algorithms.group_statistics import Groups
+from alphaapollo.algorithms.mismatch import needs_full_sequence
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.algorithms.reward_shaping import (
     apply_exact_budget,
@@ -30,11 +25,13 @@ from alphaapollo.algorithms.reward_shaping import (
     overlong_filter,
     soft_overlong_punishment,
 )
+from alphaapollo.algorithms.statistics import Groups
 from alphaapollo.batching.batch import BatchLayout
 from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.batching.shared_prompts import find_shared_prompts
-from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
-from alphaapollo.types import LONGER_PROMPT, Prompt, Row, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.config.schema import Actor, Algorithm, Config
+from alphaapollo.trainer.step.distillation import has_target, list_rows
+from alphaapollo.types import Prompt, Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 
 WEIGHTS = ("loss_weights", "sequence_weights", "value_weights", "divergence_weights")
@@ -106,7 +103,7 @@ def build_batch(
     """
     actor, algorithm, seed = config.actor_rollout_ref.actor, config.algorithm, config.trainer.seed
     pairs, trajectories, group_of = _list_trainable(groups)
-    rows = [row for pair in pairs for row in _list_rows(*pair, config.teacher)]
+    rows = [row for pair in pairs for row in list_rows(*pair, config)]
     owners = torch.tensor([index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows])
     policy_loss, max_length = get_policy_loss(actor.policy_loss.loss_mode), config.data.max_response_length
     layout = build_batch_layout(
@@ -157,14 +154,6 @@ def _list_trainable(groups: Sequence[TrajectoryGroup]) -> tuple[list[PromptTraje
     ]
     pairs = [pair for _, pair in kept]
     return pairs, [one for _, one in pairs], torch.tensor([index for index, _ in kept])
-
-
-def _list_rows(prompt: Prompt, trajectory: Trajectory, teacher: Teacher) -> list[Row]:
-    """Return the rows of a trajectory, with the weights of the teachers of its data source if there are several."""
-    if not teacher.models:
-        return trajectory.rows
-    weights = teacher.find_shares(prompt.data_source)
-    return [replace(row, columns=row.columns | {TEACHER_SHARES: weights}) for row in trajectory.rows]
 
 
 def draw_token_order(
@@ -230,10 +219,7 @@ def compute_turn_reward(turn: Turn, invalid_action_penalty: float) -> float:
 
 
 def sum_rewards_per_trajectory(rewards: np.ndarray, trajectory_offsets: np.ndarray) -> Tensor:
-    """Sum the token rewards [n] of each trajectory. Returns float64 [N].
-
-    Each sum is rounded once (math.fsum), so it does not depend on the order of the rewards.
-    """
+    """Sum the token rewards [n] of each trajectory, in any order (math.fsum rounds once). Returns float64 [N]."""
     positions = np.flatnonzero(rewards)
     values, bounds = rewards[positions].tolist(), np.searchsorted(positions, trajectory_offsets).tolist()
     return torch.tensor([math.fsum(values[start:end]) for start, end in pairwise(bounds)], dtype=torch.float64)
@@ -242,8 +228,7 @@ def sum_rewards_per_trajectory(rewards: np.ndarray, trajectory_offsets: np.ndarr
 def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
     """Return the group index 0 .. G-1 of each trajectory if a group must stay in one mini-batch, else None.
 
-    Estimators that normalize over a mini-batch and group-mean-token-mean aggregation require this.
-    """
+    Estimators that normalize over a mini-batch and group-mean-token-mean aggregation require this."""
     by_mini_batch = "mini_batches" in get_estimator(algorithm.adv_estimator).needs
     if not by_mini_batch and actor.loss_agg_mode != "group-mean-token-mean":
         return None
@@ -306,22 +291,21 @@ def _compute_loss_weights(
     """Compute the loss weights of the N trajectories in their mini-batches (of all ranks), as a matrix [4, N].
 
     The rows are for the token-level policy loss, the sequence-level policy loss, the critic's loss (a mean over
-    tokens), and the divergence from the teacher: as the first, but over the trajectories for which a self-teacher has a
-    context. mini_batches: trajectory indices of each mini-batch. group_ids: [N].
+    tokens), and the divergence from a target: as the first, but over the trajectories that have one. mini_batches:
+    trajectory indices of each mini-batch. group_ids: [N].
     """
     actor = config.actor_rollout_ref.actor
     horizon = actor.loss_scale_factor or float(config.data.max_response_length)
     cut = torch.tensor([config.algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
     loss_lengths = overlong_filter(num_actions.unsqueeze(1), cut).squeeze(1)
-    has_context = [any(LONGER_PROMPT in row.columns for row in trajectory.rows) for trajectory in trajectories]
-    has_teacher = torch.tensor(has_context) | (not config.teacher.uses_self_teacher)
+    is_taught = torch.tensor([has_target(trajectory.rows, config) for trajectory in trajectories])
     weights = torch.zeros(4, len(trajectories), dtype=torch.float64)
     for ids in mini_batches:
         groups = group_ids[ids]
         weights[0, ids] = row_weights(loss_lengths[ids], groups, actor.loss_agg_mode, horizon)
         weights[1, ids] = row_weights(loss_lengths[ids], groups, "seq-mean-token-sum", horizon)
         weights[2, ids] = row_weights(num_actions[ids], groups, "token-mean", horizon)
-        taught = ids[has_teacher[ids]]
+        taught = ids[is_taught[ids]]
         weights[3, taught] = row_weights(loss_lengths[taught], group_ids[taught], actor.loss_agg_mode, horizon)
     return weights
 

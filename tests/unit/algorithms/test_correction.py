@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.correction import off_policy_sequence_mask, rollout_correction_weights
+from alphaapollo.algorithms.mismatch import off_policy_sequence_mask, rollout_correction_weights
 
 # Ratios by token: row 0 has 0.5, 4 and an observation; row 1 has 2; row 2 is empty.
 TRAIN = torch.tensor([[0.5, 4.0, 7.0], [2.0, 1.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64).log()

@@ -12,12 +12,11 @@ import torch
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
 from alphaapollo.algorithms.advantages.grpo import gpg_alpha, magistral
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses, row_weights
-from alphaapollo.algorithms.correction import rollout_correction_weights
-from alphaapollo.algorithms.divergence import REVERSE
-from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, has_variance
-from alphaapollo.algorithms.kl import kl_penalty, next_kl_coef, subtract_kl, unbiased_kl
+from alphaapollo.algorithms.kl import REVERSE, kl_penalty, next_kl_coef, subtract_kl, unbiased_kl
+from alphaapollo.algorithms.mismatch import rollout_correction_weights
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
+from alphaapollo.algorithms.statistics import Groups, center_in_groups, has_variance
 from alphaapollo.config.schema import Actor, AggregationMode, Algorithm, KLControl, Preference
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, compute_token_stats
 from tests.unit.algorithms.batches import make_advantage_inputs

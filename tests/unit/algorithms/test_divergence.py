@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.divergence import REVERSE, Divergence, compute_teacher_advantages, distribution_overlap
+from alphaapollo.algorithms.kl import REVERSE, Divergence, compute_target_advantages, distribution_overlap
 
 P = torch.tensor([0.5, 0.5, 0.0]).clamp(min=1e-30).double().log()
 Q = torch.tensor([0.25, 0.25, 0.5]).double().log()
@@ -56,9 +56,9 @@ def test_the_sampled_form_is_the_reverse_kl_on_average():
     p, q = logits[:1].log_softmax(-1), other[:1].log_softmax(-1)
     size = p.shape[-1]
     old, teacher, mask = p.view(size, 1), q.view(size, 1), torch.ones(size, 1)
-    advantages = compute_teacher_advantages(old, teacher, mask).advantages[:, 0]
+    advantages = compute_target_advantages(old, teacher, mask).advantages[:, 0]
     weights = p.exp()[0]
-    each = [compute_teacher_advantages(old[v : v + 1], teacher[v : v + 1], mask[:1]) for v in range(size)]
+    each = [compute_target_advantages(old[v : v + 1], teacher[v : v + 1], mask[:1]) for v in range(size)]
     for name, exact in (("reverse_kl", REVERSE.value(p, q)), ("agreement", distribution_overlap(p, q))):
         mean = sum(w * getattr(one, name) for w, one in zip(weights, each, strict=True))
         assert mean == pytest.approx(exact.item())
@@ -70,7 +70,7 @@ def test_the_sampled_form_is_the_reverse_kl_on_average():
 def test_values_outside_the_mask_are_ignored():
     old = torch.tensor([[-1.0, -2.0, float("nan")]]).double()
     teacher = torch.tensor([[-0.5, -3.0, 0.0]]).double()
-    taught = compute_teacher_advantages(old, teacher, torch.tensor([[1.0, 1.0, 0.0]]))
+    taught = compute_target_advantages(old, teacher, torch.tensor([[1.0, 1.0, 0.0]]))
     assert taught.advantages.tolist() == [[0.5, -1.0, 0.0]]
     assert taught.reverse_kl == pytest.approx(0.25)
     assert taught.agreement == pytest.approx((1 + math.exp(-1)) / 2)

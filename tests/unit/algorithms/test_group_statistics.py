@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.advantages.grpo import grpo
-from alphaapollo.algorithms.group_statistics import Groups, center_in_groups, has_variance
+from alphaapollo.algorithms.statistics import Groups, center_in_groups, has_variance
 
 IDS = torch.tensor([7, 9, 7, 9, 4])  # groups 4, 7, 9 in this order: one, two and two samples
 SCORES = torch.tensor([1.0, 5.0, 3.0, 5.0, 8.0], dtype=torch.float64)

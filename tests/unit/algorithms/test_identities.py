@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses, row_weights
-from alphaapollo.algorithms.masked import reward_to_go
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss, policy_loss_names
+from alphaapollo.algorithms.statistics import reward_to_go
 from alphaapollo.config.schema import Actor, Algorithm
 from tests.unit.algorithms.batches import make_advantage_inputs, with_choice
 

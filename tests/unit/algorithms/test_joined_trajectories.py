@@ -1,6 +1,6 @@
 import torch
 
-from alphaapollo.algorithms.joined_trajectories import JoinedTrajectories
+from alphaapollo.algorithms.statistics import JoinedTrajectories
 
 MASK = torch.tensor([[1, 0, 1], [1, 1, 0], [0, 0, 0], [0, 1, 1]])
 IDS = torch.tensor([7, 9, 4, 7])  # rows 0 and 3 are of one trajectory; 4 has no action token

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.masked import (
+from alphaapollo.algorithms.statistics import (
     apply_mask,
     masked_mean,
     move_rewards_to_actions,

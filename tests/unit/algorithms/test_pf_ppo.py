@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from alphaapollo.algorithms.group_statistics import Groups
 from alphaapollo.algorithms.reward_shaping import filtration_weights
+from alphaapollo.algorithms.statistics import Groups
 
 SCORES = torch.tensor([0.0, 1.0, 1.0, 0.5, 7.0, 7.0], dtype=torch.float64)
 GROUPS = Groups.from_ids(torch.tensor([0, 0, 0, 0, 1, 1]))  # the second one is all equal

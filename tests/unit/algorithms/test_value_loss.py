@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from alphaapollo.algorithms.value_loss import value_loss
+from alphaapollo.algorithms.aggregation import value_loss
 
 
 def row(*values: float) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from alphaapollo.algorithms.divergence import REVERSE
+from alphaapollo.algorithms.kl import REVERSE
 from alphaapollo.batching.batch import Rows
 from alphaapollo.batching.shared_prompts import SharedPrompts, find_shared_prompts
 from alphaapollo.config.schema import Model

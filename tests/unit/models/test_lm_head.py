@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from alphaapollo.algorithms.divergence import REVERSE, Divergence
+from alphaapollo.algorithms.kl import REVERSE, Divergence
 from alphaapollo.models import lm_head as head_module
 from alphaapollo.models.lm_head import (
     DivergenceTarget,

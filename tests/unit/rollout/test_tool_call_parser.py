@@ -94,8 +94,8 @@ def test_a_response_template_that_does_not_fit_the_template():
 def test_unsuitable_parser_error_names_suitable_ones():
     pytest.importorskip("vllm")
     for parser, facts in (
-        ("hermess", r"Did you mean 'hermes.*qwen3_xml"),
-        ("mistral", r"mistral.* tokenizer: .*token"),
+        ("hermess", r"hermess.*qwen3_xml"),
+        ("mistral", r"mistral.*token"),
         ("pythonic", r"pythonic .*tool_parser=hermes"),
     ):
         with pytest.raises(ValueError, match=facts):

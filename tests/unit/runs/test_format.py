@@ -25,7 +25,7 @@ from alphaapollo.runs.checkpoint_folder import (
 from alphaapollo.runs.resume import check_folder_belongs_to_command, find_inference_start, find_start_point
 from alphaapollo.runs.run_history import RunPlan
 from alphaapollo.runs.run_model import find_newest_model
-from alphaapollo.trainer.replay.recording import read_recording
+from alphaapollo.trainer.replay.record import read_recording
 from alphaapollo.viewer.report import make_report
 from alphaapollo.viewer.run_folders import read_run_state
 

@@ -12,7 +12,7 @@ from alphaapollo.cli.show import print_samples
 from alphaapollo.evolving.pool import Pool
 from alphaapollo.runs.run_model import find_newest_model, make_generation_config_values
 from alphaapollo.trainer.main_export import main as export
-from alphaapollo.trainer.replay.recording import read_recording
+from alphaapollo.trainer.replay.record import read_recording
 from alphaapollo.viewer.index import RunIndex
 from alphaapollo.viewer.report import make_report
 from alphaapollo.viewer.run_folders import find_kind, read_run_state
@@ -47,8 +47,13 @@ def test_samples_checkpoints_recordings_and_pools_are_read(runs: Path, capsys: p
     for name in ("rl", "generation"):
         assert print_samples([str(runs / name)]) == 0
     assert capsys.readouterr().out.count("sample 1") >= 4
-    recording = read_recording(runs / "rl/recorded/step_000002")
-    assert recording.info.step == 2 and len(recording.groups) == 2 and recording.outcome is not None
+    recording = runs / "rl/recorded/step_000002"
+    if (recording / "groups.msgpack").is_file():  # formats before 2
+        with pytest.raises(ValueError, match="Only alphaapollo"):
+            read_recording(recording)
+    else:
+        inputs, outcome = read_recording(recording)
+        assert inputs.step == 2 and len(inputs.groups) == 2 and outcome is not None
     assert len(Pool(runs / "evolution").candidates) == 2
     newest = find_newest_model(runs / "rl")  # what chat, serve and eval read
     assert newest.source is not None and make_generation_config_values(newest)["rollout"]["name"] == "fake"

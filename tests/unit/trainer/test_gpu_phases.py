@@ -13,20 +13,18 @@ import numpy as np
 import pytest
 
 from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, Data
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
-from alphaapollo.data.stream import PromptStream
 from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer.lifecycle import initialize_run
-from alphaapollo.trainer.loop import train
-from alphaapollo.trainer.loop_async import train_async
+from alphaapollo.trainer.loop import train, train_async
 from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
-from alphaapollo.trainer.step.curriculum import StreamSampler
+from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
@@ -215,28 +213,30 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         reward_model=RewardModelGroup(LocalRanks(Trainer("scorer", gpu))) if reward_model else None,  # type: ignore[arg-type]
         engines=EngineGroup(LocalRanks(Engine(gpu)), 4),  # type: ignore[arg-type]
     )
+    plan: Any = SimpleNamespace(
+        placement=SimpleNamespace(data_parallel_size=1, sequence_parallel=1, num_gpus=1),
+        padded=False,
+        max_tokens=16_384,
+        needs_old_logprobs=True,
+        uses_rollout_logprobs=False,
+        sampling=Sampling(8),
+        greedy_baseline=False,
+        uses_shared_prompts=True,
+        skips_rows_without_advantage=False,
+    )
     reward = None
     if workers.reward_model:
-        reward = RewardModelScorer(workers.reward_model, workers.engines, Tokenizer(), 1, 100, True, 1.0, (), False)  # type: ignore[arg-type]
+        parts = workers.reward_model, workers.engines, Tokenizer()
+        reward = RewardModelScorer(whole, plan, *parts, is_only_reward=False)  # type: ignore[arg-type]
     return SimpleNamespace(
         config=whole,
         workers=workers,
-        plan=SimpleNamespace(
-            placement=SimpleNamespace(data_parallel_size=1, sequence_parallel=1, num_gpus=1),
-            padded=False,
-            max_tokens=16_384,
-            needs_old_logprobs=True,
-            uses_rollout_logprobs=False,
-            sampling=Sampling(8),
-            greedy_baseline=False,
-            uses_shared_prompts=True,
-            skips_rows_without_advantage=False,
-        ),
+        plan=plan,
         weights=WeightPublisher(workers.policy, workers.engines, Probe([1, 2]), 0.1),
         prompts=[Prompt(0, "test", "text")],
         val_prompts=[Prompt(0, "test", "text")],
         goal=TrainingGoal(1),
-        sampler=StreamSampler(PromptStream(1, seed=0, shuffle=False)),
+        sampler=PromptSampler(range(1), Data(shuffle=False)),
         learn=learn,
         metric_sources=[reward] if reward else [],
         progress=Progress(),
@@ -314,7 +314,7 @@ def test_two_iterations_in_carry_mode(tmp_path: Path) -> None:
     trainer = run.config.trainer.model_copy(update={"async_mode": "carry", "test_freq": -1})
     run.config = run.config.model_copy(update={"trainer": trainer})
     run.prompts, run.goal = run.prompts * 2, TrainingGoal(2)
-    run.sampler = StreamSampler(PromptStream(2, seed=0, shuffle=False))
+    run.sampler = PromptSampler(range(2), Data(shuffle=False))
     run.weights.pauses_requests = True
     asyncio.run(train_async(run))
     publish = [*PUBLISH[:2], "engine.pause", *PUBLISH[2:-1], "engine.resume", PUBLISH[-1]]

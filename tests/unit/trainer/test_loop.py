@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema import Config, ReferenceReset
-from alphaapollo.data.stream import PromptStream
+from alphaapollo.config.schema import Config, Data, ReferenceReset
 from alphaapollo.evaluation.validation import ValidationResult
 from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console
@@ -20,7 +19,7 @@ from alphaapollo.trainer import loop
 from alphaapollo.trainer.loop import should_reset_reference
 from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import CollectedGroups
-from alphaapollo.trainer.step.curriculum import StreamSampler
+from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import UpdateResult
 from tests.unit.metric_names import undocumented
 from tests.unit.trainer.samples import group, trajectory
@@ -106,7 +105,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         ),
         weights=Weights(),
         prompts=range(10),
-        sampler=StreamSampler(PromptStream(10, seed=0, shuffle=True)),
+        sampler=PromptSampler(range(10), Data(seed=0)),
         learn=learn,
         goal=TrainingGoal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4),
         progress=Progress(),

@@ -14,11 +14,10 @@ import pytest
 
 from alphaapollo.config.schema import Config
 from alphaapollo.observability.console import Console
-from alphaapollo.trainer import loop_async
+from alphaapollo.trainer import loop
 from alphaapollo.trainer.progress import CurriculumState, Progress, TrainingGoal
-from alphaapollo.trainer.step.collect import take_stream_positions
-from alphaapollo.trainer.step.curriculum import make_prompt_sampler
-from alphaapollo.trainer.step.in_flight import COUNTED, compute_staleness_metrics
+from alphaapollo.trainer.step.collect import COUNTED, compute_staleness_metrics, take_stream_positions
+from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import UpdateResult
 from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Sampling, Trajectory, TrajectoryGroup
 from tests.unit import virtual_time
@@ -126,7 +125,7 @@ def make_run(
     async def start_step(step: int | None, timer: Any) -> None: ...
 
     saving, prompts = Saving(), [Prompt(index, "test", "text") for index in range(PROMPTS)]
-    sampler = make_prompt_sampler(prompts, config.data, 0)
+    sampler = PromptSampler(prompts, config.data, 0)
     return SimpleNamespace(
         config=config,
         plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),
@@ -165,7 +164,7 @@ def test_staleness_is_bounded_and_every_prompt_is_used_once(
     monkeypatch: pytest.MonkeyPatch, seed: int, staleness: int, dynamic: bool
 ) -> None:
     run = make_run(monkeypatch, staleness=staleness, seed=seed, dynamic=dynamic)
-    virtual_time.run(loop_async.train_async(run))
+    virtual_time.run(loop.train_async(run))
     assert sorted(run.trained) == list(range(1, 13))
     for step, groups in run.trained.items():
         assert len(groups) == SIZE and draws_of(groups) == sorted(draws_of(groups))
@@ -182,7 +181,7 @@ def test_staleness_is_bounded_and_every_prompt_is_used_once(
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_counts_add_up(monkeypatch: pytest.MonkeyPatch, seed: int, dynamic: bool) -> None:
     run = make_run(monkeypatch, seed=seed, dynamic=dynamic)
-    virtual_time.run(loop_async.train_async(run))
+    virtual_time.run(loop.train_async(run))
     carried, ready, total = 0.0, 0.0, dict.fromkeys(COUNTED, 0.0)
     for line in run.tracker.lines:
         gone = line["async/trained"] + line["async/dropped_failed"] + line["async/dropped_no_signal"]
@@ -200,14 +199,14 @@ def test_the_counts_add_up(monkeypatch: pytest.MonkeyPatch, seed: int, dynamic: 
 def test_a_resumed_run_generates_every_prompt_once(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     run = make_run(monkeypatch, seed=seed, die_at=7)
     with pytest.raises(Killed):
-        virtual_time.run(loop_async.train_async(run))
+        virtual_time.run(loop.train_async(run))
     saved = run.saved[6]
     kept = [draw for step in range(1, 7) for draw in draws_of(run.trained[step])]
     assert saved["unfinished"] and not set(kept) & set(saved["unfinished"])
     resumed = make_run(monkeypatch, seed=seed)
     resumed.progress = Progress(**saved | {"unfinished": list(saved["unfinished"])})
     resumed.workers.engines.version = 6
-    virtual_time.run(loop_async.train_async(resumed))
+    virtual_time.run(loop.train_async(resumed))
     after = [draw for groups in resumed.trained.values() for draw in draws_of(groups)]
     assert sorted(resumed.trained) == list(range(7, 13)) and not set(after) & set(kept)
     dropped = sum(line["async/dropped_failed"] for line in [*run.tracker.lines[:6], *resumed.tracker.lines])
@@ -224,7 +223,7 @@ def test_a_resumed_run_generates_the_prompts_that_were_in_flight(
 ) -> None:
     run = make_run(monkeypatch, die_at=7, sampler="frontier", dynamic=dynamic)
     with pytest.raises(Killed):
-        virtual_time.run(loop_async.train_async(run))
+        virtual_time.run(loop.train_async(run))
     saved = run.saved[6]
     drawn, first = saved["curriculum"]["drawn"], run.workers.engines.prompts
     assert drawn and drawn == {position: first[position] for position in saved["unfinished"]}
@@ -232,7 +231,7 @@ def test_a_resumed_run_generates_the_prompts_that_were_in_flight(
     resumed = make_run(monkeypatch, sampler="frontier", dynamic=dynamic)
     resumed.progress = Progress(**saved | {"curriculum": CurriculumState(**saved["curriculum"])})
     resumed.workers.engines.version = 6
-    virtual_time.run(loop_async.train_async(resumed))
+    virtual_time.run(loop.train_async(resumed))
     assert drawn.items() <= resumed.workers.engines.prompts.items()
     assert resumed.progress.curriculum.drawn == {}
     assert undocumented(name for line in resumed.tracker.lines for name in line) == []
@@ -240,7 +239,7 @@ def test_a_resumed_run_generates_the_prompts_that_were_in_flight(
 
 def test_the_last_epoch_leaves_no_started_prompt_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(monkeypatch, epochs=1)
-    virtual_time.run(loop_async.train_async(run))
+    virtual_time.run(loop.train_async(run))
     assert run.progress.prompts_consumed == 48 and run.progress.unfinished == []  # 16 batches of 50 prompts
     dropped = sum(line["async/dropped_failed"] for line in run.tracker.lines)
     assert sum(map(len, run.trained.values())) == 48 - dropped
@@ -250,7 +249,7 @@ def test_the_last_epoch_leaves_no_started_prompt_unused(monkeypatch: pytest.Monk
 def test_only_carry_mode_pauses_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     for mode, calls in (("carry", ["pause", "sleep"] * 2), ("separate", [])):
         run = make_run(monkeypatch, steps=2, mode=mode)
-        virtual_time.run(loop_async.train_async(run))
+        virtual_time.run(loop.train_async(run))
         assert run.workers.engines.calls == calls
 
 
@@ -262,7 +261,7 @@ def test_only_failures_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     run.workers.engines.generate_group = play
     with pytest.raises(ValueError, match=r"all \d+ trajectories .*failed"):
-        virtual_time.run(loop_async.train_async(run))
+        virtual_time.run(loop.train_async(run))
 
 
 def test_an_engine_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +272,7 @@ def test_an_engine_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> No
 
     run.workers.engines.generate_group = play
     with pytest.raises(Killed):
-        virtual_time.run(loop_async.train_async(run))
+        virtual_time.run(loop.train_async(run))
 
 
 def test_the_synchronous_loop_takes_unfinished_prompts_first() -> None:
@@ -303,6 +302,6 @@ def test_the_reward_model_scores_when_a_batch_may_be_complete(monkeypatch: pytes
         scored.append(len(list(groups)))
 
     run.reward_model_scorer = SimpleNamespace(score_groups=score_groups, pop_metrics=dict)
-    virtual_time.run(loop_async.train_async(run))
+    virtual_time.run(loop.train_async(run))
     assert sum(scored) == sum(line["async/finished"] for line in run.tracker.lines)
     assert scored[0] == SIZE and len(scored) < 0.6 * sum(scored)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from alphaapollo.algorithms.divergence import REVERSE
+from alphaapollo.algorithms.kl import REVERSE
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
 from alphaapollo.config.schema import Actor, RolloutCorrection
 from alphaapollo.models.attention import register_attn_implementation

@@ -15,8 +15,8 @@ from alphaapollo.config.schema import FrozenFsdp, Model
 from alphaapollo.models import sharding
 from alphaapollo.models.load import load_reward_model
 from alphaapollo.types import Row
+from alphaapollo.workers.critic import RewardModelWorker
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.reward_model import RewardModelWorker
 from tests.unit.tiny import run_ranks, save_scorer, some_rows
 from tests.unit.workers.training import call_for_each
 

@@ -17,8 +17,9 @@ from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.models import sharding
 from alphaapollo.models.load import load_or_init_reward_model
 from alphaapollo.types import Row
+from alphaapollo.workers.critic import RewardModelWorker
+from alphaapollo.workers.preference import RewardTrainingWorker
 from alphaapollo.workers.process_group import RankPlacement
-from alphaapollo.workers.reward_model import RewardModelWorker, RewardTrainingWorker
 from tests.unit.tiny import run_ranks
 from tests.unit.workers.test_preference_worker import Case, assert_alike, some_pairs
 from tests.unit.workers.training import record_gradients, scale_weights

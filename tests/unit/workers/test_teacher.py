@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from alphaapollo.config.schema.reward import TEACHER_SHARES
 
-from alphaapollo.algorithms.divergence import TEACHER_SHARES
 from alphaapollo.batching.batch import RankBatch
 from tests.unit.plain import jsd, kl_full
 from tests.unit.tiny import run_ranks, save_tokenizer

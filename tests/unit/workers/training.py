@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from alphaapollo.config.schema.reward import TEACHER_SHARES
 
 from alphaapollo.algorithms.aggregation import row_weights
-from alphaapollo.algorithms.divergence import TEACHER_SHARES
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.batching.batch import BatchLayout, Columns, Rows
 from alphaapollo.batching.packing import build_batch_layout

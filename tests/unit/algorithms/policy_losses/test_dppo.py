@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
-from alphaapollo.algorithms.policy_losses.dppo import binary_kl, binary_tv, is_dropped
+from alphaapollo.algorithms.policy_losses.ppo import binary_kl, binary_tv, is_dropped
 from alphaapollo.config.schema import Actor
 
 

@@ -150,7 +150,6 @@ def test_valid_combinations_have_no_notices(estimator: str, loss: str, values: d
             ("gdpo_weights has 1", "gdpo_rewards has 2"),
         ),
         ("gdpo", "ppo", {"algorithm.gdpo_weights": [1.0]}, ("gdpo_weights has 1", "gdpo_rewards has 0")),
-        ("gdpo", "ppo", {"algorithm.gdpo_rewards": ["a", "a"]}, ("algorithm.gdpo_rewards=[a, a] repeats",)),
         (
             *("gdpo", "ppo", {"algorithm.gdpo_rewards": ["a"], "algorithm.gdpo_conditions": {"b": ["a", 1.0]}}),
             ("algorithm.gdpo_conditions", "[b]", "gdpo_rewards is only [a]"),

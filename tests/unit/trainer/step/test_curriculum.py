@@ -11,7 +11,7 @@ from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Config, Data
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.step.curriculum import CurriculumSampler, assign_stages, measure_pass_rate
+from alphaapollo.trainer.step.curriculum import PromptSampler, assign_stages, measure_pass_rate
 from alphaapollo.types import Outcome, Prompt, TrajectoryGroup
 from tests.unit.trainer.samples import group, trajectory
 
@@ -39,7 +39,7 @@ def test_failed_samples_are_no_part_of_a_pass_rate() -> None:
 def test_results_change_the_weights() -> None:
     """Solved, impossible and half solved prompts, and one that was never sampled."""
     tasks, progress = prompts("a", "a", "a", "a"), Progress(prompts_consumed=3)
-    curriculum = CurriculumSampler(tasks, settings())
+    curriculum = PromptSampler(tasks, settings())
     assert sorted(curriculum.choose_prompts(progress, [0, 1, 2, 3])) == [0, 1, 2, 3]
     groups = [results(tasks[0], 1, 1), results(tasks[1], 0, 0), results(tasks[2], 1, 0)]
     curriculum.observe(progress, groups)
@@ -52,7 +52,7 @@ def test_results_change_the_weights() -> None:
     }
     assert progress.curriculum.drawn == {}  # no group is in flight
     assert curriculum._compute_weights(progress.curriculum).tolist() == [0.05, 0.05, 1.0, 1.0]
-    by_pool = CurriculumSampler(tasks, settings("difficulty", revisit_rate=0.1))
+    by_pool = PromptSampler(tasks, settings("difficulty", revisit_rate=0.1))
     assert by_pool._compute_weights(progress.curriculum).tolist() == [0.1, 0.2, 1.0, 1.0]
     curriculum.observe(progress, [results(tasks[0], 0, 0)])
     assert curriculum._compute_weights(progress.curriculum)[0] == 1.0  # decayed to 0.5: no longer retired
@@ -61,7 +61,7 @@ def test_results_change_the_weights() -> None:
 def test_stages_open_at_their_gates() -> None:
     stages = [{"data_source": "easy/*"}, {"data_source": "math", "metric": "val/accuracy"}, {"data_source": "*"}]
     tasks, progress = prompts("easy/a", "easy/b", "easy/b", "math", "x"), Progress()
-    curriculum = CurriculumSampler(tasks, settings("uniform", stages=stages))
+    curriculum = PromptSampler(tasks, settings("uniform", stages=stages))
     for validation, result, weights in (
         ({}, results(tasks[0], 1, 1), [1, 1, 1, 0, 0]),  # one of the two prompts that a batch has
         ({"val/accuracy": 0.9}, results(tasks[1], 1, 0), [1, 1, 1, 0, 0]),  # mean .75
@@ -78,7 +78,7 @@ def test_stages_open_at_their_gates() -> None:
 def test_a_gate_metric_must_exist() -> None:
     stages = [{"data_source": "a", "metric": "val/b/accuracy"}, {"data_source": "*"}]
     tasks, progress = prompts("a", "b"), Progress()
-    curriculum = CurriculumSampler(tasks, settings("uniform", stages=stages))
+    curriculum = PromptSampler(tasks, settings("uniform", stages=stages))
     curriculum.observe(progress, [])  # not validated yet
     progress.validation = {"val/accuracy": 0.9}
     with pytest.raises(ValueError, match=r"val/b/accuracy, .* one of val/accuracy\."):
@@ -102,11 +102,11 @@ def test_every_prompt_needs_a_stage_and_every_stage_a_prompt() -> None:
 def test_a_resumed_run_draws_what_the_uninterrupted_run_draws(tmp_path: Path) -> None:
     """Two of four positions are in flight when the checkpoint is written."""
     tasks, data = prompts(*["a"] * 30, first_id=5), settings()
-    progress, curriculum = Progress(step=1, prompts_consumed=4, unfinished=[1, 3]), CurriculumSampler(tasks, data)
+    progress, curriculum = Progress(step=1, prompts_consumed=4, unfinished=[1, 3]), PromptSampler(tasks, data)
     drawn = curriculum.choose_prompts(progress, [0, 1, 2, 3])
     curriculum.observe(progress, [results(tasks[drawn[0]], 1, 0), results(tasks[drawn[2]], 0.3, 0.3)])
     progress.write(tmp_path)
-    resumed, fresh = Progress.read(tmp_path), CurriculumSampler(tasks, data)
+    resumed, fresh = Progress.read(tmp_path), PromptSampler(tasks, data)
     assert np.array_equal(resumed.curriculum.pass_rates, progress.curriculum.pass_rates, equal_nan=True)
     assert resumed.curriculum.drawn == progress.curriculum.drawn == {1: tasks[drawn[1]].id, 3: tasks[drawn[3]].id}
     positions = [1, 3, 4, 5, 6]
@@ -117,10 +117,10 @@ def test_a_resumed_run_draws_what_the_uninterrupted_run_draws(tmp_path: Path) ->
 def test_rows_that_are_dropped_at_resume_are_replaced() -> None:
     """Pass rates belong to the rows of the data files, not to their order among the kept ones."""
     tasks, progress = prompts("a", "a", "a"), Progress(unfinished=[0, 1])
-    curriculum = CurriculumSampler(tasks, settings())
+    curriculum = PromptSampler(tasks, settings())
     curriculum.choose_prompts(progress, [0, 1])
     curriculum.observe(progress, [results(tasks[2], 1, 1)])
-    kept = CurriculumSampler([tasks[2]], settings())
+    kept = PromptSampler([tasks[2]], settings())
     assert kept.choose_prompts(progress, [0, 1]) == [0, 0]
     assert kept._compute_weights(progress.curriculum).tolist() == [0.05]
 
@@ -129,12 +129,12 @@ def test_uniform_stages_draw_each_prompt_once_per_epoch() -> None:
     """Also after the second stage has opened, with positions in flight, and after a resume."""
     stages = [{"data_source": "Easy", "threshold": 0.5}, {"data_source": "*"}]
     tasks, data = prompts(*["easy"] * 5, *["hard"] * 6), settings("uniform", batch=5, stages=stages)
-    sampler, progress = CurriculumSampler(tasks, data), Progress(prompts_consumed=12)
+    sampler, progress = PromptSampler(tasks, data), Progress(prompts_consumed=12)
     drawn = [sampler.choose_prompts(progress, [2 * k, 2 * k + 1]) for k in range(6)]
     numbers = [number for pair in drawn for number in pair]
     assert sorted(numbers[:5]) == sorted(numbers[5:10]) == list(range(5))
     sampler.observe(progress, [results(tasks[number], 1, 1) for number in range(5)])
     assert progress.curriculum.stage == 1
-    again = CurriculumSampler(tasks, data)
+    again = PromptSampler(tasks, data)
     numbers = [again.choose_prompts(progress, [position])[0] for position in range(12, 34)]
     assert sorted(numbers[:11]) == sorted(numbers[11:]) == list(range(11)) and numbers[:11] != numbers[11:]

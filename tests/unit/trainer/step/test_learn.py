@@ -13,7 +13,7 @@ from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.progress import Progress, RecentGroups
 from alphaapollo.trainer.step.learn import learn
 from tests.unit.trainer.samples import group, trajectory
 
@@ -99,7 +99,7 @@ def test_the_entropy_is_measured_every_so_many_iterations() -> None:
 def test_non_finite_columns_end_the_run_or_skip_the_iteration(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts = r"iteration 3 .*reference are NaN .* 2 of 2 rows.*on_bad_step=skip"
+    facts = r"iteration 3.*ref_logprobs are NaN.*on_bad_step=skip"
     with pytest.raises(FloatingPointError, match=facts):
         asyncio.run(learn(learner(NanReference()), 3, [GROUP], Timer()))
     monkeypatch.setattr("alphaapollo.trainer.step.learn.MAX_SKIPPED_STEPS", 3)
@@ -108,10 +108,10 @@ def test_non_finite_columns_end_the_run_or_skip_the_iteration(
     for step in (3, 4):
         learned = asyncio.run(learn(run, step, [GROUP], Timer()))
         assert learned.metrics == {"batch/left_out": 1.0} and learned.kl_coef == 1e-3
-        run.progress.complete_iteration(learned.kl_coef, learned.iterations_skipped, {})
+        run.progress.complete_iteration(learned.kl_coef, learned.iterations_skipped, {}, RecentGroups())
     notice = " ".join(capsys.readouterr().out.split())
-    assert "step 4: " in notice and "reference are NaN" in notice
-    with pytest.raises(FloatingPointError, match=r"iteration 5 .* 2 batches before"):
+    assert "step 4: " in notice and "ref_logprobs are NaN" in notice
+    with pytest.raises(FloatingPointError, match=r"iteration 5, after 2 skipped"):
         asyncio.run(learn(run, 5, [GROUP], Timer()))
     assert workers.updates == 0
 

@@ -17,7 +17,9 @@ def rewarded(prompt_id: int, *rewards: float) -> TrajectoryGroup:
 
 
 def take_recent_groups(progress: Progress, step: int, fresh: list[TrajectoryGroup], data: Data) -> CollectedGroups:
-    return add_recent_groups(progress, step, CollectedGroups(fresh, fresh, 1), data)
+    collected = add_recent_groups(progress.recent, step, CollectedGroups(fresh, fresh, 1), data)
+    progress.recent = collected.recent
+    return collected
 
 
 def settings(groups: int = 2, max_age: int = 2) -> Data:
@@ -46,7 +48,7 @@ def test_a_resumed_run_reuses_the_same_groups(tmp_path: Path) -> None:
     assert [[one.prompt.id for one in groups] for groups in chosen[1:]] == [[one.prompt.id for one in chosen[0]]] * 2
     for kept, read in zip(*chosen[:2], strict=True):
         for one, other in zip(kept.trajectories, read.trajectories, strict=True):
-            assert (one.rows[0].logprobs, one.reward) == (other.rows[0].logprobs, other.reward)
+            assert ([*one.rows[0].logprobs], one.reward) == ([*other.rows[0].logprobs], other.reward)
     assert take_recent_groups(copied, 3, [], settings(groups=0)) == CollectedGroups([], [], 1)
 
 

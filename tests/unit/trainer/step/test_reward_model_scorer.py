@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from alphaapollo.batching.batch import RankBatch
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, RewardModel
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.trainer.step.reward_model_scorer import (
     RewardModelScorer,
@@ -91,7 +92,10 @@ def add_to(
     groups: list[TrajectoryGroup], own: RewardModelTokenizer, weight: float = 0.5, model: Any = None
 ) -> tuple[RewardModelScorer, SumOfTokens]:
     model = model or SumOfTokens()
-    reward = RewardModelScorer(model, Engines(), own, 2, 6, True, weight, (), is_only_reward=False)  # type: ignore[arg-type]
+    keys = {"weight": weight, "forward_max_token_len_per_gpu": 6}
+    config = Config().model_copy(update={"reward_model": RewardModel(**keys)})  # type: ignore[arg-type]
+    plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=2, sequence_parallel=1), padded=True)
+    reward = RewardModelScorer(config, plan, model, Engines(), own, is_only_reward=False)  # type: ignore[arg-type]
     asyncio.run(reward.score_groups(groups))
     return reward, model
 

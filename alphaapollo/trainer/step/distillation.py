@@ -1,4 +1,5 @@
-"""Log-probs of the response tokens from teachers behind vLLM servers.
+"""What teachers add to an iteration on the driver: shares in the loss of each row, advantages, and log-probs from vLLM
+servers.
 
 Each row is one request to /completions with its token ids as the prompt and `prompt_logprobs=k`. The answer has for
 each prompt token its own log-prob and those of the k most probable tokens, at temperature 1. A request that fails is
@@ -9,26 +10,72 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import random
-import time
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import aiohttp
 import msgspec
 import numpy as np
+import torch
 
-from alphaapollo.algorithms.divergence import TEACHER_SHARES
+from alphaapollo.algorithms.kl import compute_target_advantages
 from alphaapollo.batching.batch import Columns
-from alphaapollo.config.schema import Teacher, TeacherModel
-from alphaapollo.types import JsonObject, Row
+from alphaapollo.config.schema import Config, Teacher, TeacherModel
+from alphaapollo.config.schema.reward import TEACHER_SHARES
+from alphaapollo.models.load import load_config
+from alphaapollo.rewards.openai_connection import make_connection_options
+from alphaapollo.types import LONGER_PROMPT, JsonObject, Prompt, Row, Trajectory
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
+if TYPE_CHECKING:
+    from alphaapollo.trainer.run_state import LearnerState
+    from alphaapollo.trainer.step.training_batch import TrainingBatch
+
 CONNECTIONS = 64  # maximum concurrent requests to one server
-PATIENCE = 300.0  # seconds after the first failure of a request
-FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0  # seconds before a retry; doubled for each further one
-RETRIED_STATUS = (408, 409, 429)  # and all of 500 and above
+PATIENCE = 300.0  # seconds for which a failed request is sent again
 MIN_TAIL = 1e-7  # smallest probability of all tokens beyond the top k, because log-probs are rounded to float32
+
+
+def list_rows(prompt: Prompt, trajectory: Trajectory, config: Config) -> list[Row]:
+    """Return the rows of a trajectory, with the weights of the teachers of its data source if there are several."""
+    if not config.teacher.models:
+        return trajectory.rows
+    weights = config.teacher.find_shares(prompt.data_source)
+    return [replace(row, columns=row.columns | {TEACHER_SHARES: weights}) for row in trajectory.rows]
+
+
+def has_target(rows: Sequence[Row], config: Config) -> bool:
+    """Whether a row of a trajectory is compared with a teacher: a self-teacher needs a longer prompt."""
+    return not config.teacher.uses_self_teacher or any(LONGER_PROMPT in row.columns for row in rows)
+
+
+def add_target_advantages(
+    advantages: np.ndarray, mask: np.ndarray, computed: Columns[np.ndarray], config: Config
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Add the advantages from teacher and policy log-probs, if teacher.divergence=sampled. All [n]."""
+    if computed.target_logprobs is None:
+        return advantages, {}
+    assert computed.old_logprobs is not None
+    columns = computed.old_logprobs, computed.target_logprobs
+    old, target = (torch.from_numpy(one.astype(np.float64)) for one in columns)
+    taught = compute_target_advantages(old, target, torch.from_numpy(mask))
+    combined = advantages + config.teacher.coef * taught.advantages.numpy()
+    return combined, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
+
+
+async def compute_target_columns(run: LearnerState, batch: TrainingBatch) -> Columns[np.ndarray]:
+    """Compute the log-probs that the loss needs of teachers on the policy's ranks, and request those of servers."""
+    teacher, local = run.config.teacher, Columns[np.ndarray]()
+    if teacher.uses_sampled_tokens and teacher.local_models:
+        parts = await run.workers.policy.compute_log_probs("teacher")
+        local = Columns(target_logprobs=batch.layout.join_columns(parts))
+    if not teacher.servers:
+        return local
+    vocabulary_size = load_config(run.plan.model).get_text_config().vocab_size
+    scores = await score_rows(teacher, batch.rows, vocabulary_size)
+    if scores.target_logprobs is None or local.target_logprobs is None:
+        return scores
+    return replace(scores, target_logprobs=local.target_logprobs + scores.target_logprobs)
 
 
 class TeacherServerError(ConnectionError):
@@ -108,23 +155,22 @@ class TeacherClient:
     patience: seconds for which a failed request is sent again."""
 
     def __init__(self, key: str, model: TeacherModel, patience: float):
+        connection = make_connection_options(key, model.base_url, model.api_key_env)
+        import openai
+
         self.key, self.model, self.patience = key, model, patience
-        token = os.environ.get(model.api_key_env, "")
-        self.session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=model.timeout),
-        )
+        retries = 4 + round(patience / 8)  # after pauses of 0.5, 1, 2, 4, 8, 8, ... seconds
+        self.client = openai.AsyncOpenAI(**connection, timeout=model.timeout, max_retries=retries)
         self.slots = asyncio.Semaphore(CONNECTIONS)
 
     async def close(self) -> None:
-        await self.session.close()
+        await self.client.close()
 
     async def score(self, token_ids: Sequence[int], k: int) -> list[dict[int, TokenLogprob]]:
         """Return the log-probs of each token and of the k most probable tokens at its position. {} for the first."""
         request = {"model": self.model.name, "prompt": list(token_ids), "max_tokens": 1, "prompt_logprobs": k}
         async with self.slots:
-            reply = await self.post(self.model.base_url.rstrip("/") + "/completions", request)
+            reply = await self.post("/completions", request)
         try:
             scores = msgspec.json.decode(reply, type=CompletionReply).choices[0].prompt_logprobs
         except (msgspec.MsgspecError, IndexError) as error:
@@ -137,31 +183,17 @@ class TeacherClient:
 
     async def post(self, url: str, request: JsonObject) -> bytes:
         """Send a request and return the body of the answer. Raises TeacherServerError."""
-        pause, end = FIRST_PAUSE, math.inf
-        while True:
-            wait = pause * random.uniform(0.5, 1.0)  # not all requests at the same time
-            try:
-                with HEARTBEAT.record_call("a request", url, self.model.timeout):
-                    async with self.session.post(url, json=request) as response:
-                        body = await response.read()
-                if response.status < 400:
-                    return body
-                problem = f"status {response.status}: {body.decode(errors='replace')[:300]}"
-                if response.status < 500 and response.status not in RETRIED_STATUS:
-                    raise self.make_error(f"refused a request ({problem}). Check the name of the model and the request")
-                if (asked := response.headers.get("Retry-After", "")).isdecimal():
-                    wait = max(wait, float(asked))
-            except (aiohttp.ClientError, TimeoutError) as error:
-                problem = f"{type(error).__name__}: {error}"
-            end = min(end, time.monotonic() + self.patience)
-            if time.monotonic() + wait > end:
-                break
-            await asyncio.sleep(wait)
-            pause = min(2 * pause, MAX_PAUSE)
-        raise self.make_error(
-            f"did not answer for {self.patience:g} s ({problem}). Check that it runs, or raise {self.key}.timeout="
-            f"{self.model.timeout:g}"
-        )
+        import httpx
+        import openai
+
+        try:
+            with HEARTBEAT.record_call("a request", url, self.patience + self.model.timeout):
+                return (await self.client.post(url, cast_to=httpx.Response, body=request)).content
+        except openai.APIError as error:
+            raise self.make_error(
+                f"does not answer a request ({type(error).__name__}: {str(error)[:300]}). Check that it has the model "
+                f"{self.model.name}, or raise {self.key}.timeout={self.model.timeout:g}"
+            ) from None
 
     def make_error(self, problem: str) -> TeacherServerError:
         return TeacherServerError(f"{self.key}.base_url={self.model.base_url}: the server {problem}.")
