@@ -8,17 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Never
 
 from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.environments.base import ScoreFn
-from alphaapollo.evolving.budget import EvolutionStopped, compute_call_price
+from alphaapollo.evolving.calls import EvolutionStopped, RoleCaller, Transcript
 from alphaapollo.evolving.model_clients import EngineClient, ModelCallError
-from alphaapollo.evolving.pool import CandidateId, ModelCall, Usage
-from alphaapollo.evolving.role_calls import RoleModelCaller, Transcript
+from alphaapollo.evolving.pool import ModelCall
 from alphaapollo.evolving.roles import ModelReply, make_user_chat
 from alphaapollo.rollout.agents.rows import list_new_messages
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
@@ -28,30 +27,36 @@ from alphaapollo.rollout.episode import EpisodeTask
 from alphaapollo.types import EpisodeEnd, Message, Outcome, Prompt, Sampling, Score, Turn
 
 
+@dataclass(frozen=True)
 class AgentProposer:
     """Proposer that runs the program with one model. At most models.NAME.max_concurrent programs run at once."""
 
-    def __init__(self, caller: RoleModelCaller, runner: AgentRunner, sampling: Sampling, num_slots: int):
-        self._caller, self._runner, self._sampling = caller, runner, sampling
-        self._slots = asyncio.Semaphore(num_slots)
+    caller: RoleCaller
+    runner: AgentRunner
+    sampling: Sampling
+    slots: asyncio.Semaphore
 
     async def propose(
-        self, prompt: Prompt, candidate_id: CandidateId, build_prompt: Callable[[list[Message]], list[Message]]
+        self, prompt: Prompt, key: str, index: int, build_prompt: Callable[[list[Message]], list[Message]]
     ) -> Transcript:
-        """Run the program with the proposer's prompt as the content of its task. Raises like `call_model`."""
+        """Run the program with the proposer's prompt as the content of its task. Raises like `call_model`.
+        key: prefix of the keys of its calls. index: of the solution."""
         first = make_user_chat(prompt.content) if isinstance(prompt.content, str) else list(prompt.content)
         messages = check_messages(build_prompt(first), "proposer.build")
-        key = f"{candidate_id.key}/proposer/"
+
+        def make_no_environment(turns: Sequence[Turn]) -> Never:
+            raise AssertionError("an agent has no environment")
+
         task = EpisodeTask(
             replace(prompt, content=messages),
-            candidate_id.index,
-            _make_no_environment,
-            self._sampling,
-            lambda number: self._caller.derive_call_seed(f"{key}turn{number}"),
+            index,
+            make_no_environment,
+            self.sampling,
+            lambda number: self.caller.derive_call_seed(f"{key}turn{number}"),
             name=key,
         )
-        async with self._slots:
-            session, end, score = await self._runner.run_session(task)
+        async with self.slots:
+            session, end, score = await self.runner.run_session(task)
         return make_transcript(messages, session, end, score)
 
 
@@ -74,10 +79,10 @@ def make_transcript(prompt: list[Message], session: AgentSession, end: EpisodeEn
 
 @asynccontextmanager
 async def open_agent_proposers(
-    config: EvolvingConfig, caller: RoleModelCaller, engines: Mapping[str, EngineClient], score: ScoreFn
+    config: EvolvingConfig, caller: RoleCaller, engines: Mapping[str, EngineClient], score: ScoreFn
 ) -> AsyncIterator[dict[str, AgentProposer]]:
     """Context manager that starts a proposer for each model that proposes, by model name."""
-    role, data = config.roles.proposer, config.data
+    role, data, proposers = config.roles.proposer, config.data, dict[str, AgentProposer]()
     max_tokens = role.max_tokens or data.max_response_length
     env = config.env.model_copy(update={"max_tokens_per_turn": max_tokens})
 
@@ -85,21 +90,25 @@ async def open_agent_proposers(
         return await score(prompt, text)
 
     async with AsyncExitStack() as stack:
-        proposers = {}
         for name in config.proposer_models:
-            client, model = engines[name], config.models[name]
-            price = compute_call_price(model, data.max_length - max_tokens, max_tokens)
-            around = partial(log_request, caller, name, Usage(1, data.max_length, price))
+            client = engines[name]
+            around = partial(log_request, caller, name, data.max_length, max_tokens)
             opened = open_agent_runner(client.engine, env, data, grade if env.agent.grade else None, around)
             runner = await stack.enter_async_context(opened)
             ids, stop = client.stop_token_ids, client.rollout.stop_strings
             sampling = Sampling(data.max_length, role.temperature, role.top_p, stop_token_ids=ids, stop=stop)
-            proposers[name] = AgentProposer(caller, runner, sampling, model.max_concurrent)
+            slots = asyncio.Semaphore(config.models[name].max_concurrent)
+            proposers[name] = AgentProposer(caller, runner, sampling, slots)
         yield proposers
 
 
 async def log_request(
-    caller: RoleModelCaller, model: str, max_usage: Usage, request: Request, answer: Callable[[], Awaitable[None]]
+    caller: RoleCaller,
+    model: str,
+    max_length: int,
+    max_tokens: int,
+    request: Request,
+    answer: Callable[[], Awaitable[None]],
 ) -> None:
     """Answer a request of a program as soon as it fits the budget, and log it as a call. An end of the run ends the
     session."""
@@ -114,15 +123,11 @@ async def log_request(
         return ModelReply(text, request.seed, len(request.prompt_ids), tokens, completions[-1].stop_reason.value)
 
     key = f"{request.session.name}turn{request.session.num_started - 1}"
-    call = ModelCall(key, "proposer", model, request.body_digest, seed=0, ended_at=0.0, seconds=0.0)
+    call = ModelCall(key, "proposer", model, request.body_digest, seed=0)
     try:
-        await caller.log_call(call, max_usage, generate)
+        await caller.log_call(call, max_length - max_tokens, max_tokens, generate)
     except ModelCallError:
         pass  # the program has received the error
     except (EvolutionStopped, OSError) as error:
         request.record_engine_error(error)
         raise EngineError(str(error)) from error
-
-
-def _make_no_environment(turns: Sequence[Turn]) -> Never:
-    raise AssertionError("an agent has no environment")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Literal
 
@@ -28,21 +28,29 @@ from alphaapollo.runs.format import check_format
 from alphaapollo.utils.json_types import JsonObject
 
 Criterion = Literal["truth", "votes"]
-Row = JsonObject
 
 
-def make_training_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict[str, list[Row]]:
+def make_training_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict[str, list[JsonObject]]:
     """Return the rows of each parquet file: `sft`, `preference` and `verifier`."""
-    rows: dict[str, list[Row]] = {"sft": [], "preference": [], "verifier": []}
-    for problem in sorted({one.id.problem for one in pool.candidates.values()}):
+    rows: dict[str, list[JsonObject]] = {"sft": [], "preference": [], "verifier": []}
+    for problem in sorted({one.position.problem for one in pool.candidates.values()}):
         candidates = pool.get_candidates(problem)
-        right = [one for one in candidates if is_right(pool, one, criterion) is True]
-        wrong = [one for one in candidates if is_right(pool, one, criterion) is False]
+        right, wrong = ([one for one in candidates if is_right(pool, one, criterion) is kind] for kind in (True, False))
         rows["sft"] += [{"messages": list(one.messages), **_get_source_fields(one)} for one in right]
-        rows["preference"] += _make_preference_rows(candidates, right, wrong)[:max_pairs]
-        rows["verifier"] += [
-            row for one in candidates for row in _make_verifier_rows(pool, one) if criterion == "truth"
+        # all pairs have a prompt without past solutions
+        prompt = next((one.messages[: one.num_prompt_messages] for one in candidates if not one.parents), ())
+        rows["preference"] += [
+            {
+                "prompt": list(prompt),
+                "chosen": list(good.messages[good.num_prompt_messages :]),
+                "rejected": list(bad.messages[bad.num_prompt_messages :]),
+                **_get_source_fields(good),
+            }
+            for good, bad in islice(product(right, wrong), max_pairs)
+            if prompt
         ]
+        if criterion == "truth":
+            rows["verifier"] += [row for one in candidates for row in _make_verifier_rows(pool, one)]
     return rows
 
 
@@ -54,40 +62,20 @@ def is_right(pool: Pool, candidate: Candidate, criterion: Criterion) -> bool | N
     return judgement.is_accepted if judgement else None
 
 
-def _make_preference_rows(
-    candidates: Sequence[Candidate], right: Sequence[Candidate], wrong: Sequence[Candidate]
-) -> list[Row]:
-    """Return one row per pair of a right and a wrong solution. All rows have a prompt without past solutions."""
-    first = next((one for one in candidates if not one.parents), None)
-    if first is None:
-        return []
-    prompt = list(first.messages[: first.num_prompt_messages])
-    return [
-        {
-            "prompt": prompt,
-            "chosen": list(good.messages[good.num_prompt_messages :]),
-            "rejected": list(bad.messages[bad.num_prompt_messages :]),
-            **_get_source_fields(good),
-        }
-        for good, bad in product(right, wrong)
-    ]
-
-
-def _make_verifier_rows(pool: Pool, candidate: Candidate) -> list[Row]:
+def _make_verifier_rows(pool: Pool, candidate: Candidate) -> list[JsonObject]:
     """Return one row with a verifier's prompt for this candidate; none if the ground truth or the prompt is missing."""
-    prompt = next((verdict.messages for verdict in pool.get_verdicts(candidate.key) if verdict.messages), None)
+    judgement = pool.judgements.get(candidate.key)
+    prompt = next((verdict.messages for verdict in (judgement.verdicts if judgement else ()) if verdict.messages), None)
     if prompt is None or candidate.is_right is None:
         return []
     truth = {"style": "rule", "ground_truth": "right" if candidate.is_right else "wrong"}
     return [{"prompt": list(prompt), "ability": "verification", "reward_model": truth, **_get_source_fields(candidate)}]
 
 
-def _get_source_fields(candidate: Candidate) -> Row:
-    key = candidate.id
-    return {
-        "data_source": "evolving",
-        "extra_info": {"problem": key.problem, "round": key.round, "candidate": candidate.key},
-    }
+def _get_source_fields(candidate: Candidate) -> JsonObject:
+    position = candidate.position
+    info = {"problem": position.problem, "round": position.round, "candidate": candidate.key}
+    return {"data_source": "evolving", "extra_info": info}
 
 
 def export_training_rows(run_folder: Path, output_folder: Path, criterion: Criterion, max_pairs: int) -> dict[str, int]:

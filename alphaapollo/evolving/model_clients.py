@@ -1,4 +1,4 @@
-"""Clients of the models `models.NAME`: OpenAI-compatible servers, and engines that this run starts."""
+"""Models of a run (`models.NAME`): OpenAI-compatible servers, and engines that this run starts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ServerClient:
         connection = make_connection_options(f"models.{name}", model.base_url, model.api_key_env)
         import openai
 
-        self._name, self._model = name, model
+        self._model = model
         self.time_limit: float | None = model.timeout * (1 + model.max_retries)
         self._client = openai.AsyncOpenAI(**connection, timeout=model.timeout, max_retries=model.max_retries)
 
@@ -63,19 +63,13 @@ class ServerClient:
                 seed=sampling.seed % MAX_SERVER_SEED,
             )
             choice, usage = reply.choices[0], reply.usage
-            text, stop = choice.message.content, choice.finish_reason
-            counts = int(usage.prompt_tokens), int(usage.completion_tokens)
+            text, tokens = replace_surrogates(choice.message.content), int(usage.completion_tokens)
+            return ModelReply(text, sampling.seed, int(usage.prompt_tokens), tokens, str(choice.finish_reason))
         except openai.APIStatusError as error:
             server_down = error.status_code not in REQUEST_ERRORS
             raise ModelCallError(f"status {error.status_code}: {error}", server_down) from error
-        except openai.APIError as error:
-            raise ModelCallError(f"{type(error).__name__}: {error}", server_down=True) from error
-        except MALFORMED_RESPONSE_ERRORS as error:
-            reason = f"the reply of models.{self._name} is not in OpenAI's format: {type(error).__name__}: {error}"
-            raise ModelCallError(reason, server_down=True) from error
-        if not isinstance(text, str):
-            raise ModelCallError(f"the reply of models.{self._name} contains no text", server_down=True)
-        return ModelReply(replace_surrogates(text), sampling.seed, *counts, stop_reason=str(stop))
+        except (openai.APIError, *MALFORMED_RESPONSE_ERRORS) as error:  # no connection, or not OpenAI's format
+            raise ModelCallError(f"no readable reply: {type(error).__name__}: {error}", server_down=True) from error
 
     def fits_prompt_limit(self, messages: Sequence[Message]) -> bool:
         """Return True, because the prompt limit of a server is unknown."""
@@ -145,7 +139,8 @@ def check_models_and_load_renderers(config: EvolvingConfig) -> dict[str, Rendere
 def make_engine_clients(
     config: EvolvingConfig, renderers: Mapping[str, Renderer], folder: Path
 ) -> dict[str, EngineClient]:
-    """Create one engine client per model name, not started. All engines share the CPU cores or the GPU."""
+    """Create one engine client per model name, not started. All engines share the CPU cores or the GPU. For stall
+    detection, their progress counts as progress of this process."""
     from alphaapollo.engines.factory import make_engine
     from alphaapollo.engines.protocol import EngineSpec
 
@@ -156,6 +151,7 @@ def make_engine_clients(
     clients = {}
     for index, (name, renderer) in enumerate(renderers.items()):
         served = config.models[name]
+        tokenizer = served.tokenizer_path or served.path
         spec = EngineSpec(
             index=index,
             model_path=served.path,
@@ -165,23 +161,16 @@ def make_engine_clients(
             dtype=rollout.dtype,
             max_model_len=data.max_length,
             log_path=str(folder.resolve() / "logs" / f"engine_{name}.log"),
-            chat_tokenizer=(served.tokenizer_path or served.path) if config.env.env_name == "agent" else "",
-            tokenizer_path=served.tokenizer_path or served.path,
+            chat_tokenizer=tokenizer if config.env.env_name == "agent" else "",
+            tokenizer_path=tokenizer,
         )
         clients[name] = EngineClient(make_engine(spec), renderer, data, rollout)
-    return clients
-
-
-def report_engine_progress(clients: Mapping[str, EngineClient]) -> None:
-    """Count progress of the engine processes as progress of this process, for stall detection."""
-
-    def describe_engine_processes() -> dict[int, str]:
-        return {
+    HEARTBEAT.watch_helper_processes(
+        lambda: sum(client.engine.get_progress_counter() for client in clients.values()),
+        lambda: {
             pid: f"the engine {'worker' if number else 'core'} of models.{name}"
             for name, client in clients.items()
             for number, pid in enumerate(client.engine.list_pids())
-        }
-
-    HEARTBEAT.watch_helper_processes(
-        lambda: sum(client.engine.get_progress_counter() for client in clients.values()), describe_engine_processes
+        },
     )
+    return clients

@@ -211,7 +211,7 @@ def describe_problem(query: Query) -> dict[str, object]:
     judgements = {judgement["candidate"]: judgement for judgement in records["judgement"]}
     chosen = records["choice"][-1] if records["choice"] else {}
     candidates = sorted(
-        records["candidate"], key=lambda one: (one["key"] != chosen.get("candidate"), *one["place"].values())
+        records["candidate"], key=lambda one: (one["key"] != chosen.get("candidate"), *map(int, NUMBER.findall(one["key"])))
     )
     return {
         "run": run,
