@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alphaapollo.runs.images import FOLDER as IMAGE_FOLDER
 from alphaapollo.viewer.curves import group_by_seed, make_metric_traces, make_prompt_traces
-from alphaapollo.viewer.index import RunIndex, read_num_changes
+from alphaapollo.viewer.index import RunIndex, read_version
 from alphaapollo.viewer.pages import iteration, runs
 from alphaapollo.viewer.pages.query import FILTERS, Describe, Query
 from alphaapollo.viewer.run_folders import make_run_name
@@ -174,18 +174,18 @@ class Viewer:
         """Send the event `change` whenever a run (query: run; without it, any run) has written something."""
         run = int(request.query_params.get("run") or 0)
         with closing(self.index.connect()) as database:
-            read_num_changes(database, run)  # raises an error before the response starts
+            read_version(database, run)  # raises an error before the response starts
 
         async def watch() -> AsyncIterator[str]:
             with closing(self.index.connect()) as database:
-                known, waited = read_num_changes(database, run), 0.0
+                known, waited = read_version(database, run), 0.0
                 yield "retry: 3000\n\n"
                 while not request.app.state.is_stopping() and not await request.is_disconnected():
                     await asyncio.sleep(POLL_SECONDS)
                     waited += POLL_SECONDS
-                    if (number := read_num_changes(database, run)) != known:
-                        known, waited = number, 0.0
-                        yield f"event: change\ndata: {known}\n\n"
+                    if (version := read_version(database, run)) != known:
+                        known, waited = version, 0.0
+                        yield "event: change\ndata: 1\n\n"
                     elif waited >= KEEPALIVE_SECONDS:
                         waited = 0.0
                         yield ": keep-alive\n\n"

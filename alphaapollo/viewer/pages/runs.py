@@ -197,7 +197,7 @@ def list_problems(query: Query) -> dict[str, object]:
 
 
 def describe_problem(query: Query) -> dict[str, object]:
-    """Values of the page of a problem: its candidates with their votes and reports, best first."""
+    """Values of the page of a problem: its candidates with their votes and reports, the chosen one first."""
     run, problem = query.find_run(), query.place["problem"]
     rows = query.select("SELECT offset, bytes FROM pool WHERE run = ? AND problem = ? ORDER BY offset", run.id, problem)
     if not rows:
@@ -208,24 +208,15 @@ def describe_problem(query: Query) -> dict[str, object]:
             file.seek(row["offset"])
             record = json.loads(file.read(row["bytes"]))
             records[record["kind"]].append(record)
-    judgements = {judgement["candidate"]: judgement for judgement in records["judgement"]}
     chosen = records["choice"][-1] if records["choice"] else {}
-    candidates = sorted(
-        records["candidate"], key=lambda one: (one["key"] != chosen.get("candidate"), *map(int, NUMBER.findall(one["key"])))
-    )
+    candidates = sorted(records["candidate"], key=lambda one: one["key"] != chosen.get("candidate"))
     return {
         "run": run,
         "problem": problem,
         "result": read_json_object(run.folder / f"problems/{problem:06}.json"),
-        "prompt": next((one["messages"][: one["asked"]] for one in candidates if one["messages"]), None),
         "chosen": chosen,
-        "candidates": [
-            (
-                one,
-                judgements.get(one["key"], {}),
-                [each for each in records["verdict"] if each["candidate"] == one["key"]],
-            )
-            for one in candidates
-        ],
+        "prompt": candidates and candidates[0]["messages"][: candidates[0].get("num_prompt_messages", 1)],
+        "candidates": candidates,
+        "judgements": {judgement["candidate"]: judgement for judgement in records["judgement"]},
         "neighbors": query.find_neighbors("pool", "problem", run=run.id, problem=problem),
     }

@@ -49,7 +49,8 @@ def test_samples_checkpoints_recordings_and_pools_are_read(runs: Path, capsys: p
     assert capsys.readouterr().out.count("sample 1") >= 4
     recording = read_recording(runs / "rl/recorded/step_000002")
     assert recording.info.step == 2 and len(recording.groups) == 2 and recording.outcome is not None
-    assert len(Pool(runs / "evolution").candidates) == 2
+    with pytest.raises(ValueError, match="use the version that wrote it"):  # the pool has other keys
+        Pool(runs / "evolution")
     newest = find_newest_model(runs / "rl")  # what chat, serve and eval read
     assert newest.checkpoint is not None and make_generation_config_values(newest)["rollout"]["name"] == "fake"
 
