@@ -14,7 +14,7 @@ import pytest
 
 from alphaapollo.config.schema import SftConfig, ValSampling
 from alphaapollo.controller.ranks import Ranks, WorkerDied
-from alphaapollo.finetuning.held_out import HeldOutEvaluation, TrainerEngine, read_held_out_prompts
+from alphaapollo.finetuning.sft import HeldOutEvaluation, TrainerEngine, read_held_out_prompts
 from alphaapollo.observability.console import Console
 from alphaapollo.types import Completion, Sampling, SamplingRequest
 from tests.builders import make_completion, write_rows
