@@ -113,7 +113,7 @@ class EvolutionRun(RunResult):
 
     @property
     def report(self) -> JsonObject:
-        """Contents of report.json (docs/evolving.md#results). `halted` says why the run ended early, if it did."""
+        """Contents of report.json. `halted` says why the run ended early, if it did."""
         report: JsonObject = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
         return report
 
@@ -125,7 +125,7 @@ class EvolutionRun(RunResult):
 
     @property
     def pool(self) -> Path:
-        """Path of pool.jsonl, the log of all model calls; `alphaapollo.evolving.export` makes training data of it."""
+        """Path of pool.jsonl, the log of all model calls."""
         return self.folder / "pool.jsonl"
 
     def plot(self, *names: str) -> Figure:

@@ -62,7 +62,7 @@ class AgentProposer:
 
 def make_transcript(prompt: list[Message], session: AgentSession, end: EpisodeEnd, score: Score) -> Transcript:
     """Make the transcript of a session: the chat that ends with its last answer. prompt: used if there is no answer."""
-    transcript = Transcript(prompt, len(prompt), score=score, ended_by_environment=True)
+    transcript = Transcript(prompt, len(prompt), score=score)
     if session.answers:
         path = session.answers[-1].path
         chat = [(list_new_messages(one.request, one.parent), one.sampled.text) for one in path]

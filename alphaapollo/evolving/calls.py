@@ -121,8 +121,7 @@ class Transcript:
     messages: list[Message] = field(default_factory=list)
     num_prompt_messages: int = 0  # number of messages in the first prompt
     full_reply: ModelReply | None = None  # last reply, with the text that the environment ignored
-    score: Score | None = None  # score by the environment
-    ended_by_environment: bool = False  # False: ended by the limit of turns
+    score: Score | None = None  # score by the environment; None: ended by the limit of turns, or without a score
     failure: str = ""  # reason if the environment failed
 
     @property
@@ -135,15 +134,6 @@ class Transcript:
         """Last message of the model, cut after the part that the environment used; empty if there is none."""
         own = self.messages[self.num_prompt_messages :]
         return next((message["content"] for message in reversed(own) if message["role"] == "assistant"), "")
-
-
-@dataclass(frozen=True)
-class RoleResult:
-    """Result of asking a role, or the reason why there is none."""
-
-    value: Any = None  # result of the role's `read`; None: no readable reply, or the role is disabled
-    messages: tuple[Message, ...] = ()  # prompt of the role
-    failure: str = ""
 
 
 class RoleCaller:
@@ -238,11 +228,14 @@ class RoleCaller:
             "server, then run the same command again."
         ) from failure
 
-    async def ask_role(self, role: str, branch_model: str, call_key_prefix: str, view: RoleView) -> RoleResult:
-        """Ask a role until its reply can be read, at most MAX_ASKS times. Raises like `call_model`.
+    async def ask_role(
+        self, role: str, branch_model: str, call_key_prefix: str, view: RoleView
+    ) -> tuple[Any, tuple[Message, ...], str]:
+        """Ask a role until its reply can be read, at most MAX_ASKS times. Returns the result of its `read`, its prompt
+        and, if there is no result, why. A disabled role has no result. Raises like `call_model`.
         call_key_prefix: prefix of the call keys, e.g. `p17.r2.b0.i1/verifier.0`."""
         if role not in self.roles:
-            return RoleResult()
+            return None, (), f"the role {role} is disabled"
         settings, plugin = self._settings[role], self.roles[role]
         tools = self._tools if isinstance(settings, EvolvingToolRole) and settings.tools else []
         messages = plugin.build(replace(view, tools="\n".join(map(describe_tool, tools))))
@@ -263,10 +256,10 @@ class RoleCaller:
             if transcript.failure or transcript.full_reply is None:
                 failure = transcript.failure
             elif (value := plugin.read(transcript.full_reply)) is not None:
-                return RoleResult(value, tuple(messages))
+                return value, tuple(messages), ""
             else:
                 failure = f"the reply could not be read: {' '.join(transcript.full_reply.text.split())[-120:]!r}"
-        return RoleResult(failure=f"{role}: no result after {MAX_ASKS} attempts. Last failure: {failure}")
+        return None, (), f"{role}: no result after {MAX_ASKS} attempts. Last failure: {failure}"
 
     async def run_episode(
         self,
@@ -304,7 +297,7 @@ class RoleCaller:
                         text = reply.text if result.kept_chars is None else reply.text[: result.kept_chars]
                         transcript.messages = [*transcript.messages, Message(role="assistant", content=text)]
                         if result.done:
-                            transcript.ended_by_environment, transcript.score = True, result.score
+                            transcript.score = result.score
                             if result.score and result.score.outcome is Outcome.ENVIRONMENT_FAILED:
                                 transcript.failure = result.score.reason
                             return transcript

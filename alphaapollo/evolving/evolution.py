@@ -1,4 +1,4 @@
-"""Evolution of one run: several rounds of solving all problems, then the choice of one answer per problem.
+"""Evolution of one run: several rounds of solving all problems.
 
 propose -> ask for a missing answer -> summarise -> grade -> verify (votes and reports; the majority's are merged)
 
@@ -26,7 +26,6 @@ from alphaapollo.evolving.calls import EvolutionStopped, RoleCaller, Transcript
 from alphaapollo.evolving.model_clients import ModelCallError
 from alphaapollo.evolving.pool import (
     Candidate,
-    ChosenCandidate,
     Grade,
     JudgedCandidate,
     Judgement,
@@ -65,22 +64,15 @@ class Evolution:
     agents: Mapping[str, AgentProposer] = field(default_factory=dict)
 
     async def run(self, prompts: Sequence[Prompt]) -> str:
-        """Run all rounds and choose an answer per problem. Returns why the rounds ended early, or an empty string."""
-        stopped = ""
+        """Run all rounds. Returns why they ended early, or an empty string."""
         for number in range(self.config.evolving.rounds):
             try:
                 await gather_all([self._run_problem_round(prompt, number) for prompt in prompts])
             except EvolutionStopped as reason:
-                stopped = str(reason)
+                self.on_round(number)
+                return str(reason)
             self.on_round(number)
-            if stopped:
-                break
-        for prompt in prompts:
-            ranked = self.pool.rank_candidates(prompt.id)
-            choice = ChosenCandidate(prompt.id, ranked[0].key if ranked else None)
-            if self.pool.choices.get(prompt.id) != choice:
-                self.pool.append(choice)
-        return stopped
+        return ""
 
     async def _run_problem_round(self, prompt: Prompt, number: int) -> None:
         settings = self.config.evolving
@@ -118,8 +110,8 @@ class Evolution:
             transcript = Transcript(failure=f"proposer: {error}")
         if not transcript.failure:
             view = RoleView(get_problem(prompt), solution=transcript.text)
-            result = await self.caller.ask_role("summariser", branch_model, f"{key}/summariser", view)
-            summary = transcript.text if result.value is None else str(result.value)
+            text, *_ = await self.caller.ask_role("summariser", branch_model, f"{key}/summariser", view)
+            summary = transcript.text if text is None else str(text)
         return Candidate(
             key=key,
             position=position,
@@ -162,7 +154,7 @@ class Evolution:
         """Whether an episode ended without a readable answer; False if the environment computes its own score."""
         if not self.uses_reward:
             return False
-        if not transcript.ended_by_environment or transcript.score is None:
+        if transcript.score is None:
             return True
         if self.has_ground_truth(prompt):
             return transcript.score.outcome is Outcome.WRONG_FORMAT
@@ -184,16 +176,14 @@ class Evolution:
         report, votes = "\n\n".join(reports), [verdict.vote for verdict in verdicts]
         if len(reports) > 1:
             view = RoleView(view.question, solution=view.solution, reports=tuple(reports))
-            result = await self.caller.ask_role("aggregator", branch_model, f"{key}/aggregator", view)
-            report = report if result.value is None else str(result.value)
+            merged, *_ = await self.caller.ask_role("aggregator", branch_model, f"{key}/aggregator", view)
+            report = report if merged is None else str(merged)
         return Judgement(key, votes.count(True), votes.count(False), report, tuple(verdicts))
 
     async def _verify(self, view: RoleView, call_key: str, branch_model: str) -> Verdict:
         model = self.caller.get_model_name("verifier", branch_model)
-        result = await self.caller.ask_role("verifier", branch_model, call_key, view)
-        if result.value is None:
-            return Verdict(model, failure=result.failure)
-        return Verdict(model, result.messages, result.value.vote, result.value.text)
+        report, messages, failure = await self.caller.ask_role("verifier", branch_model, call_key, view)
+        return Verdict(model, failure=failure) if failure else Verdict(model, messages, report.vote, report.text)
 
 
 def list_majority_reports(verdicts: Sequence[Verdict]) -> list[str]:

@@ -1,9 +1,8 @@
 """The pool (pool.jsonl): append-only log of a self-evolution run, from which a killed run resumes.
 
-    call        ModelCall         one request to a model and its reply or failure
-    candidate   Candidate         a proposed solution, summarised and graded
-    judgement   Judgement         the verifiers' votes and reports on a candidate
-    choice      ChosenCandidate   the chosen candidate of a problem
+    call        ModelCall    one request to a model and its reply or failure
+    candidate   Candidate    a proposed solution, summarised and graded
+    judgement   Judgement    the verifiers' votes and reports on a candidate
 
 Each line is one record, written once and never changed. A failed call, candidate or verdict has a `failure`. Failures
 are counted, but not as wrong answers or votes.
@@ -125,15 +124,8 @@ class Judgement(msgspec.Struct, frozen=True, tag_field="kind", tag="judgement"):
         return self.votes_for > self.votes_against if self.num_votes else None
 
 
-class ChosenCandidate(msgspec.Struct, frozen=True, tag_field="kind", tag="choice"):
-    """Record of the candidate that was chosen as the answer of a problem."""
-
-    problem: int
-    candidate: str | None  # its key; None: the problem has no candidates
-
-
 JudgedCandidate = tuple[Candidate, Judgement]
-Record = ModelCall | Candidate | Judgement | ChosenCandidate
+Record = ModelCall | Candidate | Judgement
 RecordT = TypeVar("RecordT", bound=Record)
 
 
@@ -168,7 +160,6 @@ class Pool:
         self.all_calls: list[ModelCall] = []
         self.candidates: dict[str, Candidate] = {}
         self.judgements: dict[str, Judgement] = {}
-        self.choices: dict[int, ChosenCandidate] = {}
         self.usage: dict[str, Usage] = defaultdict(Usage)  # of the calls for each candidate
         self.total_usage = Usage()
         self._by_problem: dict[int, list[Candidate]] = defaultdict(list)
@@ -227,8 +218,8 @@ class Pool:
         return [(one, self.judgements[one.key]) for one in candidates if one.key in self.judgements]
 
     def rank_candidates(self, problem: int, before_round: int | None = None) -> list[Candidate]:
-        """Return judged candidates of rounds < before_round, best first: highest vote share, shortest summary,
-        oldest."""
+        """Return judged candidates of rounds < before_round, best first: highest vote share, shortest summary, oldest.
+        The first one is the answer to the problem."""
         judged = self.get_judged_candidates(problem, before_round)
         return [one for one, _ in sorted(judged, key=lambda pair: (-pair[1].share_of_votes, len(pair[0].summary)))]
 
@@ -245,5 +236,3 @@ class Pool:
                 self._by_problem[record.position.problem].append(record)
             case Judgement():
                 self.judgements[record.candidate] = record
-            case ChosenCandidate():
-                self.choices[record.problem] = record

@@ -122,8 +122,7 @@ def _write_json(path: Path, value: object) -> None:
 
 def make_problem_result(pool: Pool, prompt: Prompt) -> JsonObject:
     """Return the results of one problem, the content of problems/ID.json."""
-    choice = pool.choices.get(prompt.id)
-    chosen = pool.candidates[choice.candidate] if choice and choice.candidate else None
+    chosen = next(iter(pool.rank_candidates(prompt.id)), None)
     candidates = pool.get_candidates(prompt.id, include_failed=True)
     return {
         "problem": prompt.id,
@@ -156,12 +155,12 @@ def make_evolution_report(pool: Pool, problems: Sequence[int], stop_reason: str)
     """Return the results of the run, the content of report.json (docs/evolving.md)."""
     candidates = [one for problem in problems for one in pool.get_candidates(problem)]
     graded = [one for one in candidates if one.is_right is not None]
-    chosen = [pool.choices[problem].candidate for problem in problems if problem in pool.choices]
     judged = [(pool.judgements[one.key], bool(one.is_right)) for one in graded if one.key in pool.judgements]
     numbers = sorted({one.position.round for one in candidates})
+    rounds = [summarize_round(pool, problems, number) for number in numbers]
     return {
-        "rounds": [summarize_round(pool, problems, number) for number in numbers],
-        "chosen": estimate_mean([pool.candidates[key].is_right for key in chosen if key]),
+        "rounds": rounds,
+        "chosen": rounds[-1]["chosen"] if rounds else None,
         "table": tabulate_verdicts(pool, graded),
         "calibration": compute_calibration(judged),
         "roles": sum_role_costs(pool),

@@ -29,7 +29,12 @@ from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.evolving.agents import open_agent_proposers
 from alphaapollo.evolving.calls import STOP, Budget, RoleCaller, make_roles
 from alphaapollo.evolving.evolution import Evolution, compute_prompt_digest
-from alphaapollo.evolving.model_clients import ModelClient, ServerClient, check_models_and_load_renderers, make_engine_clients
+from alphaapollo.evolving.model_clients import (
+    ModelClient,
+    ServerClient,
+    check_models_and_load_renderers,
+    make_engine_clients,
+)
 from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.launch.input_checks import check_rewards, find_environment_spec

@@ -25,10 +25,10 @@ from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alphaapollo.runs.images import FOLDER as IMAGE_FOLDER
+from alphaapollo.viewer import pages
 from alphaapollo.viewer.curves import group_by_seed, make_metric_traces, make_prompt_traces
 from alphaapollo.viewer.index import RunIndex, read_version
-from alphaapollo.viewer.pages import iteration, runs
-from alphaapollo.viewer.pages.query import FILTERS, Describe, Query
+from alphaapollo.viewer.query import FILTERS, Describe, Query
 from alphaapollo.viewer.run_folders import make_run_name
 
 HERE = Path(__file__).parent
@@ -78,15 +78,15 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
 
     page = viewer.make_page
     routes = [
-        Route("/", page("runs.html", runs.list_runs)),
-        Route("/compare", page("compare.html", runs.compare_runs)),
-        Route("/runs/{run:int}", page("run.html", runs.describe_run)),
-        Route("/runs/{run:int}/health", page("health.html", runs.describe_health)),
-        Route("/runs/{run:int}/examples", page("examples.html", runs.list_examples)),
-        Route("/runs/{run:int}/problems", page("problems.html", runs.list_problems)),
-        Route("/runs/{run:int}/problems/{problem:int}", page("problem.html", runs.describe_problem)),
-        Route("/runs/{run:int}/{kind}/{step:int}", page("iteration.html", iteration.describe_iteration)),
-        Route("/runs/{run:int}/{kind}/{step:int}/{line:int}", page("trajectory.html", iteration.describe_trajectory)),
+        Route("/", page("runs.html", pages.list_runs)),
+        Route("/compare", page("compare.html", pages.compare_runs)),
+        Route("/runs/{run:int}", page("run.html", pages.describe_run)),
+        Route("/runs/{run:int}/health", page("health.html", pages.describe_health)),
+        Route("/runs/{run:int}/examples", page("examples.html", pages.list_examples)),
+        Route("/runs/{run:int}/problems", page("problems.html", pages.list_problems)),
+        Route("/runs/{run:int}/problems/{problem:int}", page("problem.html", pages.describe_problem)),
+        Route("/runs/{run:int}/{kind}/{step:int}", page("iteration.html", pages.describe_iteration)),
+        Route("/runs/{run:int}/{kind}/{step:int}/{line:int}", page("trajectory.html", pages.describe_trajectory)),
         Route("/runs/{run:int}/images/{name}", viewer.get_image),
         Route("/curves", viewer.get_curves),
         Route("/events", viewer.send_events),
@@ -162,7 +162,7 @@ class Viewer:
             if "prompt" in query:
                 place = int(query.get("run", 0)), int(query["prompt"]), query.get("source", "")
                 return JSONResponse(make_prompt_traces(database, *place))
-            folders = runs.read_folders(database, [int(run) for run in query.getlist("run")])
+            folders = pages.read_folders(database, [int(run) for run in query.getlist("run")])
             if query.get("seeds"):
                 groups = group_by_seed(folders, self.index.root)
             else:

@@ -42,8 +42,8 @@ from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.viewer import run_folders
 from alphaapollo.viewer.curves import PALETTE, Curve, group_by_seed, read_curve, read_mean_curve, thin_out
 from alphaapollo.viewer.index import KIND_NAMES, RunIndex
-from alphaapollo.viewer.pages.query import format_time
-from alphaapollo.viewer.pages.runs import MAIN_CURVES
+from alphaapollo.viewer.pages import MAIN_CURVES
+from alphaapollo.viewer.query import format_time
 from alphaapollo.viewer.run_folders import read_config, read_content, read_flat_config, read_json_object
 from alphaapollo.viewer.samples import read_record
 

@@ -7,7 +7,6 @@ import pytest
 from alphaapollo.evolving.pool import (
     FILE,
     Candidate,
-    ChosenCandidate,
     Grade,
     Judgement,
     ModelCall,
@@ -34,7 +33,6 @@ RECORDS: list[Record] = [
         "good",
         (Verdict("policy", failure="no result"), Verdict("policy", MESSAGES[:1], True, "good")),
     ),
-    ChosenCandidate(17, PLACE.key),
 ]
 
 
@@ -52,7 +50,6 @@ def test_records_survive_writing_and_reading(tmp_path: Path) -> None:
     assert [*calls, candidate] == RECORDS[:3] and PLACE.key == "p17.r2.b0.i1"
     assert candidate.is_right is True
     assert pool.judgements[PLACE.key] == RECORDS[3] and pool.judgements[PLACE.key].share_of_votes == 2 / 3
-    assert pool.choices[17] == RECORDS[4]
     assert pool.total_usage == pool.usage[PLACE.key] == Usage(2, 15, 0.25)
     assert (pool.seconds, pool.incomplete_bytes) == (2.5, 0)
 
@@ -61,7 +58,7 @@ def test_only_an_incomplete_last_line_is_removed(tmp_path: Path) -> None:
     whole = filled(tmp_path).path.read_bytes()
     (tmp_path / FILE).write_bytes(whole[:-20])
     pool = Pool(tmp_path)
-    assert 17 not in pool.choices and PLACE.key in pool.judgements
+    assert PLACE.key in pool.candidates and not pool.judgements
     assert (tmp_path / FILE).read_bytes() == whole[:-20], "reading changes nothing"
     with pool:
         pool.append(RECORDS[-1])
@@ -71,7 +68,7 @@ def test_only_an_incomplete_last_line_is_removed(tmp_path: Path) -> None:
 def test_invalid_line_is_an_error(tmp_path: Path) -> None:
     lines = filled(tmp_path).path.read_text().splitlines()
     earlier = '{"kind": "call", "key": "p0.r0.b0.i0/proposer/turn0", "asked": "ab", "at": 1.0}'
-    for bad in ("rubbish", '{"kind": "guess"}', '{"kind": "choice"}', "[]", earlier):
+    for bad in ("rubbish", '{"kind": "guess"}', '{"kind": "judgement"}', "[]", earlier):
         (tmp_path / FILE).write_text("\n".join([lines[0], bad, *lines[1:], ""]))
         with pytest.raises(ValueError, match=r"line 2 of .*pool\.jsonl"):
             Pool(tmp_path)

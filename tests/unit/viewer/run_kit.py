@@ -14,7 +14,7 @@ import yaml
 from alphaapollo.evaluation.metrics import convert_to_sample_result
 from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer
-from alphaapollo.evolving.pool import Candidate, ChosenCandidate, Grade, Judgement, Pool, Position, Verdict
+from alphaapollo.evolving.pool import Candidate, Grade, Judgement, Pool, Position, Verdict
 from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rollout.suites import SuiteResult, SuiteScore
@@ -124,7 +124,6 @@ def write_evolution(folder: Path, text: str = "14", is_complete: bool = True) ->
             verdicts = tuple(Verdict("policy", (), one < votes, f"{text} report {one}") for one in range(2))
             pool.append(Judgement(position.key, votes, 2 - votes, f"{text} of the majority", verdicts))
             tracker.log(number, compute_round_metrics(pool, [17], number))
-        pool.append(ChosenCandidate(17, "p17.r1.b0.i0"))
         if is_complete:
             prompt = Prompt(17, "sums", [{"role": "user", "content": "What is 7 + 7?"}], "14")  # type: ignore[arg-type]
             write_results(pool, [prompt], folder, "", Terminal(file=StringIO()))

@@ -209,10 +209,8 @@ def test_evaluation_that_goes_on_or_has_ended(tmp_path: Path) -> None:
     fields = {"data_source": "s", "problems": 7, "samples": 7, "outcomes": {}, "ends": {}, "failed": 0}
     (folder / "summary.json").write_text(json.dumps({"by_data_source": {"s": fields | {"figures": {"avg@1": mean}}}}))
     text = report(folder)
-    assert (
-        "* `avg@1` is 0.25 [0.125, 0.5] over 7 prompts of s" in text
+    assert "* `avg@1` is 0.25 [0.125, 0.5] over 7 prompts of s" in text
     assert "| s | avg@1 | 0.25 [0.125, 0.5] | 7 |" in text
-    )
     (folder / "summary.json").write_text('{"by_data_source": {"s": 3}}')
     assert "avg@1" not in report(folder)
 
