@@ -26,9 +26,8 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.resolved_files import HELD_OUT, name_splits
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
-from alphaapollo.evolving.agents import open_agent_proposers
 from alphaapollo.evolving.calls import STOP, Budget, RoleCaller, make_roles
-from alphaapollo.evolving.evolution import Evolution, compute_prompt_digest
+from alphaapollo.evolving.evolution import Evolution, compute_prompt_digest, open_agent_proposers
 from alphaapollo.evolving.model_clients import (
     ModelClient,
     ServerClient,

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import plotly
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -32,6 +33,7 @@ from alphaapollo.viewer.query import FILTERS, Describe, Query
 from alphaapollo.viewer.run_folders import make_run_name
 
 HERE = Path(__file__).parent
+PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"  # plotly adds an empty <style> and fills it
 PLOTLY_STYLE = re.compile(r'getElementById\("([0-9a-f]{64})"\)')  # id of a style that plotly adds unless it exists
 HEADERS = {
@@ -90,7 +92,7 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
         Route("/runs/{run:int}/images/{name}", viewer.get_image),
         Route("/curves", viewer.get_curves),
         Route("/events", viewer.send_events),
-        Route("/plotly.js", get_plotly),
+        Route("/plotly.js", lambda request: FileResponse(PLOTLY, headers={"Cache-Control": "max-age=86400"})),
         Mount("/static", StaticFiles(directory=HERE / "static")),
     ]
     app = Starlette(
@@ -193,20 +195,7 @@ class Viewer:
         return StreamingResponse(watch(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-def get_plotly(request: Request) -> Response:
-    """Return plotly's JavaScript, which its Python package contains."""
-    headers = {"Cache-Control": "max-age=86400"}
-    return Response(_read_plotly(), media_type="text/javascript", headers=headers)
-
-
 @lru_cache(maxsize=1)
 def find_plotly_style_ids() -> list[str]:
     """Return the ids that every page must have, so that plotly adds no style of its own."""
-    return PLOTLY_STYLE.findall(_read_plotly())
-
-
-@lru_cache(maxsize=1)
-def _read_plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
+    return PLOTLY_STYLE.findall(PLOTLY.read_text(encoding="utf-8"))

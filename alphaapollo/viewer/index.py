@@ -15,7 +15,6 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +27,6 @@ from alphaapollo.utils.redaction import replace_surrogates
 from alphaapollo.viewer.run_folders import find_runs
 
 POLL_SECONDS = 1.0
-CHUNK_LINES = 2000
 SCHEMA = """
 CREATE TABLE runs (id INTEGER PRIMARY KEY, path TEXT UNIQUE);
 CREATE TABLE files (run INT, name TEXT, inode INT, offset INT, damaged INT, mtime INT, ctime INT,
@@ -43,12 +41,12 @@ CREATE TABLE pool (run INT, kind TEXT, candidate TEXT, offset INT, bytes INT, pr
     votes_for INT, votes_against INT, PRIMARY KEY (run, kind, candidate, offset)) WITHOUT ROWID;
 CREATE INDEX problems ON pool (run, problem);
 """
-INSERT_TRAJECTORY = f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 18)})"
-INSERT_POOL_RECORD = f"INSERT OR REPLACE INTO pool VALUES ({', '.join('?' * 10)})"
 ROLLOUT_FILE = re.compile(r"[a-z_]+_[0-9]{6,18}\.jsonl")
 MAX_INT = 2**63 - 1  # of SQLite
 Integer = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
 DATA_TABLES = ("metrics", "warnings", "trajectories", "pool")
+TABLES = {"metrics": ("metrics", 4), "pool": ("pool", 10)}  # kind of file -> table and number of its columns
+DAMAGED = (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError)  # raised for a damaged line
 KIND_NAMES = {"step": "training", "val": "validation", "val_greedy": "validation, greedy", "results": "evaluation"}
 
 
@@ -80,7 +78,6 @@ class _PoolRecord(msgspec.Struct):
     kind: str
     key: str = ""
     candidate: str | None = ""
-    problem: Integer | None = None
     grade: JsonObject | None = None
     failure: str = ""
     votes_for: Integer | None = None
@@ -185,42 +182,32 @@ class RunIndex:
         """Index the lines of a file from the offset `start`. Returns the offset after the last complete line, and the
         number of damaged lines."""
         kind, step = parse_file_name(name)
-        first = database.execute(
-            "SELECT coalesce(max(line) + 1, 0) FROM trajectories WHERE run = ? AND kind = ? AND step = ?",
-            (run, kind, step),
-        ).fetchone()[0]
-        lines = enumerate(iterate_lines(path, start), start=first)
-        while chunk := list(islice(lines, CHUNK_LINES)):
-            if name == "metrics.jsonl":
-                damaged += self._insert_metrics(database, run, [text for _, (_, text) in chunk])
-            elif name == "pool.jsonl":
-                records = [make_pool_row(offset, text) for _, (offset, text) in chunk]
-                database.executemany(INSERT_POOL_RECORD, [(run, *record) for record in records if record])
-                damaged += records.count(None)
-            else:
-                rows = [make_trajectory_row(line, offset, text) for line, (offset, text) in chunk]
-                place = (run, kind, step)
-                database.executemany(INSERT_TRAJECTORY, [(*place, *row) for row in rows if row is not None])
-                damaged += rows.count(None)
-            _, (offset, text) = chunk[-1]
-            start = offset + len(text)
-        return start, damaged
+        first = "SELECT coalesce(max(line) + 1, 0) FROM trajectories WHERE run = ? AND kind = ? AND step = ?"
+        lines = enumerate(iterate_lines(path, start), start=database.execute(first, (run, kind, step)).fetchone()[0])
+        advisor, warnings = self._advisors.setdefault(run, MetricsAdvisor()), list[tuple[int, int, str]]()
 
-    def _insert_metrics(self, database: sqlite3.Connection, run: int, lines: Sequence[bytes]) -> int:
-        """Insert the metrics of the lines, and the warnings that they cause. Returns the number of damaged lines."""
-        advisor, damaged = self._advisors.setdefault(run, MetricsAdvisor()), 0
-        for text in lines:
-            if (parsed := parse_metrics(text)) is None:
-                damaged += 1
-                continue
-            step, values = parsed
-            database.executemany(
-                "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)",
-                [(run, name, step, value) for name, value in values.items()],
-            )
-            warnings = [(run, step, warning) for warning in advisor.list_warnings(step, values, "")]
-            database.executemany("INSERT INTO warnings VALUES (?, ?, ?)", warnings)
-        return damaged
+        def make_rows(line: int, offset: int, text: bytes) -> list[tuple[object, ...]]:
+            if kind == "metrics":
+                number, values = parse_metrics(text)
+                warnings.extend((run, number, warning) for warning in advisor.list_warnings(number, values))
+                return [(run, metric, number, value) for metric, value in values.items()]
+            if kind == "pool":
+                return [(run, *row) for row in make_pool_rows(offset, text)]
+            return [(run, kind, step, *make_trajectory_row(line, offset, text))]
+
+        def read_rows() -> Iterator[tuple[object, ...]]:
+            nonlocal start, damaged
+            for line, (offset, text) in lines:
+                start = offset + len(text)
+                try:
+                    yield from make_rows(line, offset, text)
+                except DAMAGED:
+                    damaged += 1
+
+        table, columns = TABLES.get(kind, ("trajectories", 18))
+        database.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * columns)})", read_rows())
+        database.executemany("INSERT INTO warnings VALUES (?, ?, ?)", warnings)
+        return start, damaged
 
     def _forget_file(self, database: sqlite3.Connection, run: int, name: str) -> None:
         if name == "metrics.jsonl":
@@ -253,24 +240,16 @@ def list_indexed_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
             yield f"rollouts/{name}", (folder / "rollouts" / name).stat()
 
 
-def parse_metrics(line: bytes) -> tuple[int, dict[str, float]] | None:
-    """Return the iteration and the metrics of a line of metrics.jsonl; None if the line is damaged."""
-    try:
-        record = _METRICS.decode(line)
-        step = int(record.pop("step") or 0)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
-        return None
-    if abs(step) > MAX_INT:
-        return None
+def parse_metrics(line: bytes) -> tuple[int, dict[str, float]]:
+    """Return the iteration and the metrics of a line of metrics.jsonl. Raises one of DAMAGED for a damaged line."""
+    record = _METRICS.decode(line)
+    step = msgspec.convert(int(record.pop("step") or 0), Integer)
     return step, {name: value for name, value in record.items() if value is not None}
 
 
-def make_trajectory_row(line: int, offset: int, text: bytes) -> tuple[object, ...] | None:
-    """Return the columns of a trajectory from `line` on; None if its line is damaged."""
-    try:
-        one = _TRAJECTORIES.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+def make_trajectory_row(line: int, offset: int, text: bytes) -> tuple[object, ...]:
+    """Return the columns of a trajectory from `line` on. Raises one of DAMAGED for a damaged line."""
+    one = _TRAJECTORIES.decode(text)
     reward = None if one.reward is None else one.reward + sum(turn.reward or 0.0 for turn in one.turns)
     accuracy = None if reward is None else one.components.get("accuracy", reward)
     tokens = sum(turn.num_tokens for turn in one.turns)
@@ -281,23 +260,18 @@ def make_trajectory_row(line: int, offset: int, text: bytes) -> tuple[object, ..
     return (*identity, reward, accuracy, tokens, len(one.turns), *ends)
 
 
-def make_pool_row(offset: int, text: bytes) -> tuple[object, ...] | None:
-    """Return the columns of a record of an evolution from `kind` on: empty for a model call, which is not indexed; None
-    if its line is damaged."""
-    try:
-        one = _POOL.decode(text)
-        candidate = (one.key if one.kind == "candidate" else one.candidate) or ""
-        problem = int(candidate.partition(".")[0].removeprefix("p") or 0) if one.problem is None else one.problem
-        accuracy = (one.grade or {}).get("accuracy")
-        is_right = None if accuracy is None else accuracy >= 1
-    except (msgspec.MsgspecError, ValueError, RecursionError, TypeError):
-        return None
-    if one.kind == "call":
-        return ()
-    if abs(problem) > MAX_INT:
-        return None
+def make_pool_rows(offset: int, text: bytes) -> list[tuple[object, ...]]:
+    """Return the columns of a record of an evolution from `kind` on; no row for other records, e.g. a model call.
+    Raises one of DAMAGED for a damaged line."""
+    one = _POOL.decode(text)
+    if one.kind not in ("candidate", "judgement"):
+        return []
+    candidate = (one.key if one.kind == "candidate" else one.candidate) or ""
+    problem = msgspec.convert(int(candidate.partition(".")[0].removeprefix("p")), Integer)
+    accuracy = (one.grade or {}).get("accuracy")
+    is_right = None if accuracy is None else accuracy >= 1
     votes = (one.votes_for, one.votes_against)
-    return (one.kind, candidate, offset, len(text), problem, is_right, bool(one.failure), *votes)
+    return [(one.kind, candidate, offset, len(text), problem, is_right, bool(one.failure), *votes)]
 
 
 def parse_file_name(name: str) -> tuple[str, int]:

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from alphaapollo.viewer.index import (
+    DAMAGED,
     RunIndex,
-    make_pool_row,
+    make_pool_rows,
     make_trajectory_row,
     parse_file_name,
     parse_metrics,
@@ -157,15 +158,16 @@ def test_bad_files_hide_neither_other_files_nor_other_runs(
         (partial(make_trajectory_row, 0, 0), TRAJECTORY % (2**63, 1)),
         (partial(make_trajectory_row, 0, 0), TRAJECTORY % (1, 2**63)),
         (partial(make_trajectory_row, 0, 0), b'{"prompt": ' + DEEP + b"}"),
-        (partial(make_pool_row, 0), b'{"kind": "candidate", "key": "p%s.r0"}' % (b"1" * 40)),
-        (partial(make_pool_row, 0), b'{"kind": "candidate", "key": "p%s.r0"}' % (b"1" * 5000)),
-        (partial(make_pool_row, 0), b'{"kind": "candidate", "key": "p1.r0", "grade": {"accuracy": "x"}}'),
-        (partial(make_pool_row, 0), b'{"kind": "candidate", "votes_for": %d}' % 2**64),
-        (partial(make_pool_row, 0), b'{"kind": "call", "messages": ' + DEEP + b"}"),
+        (partial(make_pool_rows, 0), b'{"kind": "candidate", "key": "p%s.r0"}' % (b"1" * 40)),
+        (partial(make_pool_rows, 0), b'{"kind": "candidate", "key": "p%s.r0"}' % (b"1" * 5000)),
+        (partial(make_pool_rows, 0), b'{"kind": "candidate", "key": "p1.r0", "grade": {"accuracy": "x"}}'),
+        (partial(make_pool_rows, 0), b'{"kind": "candidate", "votes_for": %d}' % 2**64),
+        (partial(make_pool_rows, 0), b'{"kind": "call", "messages": ' + DEEP + b"}"),
     ],
 )
 def test_values_that_sqlite_cannot_store_are_damaged_lines(parse: Callable[[bytes], object], line: bytes) -> None:
-    assert parse(line) is None
+    with pytest.raises(DAMAGED):
+        parse(line)
 
 
 def test_the_thread_continues_after_an_error(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_evolution(read: Read, tmp_path: Path, is_complete: bool) -> None:
     assert ("Accuracy of the final choice: 1." in page) == is_complete
     problems = read("/runs/1/problems")
     cells = [re.sub("<.*?>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", problems)]
-    assert cells == ["17", "2", "1", "0", "2", "2", "right"]
+    assert cells == ["17", "2", "1", "0", "2", "2"]
     page = read("/runs/1/problems/17")
     assert page.index("p17.r1.b0.i0") < page.index("p17.r0.b0.i0"), "the chosen solution is first"
     assert "What is 7 + 7?" in page and "vote against" in page and "14 report 1" in page and "of the majority" in page
