@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import pandas as pd
 
 from alphaapollo.evaluation.estimates import majority_accuracy
 from alphaapollo.evaluation.metrics import Estimate, estimate_means
@@ -171,20 +171,13 @@ def make_evolution_report(pool: Pool, problems: Sequence[int], stop_reason: str)
 
 def sum_role_costs(pool: Pool) -> dict[str, dict[str, float]]:
     """Return calls (failed ones included), tokens, money and seconds by role. Seconds of parallel calls add up."""
-    by_role = defaultdict(list)
-    for call in pool.all_calls:
-        by_role[call.role].append(call)
-    return {
-        role: {
-            "calls": len(calls),
-            "failed": sum(bool(call.failure) for call in calls),
-            "tokens_read": sum(call.prompt_tokens for call in calls),
-            "tokens_written": sum(call.tokens for call in calls),
-            "money": math.fsum(call.money for call in calls),
-            "seconds": round(math.fsum(call.seconds for call in calls), 3),
-        }
-        for role, calls in sorted(by_role.items())
-    }
+    names = ("calls", "failed", "tokens_read", "tokens_written", "money", "seconds")
+    rows = [
+        (call.role, 1, int(bool(call.failure)), call.prompt_tokens, call.tokens, call.money, call.seconds)
+        for call in pool.all_calls
+    ]
+    sums = pd.DataFrame(rows, columns=["role", *names]).groupby("role").sum().round({"money": 9, "seconds": 3})
+    return {str(role): costs for role, costs in sums.to_dict("index").items()}
 
 
 def count_failures(pool: Pool) -> dict[str, int]:
@@ -201,27 +194,17 @@ def count_failures(pool: Pool) -> dict[str, int]:
 
 def print_report(report: JsonObject, terminal: Terminal) -> None:
     """Print accuracies by round, right and wrong solutions by verdict, the calibration, and the cost per role."""
-    lines = ["", f"round  {''.join(f'{name:24}' for name in ACCURACIES).rstrip()}"]
-    for summary in report["rounds"]:
-        accuracies = "".join(f"{_format_estimate(summary[name]):24}" for name in ACCURACIES)
-        lines.append(f"{summary['round']:5}  {accuracies.rstrip()}")
+    rounds = pd.DataFrame(report["rounds"], columns=["round", *ACCURACIES])
     table, calibration = report["table"], report["calibration"]
-    lines += [
-        f"final choice: {_format_estimate(report['chosen'])}",
-        "",
-        "policy \\ verifiers     for  against",
-        f"right             {table['right_for']:8} {table['right_against']:8}",
-        f"wrong             {table['wrong_for']:8} {table['wrong_against']:8}",
-    ]
+    verdicts = {vote: [table[f"right_{vote}"], table[f"wrong_{vote}"]] for vote in ("for", "against")}
+    lines = ["", rounds.to_string(index=False, formatters=dict.fromkeys(ACCURACIES, _format_estimate))]
+    lines += [f"final choice: {_format_estimate(report['chosen'])}", "", "policy \\ verifiers"]
+    lines.append(pd.DataFrame(verdicts, index=["right", "wrong"]).to_string())
     if calibration:
         votes = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in calibration["single"].items())
         lines += ["", f"single votes: {votes}", f"ROC AUC of vote share {calibration['auc']:.3f} (random: 0.5)"]
-    lines += ["", "role                    calls  failed  tokens read  written     money   seconds"]
-    for role, cost in report["roles"].items():
-        lines.append(
-            f"{role:22} {cost['calls']:6} {cost['failed']:7} {cost['tokens_read']:12,} {cost['tokens_written']:8,} "
-            f"{cost['money']:9.4f} {cost['seconds']:9.1f}"
-        )
+    if report["roles"]:
+        lines += ["", pd.DataFrame.from_dict(report["roles"], orient="index").to_string()]
     if report["failures"]:
         counted = ", ".join(f"{count} {name}" for name, count in report["failures"].items())
         lines.append(f"failures (excluded from all accuracies): {counted}")

@@ -22,18 +22,12 @@ from alphaapollo.controller.placement import detect_machine
 from alphaapollo.data.images import collect_images
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.resolved_files import HELD_OUT, name_splits
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.evolving.calls import STOP, Budget, RoleCaller, make_roles
 from alphaapollo.evolving.evolution import Evolution, compute_prompt_digest, open_agent_proposers
-from alphaapollo.evolving.model_clients import (
-    ModelClient,
-    ServerClient,
-    check_models_and_load_renderers,
-    make_engine_clients,
-)
+from alphaapollo.evolving.model_clients import EngineClient, ModelClient, make_clients, report_engine_progress
 from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.launch.input_checks import check_rewards, find_environment_spec
@@ -58,7 +52,7 @@ class PreparedEvolution:
 
     config: EvolvingConfig
     prompts: list[Prompt]
-    renderers: Mapping[str, Renderer]  # renderers of the models that this run serves, by name
+    clients: Mapping[str, ModelClient]  # by name of the model; engines are not started
     uses_reward: bool  # True: the environment scores with the reward function
     start: StartPoint
     notices: list[str]
@@ -66,6 +60,11 @@ class PreparedEvolution:
     @property
     def solutions_per_problem(self) -> int:
         return self.config.evolving.rounds * len(self.config.branches) * self.config.data.n_samples
+
+    @property
+    def engines(self) -> dict[str, EngineClient]:
+        """Clients of the models that this run serves."""
+        return {name: client for name, client in self.clients.items() if isinstance(client, EngineClient)}
 
     def has_ground_truth(self, prompt: Prompt) -> bool:
         """Whether solutions of a problem can be graded."""
@@ -81,23 +80,20 @@ def prepare_run(config: EvolvingConfig, console: Console) -> PreparedEvolution:
         load_user_module(config.evolving.custom_module, "evolving.custom_module")
     make_roles(config.all_roles)
     environment = find_environment_spec(config.env)
-    renderers = check_models_and_load_renderers(config) if serves else {}
+    clients = make_clients(config)
     prompts = load_prompts(name_splits(config.data.path, HELD_OUT, notices), config.data.prompt_key)
     if any(collect_images(prompt.content) for prompt in prompts):
         raise ValueError(
             f"data.path={config.data.path} has prompts with images, but roles exchange texts only. Remove these rows."
         )
-    for renderer in renderers.values():
-        total, limit = len(prompts), config.data.max_prompt_length
-        prompts, num_long = apply_length_limit(prompts, renderer, limit, config.data.truncation)
-        if num_long:
-            notices.append(f"{num_long} of {total} problems exceed data.max_prompt_length.")
-    for name, model in config.models.items():
-        if not model.path:
-            ServerClient(name, model)  # raises if the openai package or the key is missing
     graded = environment.is_graded(config.env)
     start = find_inference_start(config, FILE)
-    prepared = PreparedEvolution(config, prompts, renderers, graded, start, notices)
+    prepared = PreparedEvolution(config, prompts, clients, graded, start, notices)
+    for client in prepared.engines.values():
+        total, limit = len(prompts), config.data.max_prompt_length
+        kept, num_long = apply_length_limit(prompts, client.renderer, limit, config.data.truncation)
+        prompts[:] = kept
+        notices += [f"{num_long} of {total} problems exceed data.max_prompt_length."] * bool(num_long)
     if not start.replaces_previous_run:
         rows = {prompt.id: compute_prompt_digest(prompt) for prompt in prompts}
         for candidate in Pool(config.trainer.folder).candidates.values():
@@ -137,7 +133,7 @@ async def run(prepared: PreparedEvolution, console: Console) -> None:
         counts = f"{len(pool.calls)} calls, {len(pool.candidates)} candidates, {len(pool.judgements)} judgements"
         note(f"resuming from {counts}")
     (folder / STOP).unlink(missing_ok=True)  # left by an earlier process
-    device = resolve_device(config.trainer.device, detect_machine().num_gpus) if prepared.renderers else "cpu"
+    device = resolve_device(config.trainer.device, detect_machine().num_gpus) if prepared.engines else "cpu"
     stall_monitor = StallMonitor([], config.trainer, device, note, lambda: "run the same command to resume")
     solved, total = count(1), len(problems) * prepared.solutions_per_problem
 
@@ -172,14 +168,10 @@ async def _start_evolution(
 ) -> Evolution:
     """Start models, tools and graders, which `stack` closes."""
     config, folder = prepared.config, prepared.config.trainer.folder
-    clients: dict[str, ModelClient] = {
-        name: ServerClient(name, model) for name, model in config.models.items() if not model.path
-    }
-    engines = {}
-    if prepared.renderers:
+    clients, engines = prepared.clients, prepared.engines
+    if engines:
         start_reaper(new_run_id(), [])
-        engines = make_engine_clients(config, prepared.renderers, folder)
-        clients |= engines
+        report_engine_progress(engines)
     for client in clients.values():
         stack.push_async_callback(client.close)
     rewards = RewardClient(config.reward, config.custom_reward_function)

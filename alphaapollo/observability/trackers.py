@@ -51,6 +51,9 @@ class Backend:
     close: Callable[[], object]
 
 
+Entry = tuple[int, Callable[[Backend], object]]  # (iteration, call that sends its metrics or samples)
+
+
 class Tracker:
     """Tracker of a run: writes metrics to metrics.jsonl, and sends metrics and samples to the trackers of
     trainer.logger.
@@ -74,35 +77,37 @@ class Tracker:
         self._file.log(step, metrics)
         sent = dict(metrics)
         for other in self._others:
-            other.queue.put((step, lambda backend: backend.log(step, sent)))
+            other.put((step, lambda backend: backend.log(step, sent)))
 
     def log_samples(self, step: int, groups: Sequence[TrajectoryGroup], suffix: str = "") -> None:
         """Send the first samples of a validation to the trackers, as the table `val/samples<suffix>`."""
         name, first = f"val/samples{suffix}", groups[:MAX_SAMPLES]
         for other in self._others:
-            other.queue.put((step, lambda backend: backend.log_samples(step, name, make_sample_table(step, first))))
+            other.put((step, lambda backend: backend.log_samples(step, name, make_sample_table(step, first))))
 
     def close(self) -> None:
         """Wait until the trackers have sent everything, but not longer than CLOSE_SECONDS."""
         self._file.close()
         deadline = time.monotonic() + CLOSE_SECONDS
         for other in self._others:
-            other.queue.put(None)
+            other.put(None)
         for other in self._others:
             other.wait(deadline)
 
 
 class BackgroundTracker(threading.Thread):
-    """Thread that creates and calls the backend of a package. After an error, the package gets no more data.
-
-    queue: (iteration, call that sends its data); None: there is no more.
-    """
+    """Thread that creates and calls the backend of a package. After an error, the package gets no more data."""
 
     def __init__(self, name: str, run: TrackerSettings, notice: Callable[[str], None]):
         super().__init__(name=name, daemon=True)
-        self.queue: queue.SimpleQueue[tuple[int, Callable[[Backend], object]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._run, self._notice, self._step = run, notice, run.resumed_step
         self.start()
+
+    def put(self, entry: Entry | None) -> None:
+        """Queue data for the package. None: there is no more."""
+        if self.is_alive():
+            self._queue.put(entry)
 
     def wait(self, deadline: float) -> None:
         """Wait until the package has everything. deadline: time of the monotonic clock."""
@@ -113,7 +118,7 @@ class BackgroundTracker(threading.Thread):
     def run(self) -> None:
         try:
             backend = BACKENDS[self.name](self._run)
-            while (entry := self.queue.get()) is not None:
+            while (entry := self._queue.get()) is not None:
                 self._step, call = entry
                 call(backend)
             backend.close()

@@ -72,15 +72,13 @@ def make_metric_traces(
 def make_prompt_traces(database: sqlite3.Connection, run: int, prompt: int, source: str) -> list[JsonObject]:
     """Return the traces of the rewards of a prompt by iteration, for each kind of trajectories: samples, and mean."""
     query = "SELECT kind, step, reward FROM trajectories WHERE run = ? AND prompt_id = ? AND data_source = ?"
-    rewards: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
-    for kind, step, reward in database.execute(f"{query} AND reward IS NOT NULL ORDER BY step", (run, prompt, source)):
-        rewards[KIND_NAMES.get(kind, kind)].append((step, reward))
-    traces = []
-    for number, (name, found) in enumerate(rewards.items()):
-        steps, values = np.array(found, dtype=np.float64).T
-        at, group = np.unique(steps, return_inverse=True)
-        mean = np.bincount(group, values) / np.bincount(group)
-        traces += make_traces(Curve(name, at, mean), number, raw=Curve(name, steps, values))
+    rows = map(tuple, database.execute(f"{query} AND reward IS NOT NULL ORDER BY step", (run, prompt, source)))
+    samples, traces = pd.DataFrame(rows, columns=["kind", "step", "reward"]), list[JsonObject]()
+    for number, (kind, of_kind) in enumerate(samples.groupby("kind", sort=False)):
+        curves = (of_kind.groupby("step")["reward"].mean(), of_kind.set_index("step")["reward"])
+        name = KIND_NAMES.get(kind, kind)
+        mean, raw = (Curve(name, one.index.to_numpy(float), one.to_numpy(float)) for one in curves)
+        traces += make_traces(mean, number, raw)
     return traces
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from alphaapollo.runs.training_log import TrainedRow, read_trained_rows
 from alphaapollo.utils.json_types import JsonObject
-from alphaapollo.viewer.index import iterate_lines, make_file_name
+from alphaapollo.viewer.index import DAMAGED, iterate_lines, make_file_name
 from alphaapollo.viewer.run_folders import find_tokenizer_file
 
 PART = re.compile(  # a part that never ends is the rest of the text
@@ -82,12 +82,10 @@ def find_lines_with_text(path: Path, words: str) -> set[int]:
     """Return the offsets of the lines whose prompt or answer contains the words, regardless of case."""
     found, words = set(), words.lower()
     for offset, line in iterate_lines(path, 0):
-        try:
+        with suppress(*DAMAGED):
             texts = _TEXTS.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            continue
-        if words in texts.text.lower() or words in str(texts.prompt).lower():
-            found.add(offset)
+            if words in texts.text.lower() or words in str(texts.prompt).lower():
+                found.add(offset)
     return found
 
 
