@@ -32,8 +32,6 @@ from alphaapollo.evaluation.validation import validate
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
 from alphaapollo.launch import input_checks
 from alphaapollo.launch.model_requirements import ModelUse, check_models
-from alphaapollo.observability.console import Console
-from alphaapollo.observability.trackers import Tracker
 from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.planning.try_environment import try_environment_resets
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
@@ -51,7 +49,9 @@ class SftTask(FinetuningTask):
     config: SftConfig
     worker_class = SftWorker
     prompts: Sequence[Prompt] = ()  # held-out prompts from data.val_prompts
-    held_out: HeldOutEvaluation | None = None  # validation on the held-out prompts, during the run
+    engine: TrainerEngine  # of the validation on these prompts, with its worker and its log
+    worker: RolloutWorker
+    log: RolloutLog
 
     def check_config_and_get_notices(self, num_gpus: int) -> list[str]:
         config = self.config
@@ -87,13 +87,45 @@ class SftTask(FinetuningTask):
         return {"loss": mean, "perplexity": math.exp(min(mean, 50.0)), "tokens": sums["tokens"]}
 
     async def begin_run(self, run: FinetuningRun, stack: AsyncExitStack) -> None:
-        if self.prompts:
-            self.held_out = HeldOutEvaluation(self.config, self.prompts, run.trainer.ranks)
-            stack.push_async_callback(self.held_out.close)
-            await self.held_out.start()
+        """Start environments and graders for the held-out prompts, in this process."""
+        if not self.prompts:
+            return
+        config, rollout = self.config, self.config.rollout
+        self.engine = TrainerEngine(run.trainer.ranks, rollout.max_num_seqs)
+        engine: Any = self.engine  # implements only the parts of Engine that evaluation uses
+        setup = RolloutWorkerConfig(
+            model=config.model,
+            rollout=Rollout(stop=rollout.stop, include_stop_str_in_output=rollout.include_stop_str_in_output),
+            env=config.env,
+            data=make_val_prompt_data(config),
+            reward=config.reward,
+            custom_reward=config.custom_reward_function,
+            device="cpu",
+            run_dir=str(config.trainer.folder.resolve()),
+        )
+        self.worker, self.log = RolloutWorker(setup, engine=engine), RolloutLog(config.trainer.folder / "rollouts")
+        stack.callback(self.log.close)
+        stack.push_async_callback(self.worker.close)
+        await self.worker.start()
 
     async def validate(self, run: FinetuningRun, step: int) -> dict[str, float]:
-        return await self.held_out.validate(step, run.console, run.tracker) if self.held_out else {}
+        """Compute the same metrics as a validation in main_ppo, e.g. val/accuracy. Saves the answers to `rollouts/`."""
+        if not self.prompts:
+            return {}
+        engine, config = self.engine, self.config
+        engine.step = step
+        validation = await validate(
+            EngineGroup(LocalRanks(self.worker), 2 * engine.batch_size * engine.ranks.size),
+            self.prompts,
+            config.rollout.val_kwargs,
+            config.data.max_response_length,
+            config.trainer.seed,
+            run.console,
+        )
+        for suffix, groups in validation.groups.items():
+            self.log.write(step, groups, f"val{suffix}")
+            run.tracker.log_samples(step, groups, suffix)
+        return validation.metrics
 
 
 def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
@@ -165,49 +197,3 @@ class TrainerEngine(Engine):
                 # completions of another process have arrays
                 ids, logprobs = list(completion.token_ids), list(completion.logprobs)
                 future.set_result(replace(completion, token_ids=ids, logprobs=logprobs))
-
-
-class HeldOutEvaluation:
-    """Validation on held-out prompts. Environments and graders run in this process and are started by `start`."""
-
-    def __init__(self, config: SftConfig, prompts: Sequence[Prompt], ranks: Ranks[Any]):
-        self.config, self.prompts, rollout = config, prompts, config.rollout
-        self.engine = TrainerEngine(ranks, config.rollout.max_num_seqs)
-        engine: Any = self.engine  # implements only the parts of Engine that evaluation uses
-        setup = RolloutWorkerConfig(
-            model=config.model,
-            rollout=Rollout(stop=rollout.stop, include_stop_str_in_output=rollout.include_stop_str_in_output),
-            env=config.env,
-            data=make_val_prompt_data(config),
-            reward=config.reward,
-            custom_reward=config.custom_reward_function,
-            device="cpu",
-            run_dir=str(config.trainer.folder.resolve()),
-        )
-        self._worker = RolloutWorker(setup, engine=engine)
-        self._log = RolloutLog(config.trainer.folder / "rollouts")
-
-    async def start(self) -> None:
-        await self._worker.start()
-
-    async def validate(self, step: int, console: Console, tracker: Tracker) -> dict[str, float]:
-        """Compute the same metrics as a validation in main_ppo, e.g. val/accuracy. Saves the answers to `rollouts/`."""
-        self.engine.step = step
-        engine, config = self.engine, self.config
-        validation = await validate(
-            EngineGroup(LocalRanks(self._worker), 2 * engine.batch_size * engine.ranks.size),
-            self.prompts,
-            config.rollout.val_kwargs,
-            config.data.max_response_length,
-            config.trainer.seed,
-            console,
-        )
-        for suffix, groups in validation.groups.items():
-            self._log.write(step, groups, f"val{suffix}")
-            tracker.log_samples(step, groups, suffix)
-        return validation.metrics
-
-    async def close(self) -> None:
-        """Stop environments and graders, and close the log of answers."""
-        await self._worker.close()
-        self._log.close()
