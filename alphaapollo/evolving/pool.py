@@ -173,7 +173,7 @@ class Pool:
             except msgspec.MsgspecError as error:
                 raise ValueError(
                     f"line {number} of {self.path} is not a record of alphaapollo {__version__}: {error}. Restore the "
-                    "file, use the version that wrote it, or set another trainer.experiment_name."
+                    "file, use the version that wrote it (see format.json), or set another trainer.experiment_name."
                 ) from error
 
     def __enter__(self) -> Pool:

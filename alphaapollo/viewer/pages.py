@@ -225,7 +225,7 @@ def list_problems(query: Query) -> dict[str, object]:
 
 
 def describe_problem(query: Query) -> dict[str, object]:
-    """Values of the page of a problem: its candidates with their votes and reports, the chosen one first."""
+    """Values of the page of a problem: its candidates with their votes and reports, best first."""
     run, problem = query.find_run(), query.place["problem"]
     rows = query.select("SELECT offset, bytes FROM pool WHERE run = ? AND problem = ? ORDER BY offset", run.id, problem)
     if not rows:
@@ -237,14 +237,20 @@ def describe_problem(query: Query) -> dict[str, object]:
             record = json.loads(file.read(row["bytes"]))
             records[record["kind"]].append(record)
     result = read_json_object(run.folder / f"problems/{problem:06}.json")
-    candidates = sorted(records["candidate"], key=lambda one: one["key"] != result.get("chosen"))
+    judgements = {judgement["candidate"]: judgement for judgement in records["judgement"]}
+
+    def rank(one: JsonObject) -> tuple[bool, int]:
+        votes = judgements.get(one["key"], {"votes_for": 0, "votes_against": 0})
+        return one["key"] != result.get("chosen"), votes["votes_against"] - votes["votes_for"]
+
+    candidates = sorted(records["candidate"], key=rank)
     return {
         "run": run,
         "problem": problem,
         "result": result,
         "prompt": candidates and candidates[0]["messages"][: candidates[0].get("num_prompt_messages", 1)],
         "candidates": candidates,
-        "judgements": {judgement["candidate"]: judgement for judgement in records["judgement"]},
+        "judgements": judgements,
         "neighbors": query.find_neighbors("pool", "problem", run=run.id, problem=problem),
     }
 
