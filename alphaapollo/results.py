@@ -92,11 +92,17 @@ class Evaluation:
 
     def plot(self) -> Figure:
         """Plot avg@n, pass@k and maj@n with intervals, one color per data source."""
-        from alphaapollo.observability.curve import plot_shares_with_intervals
+        from alphaapollo.observability.curve import plot_curves_as_figure
 
-        rows = self.metrics.to_numpy().tolist()
-        shares = [(source, name, value, low, high) for source, name, value, low, high, _ in rows if high <= 1]
-        return plot_shares_with_intervals(shares, str(self.folder))
+        shares = self.metrics.query("high <= 1")
+        names = list(shares["figure"].unique())
+        rows = shares.assign(at=shares["figure"].map(names.index)).sort_values("at")
+        tables = {source or "(no data source)": table for source, table in rows.groupby("data_source")}
+        points = {source: table[["at", "value"]].to_numpy().tolist() for source, table in tables.items()}
+        bands = {source: table[["at", "low", "high"]].to_numpy().tolist() for source, table in tables.items()}
+        figure = plot_curves_as_figure(points, str(self.folder), "", bands)
+        figure.axes[0].set_xticks(range(len(names)), names, rotation=30, ha="right")
+        return figure
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ class EvolutionRun(RunResult):
 
     @property
     def report(self) -> JsonObject:
-        """Contents of report.json (docs/evolving.md#results). `halted` says why the run ended early, if it did."""
+        """Contents of report.json. `halted` says why the run ended early, if it did."""
         report: JsonObject = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
         return report
 
@@ -119,7 +125,7 @@ class EvolutionRun(RunResult):
 
     @property
     def pool(self) -> Path:
-        """Path of pool.jsonl, the log of all model calls; `alphaapollo.evolving.export` makes training data of it."""
+        """Path of pool.jsonl, the log of all model calls."""
         return self.folder / "pool.jsonl"
 
     def plot(self, *names: str) -> Figure:

@@ -16,78 +16,46 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Literal
 
 import pandas as pd
 
 from alphaapollo.config.errors import report_error
-from alphaapollo.evolving.pool import FILE, Candidate, Pool
+from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.utils.json_types import JsonObject
 
 Criterion = Literal["truth", "votes"]
-Row = JsonObject
 
 
-def make_training_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict[str, list[Row]]:
+def make_training_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict[str, list[JsonObject]]:
     """Return the rows of each parquet file: `sft`, `preference` and `verifier`."""
-    rows: dict[str, list[Row]] = {"sft": [], "preference": [], "verifier": []}
-    for problem in sorted({one.id.problem for one in pool.candidates.values()}):
+    rows: dict[str, list[JsonObject]] = {"sft": [], "preference": [], "verifier": []}
+    for problem in sorted({one.position.problem for one in pool.candidates.values()}):
         candidates = pool.get_candidates(problem)
-        right = [one for one in candidates if is_right(pool, one, criterion) is True]
-        wrong = [one for one in candidates if is_right(pool, one, criterion) is False]
-        rows["sft"] += [{"messages": list(one.messages), **_get_source_fields(one)} for one in right]
-        rows["preference"] += _make_preference_rows(candidates, right, wrong)[:max_pairs]
-        rows["verifier"] += [
-            row for one in candidates for row in _make_verifier_rows(pool, one) if criterion == "truth"
-        ]
+        answers: dict[bool | None, list[JsonObject]] = {True: [], False: [], None: []}  # by whether they are right
+        for one in candidates:
+            judgement, info = pool.judgements.get(one.key), {"problem": problem, "round": one.position.round}
+            source = {"data_source": "evolving", "extra_info": info | {"candidate": one.key}}
+            right = one.is_right if criterion == "truth" else judgement and judgement.is_accepted
+            answers[right].append({"answer": list(one.messages[one.num_prompt_messages :])} | source)
+            if right:
+                rows["sft"].append({"messages": list(one.messages)} | source)
+            verdicts = judgement.verdicts if judgement else ()
+            prompt = next((verdict.messages for verdict in verdicts if verdict.messages), ())
+            if criterion == "truth" and right is not None and prompt:
+                truth = {"style": "rule", "ground_truth": "right" if right else "wrong"}
+                rows["verifier"].append(
+                    {"prompt": list(prompt), "ability": "verification", "reward_model": truth} | source
+                )
+        # all pairs have a prompt without past solutions
+        first = next((list(one.messages[: one.num_prompt_messages]) for one in candidates if not one.parents), None)
+        for good, bad in islice(product(answers[True], answers[False]), max_pairs if first else 0):
+            pair = {"prompt": first, "chosen": good["answer"], "rejected": bad["answer"]}
+            rows["preference"].append(pair | {name: good[name] for name in ("data_source", "extra_info")})
     return rows
-
-
-def is_right(pool: Pool, candidate: Candidate, criterion: Criterion) -> bool | None:
-    """Whether a candidate is right by the ground truth or by the votes; None if this is unknown."""
-    if criterion == "truth":
-        return candidate.is_right
-    judgement = pool.judgements.get(candidate.key)
-    return judgement.is_accepted if judgement else None
-
-
-def _make_preference_rows(
-    candidates: Sequence[Candidate], right: Sequence[Candidate], wrong: Sequence[Candidate]
-) -> list[Row]:
-    """Return one row per pair of a right and a wrong solution. All rows have a prompt without past solutions."""
-    first = next((one for one in candidates if not one.parents), None)
-    if first is None:
-        return []
-    prompt = list(first.messages[: first.num_prompt_messages])
-    return [
-        {
-            "prompt": prompt,
-            "chosen": list(good.messages[good.num_prompt_messages :]),
-            "rejected": list(bad.messages[bad.num_prompt_messages :]),
-            **_get_source_fields(good),
-        }
-        for good, bad in product(right, wrong)
-    ]
-
-
-def _make_verifier_rows(pool: Pool, candidate: Candidate) -> list[Row]:
-    """Return one row with a verifier's prompt for this candidate; none if the ground truth or the prompt is missing."""
-    prompt = next((verdict.messages for verdict in pool.get_verdicts(candidate.key) if verdict.messages), None)
-    if prompt is None or candidate.is_right is None:
-        return []
-    truth = {"style": "rule", "ground_truth": "right" if candidate.is_right else "wrong"}
-    return [{"prompt": list(prompt), "ability": "verification", "reward_model": truth, **_get_source_fields(candidate)}]
-
-
-def _get_source_fields(candidate: Candidate) -> Row:
-    key = candidate.id
-    return {
-        "data_source": "evolving",
-        "extra_info": {"problem": key.problem, "round": key.round, "candidate": candidate.key},
-    }
 
 
 def export_training_rows(run_folder: Path, output_folder: Path, criterion: Criterion, max_pairs: int) -> dict[str, int]:

@@ -1,10 +1,9 @@
-"""Clients of the models `models.NAME`: OpenAI-compatible servers, and engines that this run starts."""
+"""Models of a run (`models.NAME`): OpenAI-compatible servers, and engines that this run starts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.resolve import resolve_device, resolve_inference_rollout
@@ -45,7 +44,7 @@ class ServerClient:
         connection = make_connection_options(f"models.{name}", model.base_url, model.api_key_env)
         import openai
 
-        self._name, self._model = name, model
+        self._model = model
         self.time_limit: float | None = model.timeout * (1 + model.max_retries)
         self._client = openai.AsyncOpenAI(**connection, timeout=model.timeout, max_retries=model.max_retries)
 
@@ -63,19 +62,13 @@ class ServerClient:
                 seed=sampling.seed % MAX_SERVER_SEED,
             )
             choice, usage = reply.choices[0], reply.usage
-            text, stop = choice.message.content, choice.finish_reason
-            counts = int(usage.prompt_tokens), int(usage.completion_tokens)
+            text, tokens = replace_surrogates(choice.message.content), int(usage.completion_tokens)
+            return ModelReply(text, sampling.seed, int(usage.prompt_tokens), tokens, str(choice.finish_reason))
         except openai.APIStatusError as error:
             server_down = error.status_code not in REQUEST_ERRORS
             raise ModelCallError(f"status {error.status_code}: {error}", server_down) from error
-        except openai.APIError as error:
-            raise ModelCallError(f"{type(error).__name__}: {error}", server_down=True) from error
-        except MALFORMED_RESPONSE_ERRORS as error:
-            reason = f"the reply of models.{self._name} is not in OpenAI's format: {type(error).__name__}: {error}"
-            raise ModelCallError(reason, server_down=True) from error
-        if not isinstance(text, str):
-            raise ModelCallError(f"the reply of models.{self._name} contains no text", server_down=True)
-        return ModelReply(replace_surrogates(text), sampling.seed, *counts, stop_reason=str(stop))
+        except (openai.APIError, *MALFORMED_RESPONSE_ERRORS) as error:  # no connection, or not OpenAI's format
+            raise ModelCallError(f"no readable reply: {type(error).__name__}: {error}", server_down=True) from error
 
     def fits_prompt_limit(self, messages: Sequence[Message]) -> bool:
         """Return True, because the prompt limit of a server is unknown."""
@@ -95,7 +88,7 @@ class EngineClient:
     time_limit: float | None = None
 
     def __init__(self, engine: Engine, renderer: Renderer, data: PromptData, rollout: Rollout):
-        self.engine, self._renderer, self.rollout = engine, renderer, rollout
+        self.engine, self.renderer, self.rollout = engine, renderer, rollout
         self._prompts = PromptRenderer(renderer.encode_prompt, data.max_prompt_length, data.truncation)
 
     async def generate(self, messages: Sequence[Message], sampling: Sampling, call_name: str) -> ModelReply:
@@ -106,13 +99,13 @@ class EngineClient:
         stop = self.rollout.stop_strings
         sampling = replace(sampling, stop_token_ids=self.stop_token_ids, stop=stop)
         completion = await self.engine.generate(token_ids, sampling, call_name)
-        text, count = self._renderer.decode(completion.token_ids), len(completion.token_ids)
+        text, count = self.renderer.decode(completion.token_ids), len(completion.token_ids)
         text = cut_at_stop(text, stop, self.rollout.include_stop_str_in_output)
         return ModelReply(text, sampling.seed, len(token_ids), count, completion.stop_reason.value)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        return self._renderer.eos_token_ids
+        return self.renderer.eos_token_ids
 
     def fits_prompt_limit(self, messages: Sequence[Message]) -> bool:
         return self._prompts.is_within_limit(list(messages))
@@ -124,64 +117,55 @@ class EngineClient:
 ModelClient = ServerClient | EngineClient
 
 
-def check_models_and_load_renderers(config: EvolvingConfig) -> dict[str, Renderer]:
-    """Check the models that this run serves (`models.NAME.path`). Returns a chat renderer per model name. Raises
-    ValueError if an engine would reject a model or its settings."""
+def make_clients(config: EvolvingConfig) -> dict[str, ModelClient]:
+    """Create the clients of all models by name, with engines that are not started. All engines share the CPU cores or
+    the GPU. Raises ValueError if an engine would reject a model or its settings, or a server cannot be used."""
+    served = [name for name, model in config.models.items() if model.path]
+    return {
+        name: _make_engine_client(config, name, served) if model.path else ServerClient(name, model)
+        for name, model in config.models.items()
+    }
+
+
+def _make_engine_client(config: EvolvingConfig, name: str, served: Sequence[str]) -> EngineClient:
+    from alphaapollo.engines.factory import make_engine
+    from alphaapollo.engines.protocol import EngineSpec
     from alphaapollo.launch.model_requirements import ModelUse, check_models  # imports torch
     from alphaapollo.models.folder_check import check_vocabulary_size  # imports torch
 
-    renderers = {}
-    for name, served in config.models.items():
-        if served.path:
-            key = f"models.{name}.path"
-            model = Model(path=served.path, trust_remote_code=served.trust_remote_code)
-            check_models([ModelUse(key, model, engine=config.rollout, lengths=config.data)])
-            tokenizer = load_tokenizer(served.tokenizer_path or served.path, served.trust_remote_code)
-            check_vocabulary_size(model, tokenizer, key)
-            renderers[name] = Renderer(tokenizer, config.data.apply_chat_template_kwargs, model_path=served.path)
-    return renderers
-
-
-def make_engine_clients(
-    config: EvolvingConfig, renderers: Mapping[str, Renderer], folder: Path
-) -> dict[str, EngineClient]:
-    """Create one engine client per model name, not started. All engines share the CPU cores or the GPU."""
-    from alphaapollo.engines.factory import make_engine
-    from alphaapollo.engines.protocol import EngineSpec
-
-    machine, data = detect_machine(), config.data
+    settings, data, key = config.models[name], config.data, f"models.{name}.path"
+    model = Model(path=settings.path, trust_remote_code=settings.trust_remote_code)
+    check_models([ModelUse(key, model, engine=config.rollout, lengths=data)])
+    tokenizer_path = settings.tokenizer_path or settings.path
+    tokenizer = load_tokenizer(tokenizer_path, settings.trust_remote_code)
+    check_vocabulary_size(model, tokenizer, key)
+    machine = detect_machine()
     device = resolve_device(config.trainer.device, machine.num_gpus)
-    shared = config.rollout.model_copy(update={"num_engines": len(renderers)})
+    shared = config.rollout.model_copy(update={"num_engines": len(served)})
     rollout = resolve_inference_rollout(shared, Model(), device, 1, machine.num_cores)
-    clients = {}
-    for index, (name, renderer) in enumerate(renderers.items()):
-        served = config.models[name]
-        spec = EngineSpec(
-            index=index,
-            model_path=served.path,
-            trust_remote_code=served.trust_remote_code,
-            rollout=rollout,
-            device=device,
-            dtype=rollout.dtype,
-            max_model_len=data.max_length,
-            log_path=str(folder.resolve() / "logs" / f"engine_{name}.log"),
-            chat_tokenizer=(served.tokenizer_path or served.path) if config.env.env_name == "agent" else "",
-            tokenizer_path=served.tokenizer_path or served.path,
-        )
-        clients[name] = EngineClient(make_engine(spec), renderer, data, rollout)
-    return clients
+    spec = EngineSpec(
+        index=served.index(name),
+        model_path=settings.path,
+        trust_remote_code=settings.trust_remote_code,
+        rollout=rollout,
+        device=device,
+        dtype=rollout.dtype,
+        max_model_len=data.max_length,
+        log_path=str(config.trainer.folder.resolve() / "logs" / f"engine_{name}.log"),
+        chat_tokenizer=tokenizer_path if config.env.env_name == "agent" else "",
+        tokenizer_path=tokenizer_path,
+    )
+    renderer = Renderer(tokenizer, data.apply_chat_template_kwargs, model_path=settings.path)
+    return EngineClient(make_engine(spec), renderer, data, rollout)
 
 
 def report_engine_progress(clients: Mapping[str, EngineClient]) -> None:
     """Count progress of the engine processes as progress of this process, for stall detection."""
-
-    def describe_engine_processes() -> dict[int, str]:
-        return {
+    HEARTBEAT.watch_helper_processes(
+        lambda: sum(client.engine.get_progress_counter() for client in clients.values()),
+        lambda: {
             pid: f"the engine {'worker' if number else 'core'} of models.{name}"
             for name, client in clients.items()
             for number, pid in enumerate(client.engine.list_pids())
-        }
-
-    HEARTBEAT.watch_helper_processes(
-        lambda: sum(client.engine.get_progress_counter() for client in clients.values()), describe_engine_processes
+        },
     )

@@ -1,35 +1,33 @@
 """The pool (pool.jsonl): append-only log of a self-evolution run, from which a killed run resumes.
 
-    call        ModelCall         one request to a model and its reply or failure
-    candidate   Candidate         a proposed solution, summarised and graded
-    verdict     VerifierVerdict   one verifier's vote and report on a candidate
-    judgement   Judgement         the vote count of a candidate and the majority's merged report
-    choice      ChosenCandidate   the chosen candidate of a problem
+    call        ModelCall    one request to a model and its reply or failure
+    candidate   Candidate    a proposed solution, summarised and graded
+    judgement   Judgement    the verifiers' votes and reports on a candidate
 
-Each line is one record, written once and never changed. A failed call, candidate or verdict is a record with a
-`failure`. Failures are counted, but not as wrong answers or votes.
+Each line is one record, written once and never changed. A failed call, candidate or verdict has a `failure`. Failures
+are counted, but not as wrong answers or votes.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from alphaapollo.types import Message, Outcome, Score
+from alphaapollo._version import __version__
+from alphaapollo.types import Message, Outcome
 from alphaapollo.utils.disk import explain_write_errors
 from alphaapollo.utils.redaction import find_secret_variables, map_texts, redact, replace_surrogates
 
 FILE = "pool.jsonl"
 
 
-class CandidateId(msgspec.Struct, frozen=True):
-    """Identifier of a candidate (one solution of a problem)."""
+class Position(msgspec.Struct, frozen=True, order=True):
+    """Position of a candidate in the run."""
 
     problem: int  # id of the prompt
     round: int
@@ -38,7 +36,7 @@ class CandidateId(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Text form of the identifier, e.g. `p17.r2.b0.i1`."""
+        """Key of the candidate, e.g. `p17.r2.b0.i1`."""
         return f"p{self.problem}.r{self.round}.b{self.branch}.i{self.index}"
 
 
@@ -48,21 +46,16 @@ class ModelCall(msgspec.Struct, frozen=True, tag_field="kind", tag="call"):
     key: str
     role: str
     model: str
-    digest: str = msgspec.field(name="asked")  # digest of model, messages and sampling parameters
+    digest: str  # of model, messages and sampling parameters
     seed: int
-    ended_at: float = msgspec.field(name="at")  # seconds of run time
-    seconds: float
+    time: float = 0.0  # seconds of run time at its end
+    seconds: float = 0.0
     text: str = ""
     prompt_tokens: int = 0
     tokens: int = 0  # generated tokens
     money: float = 0.0
     stop: str = ""  # stop reason as the server reports it
     failure: str = ""  # empty: the call succeeded
-
-    @property
-    def usage_key(self) -> str:
-        """Key of the call's candidate."""
-        return self.key.partition("/")[0]
 
 
 class Grade(msgspec.Struct, frozen=True):
@@ -73,47 +66,33 @@ class Grade(msgspec.Struct, frozen=True):
     accuracy: float | None
     reason: str = ""
 
-    @property
-    def is_right(self) -> bool | None:
-        """Whether the solution is right; None if grading failed."""
-        return None if self.accuracy is None else self.accuracy >= 1.0
-
-    @classmethod
-    def from_score(cls, score: Score) -> Grade:
-        failed = score.outcome.failed
-        return cls(score.outcome, None if failed else score.reward, None if failed else score.accuracy, score.reason)
-
 
 class Candidate(msgspec.Struct, frozen=True, tag_field="kind", tag="candidate"):
     """Record of one proposed solution of a problem."""
 
     key: str
-    id: CandidateId = msgspec.field(name="place")
+    position: Position
     model: str
-    parents: tuple[str, ...]  # keys of the past solutions that the proposer was shown
-    seed: int  # seed of the first call, or of an agent's program
+    parents: tuple[str, ...] = ()  # keys of the past solutions that the proposer was shown
     messages: tuple[Message, ...] = ()  # messages of the complete episode
-    num_prompt_messages: int = msgspec.field(name="asked", default=0)  # number of messages in the first prompt
+    num_prompt_messages: int = 0  # number of messages in the first prompt
     solution: str = ""  # text of all messages after the prompt
     summary: str = ""  # text for verifiers and later proposers
     answer: str | None = None  # normalised answer: equal answers are equal strings
     grade: Grade | None = None  # None: the problem has no ground truth
     tokens: int = 0  # prompt and generated tokens of proposer and summariser
-    money: float = 0.0
     failure: str = ""
     row: str = ""  # digest of the data row
 
     @property
     def is_right(self) -> bool | None:
         """Whether the solution is right; None if it could not be graded."""
-        return self.grade.is_right if self.grade else None
+        return self.grade.accuracy >= 1.0 if self.grade and self.grade.accuracy is not None else None
 
 
-class VerifierVerdict(msgspec.Struct, frozen=True, tag_field="kind", tag="verdict"):
-    """Record of one verifier's vote and report on a candidate."""
+class Verdict(msgspec.Struct, frozen=True):
+    """One verifier's vote and report."""
 
-    candidate_key: str = msgspec.field(name="candidate")
-    index: int  # index among the candidate's verifiers
     model: str
     messages: tuple[Message, ...] = ()  # prompt of the verifier
     vote: bool | None = None  # True: the solution is right; None: no report was obtained
@@ -122,12 +101,13 @@ class VerifierVerdict(msgspec.Struct, frozen=True, tag_field="kind", tag="verdic
 
 
 class Judgement(msgspec.Struct, frozen=True, tag_field="kind", tag="judgement"):
-    """Record of a candidate's vote count and the merged report of the majority."""
+    """Record of the verdicts on a candidate, with their votes and the merged report of the majority."""
 
-    candidate_key: str = msgspec.field(name="candidate")
+    candidate: str  # its key
     votes_for: int
     votes_against: int
     report: str
+    verdicts: tuple[Verdict, ...] = ()
 
     @property
     def num_votes(self) -> int:
@@ -144,15 +124,8 @@ class Judgement(msgspec.Struct, frozen=True, tag_field="kind", tag="judgement"):
         return self.votes_for > self.votes_against if self.num_votes else None
 
 
-class ChosenCandidate(msgspec.Struct, frozen=True, tag_field="kind", tag="choice"):
-    """Record of the candidate that was chosen as the answer of a problem."""
-
-    problem: int
-    candidate: str | None  # None: the problem has no candidates
-
-
 JudgedCandidate = tuple[Candidate, Judgement]
-Record = ModelCall | Candidate | VerifierVerdict | Judgement | ChosenCandidate
+Record = ModelCall | Candidate | Judgement
 RecordT = TypeVar("RecordT", bound=Record)
 
 
@@ -173,9 +146,6 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         return Usage(self.calls + other.calls, self.tokens + other.tokens, self.money + other.money)
 
-    def __sub__(self, other: Usage) -> Usage:
-        return Usage(self.calls - other.calls, self.tokens - other.tokens, self.money - other.money)
-
 
 class Pool:
     """In-memory index of pool.jsonl. To write: `with Pool(folder) as pool: pool.append(record)`
@@ -189,16 +159,22 @@ class Pool:
         self.calls: dict[str, ModelCall] = {}  # latest call of each key, because failed calls are repeated
         self.all_calls: list[ModelCall] = []
         self.candidates: dict[str, Candidate] = {}
-        self.verdicts: dict[str, dict[int, VerifierVerdict]] = defaultdict(dict)  # candidate -> verifier index
         self.judgements: dict[str, Judgement] = {}
-        self.choices: dict[int, ChosenCandidate] = {}
-        self.usage: dict[str, Usage] = defaultdict(Usage)  # usage by ModelCall.usage_key
-        self.seconds = 0.0  # run time of all processes, up to the last call
-        self.incomplete_bytes = 0  # size of an incomplete last line
+        self.usage: dict[str, Usage] = defaultdict(Usage)  # of the calls for each candidate
+        self.total_usage = Usage()
         self._by_problem: dict[int, list[Candidate]] = defaultdict(list)
-        self._complete_bytes = 0
-        for record in self._read_records():
-            self._index_record(record)
+        *lines, last = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
+        self.incomplete_bytes = len(last)  # size of an incomplete last line
+        self._complete_bytes = sum(len(line) + 1 for line in lines)
+        decoder = msgspec.json.Decoder(Record)
+        for number, line in enumerate(lines, start=1):
+            try:
+                self._index_record(decoder.decode(line))
+            except msgspec.MsgspecError as error:
+                raise ValueError(
+                    f"line {number} of {self.path} is not a record of alphaapollo {__version__}: {error}. Restore the "
+                    "file, use the version that wrote it (see format.json), or set another trainer.experiment_name."
+                ) from error
 
     def __enter__(self) -> Pool:
         with explain_write_errors("the pool", self.path):
@@ -212,9 +188,7 @@ class Pool:
 
     def append(self, record: RecordT) -> RecordT:
         """Append one record to the file (with fsync) and to the index. Returns it with clean texts."""
-        values = msgspec.to_builtins(record)
-        if (cleaned := clean_texts(values)) != values:
-            record = msgspec.convert(cleaned, type(record))
+        record = msgspec.convert(clean_texts(msgspec.to_builtins(record)), type(record))
         with explain_write_errors("the pool", self.path):
             self._file.write(msgspec.json.encode(record) + b"\n")
             self._file.flush()
@@ -222,61 +196,43 @@ class Pool:
         self._index_record(record)
         return record
 
-    def get_verdicts(self, candidate_key: str) -> list[VerifierVerdict]:
-        """Return the verdicts on a candidate, ordered by verifier index."""
-        return [verdict for _, verdict in sorted(self.verdicts.get(candidate_key, {}).items())]
+    @property
+    def seconds(self) -> float:
+        """Run time of all processes, up to the last call."""
+        return max((call.time for call in self.all_calls), default=0.0)
 
     def get_candidates(
         self, problem: int, before_round: int | None = None, include_failed: bool = False
     ) -> list[Candidate]:
         """Return the candidates of a problem, ordered by round, branch and index."""
         selected = [
-            candidate
-            for candidate in self._by_problem.get(problem, [])
-            if (include_failed or not candidate.failure) and (before_round is None or candidate.id.round < before_round)
+            one
+            for one in self._by_problem.get(problem, [])
+            if (include_failed or not one.failure) and (before_round is None or one.position.round < before_round)
         ]
-        return sorted(selected, key=lambda candidate: msgspec.structs.astuple(candidate.id))
+        return sorted(selected, key=lambda one: one.position)
 
     def get_judged_candidates(self, problem: int, before_round: int | None = None) -> list[JudgedCandidate]:
         """Return (candidate, judgement) for the judged candidates of a problem, in the order of `get_candidates`."""
         candidates = self.get_candidates(problem, before_round)
         return [(one, self.judgements[one.key]) for one in candidates if one.key in self.judgements]
 
-    @property
-    def total_usage(self) -> Usage:
-        return sum(self.usage.values(), Usage())
-
-    def _read_records(self) -> Iterator[Record]:
-        if not self.path.exists():
-            return
-        decoder = msgspec.json.Decoder(Record)
-        for number, line in enumerate(self.path.read_bytes().splitlines(keepends=True), start=1):
-            if not line.endswith(b"\n"):
-                self.incomplete_bytes = len(line)
-                return
-            try:
-                record = decoder.decode(line)
-            except msgspec.MsgspecError as error:
-                raise ValueError(
-                    f"line {number} of {self.path} is not a valid record: {error}. Restore the file, or set another "
-                    "trainer.experiment_name."
-                ) from error
-            self._complete_bytes += len(line)
-            yield record
+    def rank_candidates(self, problem: int, before_round: int | None = None) -> list[Candidate]:
+        """Return judged candidates of rounds < before_round, best first: highest vote share, shortest summary, oldest.
+        The first one is the answer to the problem."""
+        judged = self.get_judged_candidates(problem, before_round)
+        return [one for one, _ in sorted(judged, key=lambda pair: (-pair[1].share_of_votes, len(pair[0].summary)))]
 
     def _index_record(self, record: Record) -> None:
         match record:
             case ModelCall():
                 self.calls[record.key] = record
                 self.all_calls.append(record)
-                self.seconds = max(self.seconds, record.ended_at)
-                self.usage[record.usage_key] += Usage(1, record.prompt_tokens + record.tokens, record.money)
+                usage = Usage(1, record.prompt_tokens + record.tokens, record.money)
+                self.usage[record.key.partition("/")[0]] += usage
+                self.total_usage += usage
             case Candidate():
                 self.candidates[record.key] = record
-                self._by_problem[record.id.problem].append(record)
-            case VerifierVerdict():
-                self.verdicts[record.candidate_key][record.index] = record
+                self._by_problem[record.position.problem].append(record)
             case Judgement():
-                self.judgements[record.candidate_key] = record
-            case ChosenCandidate():
-                self.choices[record.problem] = record
+                self.judgements[record.candidate] = record

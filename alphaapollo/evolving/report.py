@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import pandas as pd
 
 from alphaapollo.evaluation.estimates import majority_accuracy
 from alphaapollo.evaluation.metrics import Estimate, estimate_means
-from alphaapollo.evolving.loop import rank_candidates
 from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage, clean_texts
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import JsonObject, Prompt
@@ -21,8 +20,6 @@ from alphaapollo.utils.disk import explain_write_errors, replace_file
 
 FOLDER = "problems"
 ACCURACIES = ("chosen", "sampled", "majority", "oracle")
-GradedJudgement = tuple[Judgement, bool]
-"""Judgement with at least one vote, and whether the candidate is right."""
 
 
 def summarize_round(pool: Pool, problems: Sequence[int], round_number: int) -> JsonObject:
@@ -37,11 +34,11 @@ def summarize_round(pool: Pool, problems: Sequence[int], round_number: int) -> J
         for problem in problems
     ]
     so_far = [own for own in known if own]
-    of_round = [made for own in so_far if (made := [one for one in own if one.id.round == round_number])]
+    of_round = [made for own in so_far if (made := [one for one in own if one.position.round == round_number])]
     majorities = [
         majority_accuracy([one.answer for one in own], [float(bool(one.is_right)) for one in own]) for own in so_far
     ]
-    best = [ranked[0] for problem in problems if (ranked := rank_candidates(pool, problem, round_number + 1))]
+    best = [ranked[0] for problem in problems if (ranked := pool.rank_candidates(problem, round_number + 1))]
     return {
         "round": round_number,
         "chosen": estimate_mean([candidate.is_right for candidate in best]),
@@ -60,7 +57,7 @@ def compute_round_metrics(pool: Pool, problems: Sequence[int], round_number: int
             value = getattr(summary[name], field, None)
             metrics[f"accuracy/{name}{suffix}"] = math.nan if value is None else value
     metrics |= {f"table/{name}": float(count) for name, count in summary["table"].items()}
-    candidates = [candidate for candidate in pool.candidates.values() if candidate.id.round == round_number]
+    candidates = [candidate for candidate in pool.candidates.values() if candidate.position.round == round_number]
     # includes calls for incomplete candidates
     usage = sum((usage for owner, usage in pool.usage.items() if f".r{round_number}." in owner), Usage())
     metrics["candidates/made"] = float(len(candidates))
@@ -68,7 +65,7 @@ def compute_round_metrics(pool: Pool, problems: Sequence[int], round_number: int
     return metrics | {f"cost/{name}": float(value) for name, value in asdict(usage).items()}
 
 
-def tabulate_verdicts(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, int]:
+def tabulate_verdicts(pool: Pool, candidates: Sequence[Candidate]) -> dict[str, int]:
     """Count right and wrong candidates by their majority vote (for, against); `unjudged` are those without votes."""
     counts = dict.fromkeys(("right_for", "right_against", "wrong_for", "wrong_against", "unjudged"), 0)
     for candidate in candidates:
@@ -87,23 +84,23 @@ def estimate_mean(values: Sequence[float | None]) -> Estimate | None:
     return estimate_means(np.array(known, dtype=float)[:, None])[0]
 
 
-def count_single_votes(judgements: Sequence[GradedJudgement]) -> dict[str, int]:
-    """Count individual votes: positive is a vote for a candidate, true is a vote that agrees with the grade."""
-    counts = dict.fromkeys(("true_positive", "false_positive", "false_negative", "true_negative"), 0)
-    for judgement, is_right in judgements:
-        counts["true_positive" if is_right else "false_positive"] += judgement.votes_for
-        counts["false_negative" if is_right else "true_negative"] += judgement.votes_against
-    return counts
+def compute_calibration(judgements: Sequence[tuple[Judgement, bool]]) -> JsonObject | None:
+    """Return how well votes predict the grades; None without judgements that have votes.
 
-
-def compute_area_under_curve(judgements: Sequence[GradedJudgement]) -> float:
-    """Return the ROC AUC of accepting candidates by their share of votes: the share of pairs of a right and a wrong
-    candidate in which the right one has more votes, ties counting half; NaN without pairs."""
-    right, wrong = (
-        [judgement.share_of_votes for judgement, good in judgements if good is kind] for kind in (True, False)
-    )
-    signs = np.sign(np.subtract.outer(right, wrong))
-    return float((1 + signs.mean()) / 2) if signs.size else math.nan
+    judgements: each with whether its candidate is right. `single` counts votes: positive is a vote for a candidate,
+    true is a vote that agrees with the grade. `auc`: ROC AUC of accepting candidates by their share of votes, i.e. the
+    share of pairs of a right and a wrong candidate in which the right one has more votes, ties counting half.
+    """
+    right, wrong = ([one for one, good in judgements if good is kind and one.num_votes] for kind in (True, False))
+    signs = np.sign(np.subtract.outer(*([one.share_of_votes for one in own] for own in (right, wrong))))
+    single = {
+        "true_positive": sum(one.votes_for for one in right),
+        "false_positive": sum(one.votes_for for one in wrong),
+        "false_negative": sum(one.votes_against for one in right),
+        "true_negative": sum(one.votes_against for one in wrong),
+    }
+    auc = float((1 + signs.mean()) / 2) if signs.size else math.nan
+    return {"candidates": len(right) + len(wrong), "single": single, "auc": auc} if right or wrong else None
 
 
 def write_results(pool: Pool, prompts: Sequence[Prompt], folder: Path, stop_reason: str, terminal: Terminal) -> None:
@@ -125,8 +122,7 @@ def _write_json(path: Path, value: object) -> None:
 
 def make_problem_result(pool: Pool, prompt: Prompt) -> JsonObject:
     """Return the results of one problem, the content of problems/ID.json."""
-    choice = pool.choices.get(prompt.id)
-    chosen = pool.candidates[choice.candidate] if choice and choice.candidate else None
+    chosen = next(iter(pool.rank_candidates(prompt.id)), None)
     candidates = pool.get_candidates(prompt.id, include_failed=True)
     return {
         "problem": prompt.id,
@@ -143,129 +139,80 @@ def make_problem_result(pool: Pool, prompt: Prompt) -> JsonObject:
 
 def _describe_candidate(pool: Pool, candidate: Candidate) -> JsonObject:
     """Return a candidate's fields for problems/ID.json, with its verdicts and usage and without its messages."""
-    judgement = pool.judgements.get(candidate.key)
-    verdicts = [_to_dict(verdict) for verdict in pool.get_verdicts(candidate.key)]
-    fields = _to_dict(candidate)
-    del fields["messages"], fields["asked"]
+    fields, judgement = msgspec.to_builtins(candidate), msgspec.to_builtins(pool.judgements.get(candidate.key))
+    verdicts = judgement.pop("verdicts") if judgement else []
+    hidden = ("kind", "messages", "num_prompt_messages")
     return {
-        **fields,
+        **{name: value for name, value in fields.items() if name not in hidden},
         "right": candidate.is_right,
-        "verdicts": [{key: one[key] for key in ("vote", "report", "failure")} for one in verdicts],
-        "judgement": None if judgement is None else _to_dict(judgement),
+        "verdicts": [{name: one[name] for name in ("vote", "report", "failure")} for one in verdicts],
+        "judgement": judgement,
         **vars(pool.usage[candidate.key]),
     }
-
-
-def _to_dict(record: msgspec.Struct) -> JsonObject:
-    return {name: value for name, value in msgspec.to_builtins(record).items() if name != "kind"}
 
 
 def make_evolution_report(pool: Pool, problems: Sequence[int], stop_reason: str) -> JsonObject:
     """Return the results of the run, the content of report.json (docs/evolving.md)."""
     candidates = [one for problem in problems for one in pool.get_candidates(problem)]
     graded = [one for one in candidates if one.is_right is not None]
-    chosen = [pool.choices[problem].candidate for problem in problems if problem in pool.choices]
-    table = tabulate_verdicts(pool, graded)
+    judged = [(pool.judgements[one.key], bool(one.is_right)) for one in graded if one.key in pool.judgements]
+    numbers = sorted({one.position.round for one in candidates})
+    rounds = [summarize_round(pool, problems, number) for number in numbers]
     return {
-        "rounds": [summarize_round(pool, problems, number) for number in sorted({one.id.round for one in candidates})],
-        "chosen": estimate_mean([pool.candidates[key].is_right for key in chosen if key]),
-        "table": table,
-        "calibration": _compute_calibration(pool, graded),
+        "rounds": rounds,
+        "chosen": rounds[-1]["chosen"] if rounds else None,
+        "table": tabulate_verdicts(pool, graded),
+        "calibration": compute_calibration(judged),
         "roles": sum_role_costs(pool),
         "failures": count_failures(pool),
         "halted": stop_reason,
     }
 
 
-def _compute_calibration(pool: Pool, graded: Sequence[Candidate]) -> JsonObject | None:
-    """Return how well votes predict the grades; None if no candidate has both votes and a grade."""
-    judged = [(pool.judgements[one.key], bool(one.is_right)) for one in graded if one.key in pool.judgements]
-    votes = [(judgement, right) for judgement, right in judged if judgement.num_votes]
-    if not votes:
-        return None
-    return {
-        "candidates": len(votes),
-        "single": count_single_votes(votes),
-        "auc": compute_area_under_curve(votes),
-    }
-
-
 def sum_role_costs(pool: Pool) -> dict[str, dict[str, float]]:
     """Return calls (failed ones included), tokens, money and seconds by role. Seconds of parallel calls add up."""
-    by_role = defaultdict(list)
-    for call in pool.all_calls:
-        by_role[call.role].append(call)
-    return {
-        role: {
-            "calls": len(calls),
-            "failed": sum(bool(call.failure) for call in calls),
-            "tokens_read": sum(call.prompt_tokens for call in calls),
-            "tokens_written": sum(call.tokens for call in calls),
-            "money": math.fsum(call.money for call in calls),
-            "seconds": round(math.fsum(call.seconds for call in calls), 3),
-        }
-        for role, calls in sorted(by_role.items())
-    }
+    names = ("calls", "failed", "tokens_read", "tokens_written", "money", "seconds")
+    rows = [
+        (call.role, 1, int(bool(call.failure)), call.prompt_tokens, call.tokens, call.money, call.seconds)
+        for call in pool.all_calls
+    ]
+    sums = pd.DataFrame(rows, columns=["role", *names]).groupby("role").sum().round({"money": 9, "seconds": 3})
+    return {str(role): costs for role, costs in sums.to_dict("index").items()}
 
 
 def count_failures(pool: Pool) -> dict[str, int]:
     """Count failures by kind (calls, candidates, verdicts, ...); kinds without failures are left out."""
-    verdicts = [verdict for own in pool.verdicts.values() for verdict in own.values()]
-    grades = [candidate.grade for candidate in pool.candidates.values() if candidate.grade]
+    candidates = pool.candidates.values()
     counts = {
         "calls": sum(bool(call.failure) for call in pool.all_calls),
-        "candidates": sum(bool(candidate.failure) for candidate in pool.candidates.values()),
-        "verdicts": sum(bool(verdict.failure) for verdict in verdicts),
-        "grades": sum(grade.accuracy is None for grade in grades),
+        "candidates": sum(bool(candidate.failure) for candidate in candidates),
+        "verdicts": sum(bool(one.failure) for judgement in pool.judgements.values() for one in judgement.verdicts),
+        "grades": sum(candidate.is_right is None for candidate in candidates if candidate.grade),
     }
     return {name: count for name, count in counts.items() if count}
 
 
 def print_report(report: JsonObject, terminal: Terminal) -> None:
     """Print accuracies by round, right and wrong solutions by verdict, the calibration, and the cost per role."""
-    lines = ["", f"round  {''.join(f'{name:24}' for name in ACCURACIES).rstrip()}"]
-    for summary in report["rounds"]:
-        accuracies = "".join(f"{_format_estimate(summary[name]):24}" for name in ACCURACIES)
-        lines.append(f"{summary['round']:5}  {accuracies.rstrip()}")
-    table = report["table"]
-    lines += [
-        f"final choice: {_format_estimate(report['chosen'])}",
-        "",
-        "policy \\ verifiers     for  against",
-        f"right             {table['right_for']:8} {table['right_against']:8}",
-        f"wrong             {table['wrong_for']:8} {table['wrong_against']:8}",
-        *(_format_calibration(report["calibration"]) if report["calibration"] else []),
-        "",
-        "role                    calls  failed  tokens read  written     money   seconds",
-    ]
-    for role, cost in report["roles"].items():
-        lines.append(
-            f"{role:22} {cost['calls']:6} {cost['failed']:7} {cost['tokens_read']:12,} {cost['tokens_written']:8,} "
-            f"{cost['money']:9.4f} {cost['seconds']:9.1f}"
-        )
+    rounds = pd.DataFrame(report["rounds"], columns=["round", *ACCURACIES])
+    table, calibration = report["table"], report["calibration"]
+    verdicts = {vote: [table[f"right_{vote}"], table[f"wrong_{vote}"]] for vote in ("for", "against")}
+    lines = ["", rounds.to_string(index=False, formatters=dict.fromkeys(ACCURACIES, _format_estimate))]
+    lines += [f"final choice: {_format_estimate(report['chosen'])}", "", "policy \\ verifiers"]
+    lines.append(pd.DataFrame(verdicts, index=["right", "wrong"]).to_string())
+    if calibration:
+        votes = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in calibration["single"].items())
+        lines += ["", f"single votes: {votes}", f"ROC AUC of vote share {calibration['auc']:.3f} (random: 0.5)"]
+    if report["roles"]:
+        lines += ["", pd.DataFrame.from_dict(report["roles"], orient="index").to_string()]
     if report["failures"]:
-        counted = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in report["failures"].items())
+        counted = ", ".join(f"{count} {name}" for name, count in report["failures"].items())
         lines.append(f"failures (excluded from all accuracies): {counted}")
     terminal.write("\n".join(lines))
 
 
-def _format_calibration(calibration: JsonObject) -> list[str]:
-    single = calibration["single"]
-    shares = [
-        single[f"{vote}_positive"] / (single[f"{vote}_positive"] + single[f"{other}_negative"] or math.nan)
-        for vote, other in (("true", "false"), ("false", "true"))
-    ]
-    return [
-        "",
-        f"single votes for      {shares[0]:.3f} of the right solutions, {shares[1]:.3f} of the wrong ones",
-        f"ROC AUC of vote share {calibration['auc']:.3f} (random: 0.5)",
-    ]
-
-
 def _format_estimate(estimate: Estimate | None) -> str:
     """Return the text of an estimate, e.g. `0.812 (0.750 to 0.868)`."""
-    if estimate is None:
-        return "-"
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:.3f}"
+    if estimate is None or estimate.low is None:
+        return "-" if estimate is None else f"{estimate.value:.3f}"
     return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"

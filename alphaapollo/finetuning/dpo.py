@@ -1,4 +1,5 @@
-"""Preference training: DPO and related losses on pairs of responses, KTO on single labeled responses.
+"""Preference training (DPO and related losses on pairs of responses, KTO on single labeled responses) and reward-model
+training (Bradley-Terry loss on the scores at the last tokens of a pair).
 
 files -> tokenized pairs -> [reference log-probs, computed once] -> mean loss over the pairs of a batch
 """
@@ -6,30 +7,83 @@ files -> tokenized pairs -> [reference log-probs, computed once] -> mean loss ov
 from __future__ import annotations
 
 import hashlib
+import math
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from alphaapollo.algorithms.preference_losses import compute_preference_metrics, get_preference_loss
-from alphaapollo.batching.preference_batch import collect_row_values, distribute_rows_for_reference
+from alphaapollo.batching.preference_batch import (
+    PreferenceBatch,
+    collect_row_values,
+    distribute_preference_examples,
+    distribute_rows_for_reference,
+)
+from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.config.check import check_config_and_get_notices
-from alphaapollo.config.schema import DpoConfig, Preference
+from alphaapollo.config.schema import DpoConfig, Preference, RmConfig
 from alphaapollo.data.preference_examples import PreferenceExample, load_labelled_answers, load_pairs
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
-from alphaapollo.finetuning.pairs import PairTask, compute_pair_accuracy_metrics
-from alphaapollo.finetuning.task import FinetuningRun
+from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
 from alphaapollo.planning.memory_plan import MemoryRequest
+from alphaapollo.runs.run_history import LoggedExample, make_example_row
+from alphaapollo.types import Row
 from alphaapollo.utils.disk import replace_file
 from alphaapollo.utils.user_module import load_user_module
-from alphaapollo.workers.preference import PreferenceWorker
+from alphaapollo.workers.preference import PreferenceWorker, RewardTrainingWorker
 
 REFERENCE_BATCH = 1024  # examples per worker call that computes reference log-probs
 REFERENCE_FILE = "reference.npz"
+
+
+class PairTask(FinetuningTask):
+    """Fine-tuning on pairs of responses to one prompt."""
+
+    uses_shared_prompts = False  # whether the prompt of a pair is computed once for both responses; set by `begin_run`
+
+    def make_batches(self, examples: Sequence[PreferenceExample], plan: FinetuningPlan) -> list[PreferenceBatch]:
+        """Build one batch per data-parallel rank. Both responses of a pair are on the same rank."""
+        groups = plan.placement.data_parallel_size
+        return distribute_preference_examples(examples, groups, plan.max_tokens, plan.padded, self.uses_shared_prompts)
+
+    def describe_example(self, example: PreferenceExample, decode: Callable[[Sequence[int]], str]) -> LoggedExample:
+        names = ("rejected", "chosen") if len(example.rows) == 2 else ("undesirable", "desirable")
+        logps: Sequence[float | None] = example.ref_logps or [None] * len(example.rows)
+        rows = [
+            msgspec.structs.replace(make_example_row(row, decode), label=names[is_good], ref_logp=logp)
+            for row, is_good, logp in zip(example.rows, example.is_good, logps, strict=False)
+        ]
+        return LoggedExample(rows, example.data_source, example.margin)
+
+    async def begin_run(self, run: FinetuningRun, stack: AsyncExitStack) -> None:
+        """Decide whether prompts are shared. Raises ValueError if data.use_prefix_grouper=true is not supported."""
+        ranks: Any = run.trainer.ranks  # workers with a `sharing` check
+        problem: str | None = (await ranks.call(lambda worker: worker.shared_prompts.unsupported_reason))[0]
+        if problem is None and self.config.model.router_aux_loss_coef:
+            problem = "model.router_aux_loss_coef needs a copy of the prompt for each response"
+        wanted = self.config.data.use_prefix_grouper
+        self.uses_shared_prompts = decide_shared_prompts("data.use_prefix_grouper", wanted, problem, run.console.notify)
+
+
+def compute_pair_accuracy_metrics(metric_sums: Mapping[str, float]) -> dict[str, float]:
+    """Compute the share of pairs in which the chosen response gets the higher reward, in total and per data source.
+
+    metric_sums: number of pairs, and how many are `right`: {"compared": 8, "right": 6, "maths/compared": 3, ...}.
+    """
+    metrics = {"accuracy": metric_sums["right"] / metric_sums["compared"]}
+    for name, count in metric_sums.items():
+        source, separator, quantity = name.rpartition("/")
+        if separator and quantity == "compared" and count:
+            metrics[f"accuracy/{source}"] = metric_sums[f"{source}/right"] / count
+    return metrics
 
 
 class DpoTask(PairTask):
@@ -42,12 +96,8 @@ class DpoTask(PairTask):
         config = self.config
         if config.preference.custom_module:
             load_user_module(config.preference.custom_module, "preference.custom_module")
-        return check_config_and_get_notices(
-            config,
-            num_gpus,
-            extra_errors=list_loss_errors(config),
-            extra_ineffective_keys=list_ineffective_keys(config),
-        )
+        errors, unused = list_loss_errors(config), list_ineffective_keys(config)
+        return check_config_and_get_notices(config, num_gpus, extra_errors=errors, extra_ineffective_keys=unused)
 
     def load_examples(
         self, files: str | Sequence[str], max_samples: int, renderer: Renderer
@@ -62,9 +112,9 @@ class DpoTask(PairTask):
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         return compute_preference_metrics(sums) | compute_pair_accuracy_metrics(sums) | {"tokens": sums["tokens"]}
 
-    async def begin_run(self, run: FinetuningRun) -> None:
+    async def begin_run(self, run: FinetuningRun, stack: AsyncExitStack) -> None:
         """Read the saved reference log-probs. If there are none, compute them with the initial weights."""
-        await super().begin_run(run)
+        await super().begin_run(run, stack)
         if not get_preference_loss(self.config.preference.loss).needs_reference:
             return
         plan = run.plan
@@ -73,7 +123,7 @@ class DpoTask(PairTask):
         parts = await ranks.call(lambda worker: worker.compute_weights_digest())
         digest = compute_reference_digest(examples, f"{sum(parts) % 2**64:016x}", plan.model.dtype)
         path = self.config.trainer.folder / REFERENCE_FILE
-        logps = read_reference_logps(path, digest, run.console.notify)
+        logps = read_reference_logps(path, digest)
         if logps is None:
             logps = await self._compute_reference_logps(run, examples)
             save_reference_logps(path, digest, logps)
@@ -127,20 +177,11 @@ def compute_reference_digest(examples: Iterable[PreferenceExample], weights_dige
     return sha.hexdigest()
 
 
-def read_reference_logps(path: Path, digest: str, notify: Callable[[str], None]) -> np.ndarray | None:
+def read_reference_logps(path: Path, digest: str) -> np.ndarray | None:
     """Read reference log-probs, float64 [responses]. None if the file is missing, damaged or has another digest."""
-    if not path.exists():
-        return None
-    try:
-        with np.load(path) as file:
-            saved_digest, logps = str(file["digest"]), file["logps"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        notify(f"{path} is damaged; the reference log-probs are computed again.")
-        return None
-    if saved_digest != digest:
-        notify(f"{path} was computed for other data or another model; the reference log-probs are computed again.")
-        return None
-    return np.asarray(logps, dtype=np.float64)
+    with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(path) as file:
+        return np.asarray(file["logps"], dtype=np.float64) if str(file["digest"]) == digest else None
+    return None
 
 
 def save_reference_logps(path: Path, digest: str, logps: np.ndarray) -> None:
@@ -155,3 +196,41 @@ def assign_reference_logps(examples: Sequence[PreferenceExample], logps: np.ndar
     values = iter(logps.tolist())
     for example in examples:
         example.ref_logps = [next(values) for _ in example.rows_for_reference]
+
+
+class RewardModelTask(PairTask):
+    """Reward-model training. An example is a pair of responses."""
+
+    config: RmConfig
+    worker_class = RewardTrainingWorker
+
+    def load_examples(
+        self, files: str | Sequence[str], max_samples: int, renderer: Renderer
+    ) -> LoadedExamples[PreferenceExample]:
+        read = load_pairs(files, renderer, self.config.data, max_samples)
+        for pair in read.examples:
+            pair.rows = [prepare_answer_for_scoring(row, renderer) for row in pair.rows]
+        return read
+
+    def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
+        return MemoryRequest(max(one.longest_row_length for one in examples), rows_per_example=2, computes_logits=False)
+
+    def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        count = sums["compared"]
+        chosen, rejected = sums["score_chosen"] / count, sums["score_rejected"] / count
+        mean = (chosen + rejected) / 2
+        return {
+            "loss": sums["loss"] / count,
+            "score_chosen": chosen,
+            "score_rejected": rejected,
+            "margin": chosen - rejected,
+            "score_std": math.sqrt(max(0.0, sums["score_square"] / (2 * count) - mean**2)),
+            "tokens": sums["tokens"],
+            **compute_pair_accuracy_metrics(sums),
+        }
+
+
+def prepare_answer_for_scoring(row: Row, renderer: Renderer) -> Row:
+    """Append the end of the turn to an answer. The mask marks only the last token, where the score is read."""
+    ids = renderer.append_turn_end(list(row.token_ids))
+    return replace(row, token_ids=ids, action_mask=[0] * (len(ids) - 1) + [1], logprobs=[0.0] * len(ids))

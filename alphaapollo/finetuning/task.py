@@ -1,4 +1,4 @@
-"""Interfaces of fine-tuning: task (SFT, preferences, reward model), plan of a run, and state of a run.
+"""Interfaces of fine-tuning (task, plan and state of a run), and its loop, which all tasks share.
 
 files --load_examples--> examples --make_batches--> one batch per data-parallel rank --worker_class-->
 sums over all ranks --compute_metrics--> metrics
@@ -6,8 +6,10 @@ sums over all ranks --compute_metrics--> metrics
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from alphaapollo.planning.memory_plan import MemoryPlan, MemoryRequest
 from alphaapollo.runs.checkpoint_folder import RunProgress
 from alphaapollo.runs.resume import StartPoint
 from alphaapollo.runs.run_history import LoggedExample
+from alphaapollo.utils.schedule import is_due
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 
 if TYPE_CHECKING:
@@ -62,17 +65,14 @@ class FinetuningTask(ABC):
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Compute metrics, e.g. `loss`, from the sums that the workers returned for a batch, added over all ranks."""
 
-    async def begin_run(self, run: FinetuningRun) -> None:
-        """Prepare training, e.g. compute reference log-probs. The workers still have the initial weights."""
+    async def begin_run(self, run: FinetuningRun, stack: AsyncExitStack) -> None:
+        """Prepare training, e.g. compute reference log-probs. The workers still have the initial weights.
+        stack: closes at the end of the run what this method starts."""
         return
 
     async def validate(self, run: FinetuningRun, step: int) -> dict[str, float]:
         """Return validation metrics in addition to those of data.val_files, e.g. the accuracy of sampled answers."""
         return {}
-
-    async def end_run(self) -> None:
-        """Release what `begin_run` started. Called after success and failure."""
-        return
 
 
 @dataclass
@@ -128,3 +128,54 @@ class FinetuningRun:
     checkpoint_writer: BackgroundCheckpointWriter[FinetuningProgress]
     tracker: Tracker
     console: Console
+
+
+async def train(run: FinetuningRun) -> None:
+    """Run the remaining optimizer steps of a run. If this raises, the last complete checkpoint remains valid."""
+    plan, progress, writer, task = run.plan, run.progress, run.checkpoint_writer, run.plan.task
+    trainer, size = plan.config.trainer, plan.config.data.train_batch_size
+    val_batches = {source: task.make_batches(examples, plan) for source, examples in plan.val.items()}
+    begin, tokens = time.perf_counter(), 0
+    while progress.step < plan.total_steps:
+        step = progress.step + 1
+        is_last = step == plan.total_steps
+        indices = plan.stream.prompt_indices(progress.examples_consumed, size)
+        batches = task.make_batches([plan.train.examples[index] for index in indices], plan)
+        writer.mark_models_inconsistent()
+        stepped = await run.trainer.step(batches, trainer.on_bad_step == "skip")
+        tokens += sum(int(batch.rows.lengths.sum()) for batch in batches)
+        metrics = add_prefix("train", task.compute_metrics(stepped.metric_sums) | stepped.metrics)
+        progress.validation = {}
+        if is_due(step, trainer.test_freq, is_last):
+            progress.validation = await validate(run, val_batches) if val_batches else {}
+            progress.validation |= await task.validate(run, step)
+            writer.checkpoints.check_keep_best_metric(progress.validation)
+            metrics |= progress.validation
+        progress.step, progress.examples_consumed = step, progress.examples_consumed + size
+        metrics |= writer.pop_metrics()
+        if is_last or step % trainer.log_freq == 0 or any(name.startswith("val/") for name in metrics):
+            metrics["train/epoch"] = progress.examples_consumed / plan.stream.num_prompts
+            metrics["train/tokens_per_second"] = tokens / (time.perf_counter() - begin)
+            run.tracker.log(step, metrics)
+            run.console.show_step(step, metrics)
+        writer.mark_models_consistent(progress)
+        if is_due(step, trainer.save_freq, is_last):
+            await writer.save(progress)
+
+
+async def validate(run: FinetuningRun, val_batches: Mapping[str, Sequence[object]]) -> dict[str, float]:
+    """Compute metrics of all validation examples and, if there are several files, of each file."""
+    compute = run.plan.task.compute_metrics
+    sums = {source: await run.trainer.evaluate(batches) for source, batches in val_batches.items()}
+    total = dict.fromkeys((name for of_source in sums.values() for name in of_source), 0.0)
+    for of_source in sums.values():
+        total |= {name: total[name] + value for name, value in of_source.items()}
+    metrics = add_prefix("val", compute(total))
+    for source, of_source in sums.items() if len(sums) > 1 else ():
+        metrics |= {f"{name}/{source}": value for name, value in add_prefix("val", compute(of_source)).items()}
+    return metrics
+
+
+def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Add a prefix to all metric names, e.g. for the prefix "train": `{"loss": 1.0}` -> `{"train/loss": 1.0}`."""
+    return {f"{prefix}/{name}": value for name, value in metrics.items()}

@@ -1,4 +1,4 @@
-"""Make the `main` of commands with a run folder: training (main_ppo, main_sft, ...), main_generation, evolving.main.
+"""Make the `main` of commands with a run folder: training (main_ppo, main_sft, ...), evaluation and evolution.
 
 parse the command line -> lock the folder -> prepare -> run -> print what has changed, or the error
 

@@ -1,14 +1,14 @@
 """Warn about alarming metrics of a run, e.g. a collapsed reward.
 
 A warning is shown once, and again if its cause returns after CALM iterations without it. Every check is a pure function
-of the metrics of the last iterations and returns {cause: warning}. Warnings never change the run.
+of the metrics of the last iterations. Warnings never change the run.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, variance
 
 WINDOW = 5  # iterations over which noisy metrics are averaged
@@ -59,6 +59,7 @@ LIMITS: dict[str, tuple[float, str]] = {  # metric -> largest normal value, warn
 }
 
 Metrics = Mapping[str, float]
+Warnings = Iterator[tuple[str, str]]  # (cause, warning)
 
 
 class MetricsAdvisor:
@@ -71,97 +72,93 @@ class MetricsAdvisor:
     def list_warnings(self, step: int, metrics: Metrics, failure_reason: str = "") -> list[str]:
         """Check the metrics of iteration `step`. Returns the warnings that have not been shown recently.
         `failure_reason`: why a trajectory of the iteration failed."""
-        warnings = _find_iteration_warnings(metrics, failure_reason)
+        warnings = dict(_check_iteration(metrics, failure_reason or "no reason recorded"))
         if "critic/score/mean" in metrics:
             self._recent.append(metrics)
-            recent = [*self._recent]
-            warnings |= _check_groups(recent) | _check_policy_change(recent[-WINDOW:]) | _check_reward(recent)
-            warnings |= _check_accuracy(recent)
+            for check in (_check_groups, _check_policy_change, _check_reward, _check_accuracy):
+                warnings |= check([*self._recent])
         new = [text for cause, text in warnings.items() if step - self._last.get(cause, -math.inf) > CALM]
         self._last |= dict.fromkeys(warnings, step)
         return [f"step {step}: {text}" for text in new]
 
 
-def _find_iteration_warnings(metrics: Metrics, failure_reason: str) -> dict[str, str]:
-    """Return warnings {id: text} about failures, truncation, zero gradients and log-prob mismatch in one iteration."""
-    warnings = {
-        name: text.format(metrics[name], name=name, reason=failure_reason or "no reason recorded")
-        for name, (limit, text) in LIMITS.items()
-        if metrics.get(name, limit) > limit
-    }
+def _check_iteration(metrics: Metrics, failure_reason: str) -> Warnings:
+    """Check failures, truncation, zero gradients and log-prob mismatch in one iteration."""
+    for name, (limit, text) in LIMITS.items():
+        if metrics.get(name, limit) > limit:
+            yield name, text.format(metrics[name], name=name, reason=failure_reason)
     if metrics.get("critic/advantages/share_zero", 0.0) == 1.0:
-        is_solved = metrics.get("reward/accuracy", 0.0) >= SOLVED
         check = "Check with alphaapollo samples RUN that the reward function reads the answers, or use easier prompts."
-        warnings["zero"] = (
+        fix = "Use harder prompts." if metrics.get("reward/accuracy", 0.0) >= SOLVED else check
+        yield (
+            "zero",
             "the samples of each prompt have equal rewards: every advantage is 0 and the policy loss has no gradient. "
-            f"{'Use harder prompts.' if is_solved else check}"
+            f"{fix}",
         )
     elif metrics.get("actor/grad_norm", 1.0) == 0.0:
-        warnings["gradient"] = (
+        yield (
+            "gradient",
             "the policy's gradient is exactly 0 although some advantages are not: the weights are corrupt, or every "
-            "ratio is clipped. Resume from an earlier checkpoint with a lower learning rate."
+            "ratio is clipped. Resume from an earlier checkpoint with a lower learning rate.",
         )
     k3, ess = metrics.get("mismatch/k3", 0.0), metrics.get("mismatch/ess", 1.0)
     if not (k3 <= SAFE_K3 and ess >= SAFE_ESS):  # also true for NaN
         is_stale = metrics.get("staleness/max", 0.0) > 0
         fix = "Lower trainer.max_staleness" if is_stale else "Set algorithm.rollout_correction.method=tis"
         fix = "Lower data.reuse.max_age" if metrics.get("reuse/groups") else fix
-        warnings["mismatch"] = (
+        yield (
+            "mismatch",
             f"log-probs of engine and trainer differ: KL {k3:.1e} nats per token (safe: {SAFE_K3:.0e}), effective "
-            f"sample size {ess:.0%} (safe: {SAFE_ESS:.0%}). {fix} (docs/algorithms/loss_parts.md)."
+            f"sample size {ess:.0%} (safe: {SAFE_ESS:.0%}). {fix} (docs/algorithms/loss_parts.md).",
         )
-    return warnings
 
 
-def _check_policy_change(recent: Sequence[Metrics]) -> dict[str, str]:
+def _check_policy_change(recent: Sequence[Metrics]) -> Warnings:
     """Check that optimizer steps change the policy, except during learning rate warm-up."""
     stepped = [
         metrics
-        for metrics in recent
+        for metrics in recent[-WINDOW:]
         if "sync/probe_moved" in metrics
         and metrics.get("actor/optimizer_steps", 0.0) > metrics.get("actor/steps_skipped", 0.0)
         and metrics.get("critic/advantages/share_zero", 0.0) < 1.0
     ]
-    if len(stepped) < WINDOW or stepped[-1].get("actor/lr", 0.0) > stepped[0].get("actor/lr", 0.0):
-        return {}
-    moved = fmean(metrics["sync/probe_moved"] for metrics in stepped)
-    if moved >= MIN_CHANGE:
-        return {}
-    return {
-        "unmoved": f"the policy does not change: in {WINDOW} iterations its log-probs of a fixed text changed by "
-        f"{moved:.1e} nats per publish (sync/probe_moved), with learning rate {stepped[-1].get('actor/lr', 0.0):.1e}. "
-        "Increase actor_rollout_ref.actor.optim.lr."
-    }
+    if len(stepped) < WINDOW or (lr := stepped[-1].get("actor/lr", 0.0)) > stepped[0].get("actor/lr", 0.0):
+        return
+    if (moved := fmean(metrics["sync/probe_moved"] for metrics in stepped)) < MIN_CHANGE:
+        yield (
+            "unmoved",
+            f"the policy does not change: in {WINDOW} iterations its log-probs of a fixed text changed by "
+            f"{moved:.1e} nats per publish (sync/probe_moved), with learning rate {lr:.1e}. "
+            "Increase actor_rollout_ref.actor.optim.lr.",
+        )
 
 
-def _check_reward(recent: Sequence[Metrics]) -> dict[str, str]:
+def _check_reward(recent: Sequence[Metrics]) -> Warnings:
     """Check that the mean reward has not dropped far below its best value, beyond noise."""
     spread = max(metrics.get("critic/score/std", 0.0) for metrics in recent)
-    if not (drop := _find_drop([metrics["critic/score/mean"] for metrics in recent], spread)):
-        return {}
-    _, best, last = drop
-    return {
-        "collapse": f"the reward has collapsed: {last:.3g} on average over the last {WINDOW} iterations, compared with "
-        f"{best:.3g} at its best. Resume from an earlier checkpoint with a lower learning rate (docs/debugging.md)."
-    }
+    if drop := _find_drop([metrics["critic/score/mean"] for metrics in recent], spread):
+        yield (
+            "collapse",
+            f"the reward has collapsed: {drop[2]:.3g} on average over the last {WINDOW} iterations, compared with "
+            f"{drop[1]:.3g} at its best. Resume from an earlier checkpoint with a lower learning rate "
+            "(docs/debugging.md).",
+        )
 
 
-def _check_accuracy(recent: Sequence[Metrics]) -> dict[str, str]:
+def _check_accuracy(recent: Sequence[Metrics]) -> Warnings:
     """Check that accuracy has not dropped far below its best value, beyond noise, in a run with a rising reward."""
     both = [metrics for metrics in recent if "reward/accuracy" in metrics]
     if not (drop := _find_drop([metrics["reward/accuracy"] for metrics in both])):
-        return {}
+        return
     start, high, low = drop
-    before, now = (
-        fmean(metrics["critic/score/mean"] for metrics in window)
-        for window in (both[start : start + WINDOW], both[-WINDOW:])
-    )
-    if now <= before:
-        return {}
-    return {
-        "exploited": f"accuracy has fallen to {low:.2f} from {high:.2f} at its best, while the reward rises: the "
-        "policy earns another part of the reward. See reward/component/ and read samples (docs/debugging.md)."
-    }
+    windows = both[start : start + WINDOW], both[-WINDOW:]
+    before, now = (fmean(metrics["critic/score/mean"] for metrics in window) for window in windows)
+    if now > before:
+        yield (
+            "exploited",
+            f"accuracy has fallen to {low:.2f} from {high:.2f} at its best, while the reward rises: the "
+            "policy earns another part of the reward. See reward/component/ and read samples (docs/debugging.md).",
+        )
 
 
 def _find_drop(values: Sequence[float], spread: float = 0.0) -> tuple[int, float, float] | None:
@@ -176,25 +173,25 @@ def _find_drop(values: Sequence[float], spread: float = 0.0) -> tuple[int, float
     return (windows.index(best), high, low) if high - low > max(LOST * max(abs(high), spread), noise) else None
 
 
-def _check_groups(recent: Sequence[Metrics]) -> dict[str, str]:
-    """Return warnings {id: text} if, over several iterations, many groups have equal rewards or the entropy is low."""
+def _check_groups(recent: Sequence[Metrics]) -> Warnings:
+    """Check whether, over several iterations, many groups have equal rewards or the entropy is low."""
     if len(recent) < WINDOW or "critic/advantages/share_zero" not in recent[-1]:
-        return {}  # too few iterations, or the algorithm does not train on rewards
-    start, recent = recent[0].get("rollout/entropy", 1.0), recent[-WINDOW:]
-    zero_variance = fmean(metrics.get("groups/zero_variance", 0.0) for metrics in recent)
-    accuracy = fmean(metrics.get("reward/accuracy", 1.0) for metrics in recent)
-    entropy = fmean(metrics.get("rollout/entropy", 1.0) for metrics in recent)
-    warnings = {}
+        return  # too few iterations, or the algorithm does not train on rewards
+    start, window = recent[0].get("rollout/entropy", 1.0), recent[-WINDOW:]
+    zero_variance = fmean(metrics.get("groups/zero_variance", 0.0) for metrics in window)
+    accuracy = fmean(metrics.get("reward/accuracy", 1.0) for metrics in window)
+    entropy = fmean(metrics.get("rollout/entropy", 1.0) for metrics in window)
     if zero_variance >= ZERO_VARIANCE and accuracy < SOLVED:
-        warnings["equal"] = (
+        yield (
+            "equal",
             f"{zero_variance:.0%} of the groups of the last {WINDOW} iterations have zero reward variance and "
             "therefore no gradient. Use prompts closer to the model's ability, a larger env.rollout.n, or "
-            "algorithm.filter_groups.enable=true."
+            "algorithm.filter_groups.enable=true.",
         )
     if entropy < min(COLLAPSED, FALLEN * start) and zero_variance > 0.5 and accuracy < HALF_WAY:
-        warnings["entropy"] = (
+        yield (
+            "entropy",
             f"the entropy has collapsed: {entropy:.3f} nats per token, {zero_variance:.0%} groups with zero variance, "
             f"at accuracy {accuracy:.2f}. Resume from an earlier checkpoint with a lower learning rate "
-            "(docs/debugging.md)."
+            "(docs/debugging.md).",
         )
-    return warnings

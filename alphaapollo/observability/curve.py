@@ -79,8 +79,10 @@ def compute_value_range(values: Sequence[float]) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def make_empty_figure() -> Figure:
-    """Create a figure that notebooks display directly."""
+def plot_curves_as_figure(
+    curves: Mapping[str, Points], title: str = "", x_label: str = "step", bands: Mapping[str, Band] | None = None
+) -> Figure:
+    """Plot curves as a matplotlib figure, which notebooks display directly. bands: confidence intervals by curve."""
     from matplotlib.figure import Figure
 
     class NotebookFigure(Figure):
@@ -89,17 +91,7 @@ def make_empty_figure() -> Figure:
             self.savefig(png, dpi=100)
             return png.getvalue()
 
-    return NotebookFigure(figsize=(7, 4), layout="constrained")
-
-
-def plot_curves_as_figure(
-    curves: Mapping[str, Points], title: str = "", x_label: str = "step", bands: Mapping[str, Band] | None = None
-) -> Figure:
-    """Plot curves as a matplotlib figure.
-
-    bands: confidence intervals by curve name.
-    """
-    drawn, bands = make_empty_figure(), bands or {}
+    drawn, bands = NotebookFigure(figsize=(7, 4), layout="constrained"), bands or {}
     axes = drawn.add_subplot()
     for name, points in curves.items():
         steps, values = [step for step, _ in points], [value for _, value in points]
@@ -112,26 +104,6 @@ def plot_curves_as_figure(
     margin = (high - low) / 30
     axes.set(xlabel=x_label, title=title, ylim=(low - margin, high + margin))
     axes.locator_params(axis="x", integer=True)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return drawn
-
-
-def plot_shares_with_intervals(rows: Sequence[tuple[str, str, float, float, float]], title: str = "") -> Figure:
-    """Plot shares in [0, 1] with confidence intervals, one color per data source.
-
-    rows: (source, metric, value, low, high).
-    """
-    drawn = make_empty_figure()
-    axes = drawn.add_subplot()
-    names = list(dict.fromkeys(name for _, name, *_ in rows))
-    for source in dict.fromkeys(source for source, *_ in rows):
-        selected = [row for row in rows if row[0] == source]
-        positions, values = [names.index(row[1]) for row in selected], [row[2] for row in selected]
-        errors = [[row[2] - row[3] for row in selected], [row[4] - row[2] for row in selected]]
-        axes.errorbar(positions, values, yerr=errors, fmt="o", capsize=4, label=source or "(no data source)")
-    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
-    axes.set(title=title, ylim=(-0.03, 1.03))
     axes.grid(alpha=0.3)
     axes.legend()
     return drawn

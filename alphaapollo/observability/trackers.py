@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.runs.run_history import JsonlTracker
@@ -42,17 +42,16 @@ class TrackerSettings:
     resumed_step: int  # iteration of the resumed checkpoint; 0 for a new run
 
 
-class Backend(Protocol):
-    """Tracker of a package. Each start of a run creates one, see BACKENDS."""
+@dataclass(frozen=True)
+class Backend:
+    """Functions of a package that track one start of a run."""
 
-    def log(self, step: int, metrics: dict[str, float]) -> None: ...
-
-    def log_samples(self, step: int, name: str, samples: DataFrame) -> None: ...
-
-    def close(self) -> None: ...
+    log: Callable[[int, dict[str, float]], object]  # (step, metrics)
+    log_samples: Callable[[int, str, DataFrame], object]  # (step, name, table)
+    close: Callable[[], object]
 
 
-Entry = tuple[int, Callable[[Backend], None]]  # (iteration, call that sends its metrics or samples)
+Entry = tuple[int, Callable[[Backend], object]]  # (iteration, call that sends its metrics or samples)
 
 
 class Tracker:
@@ -89,37 +88,36 @@ class Tracker:
     def close(self) -> None:
         """Wait until the trackers have sent everything, but not longer than CLOSE_SECONDS."""
         self._file.close()
+        deadline = time.monotonic() + CLOSE_SECONDS
         for other in self._others:
             other.put(None)
-        deadline = time.monotonic() + CLOSE_SECONDS
         for other in self._others:
             other.wait(deadline)
 
 
-class BackgroundTracker:
-    """Thread that creates and calls the tracker of a package. After an error, the package gets no more data."""
+class BackgroundTracker(threading.Thread):
+    """Thread that creates and calls the backend of a package. After an error, the package gets no more data."""
 
     def __init__(self, name: str, run: TrackerSettings, notice: Callable[[str], None]):
-        self._name, self._run, self._notice = name, run, notice
-        self._step = run.resumed_step  # iteration whose data the package is getting
+        super().__init__(name=name, daemon=True)
         self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._send, name=f"tracker {name}", daemon=True)
-        self._thread.start()
+        self._run, self._notice, self._step = run, notice, run.resumed_step
+        self.start()
 
     def put(self, entry: Entry | None) -> None:
         """Queue data for the package. None: there is no more."""
-        if self._thread.is_alive():
+        if self.is_alive():
             self._queue.put(entry)
 
     def wait(self, deadline: float) -> None:
         """Wait until the package has everything. deadline: time of the monotonic clock."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._thread.is_alive():
+        self.join(max(0.0, deadline - time.monotonic()))
+        if self.is_alive():
             self._report(f"did not end within {CLOSE_SECONDS:g} s")
 
-    def _send(self) -> None:
+    def run(self) -> None:
         try:
-            backend = BACKENDS[self._name](self._run)
+            backend = BACKENDS[self.name](self._run)
             while (entry := self._queue.get()) is not None:
                 self._step, call = entry
                 call(backend)
@@ -130,7 +128,7 @@ class BackgroundTracker:
     def _report(self, problem: str) -> None:
         notice, self._notice = self._notice, lambda _: None  # one message per tracker
         notice(
-            f"the tracker {self._name} {redact(problem)}: data from step {self._step} on may be missing there. "
+            f"the tracker {self.name} {redact(problem)}: data from step {self._step} on may be missing there. "
             f"{self._run.folder} has all metrics and samples."
         )
 
@@ -173,118 +171,100 @@ def check_trackers(names: Sequence[str]) -> None:
             )
 
 
-class TensorboardTracker:
-    """Event files for `tensorboard --logdir`."""
+def start_tensorboard(run: TrackerSettings) -> Backend:
+    """Start event files for `tensorboard --logdir`."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, run: TrackerSettings):
-        from torch.utils.tensorboard import SummaryWriter
+    # purge_step: tensorboard hides steps that were logged after the checkpoint
+    purged = run.resumed_step + 1 if run.resumed_step else None
+    writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purged)
 
-        # purge_step: tensorboard hides steps that were logged after the checkpoint
-        purged = run.resumed_step + 1 if run.resumed_step else None
-        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purged)
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
+    def log(step: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+            writer.add_scalar(name, value, step)
+        writer.flush()
 
-    def log_samples(self, step: int, name: str, samples: DataFrame) -> None:
+    def log_samples(step: int, name: str, samples: DataFrame) -> None:
         import pandas as pd
 
         with pd.option_context("display.max_colwidth", None):  # complete texts
-            self._writer.add_text(name, samples.to_html(index=False), step)
+            writer.add_text(name, samples.to_html(index=False), step)
 
-    def close(self) -> None:
-        self._writer.close()
-
-
-class MlflowTracker:
-    """MLflow, on the server of MLFLOW_TRACKING_URI or in mlflow.db of the working directory."""
-
-    def __init__(self, run: TrackerSettings):
-        import mlflow
-        import pandas as pd
-
-        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-        mlflow.set_experiment(run.project)
-        name = f"attributes.run_name = '{run.experiment}'"
-        earlier = mlflow.search_runs(filter_string=name, output_format="list") if run.resumed_step else []
-        mlflow.start_run(earlier[0].info.run_id if earlier else None, run_name=run.experiment)
-        if not earlier:
-            mlflow.log_params(pd.json_normalize(run.config).iloc[0].to_dict())
-        self._mlflow = mlflow
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        names = {name: re.sub(r"[^\w\-. /]", "_", name) for name in metrics}  # val/pass@4 is not allowed
-        self._mlflow.log_metrics({names[name]: value for name, value in metrics.items()}, step=step)
-
-    def log_samples(self, step: int, name: str, samples: DataFrame) -> None:
-        self._mlflow.log_table(samples, f"{name}.json")
-
-    def close(self) -> None:
-        self._mlflow.end_run()
+    return Backend(log, log_samples, writer.close)
 
 
-class RunTracker:
-    """Tracker of a package with the interface of wandb."""
+def start_mlflow(run: TrackerSettings) -> Backend:
+    """Start or continue a run of MLflow, on the server of MLFLOW_TRACKING_URI or in ./mlflow.db."""
+    import mlflow
+    import pandas as pd
 
-    def __init__(self, package_run: Any, make_table: Callable[[DataFrame], Any]):
-        self._run, self._make_table = package_run, make_table
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    mlflow.set_experiment(run.project)
+    name = f"attributes.run_name = '{run.experiment}'"
+    earlier = mlflow.search_runs(filter_string=name, output_format="list") if run.resumed_step else []
+    mlflow.start_run(earlier[0].info.run_id if earlier else None, run_name=run.experiment)
+    if not earlier:
+        mlflow.log_params(pd.json_normalize(run.config).iloc[0].to_dict())
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        self._run.log(metrics, step=step)
+    def log(step: int, metrics: dict[str, float]) -> None:  # val/pass@4 is not allowed
+        mlflow.log_metrics({re.sub(r"[^\w\-. /]", "_", name): value for name, value in metrics.items()}, step=step)
 
-    def log_samples(self, step: int, name: str, samples: DataFrame) -> None:
-        self._run.log({name: self._make_table(samples)}, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class WandbTracker(RunTracker):
-    """Weights & Biases. All starts of a run are in the wandb group `experiment`."""
-
-    def __init__(self, run: TrackerSettings):
-        import wandb
-
-        name, folder = run.experiment, str(run.folder)
-        package_run = wandb.init(project=run.project, name=name, group=name, dir=folder, config=run.config)
-        super().__init__(package_run, lambda samples: wandb.Table(dataframe=samples))
-        self._end_service = wandb.teardown
-
-    def close(self) -> None:
-        super().close()
-        self._end_service()  # wandb would do it at the end of the program, when the run's processes have been killed
+    return Backend(log, lambda step, name, samples: mlflow.log_table(samples, f"{name}.json"), mlflow.end_run)
 
 
-def start_trackio(run: TrackerSettings) -> RunTracker:
+def make_run_backend(package_run: Any, make_table: Callable[[DataFrame], Any], end: Callable[[], object]) -> Backend:
+    """Make the backend of a package with the interface of wandb."""
+    return Backend(
+        lambda step, metrics: package_run.log(metrics, step=step),
+        lambda step, name, samples: package_run.log({name: make_table(samples)}, step=step),
+        end,
+    )
+
+
+def start_wandb(run: TrackerSettings) -> Backend:
+    """Start Weights & Biases. All starts of a run are in the wandb group `experiment`."""
+    import wandb
+
+    name, folder = run.experiment, str(run.folder)
+    package_run = wandb.init(project=run.project, name=name, group=name, dir=folder, config=run.config)
+
+    def end() -> None:
+        package_run.finish()
+        wandb.teardown()  # wandb would do it at the end of the program, when the run's processes have been killed
+
+    return make_run_backend(package_run, lambda samples: wandb.Table(dataframe=samples), end)
+
+
+def start_trackio(run: TrackerSettings) -> Backend:
     """Start Trackio; `trackio show` opens its dashboard."""
     import trackio
 
     resume = "allow" if run.resumed_step else "never"
-    return RunTracker(
-        trackio.init(run.project, name=run.experiment, config=run.config, resume=resume, embed=False),
-        lambda samples: trackio.Table(dataframe=samples),
-    )
+    package_run = trackio.init(run.project, name=run.experiment, config=run.config, resume=resume, embed=False)
+    return make_run_backend(package_run, lambda samples: trackio.Table(dataframe=samples), package_run.finish)
 
 
-def start_swanlab(run: TrackerSettings) -> RunTracker:
+def start_swanlab(run: TrackerSettings) -> Backend:
     """Start SwanLab; with SWANLAB_MODE=offline, in the folder swanlog of the run."""
     import swanlab
 
     folder = run.folder / "swanlog"
     earlier = sorted(folder.glob("run-*")) if run.resumed_step else []  # run-<time>-<id>
     resumed = {"id": earlier[-1].name.rpartition("-")[2], "resume": "allow"} if earlier else {}
-    return RunTracker(
-        swanlab.init(project=run.project, name=run.experiment, config=run.config, log_dir=str(folder), **resumed),
-        lambda samples: swanlab.echarts.Table().add([*samples.columns], samples.values.tolist()),
+    package_run = swanlab.init(
+        project=run.project, name=run.experiment, config=run.config, log_dir=str(folder), **resumed
     )
+
+    def make_table(samples: DataFrame) -> Any:
+        return swanlab.echarts.Table().add([*samples.columns], samples.values.tolist())
+
+    return make_run_backend(package_run, make_table, package_run.finish)
 
 
 BACKENDS: dict[str, Callable[[TrackerSettings], Backend]] = {
-    "tensorboard": TensorboardTracker,
-    "wandb": WandbTracker,
-    "mlflow": MlflowTracker,
+    "tensorboard": start_tensorboard,
+    "wandb": start_wandb,
+    "mlflow": start_mlflow,
     "trackio": start_trackio,
     "swanlab": start_swanlab,
 }

@@ -150,7 +150,8 @@ def find_start_point(config: TrainingConfig, digests: Digests | None = None) -> 
 
 
 def find_inference_start(config: GenerationConfig | EvolvingConfig, results_name: str) -> StartPoint:
-    """Return the start point of main_generation or evolving.main, which resume if the file `results_name` exists."""
+    """Return the start point of an evaluation or evolution, which resume if the run has the file `results_name`.
+    Raises ValueError if the configuration has changed in a key that identifies the run."""
     folder = config.trainer.folder
     inputs = RunInputs(compute_input_digests(config))
     if config.trainer.resume_mode == "disable":

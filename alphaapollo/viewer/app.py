@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import plotly
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,13 +26,14 @@ from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alphaapollo.runs.rollout_log import IMAGES as IMAGE_FOLDER
+from alphaapollo.viewer import pages
 from alphaapollo.viewer.curves import group_by_seed, make_metric_traces, make_prompt_traces
-from alphaapollo.viewer.index import RunIndex, read_num_changes
-from alphaapollo.viewer.pages import iteration, runs
-from alphaapollo.viewer.pages.query import FILTERS, Describe, Query
+from alphaapollo.viewer.index import RunIndex, read_version
+from alphaapollo.viewer.query import FILTERS, Describe, Query
 from alphaapollo.viewer.run_folders import make_run_name
 
 HERE = Path(__file__).parent
+PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"  # plotly adds an empty <style> and fills it
 PLOTLY_STYLE = re.compile(r'getElementById\("([0-9a-f]{64})"\)')  # id of a style that plotly adds unless it exists
 HEADERS = {
@@ -78,19 +80,19 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
 
     page = viewer.make_page
     routes = [
-        Route("/", page("runs.html", runs.list_runs)),
-        Route("/compare", page("compare.html", runs.compare_runs)),
-        Route("/runs/{run:int}", page("run.html", runs.describe_run)),
-        Route("/runs/{run:int}/health", page("health.html", runs.describe_health)),
-        Route("/runs/{run:int}/examples", page("examples.html", runs.list_examples)),
-        Route("/runs/{run:int}/problems", page("problems.html", runs.list_problems)),
-        Route("/runs/{run:int}/problems/{problem:int}", page("problem.html", runs.describe_problem)),
-        Route("/runs/{run:int}/{kind}/{step:int}", page("iteration.html", iteration.describe_iteration)),
-        Route("/runs/{run:int}/{kind}/{step:int}/{line:int}", page("trajectory.html", iteration.describe_trajectory)),
+        Route("/", page("runs.html", pages.list_runs)),
+        Route("/compare", page("compare.html", pages.compare_runs)),
+        Route("/runs/{run:int}", page("run.html", pages.describe_run)),
+        Route("/runs/{run:int}/health", page("health.html", pages.describe_health)),
+        Route("/runs/{run:int}/examples", page("examples.html", pages.list_examples)),
+        Route("/runs/{run:int}/problems", page("problems.html", pages.list_problems)),
+        Route("/runs/{run:int}/problems/{problem:int}", page("problem.html", pages.describe_problem)),
+        Route("/runs/{run:int}/{kind}/{step:int}", page("iteration.html", pages.describe_iteration)),
+        Route("/runs/{run:int}/{kind}/{step:int}/{line:int}", page("trajectory.html", pages.describe_trajectory)),
         Route("/runs/{run:int}/images/{name}", viewer.get_image),
         Route("/curves", viewer.get_curves),
         Route("/events", viewer.send_events),
-        Route("/plotly.js", get_plotly),
+        Route("/plotly.js", lambda request: FileResponse(PLOTLY, headers={"Cache-Control": "max-age=86400"})),
         Mount("/static", StaticFiles(directory=HERE / "static")),
     ]
     app = Starlette(
@@ -162,7 +164,7 @@ class Viewer:
             if "prompt" in query:
                 place = int(query.get("run", 0)), int(query["prompt"]), query.get("source", "")
                 return JSONResponse(make_prompt_traces(database, *place))
-            folders = runs.read_folders(database, [int(run) for run in query.getlist("run")])
+            folders = pages.read_folders(database, [int(run) for run in query.getlist("run")])
             if query.get("seeds"):
                 groups = group_by_seed(folders, self.index.root)
             else:
@@ -174,18 +176,18 @@ class Viewer:
         """Send the event `change` whenever a run (query: run; without it, any run) has written something."""
         run = int(request.query_params.get("run") or 0)
         with closing(self.index.connect()) as database:
-            read_num_changes(database, run)  # raises an error before the response starts
+            read_version(database, run)  # raises an error before the response starts
 
         async def watch() -> AsyncIterator[str]:
             with closing(self.index.connect()) as database:
-                known, waited = read_num_changes(database, run), 0.0
+                known, waited = read_version(database, run), 0.0
                 yield "retry: 3000\n\n"
                 while not request.app.state.is_stopping() and not await request.is_disconnected():
                     await asyncio.sleep(POLL_SECONDS)
                     waited += POLL_SECONDS
-                    if (number := read_num_changes(database, run)) != known:
-                        known, waited = number, 0.0
-                        yield f"event: change\ndata: {known}\n\n"
+                    if (version := read_version(database, run)) != known:
+                        known, waited = version, 0.0
+                        yield "event: change\ndata: 1\n\n"
                     elif waited >= KEEPALIVE_SECONDS:
                         waited = 0.0
                         yield ": keep-alive\n\n"
@@ -193,20 +195,7 @@ class Viewer:
         return StreamingResponse(watch(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-def get_plotly(request: Request) -> Response:
-    """Return plotly's JavaScript, which its Python package contains."""
-    headers = {"Cache-Control": "max-age=86400"}
-    return Response(_read_plotly(), media_type="text/javascript", headers=headers)
-
-
 @lru_cache(maxsize=1)
 def find_plotly_style_ids() -> list[str]:
     """Return the ids that every page must have, so that plotly adds no style of its own."""
-    return PLOTLY_STYLE.findall(_read_plotly())
-
-
-@lru_cache(maxsize=1)
-def _read_plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
+    return PLOTLY_STYLE.findall(PLOTLY.read_text(encoding="utf-8"))

@@ -6,10 +6,12 @@ import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from scipy.stats import t as student_t
 
 from alphaapollo.utils.json_types import JsonObject
@@ -23,30 +25,34 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 IGNORED = re.compile(r"seed|trainer\.(experiment_name|project_name|output_dir)|_files$|model\.path$")
 
 
-Interval = tuple[np.ndarray, np.ndarray]
-"""Low and high ends at the steps of a curve, [N] each."""
-
-
 @dataclass(frozen=True)
 class Curve:
-    """Values of a metric. Arrays [N], in the order of the steps."""
+    """Values of a metric in the order of the steps, [N] each, and its 95 % intervals."""
 
     name: str
     steps: np.ndarray
     values: np.ndarray
+    band: np.ndarray = field(default_factory=lambda: np.empty((0, 3)))  # [M, 3]: step, low, high
 
 
 def read_curve(database: sqlite3.Connection, run: int, metric: str, name: str) -> Curve:
-    """Read a metric of a run from the index."""
+    """Read a metric of a run from the index, and its interval if it has one: the metrics `METRIC/low` and
+    `METRIC/high`."""
     query = "SELECT step, value FROM metrics WHERE run = ? AND name = ? ORDER BY step"
-    rows = np.array([tuple(row) for row in database.execute(query, (run, metric))], dtype=np.float64).reshape(-1, 2)
-    return Curve(name, rows[:, 0], rows[:, 1])
+    values, low, high = (
+        np.array([tuple(row) for row in database.execute(query, (run, metric + end))], dtype=np.float64).reshape(-1, 2)
+        for end in ("", "/low", "/high")
+    )
+    bands = [np.column_stack([low, high[:, 1]])] if len(low) == len(high) else []
+    return Curve(name, values[:, 0], values[:, 1], *bands)
 
 
-def read_interval(database: sqlite3.Connection, run: int, metric: str, curve: Curve) -> Interval | None:
-    """Read the interval of a metric that has one, i.e. the metrics `METRIC/low` and `METRIC/high`."""
-    low, high = (read_curve(database, run, f"{metric}/{end}", "").values for end in ("low", "high"))
-    return (low, high) if len(low) == len(high) == len(curve.steps) > 1 else None
+def read_mean_curve(database: sqlite3.Connection, name: str, runs: Sequence[int], metric: str) -> Curve:
+    """Read the curve of a group of runs: that of its only run with the metric, or their mean. Empty without values."""
+    curves = [curve for run in runs if len((curve := read_curve(database, run, metric, name)).steps)]
+    if len(curves) > 1:
+        return average_over_seeds(name, curves)
+    return curves[0] if curves else Curve(name, np.empty(0), np.empty(0))
 
 
 def make_metric_traces(
@@ -55,30 +61,24 @@ def make_metric_traces(
     """Return the traces of a metric: a curve for each group of runs, which is their mean if there are several."""
     traces: list[JsonObject] = []
     for number, (name, runs) in enumerate(list(groups.items())[:MAX_CURVES]):
-        curves = [curve for run in runs if len((curve := read_curve(database, run, metric, name)).steps)]
-        if len(curves) > 1:
-            curve, width = average_over_seeds(name, curves)
-            traces += make_traces(curve, number, (curve.values - width, curve.values + width))
-        elif curves and smoothing:
-            line = Curve(name, curves[0].steps, smooth(curves[0].values, smoothing))
-            traces += make_traces(line, number, raw=curves[0])
-        elif curves:
-            traces += make_traces(curves[0], number, read_interval(database, runs[0], metric, curves[0]))
+        curve = read_mean_curve(database, name, runs, metric)
+        if smoothing and len(runs) == 1:
+            traces += make_traces(Curve(name, curve.steps, smooth(curve.values, smoothing)), number, raw=curve)
+        elif len(curve.steps):
+            traces += make_traces(curve, number)
     return traces
 
 
 def make_prompt_traces(database: sqlite3.Connection, run: int, prompt: int, source: str) -> list[JsonObject]:
     """Return the traces of the rewards of a prompt by iteration, for each kind of trajectories: samples, and mean."""
     query = "SELECT kind, step, reward FROM trajectories WHERE run = ? AND prompt_id = ? AND data_source = ?"
-    rewards: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
-    for kind, step, reward in database.execute(f"{query} AND reward IS NOT NULL ORDER BY step", (run, prompt, source)):
-        rewards[KIND_NAMES.get(kind, kind)].append((step, reward))
-    traces = []
-    for number, (name, found) in enumerate(rewards.items()):
-        steps, values = np.array(found, dtype=np.float64).T
-        at, group = np.unique(steps, return_inverse=True)
-        mean = np.bincount(group, values) / np.bincount(group)
-        traces += make_traces(Curve(name, at, mean), number, raw=Curve(name, steps, values))
+    rows = map(tuple, database.execute(f"{query} AND reward IS NOT NULL ORDER BY step", (run, prompt, source)))
+    samples, traces = pd.DataFrame(rows, columns=["kind", "step", "reward"]), list[JsonObject]()
+    for number, (kind, of_kind) in enumerate(samples.groupby("kind", sort=False)):
+        curves = (of_kind.groupby("step")["reward"].mean(), of_kind.set_index("step")["reward"])
+        name = KIND_NAMES.get(kind, kind)
+        mean, raw = (Curve(name, one.index.to_numpy(float), one.to_numpy(float)) for one in curves)
+        traces += make_traces(mean, number, raw)
     return traces
 
 
@@ -88,12 +88,7 @@ def smooth(values: np.ndarray, weight: float) -> np.ndarray:
     >>> smooth(np.array([1.0, 0.0, 0.0]), 0.5).round(3).tolist()
     [1.0, 0.333, 0.143]
     """
-    average, total, smoothed = 0.0, 0.0, np.empty(len(values))
-    for index, value in enumerate(values):
-        average = average * weight + (1 - weight) * value
-        total = total * weight + (1 - weight)
-        smoothed[index] = average / total
-    return smoothed
+    return pd.Series(values).ewm(alpha=1 - weight).mean().to_numpy()
 
 
 def thin_out(curve: Curve, max_points: int = MAX_POINTS) -> Curve:
@@ -104,20 +99,16 @@ def thin_out(curve: Curve, max_points: int = MAX_POINTS) -> Curve:
     kept = {int(part[at]) for part in parts for at in (curve.values[part].argmin(), curve.values[part].argmax())}
     kept |= {0, len(curve.steps) - 1}
     chosen = sorted(kept)
-    return Curve(curve.name, curve.steps[chosen], curve.values[chosen])
+    return Curve(curve.name, curve.steps[chosen], curve.values[chosen], curve.band)
 
 
-def average_over_seeds(name: str, curves: Sequence[Curve]) -> tuple[Curve, np.ndarray]:
-    """Return the mean of the curves at the steps that all of them have, and half the width of its 95 % interval.
-
-    The interval is that of Student's t distribution.
-    """
-    steps = curves[0].steps
-    for curve in curves[1:]:
-        steps = np.intersect1d(steps, curve.steps)
+def average_over_seeds(name: str, curves: Sequence[Curve]) -> Curve:
+    """Return the mean of the curves at the steps that all of them have, with its intervals by Student's t."""
+    steps = reduce(np.intersect1d, [curve.steps for curve in curves])
     values = np.stack([curve.values[np.isin(curve.steps, steps)] for curve in curves])
+    mean = values.mean(axis=0)
     width = student_t.ppf(0.975, len(curves) - 1) * values.std(axis=0, ddof=1) / np.sqrt(len(curves))
-    return Curve(name, steps, values.mean(axis=0)), width
+    return Curve(name, steps, mean, np.column_stack([steps, mean - width, mean + width]))
 
 
 def group_by_seed(folders: Mapping[int, Path], root: Path) -> dict[str, list[int]]:
@@ -134,18 +125,16 @@ def group_by_seed(folders: Mapping[int, Path], root: Path) -> dict[str, list[int
     }
 
 
-def make_traces(
-    curve: Curve, number: int, interval: Interval | None = None, raw: Curve | None = None
-) -> list[JsonObject]:
-    """Return the traces of a curve: its interval and raw points if there are any, and the line."""
+def make_traces(curve: Curve, number: int, raw: Curve | None = None) -> list[JsonObject]:
+    """Return the traces of a curve: its intervals and raw points if there are any, and the line."""
     color, dash = PALETTE[number % len(PALETTE)], DASHES[number // len(PALETTE) % len(DASHES)]
     shared = {"type": "scatter", "name": curve.name, "legendgroup": curve.name, "showlegend": False}
     traces: list[JsonObject] = []
-    if interval is not None:
-        steps = np.concatenate([curve.steps, curve.steps[::-1]])
-        edges = np.concatenate([interval[1], interval[0][::-1]])
+    if len(curve.band) > 1:
+        steps, low, high = curve.band.T
+        edges = {"x": [*steps, *steps[::-1]], "y": [*high, *low[::-1]], "mode": "lines"}
         area = {"fill": "toself", "fillcolor": f"{color}33", "line": {"width": 0}, "hoverinfo": "skip"}
-        traces.append(shared | {"x": steps.tolist(), "y": edges.tolist(), "mode": "lines"} | area)
+        traces.append(shared | edges | area)
     if raw is not None:
         raw = thin_out(raw)
         points = {"x": raw.steps.tolist(), "y": raw.values.tolist(), "mode": "markers", "hoverinfo": "skip"}

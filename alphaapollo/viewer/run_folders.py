@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -80,33 +81,27 @@ def read_run_state(folder: Path) -> RunState:
 
 def read_json_object(path: Path) -> JsonObject:
     """Read a JSON object; an empty dict if the file is missing, incomplete or damaged."""
-    try:
+    with suppress(OSError, ValueError, RecursionError):
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return value if isinstance(value, dict) else {}
+    return {}
 
 
 def read_config(folder: Path) -> JsonObject:
     """Read config.yaml; an empty dict if the file is missing, incomplete or damaged."""
-    path = folder / "config.yaml"
-    try:
-        stat = path.stat()
-    except OSError:
-        return {}
-    return _parse_config(path, stat.st_mtime_ns)
+    with suppress(OSError):
+        return _parse_config(path := folder / "config.yaml", path.stat().st_mtime_ns)
+    return {}
 
 
 @lru_cache(maxsize=4096)
 def _parse_config(path: Path, _mtime: int) -> JsonObject:
-    try:
+    with suppress(ValueError, TypeError, RecursionError, yaml.YAMLError):  # e.g. a date that does not exist
         value = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError):  # e.g. a date that does not exist
-        return {}
-    if not isinstance(value, dict):
-        return {}
-    move_renamed_keys(value)
-    return value
+        if isinstance(value, dict):
+            move_renamed_keys(value)
+            return value
+    return {}
 
 
 def make_run_name(folder: Path, root: Path) -> str:

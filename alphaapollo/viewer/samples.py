@@ -7,6 +7,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
@@ -18,7 +19,7 @@ import numpy as np
 
 from alphaapollo.runs.rollout_log import TrainedRow, read_trained_rows
 from alphaapollo.utils.json_types import JsonObject
-from alphaapollo.viewer.index import iterate_lines, make_file_name
+from alphaapollo.viewer.index import DAMAGED, iterate_lines, make_file_name
 from alphaapollo.viewer.run_folders import find_tokenizer_file
 
 PART = re.compile(  # a part that never ends is the rest of the text
@@ -81,12 +82,10 @@ def find_lines_with_text(path: Path, words: str) -> set[int]:
     """Return the offsets of the lines whose prompt or answer contains the words, regardless of case."""
     found, words = set(), words.lower()
     for offset, line in iterate_lines(path, 0):
-        try:
+        with suppress(*DAMAGED):
             texts = _TEXTS.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            continue
-        if words in texts.text.lower() or words in str(texts.prompt).lower():
-            found.add(offset)
+            if words in texts.text.lower() or words in str(texts.prompt).lower():
+                found.add(offset)
     return found
 
 
@@ -107,22 +106,20 @@ def split_into_parts(text: str) -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=4)
 def load_tokenizer(file: Path, _mtime: int) -> Any:
-    """Load a tokenizer.json."""
+    """Load a tokenizer.json; None if it is damaged."""
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(file))
+    with suppress(Exception):  # tokenizers raises no other type
+        return Tokenizer.from_file(str(file))
+    return None
 
 
 def decode_tokens(folder: Path, ids: Sequence[int]) -> list[str]:
     """Return the text of each token; its number in brackets if the run's tokenizer is not on this machine."""
     file = find_tokenizer_file(folder)
-    if file is None:
-        return [f"[{number}]" for number in ids]
-    try:
-        tokenizer = load_tokenizer(file, file.stat().st_mtime_ns)
-    except Exception:  # noqa: BLE001  a damaged file; tokenizers raises no other type
-        return [f"[{number}]" for number in ids]
-    return [tokenizer.decode([number], skip_special_tokens=False) or f"[{number}]" for number in ids]
+    tokenizer = load_tokenizer(file, file.stat().st_mtime_ns) if file else None
+    texts = (tokenizer.decode([number], skip_special_tokens=False) if tokenizer else "" for number in ids)
+    return [text or f"[{number}]" for text, number in zip(texts, ids, strict=True)]
 
 
 def list_tokens(

@@ -100,7 +100,7 @@ def prepare(module: str, words: Sequence[object]) -> Any:
     """Do in this process what a training command does before it starts a worker. Raises ValueError for bad input."""
     from alphaapollo.config import schema
     from alphaapollo.config.load import load_config_and_user_settings
-    from alphaapollo.finetuning.prepare import prepare_run as prepare_finetuning
+    from alphaapollo.finetuning.run import prepare_run as prepare_finetuning
     from alphaapollo.observability.console import Console
     from alphaapollo.trainer.lifecycle import prepare_run
 

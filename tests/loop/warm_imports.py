@@ -40,7 +40,6 @@ for module in (
     "alphaapollo.finetuning.dpo",
     "alphaapollo.workers.preference",
     "alphaapollo.trainer.main_rm",
-    "alphaapollo.finetuning.reward_model",
     "alphaapollo.workers.reward_model",
     "alphaapollo.evolving.main",
     "alphaapollo.evolving.run",

@@ -118,7 +118,7 @@ def test_every_key_is_on_one_page():
 def test_every_accepted_key_has_a_reader():
     readers = (
         "trainer/loop.py",
-        "finetuning/loop.py",
+        "finetuning/task.py",
         "workers/policy.py",
         "models/training/optimizer.py",
         "rollout/worker.py",

@@ -7,42 +7,52 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import EvolvingBudget
-from alphaapollo.evolving.budget import Budget, EvolutionStopped
-from alphaapollo.evolving.pool import Usage
-
-NOTHING = Usage()
+from alphaapollo.evolving.calls import Budget, EvolutionStopped
+from alphaapollo.evolving.pool import ModelCall, Pool, Usage
 
 
-def budget(tmp_path: Path, spent: Usage = NOTHING, **limits: Any) -> Budget:
-    return Budget(EvolvingBudget(**limits), spent, 0.0, tmp_path / "STOP")
+def make_call(tokens: int = 0, money: float = 0.0, time: float = 0.0) -> ModelCall:
+    return ModelCall("p0.r0.b0.i0/proposer/turn0", "proposer", "policy", "", 0, time, tokens=tokens, money=money)
 
 
-def test_maximum_of_a_call_is_blocked_until_it_is_settled(tmp_path: Path) -> None:
-    async def script() -> None:
-        own = budget(tmp_path, Usage(1, 30, 0.0), tokens=100)
-        await own.admit_call(Usage(1, 65))
-        waiting = asyncio.ensure_future(own.admit_call(Usage(1, 20)))
-        await asyncio.sleep(0)
-        assert not waiting.done(), "a call in flight may return budget"
-        await own.settle_call(Usage(1, 65), Usage(1, 25))
+def make_budget(pool: Pool, *earlier: ModelCall, **limits: Any) -> Budget:
+    for call in earlier:
+        pool.append(call)
+    return Budget(EvolvingBudget(**limits), pool, pool.path.with_name("STOP"))
+
+
+def test_maximum_of_a_call_is_blocked_until_it_has_ended(tmp_path: Path) -> None:
+    async def script(pool: Pool) -> None:
+        budget, started = make_budget(pool, make_call(30), tokens=100), asyncio.Event()
+
+        async def call() -> None:
+            async with budget.reserve(Usage(1, 20)):
+                started.set()
+
+        async with budget.reserve(Usage(1, 65)):
+            waiting = asyncio.ensure_future(call())
+            await asyncio.sleep(0)
+            assert not started.is_set(), "a call in flight may return budget"
+            pool.append(make_call(25))
         await waiting
-        assert own.used == Usage(2, 55)
-        await own.settle_call(Usage(1, 20), Usage(1, 20))
         with pytest.raises(EvolutionStopped, match=r"budget\.tokens=100 is spent"):
-            await own.admit_call(Usage(1, 26))
+            async with budget.reserve(Usage(1, 46)):
+                pass
 
-    asyncio.run(script())
+    with Pool(tmp_path) as pool:
+        asyncio.run(script(pool))
 
 
-def test_calls_money_and_seconds(tmp_path: Path) -> None:
-    async def script() -> None:
-        with pytest.raises(EvolutionStopped, match=r"budget.calls=2 is spent$"):
-            await budget(tmp_path, Usage(2, 0, 0.0), calls=2).admit_call(Usage(1))
-        with pytest.raises(EvolutionStopped, match=r"budget.money=0.5 is spent"):
-            await budget(tmp_path, Usage(2, 0, 0.4), money=0.5).admit_call(Usage(1, 0, 0.11))
-        late = Budget(EvolvingBudget(seconds=100.0), Usage(), 100.0, tmp_path / "STOP")
-        assert late.seconds >= 100.0
-        with pytest.raises(EvolutionStopped, match=r"budget.seconds=100 is spent"):
-            await late.admit_call(Usage(1))
+@pytest.mark.parametrize(
+    ("limit", "value", "usage"), [("calls", 2, Usage(1)), ("money", 0.5, Usage(1, 0, 0.11)), ("seconds", 100, Usage(1))]
+)
+def test_calls_money_and_seconds(tmp_path: Path, limit: str, value: float, usage: Usage) -> None:
+    async def script(pool: Pool) -> None:
+        budget = make_budget(pool, make_call(money=0.4), make_call(time=100.0), **{limit: value})
+        assert budget.seconds >= 100.0
+        with pytest.raises(EvolutionStopped, match=f"budget.{limit}={value:g} is spent"):
+            async with budget.reserve(usage):
+                pass
 
-    asyncio.run(script())
+    with Pool(tmp_path) as pool:
+        asyncio.run(script(pool))

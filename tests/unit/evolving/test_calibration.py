@@ -3,17 +3,18 @@ from __future__ import annotations
 import math
 
 from alphaapollo.evolving.pool import Judgement
-from alphaapollo.evolving.report import compute_area_under_curve, count_single_votes
+from alphaapollo.evolving.report import compute_calibration
 
 COUNTS = [(3, 0, True), (2, 1, True), (2, 1, False), (0, 3, False)]
 VOTES = [(Judgement("", votes_for, votes_against, ""), right) for votes_for, votes_against, right in COUNTS]
 
 
-def test_single_votes() -> None:
+def test_votes_and_area_under_curve() -> None:
+    calibration = compute_calibration(VOTES)
+    assert calibration is not None
     counts = {"true_positive": 5, "false_positive": 2, "false_negative": 1, "true_negative": 4}
-    assert count_single_votes(VOTES) == counts
-
-
-def test_area_under_curve_is_the_share_of_ordered_pairs() -> None:
-    assert compute_area_under_curve(VOTES) == 3.5 / 4  # three pairs in order, one tie
-    assert math.isnan(compute_area_under_curve(VOTES[:2]))
+    assert (calibration["single"], calibration["candidates"]) == (counts, 4)
+    assert calibration["auc"] == 3.5 / 4  # three pairs in order, one tie
+    one_kind = compute_calibration(VOTES[:2])
+    assert one_kind is not None and math.isnan(one_kind["auc"])
+    assert compute_calibration([(Judgement("", 0, 0, ""), True)]) is None, "without votes"

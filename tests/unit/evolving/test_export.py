@@ -7,7 +7,7 @@ import pytest
 
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evolving.export import main, make_training_rows
-from alphaapollo.evolving.pool import Candidate, CandidateId, Grade, Judgement, Pool, VerifierVerdict
+from alphaapollo.evolving.pool import Candidate, Grade, Judgement, Pool, Position, Verdict
 from alphaapollo.evolving.verifier_reward import compute_score
 from alphaapollo.types import Message, Outcome, Score
 
@@ -20,17 +20,15 @@ def chat(*texts: str) -> tuple[Message, ...]:
 def fill(folder: Path) -> Pool:
     """Two rounds of one problem: a wrong candidate, then a right one with a tool turn. The votes are the opposite."""
     made = [
-        (CandidateId(7, 0, 0, 0), (), chat("2+2?", "5"), 0.0, (2, 1)),
-        (CandidateId(7, 1, 0, 0), ("p7.r0.b0.i0",), chat("2+2? before: 5", "call", "4", "so 4"), 1.0, (0, 3)),
+        (Position(7, 0, 0, 0), (), chat("2+2?", "5"), 0.0, (2, 1)),
+        (Position(7, 1, 0, 0), ("p7.r0.b0.i0",), chat("2+2? before: 5", "call", "4", "so 4"), 1.0, (0, 3)),
     ]
     with Pool(folder) as pool:
-        for place, parents, messages, reward, votes in made:
-            one = Candidate(
-                place.key, place, "m", parents, 0, messages, 1, "s", "s", None, Grade.from_score(Score(reward))
-            )
-            pool.append(one)
-            pool.append(VerifierVerdict(one.key, 0, "m", chat(f"judge {messages[-1]['content']}"), True, "report"))
-            pool.append(Judgement(one.key, *votes, "report"))
+        for position, parents, messages, reward, votes in made:
+            grade = Grade(Outcome.SCORED, reward, reward)
+            pool.append(Candidate(position.key, position, "m", parents, messages, 1, "s", "s", None, grade))
+            verdict = Verdict("m", chat(f"judge {messages[-1]['content']}"), True, "report")
+            pool.append(Judgement(position.key, *votes, "report", (verdict,)))
     return pool
 
 

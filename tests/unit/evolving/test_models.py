@@ -38,7 +38,7 @@ def test_engine_of_the_run(command: Command, server: Server, model: Path, monkey
     assert {call.stop for call in own} <= {"stop", "length"} and all(call.prompt_tokens for call in own)
     assert {role_of(one["messages"][0]["content"]) for one in server.requests} == {"verifier"}
     assert command.report()["table"]["wrong_against"] == len(pool.judgements) == 12
-    assert {len(one.parents) for one in pool.candidates.values() if one.id.round == 1} <= {0, 1}
+    assert {len(one.parents) for one in pool.candidates.values() if one.position.round == 1} <= {0, 1}
 
 
 def test_proposer_and_verifiers_call_tools(command: Command, server: Server) -> None:
@@ -64,6 +64,6 @@ def test_proposer_and_verifiers_call_tools(command: Command, server: Server) -> 
     )
     assert candidate.is_right is True and candidate.answer == "47"
     assert command.report()["table"]["right_for"] == 6
-    asked = pool.verdicts["p2.r0.b0.i0"][0].messages[0]["content"]
+    asked = pool.judgements["p2.r0.b0.i0"].verdicts[0].messages[0]["content"]
     assert "<python_code>" in asked and "VERDICT" in asked
     assert sum(call.role == "verifier" for call in pool.calls.values()) == 12, "a tool call, then the report"

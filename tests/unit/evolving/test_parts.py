@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.evolving.candidates import count_votes_for_and_against, get_majority_reports
-from alphaapollo.evolving.loop import rank_candidates, select_past_solutions
-from alphaapollo.evolving.pool import Candidate, CandidateId, Judgement, Pool, VerifierVerdict
+from alphaapollo.evolving.evolution import list_majority_reports, select_past_solutions
+from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Position, Verdict
 from alphaapollo.evolving.roles import (
     ModelReply,
     PastSolution,
@@ -22,8 +21,8 @@ from alphaapollo.types import Message
 
 
 def candidate(round: int, summary: str, answer: str | None = None, failure: str = "") -> Candidate:
-    place = CandidateId(0, round, 0, 0)
-    return Candidate(place.key, place, "m", (), 0, summary=summary, answer=answer, failure=failure)
+    position = Position(0, round, 0, 0)
+    return Candidate(position.key, position, "m", summary=summary, answer=answer, failure=failure)
 
 
 @pytest.mark.parametrize(
@@ -55,16 +54,16 @@ def test_proposer_prompt_has_past_solutions() -> None:
         assert part in user["content"]
 
 
-def test_vote_count_and_majority_reports() -> None:
+def test_reports_of_the_majority() -> None:
     verdicts = [
-        VerifierVerdict("c", 0, "m", vote=True, report="fine"),
-        VerifierVerdict("c", 1, "m", vote=False, report="bad"),
-        VerifierVerdict("c", 2, "m", vote=True, report="fine"),
-        VerifierVerdict("c", 4, "m", failure="no report"),
+        Verdict("m", vote=True, report="fine"),
+        Verdict("m", vote=False, report="bad"),
+        Verdict("m", vote=True, report="fine"),
+        Verdict("m", failure="no report"),
     ]
-    assert count_votes_for_and_against(verdicts) == (2, 1) and get_majority_reports(verdicts) == ["fine"]
-    assert get_majority_reports(verdicts[1:3]) == ["bad"], "a tie counts as against"
-    assert count_votes_for_and_against([]) == (0, 0) and get_majority_reports([]) == []
+    assert list_majority_reports(verdicts) == ["fine"]
+    assert list_majority_reports(verdicts[1:3]) == ["bad"], "a tie counts as against"
+    assert list_majority_reports([]) == []
 
 
 def test_memory_and_choice_rank_by_votes_and_brevity(tmp_path: Path) -> None:
@@ -83,6 +82,6 @@ def test_memory_and_choice_rank_by_votes_and_brevity(tmp_path: Path) -> None:
     assert [one.summary for one, _ in past] == ["right", "no"]  # the newest is always included
     assert [one.summary for one, _ in select_past_solutions(pool, 0, 4, 2, "simple")] == ["no", "late and right"]
     assert select_past_solutions(pool, 0, 4, 0, "simple") == [] and select_past_solutions(pool, 0, 0, 3, "simple") == []
-    assert [one.summary for one in rank_candidates(pool, 0, 1)] == ["long and right"]
+    assert [one.summary for one in pool.rank_candidates(0, 1)] == ["long and right"]
     ranked = ["right", "long and right", "late and right", "no"]
-    assert [one.summary for one in rank_candidates(pool, 0)] == ranked and rank_candidates(pool, 5) == []
+    assert [one.summary for one in pool.rank_candidates(0)] == ranked and pool.rank_candidates(5) == []

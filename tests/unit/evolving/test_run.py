@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.evolving import role_calls
-from alphaapollo.evolving.role_calls import ModelUnavailableError
+from alphaapollo.evolving import calls
+from alphaapollo.evolving.calls import ModelUnavailableError
 from alphaapollo.results import EvolutionRun
 from tests.unit.evolving.scripted import Command, Server, arithmetic, role_of
 from tests.unit.metric_names import undocumented
@@ -74,7 +74,7 @@ def test_order_of_calls_changes_nothing(command: Command, server: Server) -> Non
 def test_killed_run_resumes_without_repeating_calls(command: Command, server: Server) -> None:
     command.run()
     whole = command.pool.path.read_bytes()
-    choices = command.pool.choices
+    results = [command.problem(index) for index in range(PROBLEMS)]
     for cut in (0.2, 0.5, 0.83):  # a kill truncates the file anywhere
         kept = whole[: int(len(whole) * cut)]
         command.pool.path.write_bytes(kept)
@@ -83,7 +83,7 @@ def test_killed_run_resumes_without_repeating_calls(command: Command, server: Se
         printed = command.run()
         assert "an incomplete last line" in printed and f"resuming from {len(held)} calls" in printed
         assert len(server.requests) == CALLS - len(held)
-        assert command.pool.choices == choices
+        assert [command.problem(index) for index in range(PROBLEMS)] == results
 
 
 def test_more_rounds_continue_an_earlier_run(command: Command, server: Server) -> None:
@@ -106,8 +106,8 @@ def test_server_failures_are_counted_and_excluded(
         return arithmetic(messages, request) if number % 5 else bad[number // 5 % len(bad)]
 
     server.script = flaky
-    monkeypatch.setattr(role_calls, "MAX_FAILURES", 1000)
-    monkeypatch.setattr(role_calls, "MAX_ASKS", 9)
+    monkeypatch.setattr(calls, "MAX_FAILURES", 1000)
+    monkeypatch.setattr(calls, "MAX_ASKS", 9)
     command.run()
     report, pool = command.report(), command.pool
     failed = [call for call in pool.calls.values() if call.failure]
@@ -122,7 +122,7 @@ def test_server_failures_are_counted_and_excluded(
 def test_run_stops_while_the_server_is_down_and_resumes(
     command: Command, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(role_calls, "MAX_FAILURES", 3)
+    monkeypatch.setattr(calls, "MAX_FAILURES", 3)
     count = itertools.count()
     server.script = lambda messages, request: arithmetic(messages, request) if next(count) < 30 else 503
     with pytest.raises(ModelUnavailableError, match=r"models\.policy: .* calls .*failed"):
@@ -157,7 +157,7 @@ def test_missing_reports_are_requested_again_and_then_counted(command: Command, 
 
     server.script = shy
     command.run()
-    verdicts = [one for own in command.pool.verdicts.values() for one in own.values() if one.failure]
+    verdicts = [one for own in command.pool.judgements.values() for one in own.verdicts if one.failure]
     assert len(verdicts) == ROUNDS * VOTES == command.report()["failures"]["verdicts"]
     assert "3 attempts" in verdicts[0].failure and "'Hm.'" in verdicts[0].failure
     assert command.report()["table"]["unjudged"] == ROUNDS

@@ -25,18 +25,17 @@ EXAMPLES = [
 
 
 def test_saved_log_probs_are_read_only_with_their_digest(tmp_path: Path):
-    path, notices = tmp_path / "reference.npz", []
+    path = tmp_path / "reference.npz"
     digest = compute_reference_digest(EXAMPLES, "00ff", "float32")
-    assert read_reference_logps(path, digest, notices.append) is None and not notices
+    assert read_reference_logps(path, digest) is None
     save_reference_logps(path, digest, np.array([-1.5, -2.5, -0.25, -4.0]))
     assert [file.name for file in tmp_path.iterdir()] == ["reference.npz"]
-    assign_reference_logps(EXAMPLES, read_reference_logps(path, digest, notices.append))
-    assert [example.ref_logps for example in EXAMPLES] == [[-1.5, -2.5], [-0.25, -4.0]] and not notices
-    assert read_reference_logps(path, "other", notices.append) is None and "other data" in notices[0]
+    assign_reference_logps(EXAMPLES, read_reference_logps(path, digest))
+    assert [example.ref_logps for example in EXAMPLES] == [[-1.5, -2.5], [-0.25, -4.0]]
+    assert read_reference_logps(path, "other") is None
     for damage in (path.read_bytes()[:-40], b"", b"no archive"):
-        notices.clear()
         path.write_bytes(damage)
-        assert read_reference_logps(path, digest, notices.append) is None and "is damaged" in notices[0]
+        assert read_reference_logps(path, digest) is None
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,9 @@ import pytest
 
 from alphaapollo.config.schema import SftConfig, ValSampling
 from alphaapollo.controller.ranks import Ranks, WorkerDied
-from alphaapollo.finetuning.held_out import HeldOutEvaluation, TrainerEngine, read_held_out_prompts
+from alphaapollo.finetuning.sft import SftTask, TrainerEngine, read_held_out_prompts
 from alphaapollo.observability.console import Console
-from alphaapollo.types import Completion, Sampling, SamplingRequest
+from alphaapollo.types import Completion, Prompt, Sampling, SamplingRequest
 from tests.builders import make_completion, write_rows
 from tests.unit.tiny import save_model
 
@@ -90,6 +91,15 @@ def config_of(folder: Path, reward: str = REWARD, **data: Any) -> SftConfig:
     )
 
 
+async def validate(config: SftConfig, prompts: Sequence[Prompt], worker: Worker, tracker: Any) -> dict[str, float]:
+    task, trainer = SftTask(config), SimpleNamespace(ranks=Several([worker]))
+    run: Any = SimpleNamespace(trainer=trainer, console=Console(), tracker=tracker)
+    task.prompts = prompts
+    async with AsyncExitStack() as stack:
+        await task.begin_run(run, stack)
+        return await task.validate(run, 2)
+
+
 @pytest.mark.timeout(120)
 def test_metrics_are_those_of_a_validation_and_answers_are_logged(tmp_path: Path) -> None:
     config = config_of(tmp_path)
@@ -98,15 +108,7 @@ def test_metrics_are_those_of_a_validation_and_answers_are_logged(tmp_path: Path
     samples = list[tuple[str, int]]()
     tracker: Any = SimpleNamespace(log_samples=lambda step, groups, suffix: samples.append((suffix, len(groups))))
 
-    async def play() -> dict[str, float]:
-        evaluation = HeldOutEvaluation(config, prompts, Several([Worker([])]))
-        await evaluation.start()
-        try:
-            return await evaluation.validate(2, Console(), tracker)  # w7 -> w9: right
-        finally:
-            await evaluation.close()
-
-    metrics = asyncio.run(play())
+    metrics = asyncio.run(validate(config, prompts, Worker([]), tracker))  # w7 -> w9: right
     right = {"val/accuracy": 0.2, "val/a/accuracy": 1 / 3, "val/b/accuracy": 0.0, "val/pass@2": 0.2}
     assert {name: metrics[name] for name in right} == pytest.approx(right)
     assert metrics["val/accuracy_greedy"] == 0.2 and metrics["val/failed"] == 0.0
@@ -129,15 +131,7 @@ def test_stop_strings_end_answers(tmp_path: Path) -> None:
             stops.extend(one.sampling.stop for one in asked)
             return super().generate(asked, version)
 
-    async def play() -> dict[str, float]:
-        evaluation = HeldOutEvaluation(config, prompts, Several([Recorder([])]))
-        await evaluation.start()
-        try:
-            return await evaluation.validate(2, Console(), tracker)  # w7 -> w9, which is cut
-        finally:
-            await evaluation.close()
-
-    metrics = asyncio.run(play())
+    metrics = asyncio.run(validate(config, prompts, Recorder([]), tracker))  # w7 -> w9, which is cut
     assert metrics["val/reward"] == 0.2 and stops == [("w9",)] * 5
 
 

@@ -13,9 +13,8 @@ from alphaapollo.batching.batch import FinetuningStepResult
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import PromptStream
-from alphaapollo.finetuning.loop import train
-from alphaapollo.finetuning.prepare import make_example_stream
-from alphaapollo.finetuning.task import FinetuningProgress, FinetuningRun
+from alphaapollo.finetuning.run import make_example_stream
+from alphaapollo.finetuning.task import FinetuningProgress, FinetuningRun, train
 from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from tests.unit.metric_names import undocumented

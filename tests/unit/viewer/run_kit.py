@@ -13,7 +13,7 @@ import yaml
 
 from alphaapollo.evaluation.generation import FinishedResults, open_results_writer
 from alphaapollo.evaluation.metrics import convert_to_sample_result, write_report
-from alphaapollo.evolving.pool import Candidate, CandidateId, ChosenCandidate, Grade, Judgement, Pool, VerifierVerdict
+from alphaapollo.evolving.pool import Candidate, Grade, Judgement, Pool, Position, Verdict
 from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rollout.suites import SuiteResult, SuiteScore
@@ -120,17 +120,14 @@ def write_evolution(folder: Path, text: str = "14", is_complete: bool = True) ->
     tracker = JsonlTracker(folder / "metrics.jsonl", 0)
     with Pool(folder) as pool:
         for number, (answer, votes) in enumerate((("15", 0), (text, 2))):
-            identity = CandidateId(17, number, 0, 0)
+            position = Position(17, number, 0, 0)
             grade = Grade(Outcome.SCORED, float(number), float(number), "because")
             chat = ({"role": "user", "content": "What is 7 + 7?"}, {"role": "assistant", "content": answer})
-            candidate = Candidate(identity.key, identity, "policy", (), 0, chat, 1, answer, answer, answer, grade)  # type: ignore[arg-type]
+            candidate = Candidate(position.key, position, "policy", (), chat, 1, answer, answer, answer, grade)  # type: ignore[arg-type]
             pool.append(candidate)
-            for verifier in range(2):
-                vote = verifier < votes
-                pool.append(VerifierVerdict(identity.key, verifier, "policy", (), vote, f"{text} report {verifier}"))
-            pool.append(Judgement(identity.key, votes, 2 - votes, f"{text} of the majority"))
+            verdicts = tuple(Verdict("policy", (), one < votes, f"{text} report {one}") for one in range(2))
+            pool.append(Judgement(position.key, votes, 2 - votes, f"{text} of the majority", verdicts))
             tracker.log(number, compute_round_metrics(pool, [17], number))
-        pool.append(ChosenCandidate(17, "p17.r1.b0.i0"))
         if is_complete:
             prompt = Prompt(17, "sums", [{"role": "user", "content": "What is 7 + 7?"}], "14")  # type: ignore[arg-type]
             write_results(pool, [prompt], folder, "", Terminal(file=StringIO()))

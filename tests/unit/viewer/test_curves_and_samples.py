@@ -31,9 +31,11 @@ def test_smoothing_without_bias_at_the_start() -> None:
 def test_seeds_are_averaged_where_all_have_values() -> None:
     first = Curve("a", np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 9.0]))
     second = Curve("b", np.array([1.0, 2.0]), np.array([3.0, 2.0]))
-    mean, width = average_over_seeds("both", [first, second])
+    mean = average_over_seeds("both", [first, second])
     assert (mean.steps.tolist(), mean.values.tolist()) == ([1.0, 2.0], [2.0, 2.0])
-    assert width.tolist() == pytest.approx([12.706 * 1.0, 0.0], rel=1e-3)  # t(0.975, 1) * sqrt(2) / sqrt(2)
+    assert mean.band[:, 2].tolist() == pytest.approx(
+        [2 + 12.706 * 1.0, 2.0], rel=1e-3
+    )  # t(0.975, 1) * sqrt(2) / sqrt(2)
 
 
 @pytest.mark.parametrize(

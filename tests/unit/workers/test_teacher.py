@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from alphaapollo.config.schema.reward import TEACHER_SHARES
 
 from alphaapollo.batching.batch import RankBatch
+from alphaapollo.config.schema.reward import TEACHER_SHARES
 from tests.unit.plain import jsd, kl_full
 from tests.unit.tiny import run_ranks, save_tokenizer
 from tests.unit.workers import training

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from alphaapollo.config.schema.reward import TEACHER_SHARES
 
 from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss
@@ -20,6 +19,7 @@ from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.config.schema.base import Device
+from alphaapollo.config.schema.reward import TEACHER_SHARES
 from alphaapollo.models import sharding
 from alphaapollo.models.moe_routing import ROUTED_EXPERTS
 from alphaapollo.models.sharding import full_tensor, local_tensor

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alphaapollo.config.schema.reward import TEACHER_SHARES
 
 from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Teacher
+from alphaapollo.config.schema.reward import TEACHER_SHARES
 from alphaapollo.trainer.step import distillation
 from alphaapollo.trainer.step.distillation import (
     TeacherServerError,

@@ -94,37 +94,31 @@ class RunSummary:
 
 def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
     """Summarize a run from the index and its small files. A run with damaged files is unreadable."""
-    try:
-        return _summarize_files(query, row)
-    except sqlite3.Error:
-        raise
-    except Exception as error:  # noqa: BLE001
-        folder, reason = Path(row["path"]), f"{type(error).__name__}: {error}"
-        return RunSummary(row["id"], make_run_name(folder, query.root), folder, "unknown", "unreadable", reason)
-
-
-def _summarize_files(query: Query, row: sqlite3.Row) -> RunSummary:
-    folder, state = Path(row["path"]), read_run_state(Path(row["path"]))
-    files = query.select(
-        "SELECT coalesce(sum(damaged), 0) AS damaged, max(mtime) AS changed FROM files WHERE run = ?", row["id"]
-    )[0]
+    number, folder = row["id"], Path(row["path"])
+    name = make_run_name(folder, query.root)
     last = "SELECT step, value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
-    scores = {name: found[0] for name in SCORES if (found := query.select(last, row["id"], name))}
-    step = query.select(last, row["id"], "timing/step")
-    figures = {} if scores else read_json_object(folder / "summary.json").get("all", {}).get("figures", {})
+    scores = {name: found[0] for name in SCORES if (found := query.select(last, number, name))}
+    step = query.select(last, number, "timing/step")
+    files = query.select("SELECT total(damaged) AS damaged, max(mtime) AS changed FROM files WHERE run = ?", number)[0]
+    try:
+        state, kind, total = read_run_state(folder), find_kind(folder), find_total_steps(folder)
+        figures = {} if scores else read_json_object(folder / "summary.json").get("all", {}).get("figures", {})
+        score = next(((name, found["value"]) for name, found in (scores or figures).items()), None)
+    except Exception as error:  # noqa: BLE001
+        return RunSummary(number, name, folder, "unknown", "unreadable", f"{type(error).__name__}: {error}")
     return RunSummary(
-        id=row["id"],
-        name=make_run_name(folder, query.root),
+        id=number,
+        name=name,
         folder=folder,
-        kind=find_kind(folder),
+        kind=kind,
         state=state.name,
         reason=state.reason,
         step=step[0]["step"] if step else max((found["step"] for found in scores.values()), default=None),
-        total=find_total_steps(folder),
-        score=next(((name, found["value"]) for name, found in (scores or figures).items()), None),
+        total=total,
+        score=score,
         changed=(files["changed"] or 0) / 1e9,
-        damaged=files["damaged"],
-        unread=query.select("SELECT name, error FROM files WHERE run = ? AND error != '' LIMIT 5", row["id"]),
+        damaged=int(files["damaged"]),
+        unread=query.select("SELECT name, error FROM files WHERE run = ? AND error != '' LIMIT 5", number),
     )
 
 

@@ -1,0 +1,376 @@
+"""Reports of runs in one file: what was trained and how, results with intervals, samples, costs, and how to repeat it.
+
+index of the runs -> rows of tables, curves and samples -> page (templates/report.html), in which no text of a model is
+markup
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from functools import reduce
+from io import StringIO
+from itertools import combinations
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from scipy.stats import ttest_ind
+
+from alphaapollo.config.changes import identify_command
+from alphaapollo.evaluation.metrics import Estimate, Summary, estimate_means
+from alphaapollo.observability.curve import plot_curves_as_figure
+from alphaapollo.observability.run_view import format_duration, format_time_summary
+from alphaapollo.observability.terminal import get_last_message, shorten_text
+from alphaapollo.rollout.suites import read_suite_results
+from alphaapollo.runs.checkpoint_folder import check_format
+from alphaapollo.runs.model_card import list_non_default_keys
+from alphaapollo.runs.run_history import read_history, read_input_digests, read_run_plan
+from alphaapollo.types import JsonObject
+from alphaapollo.utils.redaction import find_secret_keys_and_reasons
+from alphaapollo.viewer import run_folders
+from alphaapollo.viewer.curves import PALETTE, Curve, group_by_seed, read_curve, read_mean_curve, thin_out
+from alphaapollo.viewer.index import KIND_NAMES, RunIndex
+from alphaapollo.viewer.pages import MAIN_CURVES
+from alphaapollo.viewer.query import format_time
+from alphaapollo.viewer.run_folders import read_config, read_content, read_flat_config, read_json_object
+from alphaapollo.viewer.samples import read_record
+
+HERE = Path(__file__).parent
+NUM_SAMPLES = 10
+MAX_CHARS = 1500  # of a text in a line or of a sample
+MAX_POINTS = 300  # of a curve
+MAX_BANDS = 24  # iterations with an interval, per kind of samples
+MAX_PROBLEMS = 2000  # of an evolution
+FIGURES = ("accuracy", "reward", "response_length")
+BANDS = {  # metric -> kind of samples, and the one of FIGURES that it is the mean of over prompts
+    **{f"val/{name}": ("val", name) for name in FIGURES},
+    "reward/accuracy": ("step", "accuracy"),
+    "critic/score/mean": ("step", "reward"),
+    "response_length/mean": ("step", "response_length"),
+}
+SUMMED = {"rollout/tokens": "sampled tokens", "actor/tokens": "trained tokens", "cost/tokens": "tokens of model calls"}
+SUMMED |= {"cost/calls": "model calls", "cost/money": "money"}
+Row = tuple[object, ...]
+Groups = Mapping[str, Sequence["ReportedRun"]]
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """A run in the index. Kinds of samples: step (training), val, val_greedy, results."""
+
+    database: sqlite3.Connection
+    id: int
+    folder: Path
+    name: str
+
+    def select(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows of a query whose first parameter is the run."""
+        return [tuple(row) for row in self.database.execute(query, (self.id, *values))]
+
+    def list_steps(self, kind: str) -> list[int]:
+        """List the iterations that have samples of a kind."""
+        query = "SELECT DISTINCT step FROM trajectories WHERE run = ? AND kind = ? ORDER BY step"
+        return [step for (step,) in self.select(query, kind)]
+
+    def tabulate(self, kind: str, step: int) -> pd.DataFrame:
+        """Return the FIGURES (columns) of each prompt of an iteration. Equal prompts are one, with more samples."""
+        columns = "data_source, question, avg(accuracy), avg(reward), avg(tokens)"
+        query = f"SELECT {columns} FROM trajectories WHERE run = ? AND kind = ? AND step = ? GROUP BY 1, 2"
+        table = pd.DataFrame(self.select(query, kind, step), columns=["source", "question", *FIGURES])
+        return table.set_index(["source", "question"]).astype(float)
+
+
+def make_report(folders: Sequence[Path]) -> bytes:
+    """Make the report of a run, or the comparison of several, as an HTML page. Raises ValueError for a folder that is
+    no run."""
+    folders = list(dict.fromkeys(folder.expanduser().absolute() for folder in folders))
+    for folder in folders:
+        check_format(folder)
+        if not any((folder / name).is_file() for name in run_folders.MARKERS):
+            markers = ", ".join(run_folders.MARKERS)
+            below = ", ".join(map(str, run_folders.find_runs(folder))) or "none"
+            raise ValueError(
+                f"{folder} is no run: it has none of {markers}. Give the folder of a run; runs in it: {below}."
+            )
+    root = Path(os.path.commonpath(folders))
+    with TemporaryDirectory() as temporary:
+        index = RunIndex(root, Path(temporary, "index.sqlite"), folders)
+        with closing(index.connect()) as database:
+            index.update(database)
+            ids = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
+            names = [run_folders.make_run_name(folder, root) for folder in folders]
+            runs = [ReportedRun(database, ids[str(one)], one, name) for one, name in zip(folders, names, strict=True)]
+            by_seed = group_by_seed(dict(enumerate(folders)), root)
+            groups = {name: [runs[at] for at in own] for name, own in by_seed.items()}
+            title = f"Report of {runs[0].name}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
+            charts = {metric: curves for metric in MAIN_CURVES if (curves := read_curves(groups, metric))}
+            return render_page({"title": title, "runs": runs, "groups": groups, "charts": charts})
+
+
+def render_page(values: Mapping[str, object]) -> bytes:
+    """Render report.html. The page loads nothing and runs nothing."""
+    files = (HERE / "static" / "style.css", HERE / "templates" / "report.css")
+    style = "".join(file.read_text(encoding="utf-8") for file in files)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    templates = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        finalize=format_value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    templates.filters |= {"block": make_block, "svg": draw_as_svg, "time": format_time, "duration": format_duration}
+    templates.globals |= globals()
+    return templates.get_template("report.html").render(style=style, digest=digest, **values).lstrip().encode()
+
+
+def list_gaps(run: ReportedRun) -> list[str]:
+    """List what is missing or damaged."""
+    folder, files = run.folder, ["config.yaml", "history.jsonl", "metrics.jsonl"]
+    files = files[:2] if run_folders.find_kind(folder) == "evaluation" else files
+    gaps = [f"{file} is missing" for file in files if not (folder / file).is_file()]
+    gaps += ["config.yaml is damaged"] * ((folder / "config.yaml").is_file() and not read_config(folder))
+    for file, damaged, error in run.select("SELECT name, damaged, error FROM files WHERE run = ? ORDER BY name"):
+        gaps += [f"{file} has {damaged} damaged lines"] * bool(damaged) + [f"{file}: {error}"] * bool(error)
+    return gaps + [f"{one.suite}, {one.model} failed: {one.error}" for one in read_suite_results(folder) if one.error]
+
+
+def choose_evenly(items: Sequence[Any], count: int) -> list[Any]:
+    """Return up to `count` items at equal distances, including the first and the last."""
+    return [items[at] for at in np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)]
+
+
+def read_curves(groups: Groups, metric: str) -> dict[str, Curve]:
+    """Read the curves of a metric of the groups that have it. Their intervals are over seeds for groups of several
+    runs, otherwise over prompts."""
+    curves = {}
+    for name, runs in groups.items():
+        curve = read_mean_curve(runs[0].database, name, [run.id for run in runs], metric)
+        if len(runs) == 1 and metric in BANDS:
+            curve = replace(curve, band=compute_band(runs[0], *BANDS[metric]))
+        if len(curve.steps):
+            curves[name] = curve
+    return curves
+
+
+def compute_band(run: ReportedRun, kind: str, figure: str) -> np.ndarray:
+    """Compute intervals of a mean over prompts (step, low, high), [M, 3], evenly spread over the iterations."""
+    steps = choose_evenly(run.list_steps(kind), MAX_BANDS)
+    means = [(step, *estimate_means(run.tabulate(kind, step)[[figure]].to_numpy())) for step in steps]
+    rows = [(step, mean.low, mean.high) for step, mean in means if mean and mean.low is not None]
+    return np.array(rows, dtype=float).reshape(-1, 3)
+
+
+def list_ends(charts: Mapping[str, Mapping[str, Curve]]) -> Iterator[Row]:
+    """Yield (metric, first value, its iteration, last value, its iteration) of each curve."""
+    for metric, curves in charts.items():
+        for name, curve in curves.items():
+            bounds = {step: (low, high) for step, low, high in curve.band}
+            of_name = f" of {' '.join(name.split())}" if len(curves) > 1 else ""
+            row: list[object] = [make_code(metric) + of_name]
+            for at in (0, -1):
+                low, high = bounds.get(curve.steps[at], (None, None))
+                row += [Estimate(curve.values[at], low, high, 0), int(curve.steps[at])]
+            yield tuple(row)
+
+
+def list_group_differences(groups: Groups) -> Iterator[Row]:
+    """Yield (metric, group, other group, difference with Welch's interval, iteration) of groups of several runs, at the
+    last iteration that all runs of both groups have."""
+    for metric in MAIN_CURVES:
+        for pair in combinations(groups, 2):
+            read = ([read_curve(run.database, run.id, metric, "") for run in groups[name]] for name in pair)
+            old, new = ([curve for curve in curves if len(curve.steps)] for curves in read)
+            if min(len(old), len(new)) < 2:
+                continue
+            steps = reduce(np.intersect1d, [curve.steps for curve in (*old, *new)])
+            for step in steps[-1:]:
+                values, others = ([curve.values[curve.steps == step][0] for curve in own] for own in (new, old))
+                if np.ptp([*values, *others]):
+                    low, high = ttest_ind(values, others, equal_var=False).confidence_interval(0.95)
+                    mean = Estimate(float(np.mean(values) - np.mean(others)), low, high, 0)
+                    yield make_code(metric), pair[1], pair[0], mean, int(step)
+
+
+def list_config_differences(groups: Groups) -> Iterator[Row]:
+    """Yield (key, values in each group) of the keys that differ between runs, without secrets."""
+    configs = [[read_flat_config(run.folder) | read_content(run.folder) for run in runs] for runs in groups.values()]
+    keys = {key for own in configs for config in own for key in config}
+    for runs in groups.values():
+        keys -= {key for run in runs for key, _ in find_secret_keys_and_reasons(read_config(run.folder))}
+    for key in sorted(keys):
+        values = [dict.fromkeys(config.get(key, "-") for config in own) for own in configs]
+        if len({value for own in values for value in own}) > 1:
+            yield make_code(key), *map(", ".join, values)
+
+
+def list_changes(run: ReportedRun) -> Iterator[Row]:
+    """Yield (samples, figure, mean before, mean after, mean difference over the prompts that both have) of the first
+    and the last validation, for each data source and, if there are several, for all."""
+    for kind in ("val", "val_greedy"):
+        if len(steps := run.list_steps(kind)) < 2:
+            continue
+        both = [run.tabulate(kind, step) for step in (steps[0], steps[-1])]
+        sources = sorted({source for table in both for source, _ in table.index})
+        for source in [*sources, None] if len(sources) > 1 else sources:
+            old, new = (one if source is None else one[one.index.get_level_values(0) == source] for one in both)
+            means = [estimate_means(table.to_numpy()) for table in (old, new, new - old)]
+            for figure, *of_figure in zip(FIGURES, *means, strict=True):
+                yield f"{KIND_NAMES[kind]}, {'all' if source is None else source}", figure, *of_figure
+
+
+def list_scores(run: ReportedRun) -> Iterator[Row]:
+    """Yield (data source, metric, mean, number of problems) of an evaluation, and of all evaluation suites."""
+    with suppress(msgspec.ValidationError):
+        saved = read_json_object(run.folder / "summary.json").get("by_data_source", {})
+        for source, summary in msgspec.convert(saved, dict[str, Summary]).items():
+            yield from ((source, name, mean, mean.problems) for name, mean in summary.figures.items())
+    for result in read_suite_results(run.folder):
+        source = f"{result.suite}, {result.model}"
+        yield from ((source, f"{score.task} {score.metric}", score.value, score.rows) for score in result.scores)
+
+
+def choose_samples(run: ReportedRun) -> list[list[JsonObject]]:
+    """Choose up to NUM_SAMPLES prompts, evenly from the one that got worst to the one that improved most.
+
+    Returns the first and the last answer to each; one answer, if no prompt was answered in two iterations.
+    """
+    answers = [list(read_solutions(run.folder))]
+    for kind in ("val_greedy", "val", "step", "results"):
+        pairs: dict[tuple[str, int], list[JsonObject]] = {}
+        query = "SELECT * FROM trajectories WHERE run = ? AND kind = ? AND sample = 0 ORDER BY step, line"
+        for row in map(dict, run.database.execute(query, (run.id, kind))):
+            first = pairs.setdefault((row["data_source"], row["prompt_id"]), [row])[0]
+            pairs[row["data_source"], row["prompt_id"]] = [first, row] if row["step"] > first["step"] else [first]
+        answers.append(list(pairs.values()))
+
+    def rank(pair: Sequence[JsonObject]) -> tuple[float, float, str, int]:
+        before, after = (one["reward"] or 0.0 for one in (pair[0], pair[-1]))
+        return after - before, after, pair[0]["data_source"], pair[0]["prompt_id"]
+
+    compared = [[pair for pair in of_kind if len(pair) == 2] for of_kind in answers]
+    chosen = choose_evenly(sorted(next(filter(None, compared + answers), []), key=rank), NUM_SAMPLES)
+    return [[read_answer(run.folder, one) for one in pair] for pair in chosen]
+
+
+def read_solutions(folder: Path) -> Iterator[list[JsonObject]]:
+    """Yield the first and the chosen solution of each problem of an evolution, as `read_answer` returns them."""
+    for path in sorted(folder.glob("problems/*.json"))[:MAX_PROBLEMS]:
+        with suppress(KeyError, TypeError, ValueError, StopIteration):  # damaged, or without a solution
+            problem = read_json_object(path)
+            solutions = {one["key"]: one for one in problem["candidates"] if not one["failure"]}
+            pair = next(iter(solutions.values())), solutions[problem["chosen"]]
+            shared = {"prompt_id": int(problem["problem"]), "data_source": str(problem["data_source"]), "failure": ""}
+            shared |= {"prompt": get_last_message(problem["prompt"]), "truth": problem["ground_truth"]}
+            rewards = [None if one["right"] is None else float(one["right"]) for one in pair]
+            own = [{"step": one["key"].split(".")[1][1:], "text": one["solution"]} for one in pair]
+            yield [shared | one | {"reward": reward} for one, reward in zip(own, rewards, strict=True)]
+
+
+def read_answer(folder: Path, row: Any) -> JsonObject:
+    """Return a row of the table `trajectories` with `prompt`, `truth` and `text`, unless it has them."""
+    if "text" in row:
+        return dict(row)
+    record = read_record(folder, row)
+    texts = {"prompt": get_last_message(record["prompt"]), "truth": record["ground_truth"], "text": record["text"]}
+    return {**row, **texts}
+
+
+def list_warnings(run: ReportedRun) -> list[str]:
+    return [text for (text,) in run.select("SELECT text FROM warnings WHERE run = ? ORDER BY step")]
+
+
+def list_failures(run: ReportedRun) -> Iterator[Row]:
+    """Yield (kind and reason, number) of the ten most frequent reasons of failed samples."""
+    columns = "kind, outcome, failure, count(*)"
+    failed = f"SELECT {columns} FROM trajectories WHERE run = ? AND reward IS NULL GROUP BY 1, 2, 3 ORDER BY 4 DESC"
+    for kind, outcome, reason, count in run.select(f"{failed} LIMIT 10"):
+        yield f"{KIND_NAMES.get(kind, kind)}, {outcome}: {reason}", count
+
+
+def list_settings(run: ReportedRun) -> Iterator[Row]:
+    """Yield (setting, value): the plan of the run, as it was printed, keys that are not the defaults, and seeds."""
+    config = read_config(run.folder)
+    if plan := read_run_plan(run.folder):
+        yield from plan.settings.items()
+    command, keys = identify_command(config), read_flat_config(run.folder)
+    rows = dict(list_non_default_keys(config, command) if command else ())
+    rows |= {key: value for key, value in keys.items() if key.endswith("seed")}
+    yield from ((make_code(key), make_code(value)) for key, value in rows.items())
+
+
+def list_costs(run: ReportedRun) -> Iterator[Row]:
+    """Yield (label, cost)."""
+    history, config = read_history(run.folder), read_flat_config(run.folder)
+    sums = dict(run.select("SELECT name, total(value) FROM metrics WHERE run = ? GROUP BY name"))
+    seconds = sum(command.ended - command.started for command in history)
+    yield "wall time of the commands that have ended", format_duration(seconds) if history else "not recorded"
+    if history:
+        sections = ("trainer", "actor_rollout_ref.rollout")  # the second has nodes of its own if its nnodes is not 0
+        sizes = [[config.get(f"{section}.{key}", "0") for key in ("n_gpus_per_node", "nnodes")] for section in sections]
+        uses_cpu = "+cpu" in history[-1].versions.get("torch", "") or config.get("trainer.device") == "cpu"
+        uses_cpu |= "memory/policy_rss_gib" in sums and "memory/policy_cuda_gib" not in sums
+        gpus = 0 if uses_cpu else sum(prod(int(size) if size.isdigit() else 0 for size in pair) for pair in sizes)
+        yield "GPU-hours", f"{gpus * seconds / 3600:.2f} ({gpus} GPUs)" if gpus else "0 (CPU)"
+    if phases := format_time_summary({name: one for name, one in sums.items() if name.startswith("timing/")}):
+        yield "iterations", phases
+    yield from ((label, f"{sums[name]:,.0f}") for name, label in SUMMED.items() if name in sums)
+    if "train/tokens" in sums:
+        query = "SELECT avg(value) * max(step) FROM metrics WHERE run = ? AND name = 'train/tokens'"
+        yield "trained tokens, about", f"{run.select(query)[0][0]:,.0f}"
+
+
+def list_digests(run: ReportedRun) -> Iterator[Row]:
+    """Yield (key, file, digest) of the inputs, as recorded at the newest start of the run."""
+    for key, pairs in read_input_digests(run.folder).items():
+        yield from ((key, path, make_code(digest)) for path, digest in pairs)
+
+
+def format_value(value: object) -> str:
+    """Format a value in one line: texts shortened, without control characters, bidirectional controls and lone
+    surrogates."""
+    if isinstance(value, Markup):
+        return value
+    if isinstance(value, Estimate):
+        return f"{value.value:.4g}" + ("" if value.low is None else f" [{value.low:.3g}, {value.high:.3g}]")
+    if value is None or isinstance(value, float):
+        return "-" if value is None else f"{value:.4g}"
+    return " ".join(shorten_text(str(value), MAX_CHARS).split())
+
+
+def make_code(value: object) -> Markup:
+    """Format a text as code in a line."""
+    return Markup("<code>{}</code>").format(format_value(value) or "-")
+
+
+def make_block(text: object, max_chars: int = MAX_CHARS) -> Markup:
+    """Format a text as a block of code."""
+    return Markup("<pre><code>{}\n</code></pre>").format(shorten_text(str(text), max_chars) or "(empty)")
+
+
+def draw_as_svg(curves: Mapping[str, Curve]) -> Markup:
+    """Draw the curves of a metric as SVG, in base64."""
+    import matplotlib as mpl
+    from matplotlib.rcsetup import cycler
+
+    thin = {name: thin_out(curve, MAX_POINTS) for name, curve in curves.items()}
+    points = {name: list(zip(curve.steps, curve.values, strict=True)) for name, curve in thin.items()}
+    bands = {name: curve.band.tolist() for name, curve in curves.items()}
+    with mpl.rc_context({"svg.hashsalt": "report", "axes.prop_cycle": cycler(color=PALETTE), "font.size": 10}):
+        figure, content = plot_curves_as_figure(points, "", "iteration", bands), StringIO()
+        figure.set_size_inches(6.4, 3.2)
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    return Markup(base64.b64encode(content.getvalue().encode()).decode())
