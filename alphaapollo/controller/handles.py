@@ -209,9 +209,9 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
 
     async def release_sent_weights(self) -> None:
         """Free the transfer buffers after the engines have confirmed the weights, and offload the policy."""
-        self._set_memory_metrics(
-            await self.ranks.call(lambda worker: (worker.release_sent_weights(), worker.get_memory_metrics()))
-        )
+        release: Callable[[PolicyWorker], Any] = lambda worker: worker.release_sent_weights()  # noqa: E731
+        results = await self.ranks.call(lambda worker: (release(worker), worker.get_memory_metrics()))
+        self._set_memory_metrics(results)
 
     async def compute_probe_log_probs(self, probe: Probe) -> list[float]:
         """Return the policy's log-probs of the probe, to compare with the engines', and offload the policy."""

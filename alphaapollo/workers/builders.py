@@ -27,35 +27,28 @@ def build_policy_worker(
     placement: RankPlacement,
     call_engines: Any = None,
 ) -> PolicyWorker:
-    """Build the policy worker of one rank. Called in the worker's process.
+    """Build the policy worker of one rank, in the worker's process.
 
-    Args:
-        custom_module: value of algorithm.custom_module, the user's file with losses and estimators.
-        call_engines: calls a method of vLLM's weight transfer on all engines (GPUs only).
+    custom_module: value of algorithm.custom_module, the user's file with losses and estimators. call_engines: calls a
+    method of vLLM's weight transfer on all engines (GPUs only).
     """
     if custom_module:
         load_user_module(custom_module, "algorithm.custom_module")
-    master_address = str(urlsplit(placement.init_method).hostname)  # address of rank 0's node
-    sender = make_weight_sender(transport, placement.rank, placement.engine_node, master_address, call_engines)
-    return PolicyWorker(config, placement, sender)
+    return PolicyWorker(config, placement, make_weight_sender(transport, placement, call_engines))
 
 
-def make_weight_sender(
-    transport: Transport, rank: int, engine_node: str | None, master_address: str, call_engines: Any
-) -> WeightSender:
-    """Build the weight sender of a training rank.
-
-    engine_node: node for which this rank writes files; None: another rank writes them (shared_memory, adapter).
-    master_address: host of rank 0 (nccl). call_engines: see VllmTransferSender (nccl, ipc).
-    """
+def make_weight_sender(transport: Transport, placement: RankPlacement, call_engines: Any = None) -> WeightSender:
+    """Build the weight sender of a training rank."""
     dtype: torch.dtype = getattr(torch, transport.dtype)
-    folder = get_weights_folder(transport.shared_folder, engine_node or "")
     if transport.kind == "adapter" or transport.kind == "shared_memory":
         sender = SharedAdapterSender if transport.kind == "adapter" else SharedMemorySender
-        return sender(folder, dtype, is_writer=engine_node is not None)
+        folder = get_weights_folder(transport.shared_folder, placement.engine_node or "")
+        return sender(folder, dtype, is_writer=placement.engine_node is not None)
     from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
 
-    return VllmTransferSender(call_engines, dtype, rank, transport.kind, master_address, transport.num_engine_ranks)
+    master_address = str(urlsplit(placement.init_method).hostname)  # address of rank 0's node
+    num_ranks = transport.num_engine_ranks
+    return VllmTransferSender(call_engines, dtype, placement.rank, transport.kind, master_address, num_ranks)
 
 
 def make_teacher_model_sections(policy: Model, teacher: Teacher) -> dict[str, Model]:

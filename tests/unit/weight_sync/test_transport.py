@@ -7,6 +7,7 @@ from alphaapollo.weight_sync.transport import (
     get_weights_folder,
 )
 from alphaapollo.workers.builders import make_weight_sender
+from alphaapollo.workers.process_group import RankPlacement
 
 
 def test_transport_depends_on_where_the_engines_run():
@@ -26,9 +27,8 @@ def test_one_rank_of_each_node_with_engines_writes_for_them():
 
 def test_nodes_on_one_machine_have_separate_weight_folders(tmp_path: Path):
     transport = Transport("shared_memory", "float32", str(tmp_path), num_engine_ranks=2)
-    senders = [
-        make_weight_sender(transport, rank, engine_node, "", None) for rank, engine_node in enumerate(["a", None, "b"])
-    ]
+    placements = [RankPlacement(rank, 3, "", "cpu", 1, engine_node=node) for rank, node in enumerate(["a", None, "b"])]
+    senders = [make_weight_sender(transport, placement) for placement in placements]
     updates = [sender.send([], version=3) for sender in senders]
     assert updates[0] == updates[2] and updates[1] is None
     assert {path.name for path in (tmp_path / "weights").iterdir() if (path / "v3").is_dir()} == {"a", "b"}
