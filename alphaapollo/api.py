@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from alphaapollo.cli.run_process import OnIteration, run_in_child_process, write_objects
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import format_override, format_value, get_value, list_keys, list_keys_of_map_type
+from alphaapollo.config.keys import format_override, format_value, get_value, list_keys_of_map_type
 from alphaapollo.config.load import find_command_module, load_config
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
 from alphaapollo.results import Evaluation, EvolutionRun, TrainedRun
@@ -132,9 +132,9 @@ def _run_program(
     config = load_config(schema, config_name, words)
     folder = config.trainer.folder.absolute()
     object_words = write_objects(folder.with_name(f".{folder.name}.objects"), **objects)
-    with_objects, known = load_config(schema, config_name, [*words, *object_words]), list_keys(type(config))
+    with_objects, defaults = load_config(schema, config_name, [*words, *object_words]), schema()
     for key in (word.partition("=")[0] for word in object_words):
-        if key != "algorithm.adv_estimator" and (value := get_value(config, key)) != known[key].default:
+        if key != "algorithm.adv_estimator" and (value := get_value(config, key)) != get_value(defaults, key):
             shown = f"{key}={format_value(value)}"
             raise ConfigError(f"{shown} is set, but the call also passes a Python object for it. Remove one of them.")
     module = f"alphaapollo.{find_command_module(config_name)}"
