@@ -131,9 +131,8 @@ class JudgeClient:
         self._running.discard(task)
         if task.exception() and self._verdicts.get(key) is task:
             del self._verdicts[key]
-        done = [name for name, one in self._verdicts.items() if one.done()]
-        for name in done[: max(0, len(done) - self._judge.cache_size)]:
-            del self._verdicts[name]
+        while len(self._verdicts) > max(self._judge.cache_size, len(self._running)):
+            self._verdicts.popitem(last=False)
 
     async def _ask_model(self, content: str, read_verdict: Callable[[str], ValueT]) -> ValueT:
         number = None
