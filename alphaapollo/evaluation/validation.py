@@ -48,9 +48,8 @@ async def validate(
 ) -> ValidationResult:
     """Generate responses to held-out prompts and compute the metrics `val/*`. Without prompts, the result is empty.
 
-    With settings.greedy, a second pass with temperature 0 adds the metrics `val/*_greedy`. The metrics equal those of
-    main_generation (evaluation/metrics.py). Every validation uses the same random seeds. Failed trajectories are
-    excluded, and their share is a metric.
+    With settings.greedy, a second pass with temperature 0 adds the metrics `val/*_greedy`. Every validation uses the
+    same random seeds. Failed trajectories are excluded, and their share is a metric.
     """
     if not prompts:
         return ValidationResult({}, None, {})
