@@ -31,12 +31,8 @@ class ActionHandler:
         self._tools, self._parse_calls, self._sees_images = tools, parse_calls, sees_images
 
     async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
-        """Execute the action in the text of a turn. `session`: state of the tools in this episode.
-
-        Returns the final answer, or the result that the environment's `step` should return. A call that cannot be read
-        or has invalid arguments is an invalid turn, and the model gets a message. If a tool itself fails, the episode
-        ends as an environment failure: it has no reward and is not trained on.
-        """
+        """Execute the action in the text of a turn. Returns the final answer, or what `step` should return: a call that
+        cannot be read is an invalid turn, and if a tool itself fails, the episode ends as an environment failure."""
         calls: list[tuple[str, Any]] = []
         if self._parse_calls is None:
             found = read_action(text, [*(self._tools.names if self._tools else []), ANSWER])

@@ -26,11 +26,8 @@ class Action:
 
 
 def read_action(text: str, tags: Sequence[str] = ("answer",), allow_bare_word: bool = False) -> Action:
-    """Return the first complete action in the text of a turn, e.g. `<answer>42</answer>`. Thoughts are skipped.
-
-    Actions with different tags in one text are an error. With `allow_bare_word`, the first word of a text without tags
-    is the action.
-    """
+    """Return the first complete action in the text of a turn, e.g. `<answer>42</answer>`. Thoughts are skipped. With
+    `allow_bare_word`, the first word of a text without tags is the action."""
     start = _find_end_of_thought_opened_in_prompt(text)
     found = list(_find_tagged_actions(text, start, tags))
     kinds = list(dict.fromkeys(action.tag for action in found))

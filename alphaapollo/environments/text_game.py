@@ -14,12 +14,8 @@ from alphaapollo.utils.seeds import derive_seed
 
 
 def derive_instance_seed(config: Env, prompt: Prompt) -> int:
-    """Return the random seed from which an environment creates the task of a prompt. It is equal for all samples of the
-    prompt.
-
-    The seed depends on env.seed and env_kwargs.seed; if a row has no env_kwargs.seed, on its position in the data.
-    `examples.data_preprocess.prepare` writes different values of env_kwargs.seed for training and validation data.
-    """
+    """Return the random seed of the task of a prompt, equal for all its samples. It depends on env.seed and
+    env_kwargs.seed; if a row has no env_kwargs.seed, on its position in the data."""
     seed = prompt.env_kwargs.get("seed")
     return derive_seed(config.seed, config.env_name, prompt.id if seed is None else int(seed))
 

@@ -69,9 +69,9 @@ class Summary:
         return sum(self.outcomes.get(outcome, 0) for outcome in Outcome if outcome.failed)
 
 
-def convert_to_sample_result(prompt: Prompt, trajectory: Trajectory, needs_answer: bool = True) -> SampleResult:
-    """Convert a graded trajectory to a SampleResult. With needs_answer=False its `answer` is None, which is faster."""
-    last = trajectory.last_turn if needs_answer else None
+def convert_to_sample_result(prompt: Prompt, trajectory: Trajectory) -> SampleResult:
+    """Convert a graded trajectory to a SampleResult."""
+    last = trajectory.last_turn
     text, size, end = last.text if last else "", trajectory.num_tokens, trajectory.end
     result = make_sample_result(prompt, trajectory.sample, text, trajectory.score, size, end)
     return result if result.outcome.failed else replace(result, reward=trajectory.reward, accuracy=trajectory.accuracy)

@@ -48,9 +48,8 @@ async def validate(
 ) -> ValidationResult:
     """Generate responses to held-out prompts and compute the metrics `val/*`. Without prompts, the result is empty.
 
-    With settings.greedy, a second pass with temperature 0 adds the metrics `val/*_greedy`. The metrics equal those of
-    main_generation (evaluation/metrics.py). Every validation uses the same random seeds. Failed trajectories are
-    excluded, and their share is a metric.
+    With settings.greedy, a second pass with temperature 0 adds the metrics `val/*_greedy`. Every validation uses the
+    same random seeds. Failed trajectories are excluded, and their share is a metric.
     """
     if not prompts:
         return ValidationResult({}, None, {})
@@ -77,21 +76,15 @@ async def validate(
 
 def compute_group_metrics(groups: Sequence[TrajectoryGroup], metric_suffix: str) -> dict[str, float]:
     """Compute the metrics `val/*` of all prompts and, if there are several data sources, of each data source."""
-    results = _make_sample_results(groups, needs_answers=False)
-    if count_max_samples_per_problem(results) > 1:  # answers are only needed for maj@n
-        results = _make_sample_results(groups, needs_answers=True)
+    pairs = [(group.prompt, trajectory) for group in groups for trajectory in group.trajectories]
+    results = [convert_to_sample_result(prompt, trajectory) for prompt, trajectory in pairs]
+    results = merge_repeated_prompts(results, [group.prompt for group in groups])
     metrics = compute_val_metrics(results, f"val/{{}}{metric_suffix}")
     sources = sorted({result.data_source for result in results})
     for source in sources if len(sources) > 1 else []:
         of_source = [result for result in results if result.data_source == source]
         metrics |= compute_val_metrics(of_source, f"val/{source}/{{}}{metric_suffix}")
     return metrics
-
-
-def _make_sample_results(groups: Sequence[TrajectoryGroup], needs_answers: bool) -> list[SampleResult]:
-    pairs = [(group.prompt, trajectory) for group in groups for trajectory in group.trajectories]
-    results = [convert_to_sample_result(prompt, trajectory, needs_answers) for prompt, trajectory in pairs]
-    return merge_repeated_prompts(results, [group.prompt for group in groups])
 
 
 def compute_val_metrics(results: Sequence[SampleResult], name_template: str) -> dict[str, float]:

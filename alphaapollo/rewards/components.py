@@ -65,10 +65,8 @@ def add_component_rewards(
 ) -> Score:
     """Combine the task score and the values of the reward components into one score.
 
-    Its reward is the weighted sum, where `task` has weight 1 unless `weights` contains it. The reward is 0 if a
-    `required` component is not above 0. Its components are the unweighted values, including `task` and the components
-    of the task score. Accuracy, outcome and reason are those of the task score. A failed task score is returned
-    unchanged. If the task score already has a component of the same name, the result is a failed score.
+    Its reward is the weighted sum, where `task` has weight 1 unless `weights` contains it; 0 if a `required` component
+    is not above 0. Its components are the unweighted values. A failed task score is returned unchanged.
     """
     if task_score.outcome.failed:
         return task_score

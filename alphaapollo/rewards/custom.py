@@ -48,7 +48,7 @@ def load_reward_function(custom: CustomRewardFunction) -> LoadedFunction:
     """Import the user's reward function. Raises ValueError if the file or the function is missing, the import fails
     (the message names the line), or the function has the parameters of no contract."""
     if custom.is_remote:
-        return LoadedFunction(make_remote_function(custom.path), is_async=True, takes_prompt_text=True)
+        return make_remote_function(custom.path)
     loaded = {name: _load_function(custom, name) for name in custom.names}
     if len(loaded) == 1 and not custom.weights:
         return loaded[custom.names[0]]
@@ -63,28 +63,22 @@ def load_reward_function(custom: CustomRewardFunction) -> LoadedFunction:
 
 def _load_function(custom: CustomRewardFunction, name: str) -> LoadedFunction:
     """Return a function adapted to its contract. Raises ValueError like load_reward_function."""
-    function, more = _load_object(custom.path, name), custom.reward_kwargs
-    contract, columns, shown = None, list[str](), f"{NAME_KEY}: {custom.path}: {name}"
+    function = _load_object(custom.path, name)
     try:
         if is_class := isinstance(function, type):
             function = function()
-        parameters = inspect.signature(function).parameters
-        contract = next((one for one in (VERL, VERL_BATCH, OPENRLHF, TRL) if parameters.keys() & {*one.marks}), None)
-        if contract is None:
-            inspect.signature(function).bind("prompt", "completion")
-        else:
-            contract = replace(contract, has_texts=is_class)
-            columns = contract.list_required_columns(function, more)
-            given = [name for name in (*contract.names, *columns, *more) if name in parameters]
-            inspect.signature(function).bind(**dict.fromkeys(given))
+        names = inspect.signature(function).parameters.keys()
+        if contract := next((one for one in (VERL, VERL_BATCH, OPENRLHF, TRL) if names & {*one.marks}), None):
+            return replace(contract, has_texts=is_class).adapt(function, custom.reward_kwargs)
+        inspect.signature(function).bind("prompt", "completion")
     except TypeError as error:
         raise ValueError(
-            f"{shown} cannot be called ({error}). Use the parameters (prompt, completion), (prompt, trajectory), or "
-            f"those of verl, ({', '.join(VERL_NAMES)}), TRL, (completions, **kwargs), or OpenRLHF, (queries, prompts, "
-            "labels). The ground truth is prompt.ground_truth; other columns are in prompt.extra_info."
+            f"{NAME_KEY}: {custom.path}: {name} cannot be called ({error}). Use the parameters (prompt, completion), "
+            f"(prompt, trajectory), or those of verl, ({', '.join(VERL_NAMES)}), TRL, (completions, **kwargs), or "
+            "OpenRLHF, (queries, prompts, labels). The ground truth is prompt.ground_truth; other columns are in "
+            "prompt.extra_info."
         ) from error
-    adapted = function if contract is None else contract.adapt(function, more)
-    return LoadedFunction(adapted, is_async(function), tuple(columns), bool(contract and contract.has_prompt_text))
+    return LoadedFunction(function, is_async(function))
 
 
 def _load_object(path: str, name: str) -> Any:
@@ -123,31 +117,31 @@ class Contract:
     has_prompt_text: bool = False  # whether functions get the rendered prompt
     has_texts: bool = False  # whether completions are texts although the prompts are chats, as for classes of ms-swift
 
-    def list_required_columns(self, function: Callable[..., object], more: Iterable[str]) -> list[str]:
-        """Return the columns that a function requires. `more`: names of arguments from the configuration."""
-        return [
+    def adapt(self, function: Callable[..., Any], more: Mapping[str, object]) -> LoadedFunction:
+        """Wrap a function so that it takes (prompt, trajectory). `more`: arguments from the configuration. Raises
+        TypeError if it has parameters that the framework does not pass."""
+        parameters = inspect.signature(function).parameters
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        columns = [
             one.name
-            for one in inspect.signature(function).parameters.values()
+            for one in parameters.values()
             if self.has_columns and one.name not in (*self.names, *more)
             if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
         ]
-
-    def adapt(self, function: Callable[..., Any], more: Mapping[str, object]) -> EpisodeFunction:
-        """Wrap a function so that it takes (prompt, trajectory). `more`: arguments from the configuration."""
-        parameters = inspect.signature(function).parameters
-        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-        absent = {name: [None] for name in self.list_required_columns(function, more)}  # columns of other rows
+        given = [name for name in (*self.names, *columns, *more) if name in parameters]
+        inspect.signature(function).bind(**dict.fromkeys(given))
 
         def reward(prompt: Prompt, trajectory: Episode) -> Any:
             logged: dict[str, Any] = {}
-            arguments = absent | {**self.make_arguments(prompt, trajectory, self.has_texts)} | {**more}
+            arguments: dict[str, Any] = {name: [None] for name in columns}  # of other rows
+            arguments |= {**self.make_arguments(prompt, trajectory, self.has_texts)} | {**more}
             if self.has_columns:
                 arguments["log_metric"] = logged.__setitem__
                 arguments["log_extra"] = lambda name, values: logged.update({name: _take_only(values)})
             result = function(**{name: arguments[name] for name in arguments if takes_all or name in parameters})
             return _finish([result], lambda found: _add_logged_values(self.read_result(found[0]), logged))
 
-        return reward
+        return LoadedFunction(reward, is_async(function), tuple(columns), self.has_prompt_text)
 
 
 def add_functions(functions: Mapping[str, Callable[..., Any]], weights: Sequence[float]) -> EpisodeFunction:
@@ -183,7 +177,7 @@ def _finish(results: Sequence[Any], convert: Callable[[Sequence[Any]], Any]) -> 
     return convert_later() if any(map(inspect.isawaitable, results)) else convert(results)
 
 
-def make_remote_function(url: str) -> EpisodeFunction:
+def make_remote_function(url: str) -> LoadedFunction:
     """Return a function that asks a reward server of OpenRLHF, by POST of {query, prompts, labels}."""
 
     def post(body: bytes) -> Any:

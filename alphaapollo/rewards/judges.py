@@ -99,11 +99,8 @@ class JudgeClient:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def ask(self, content: str, read_verdict: Callable[[str], ValueT]) -> tuple[ValueT, JudgeUsage]:
-        """Send a user message. Returns what `read_verdict` reads in the reply, without its thoughts, and the usage.
-
-        `read_verdict` raises ValueError if it finds none. Equal messages get the same verdict, unless
-        reward.judge.cache_size is 0. Failures are not cached. Raises JudgeError if the judgement fails.
-        """
+        """Send a user message. Returns what `read_verdict`, which may raise ValueError, reads in the reply, and the
+        usage. Equal messages get the same verdict. Failures are not cached. Raises JudgeError if all replies fail."""
         content = replace_surrogates(content)  # completions may contain them
         start, key = time.perf_counter(), content if self._judge.cache_size else object()
         task, is_cached = self._verdicts.get(key), key in self._verdicts
@@ -131,9 +128,8 @@ class JudgeClient:
         self._running.discard(task)
         if task.exception() and self._verdicts.get(key) is task:
             del self._verdicts[key]
-        done = [name for name, one in self._verdicts.items() if one.done()]
-        for name in done[: max(0, len(done) - self._judge.cache_size)]:
-            del self._verdicts[name]
+        while len(self._verdicts) > max(self._judge.cache_size, len(self._running)):
+            self._verdicts.popitem(last=False)
 
     async def _ask_model(self, content: str, read_verdict: Callable[[str], ValueT]) -> ValueT:
         number = None

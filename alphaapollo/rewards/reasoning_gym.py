@@ -41,11 +41,8 @@ for name in EVAL_MODULES:
 
 
 def grade_reasoning_gym(prompt: Prompt, completion: str) -> Score:
-    """Return reasoning-gym's score of the last <answer>...</answer>, from 0 to 1. `accuracy` is 1 for a score of 1.
-
-    A completion has the wrong format if it has no answer, or if reasoning-gym raises an error for its answer but not
-    for the correct answer. Raises ValueError if the prompt has no reasoning-gym puzzle.
-    """
+    """Return reasoning-gym's score of the last <answer>...</answer>, from 0 to 1. `accuracy` is 1 for a score of 1. A
+    completion has the wrong format if reasoning-gym raises an error for its answer but not for the correct one."""
     puzzle = _get_puzzle(prompt)
     answer = find_answer_tag(completion)
     if answer is None or len(answer) > MAX_ANSWER:

@@ -54,12 +54,14 @@ def get_grader(data_source: str) -> str:
 
 def load_grader(data_source: str) -> RewardFunction:
     """Import the built-in reward function of a data source. Raises ValueError if no grader matches."""
-    return _load_function(data_source, "grade")
+    function: RewardFunction = _load_function(data_source, "grade")
+    return function
 
 
 def load_answer_maker(data_source: str) -> Callable[[Prompt], str | None]:
     """Import the function that makes an answer which the grader must score 1; it returns None if only tests exist."""
-    return _load_function(data_source, "answer")
+    function: Callable[[Prompt], str | None] = _load_function(data_source, "answer")
+    return function
 
 
 def _load_function(data_source: str, verb: str) -> Any:

@@ -35,11 +35,7 @@ get_default_sandbox().start()  # started at import, because import time does not
 
 def grade_code(prompt: Prompt, completion: str) -> Score:
     """Return a score of 1 if the completion's code passes all unit tests of the ground truth, else 0 with the reason.
-
-    Code that raises an error or exceeds the time limit of its tests scores 0. The client of the grader scores 0 if all
-    tests together exceed reward.timeout. A completion without code has the wrong format. Raises ValueError if the
-    ground truth is malformed or its tests are broken.
-    """
+    Raises ValueError if the ground truth is malformed or its tests are broken."""
     tests, time_limit = read_tests_and_time_limit(prompt.ground_truth)
     code = extract_code(completion)
     if not code.strip():

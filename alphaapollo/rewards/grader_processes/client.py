@@ -82,11 +82,8 @@ class RewardClient:
         self._idle.append(process)
 
     async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
-        """Score one completion. After a timeout or MAX_ATTEMPTS failures, the outcome is GRADER_FAILED with reward NaN,
-        or WRONG_FORMAT with reward 0 if the completion is at fault; errors in a reward function are never raised.
-
-        `turns`: turns of the episode, for reward functions that take a trajectory. Empty: the text is the only turn.
-        """
+        """Score one completion. Never raises: after a timeout or MAX_ATTEMPTS failures, it is GRADER_FAILED, or
+        WRONG_FORMAT if the completion is at fault. `turns`: of the episode; empty: the text is the only turn."""
         try:
             with exclude_from_time_limit():
                 judged = await self._ask_judges(prompt, text)
