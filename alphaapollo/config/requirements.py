@@ -87,6 +87,11 @@ def find_conflicts(case: Case, is_error: bool = True, table: list[Requirement] =
                 yield row.describe(subject, prefix, case, found)
 
 
+def list_divisors(*numbers: int) -> str:
+    """Return the common divisors of the numbers, e.g. "1, 2, 4"."""
+    return ", ".join(str(n) for n in range(1, min(numbers) + 1) if not any(number % n for number in numbers))
+
+
 # The machine
 
 
@@ -109,7 +114,7 @@ def engines_within_nodes(config: Config, case: Case) -> Any:
     size, per_node = rollout.tensor_model_parallel_size, trainer.n_gpus_per_node
     shares = case.device == "cuda" and rollout.colocate and not rollout.nnodes
     if shares and per_node % size and (rollout.num_engines is None or trainer.nnodes > 1):
-        return ", ".join(str(size) for size in range(1, per_node + 1) if per_node % size == 0)
+        return list_divisors(per_node)
     return None
 
 
@@ -181,7 +186,7 @@ def sequence_parallelism(section: Any, case: Case) -> Any:
 @requirement(Fsdp, "ep_size fsdp_size", "ep_size must divide the {0} ranks of a copy of the model", "Set one of {1}")
 def expert_parallelism(fsdp: Fsdp, case: Case) -> Any:
     shards = fsdp.count_shards(case.config.trainer.num_ranks)
-    return shards % fsdp.ep_size and (shards, ", ".join(str(n) for n in range(1, shards + 1) if shards % n == 0))
+    return shards % fsdp.ep_size and (shards, list_divisors(shards))
 
 
 @requirement(Rollout, "expert_parallel_size tensor_model_parallel_size", "they differ", "Set expert_parallel_size=1")
