@@ -51,10 +51,7 @@ class TrainedRun(RunResult):
 
     @property
     def model(self) -> Path:
-        """Folder with the run's newest model, for transformers and vLLM; exported first if a checkpoint is newer.
-
-        Raises ValueError if there is neither a model nor a checkpoint.
-        """
+        """Folder with the run's newest model, for transformers and vLLM; exported first if a checkpoint is newer."""
         from alphaapollo.runs.run_model import export_newest_model, find_newest_model
 
         newest = find_newest_model(self.folder)
@@ -62,10 +59,7 @@ class TrainedRun(RunResult):
         return newest.model_folder
 
     def plot(self, *names: str) -> Figure:
-        """Plot the metrics with these names; by default reward, accuracy and loss.
-
-        Raises ValueError for an unknown metric.
-        """
+        """Plot the metrics with these names; by default the main ones."""
         from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
 
         chosen = names or tuple(name for name in DEFAULT_CURVES if name in self.metrics)
@@ -129,10 +123,7 @@ class EvolutionRun(RunResult):
         return self.folder / "pool.jsonl"
 
     def plot(self, *names: str) -> Figure:
-        """Plot the metrics with these names by round, with their intervals; by default the accuracies.
-
-        Raises ValueError for an unknown metric.
-        """
+        """Plot the metrics with these names; by default the main ones."""
         from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
 
         metrics = self.metrics

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from alphaapollo.utils.chat_types import IMAGE_MARK as IMAGE_MARK
-from alphaapollo.utils.chat_types import ChatMessage as ChatMessage
-from alphaapollo.utils.chat_types import EncodedImage as EncodedImage
-from alphaapollo.utils.chat_types import Message as Message
-from alphaapollo.utils.chat_types import ToolCall as ToolCall
+from alphaapollo.utils.json_types import IMAGE_MARK as IMAGE_MARK
+from alphaapollo.utils.json_types import ChatMessage as ChatMessage
+from alphaapollo.utils.json_types import EncodedImage as EncodedImage
 from alphaapollo.utils.json_types import JsonObject as JsonObject
+from alphaapollo.utils.json_types import Message as Message
+from alphaapollo.utils.json_types import ToolCall as ToolCall
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Build the documentation site in site/: `make docs-site`.
 
-The pages are README.md, CONTRIBUTING.md, docs/ and the READMEs of examples/. They are copied to the same places
-relative to each other, so that links work on a git host and on the site. Other files and folders that a page links to
-become pages too: a file is shown as code, and a folder as a list. Formulas become MathML, which needs no script.
+The pages are README.md, CONTRIBUTING.md, docs/, the READMEs of examples/, and the generated pages, which only
+the site has. They have the same places relative to each other, so that links work on a git host and on the site. Other
+files and folders that a page links to become pages too: a file is shown as code, and a folder as a list. Formulas
+become MathML, which needs no script.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 import yaml
 from latex2mathml.converter import convert
 
+from scripts import api_page, models_page
+
 ROOT = Path(__file__).resolve().parents[1]
 CODE = re.compile(
     r"^( *)(```+).*?^\1\2$|(?<=\n\n)(?: {4}[^\n]*\n)+|(?P<ticks>`+).+?(?P=ticks)", re.MULTILINE | re.DOTALL
@@ -28,6 +31,7 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:)[^)\s#]+")
 MATH_BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"(^(```+).*?^\2$)|^<!--.*?-->$", re.MULTILINE | re.DOTALL)  # group 1: a fenced block, which stays
 FORMULA = re.compile(r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.DOTALL)
+GENERATED = {"docs/reference.md": api_page.render_page, "docs/tested_models.md": models_page.render_page}
 LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml"}
 REDIRECT = '<!doctype html><title>Moved</title><meta http-equiv="refresh" content="0; url={0}"><a href="{0}">{0}</a>\n'
 LINKED_PAGE = "---\ntitle: {name}\nsearch:\n  exclude: true\n---\n\n# {name}\n\n`{path}`\n\n{content}\n"
@@ -143,6 +147,8 @@ def write_redirects(site: Path, moved: dict[str, str]) -> None:
 def build(folder: Path) -> Path:
     """Build the site in an empty folder, and return the folder of its pages. Any warning ends the program."""
     Pages(ROOT, folder / "pages").write()
+    for name, render in GENERATED.items():
+        (folder / "pages" / name).write_text(render(), encoding="utf-8")
     shutil.copyfile(ROOT / "mkdocs.yml", folder / "mkdocs.yml")
     shutil.copyfile(ROOT / "docs" / "site.css", folder / "pages" / "site.css")
     command = [sys.executable, "-m", "zensical", "build", "--strict"]

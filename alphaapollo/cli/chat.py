@@ -1,6 +1,7 @@
 """`alphaapollo chat RUN`: chat with a run's model in the run's environment, or with an OpenAI-compatible server.
 
 user input -> Prompt(messages so far) -> one episode, whose turns and tool results are printed as they arrive
+With env.env_name=agent, each message of the user starts a session of the program.
 """
 
 from __future__ import annotations
@@ -11,26 +12,35 @@ import inspect
 import re
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from alphaapollo.cli.serve import choose_context_length
-from alphaapollo.config.errors import exit_on_config_error, report_error
+from alphaapollo.cli.serve import choose_context_length, make_engine_spec
+from alphaapollo.config.errors import report_error
+from alphaapollo.config.keys import replace_value
+from alphaapollo.config.resolve import resolve_generation
 from alphaapollo.config.schema import Env, GenerationConfig
+from alphaapollo.controller.placement import detect_machine
+from alphaapollo.engines.factory import make_engine
+from alphaapollo.engines.http_api import AgentSession, Request, list_new_messages
 from alphaapollo.environments.base import Environment, Services, StepResult, get_environment_spec, register_environment
+from alphaapollo.launch.command import REPORTED_ERRORS
+from alphaapollo.launch.input_checks import find_environment_spec, make_renderer
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.processes.entry_point import entry_point
+from alphaapollo.processes.time_limit import TimeLimit
+from alphaapollo.processes.watchdog import new_run_id, start_reaper
 from alphaapollo.rewards.openai_connection import make_connection_options, make_openai_message
+from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
 from alphaapollo.runs.run_model import load_run_model
-from alphaapollo.types import IMAGE_MARK, EncodedImage, EpisodeEnd, GroupRequest, Message, Prompt, Score, Trajectory
+from alphaapollo.types import IMAGE_MARK, EncodedImage, EpisodeEnd, GroupRequest, Message, Prompt, Sampling, Score
 from alphaapollo.utils.redaction import replace_control_characters
-
-if TYPE_CHECKING:
-    from alphaapollo.controller.worker_groups import WorkerGroups
+from alphaapollo.utils.seeds import derive_seed
 
 USAGE = (
     "Each line is a message, in which the path of an image shows the image; /new starts a new chat, /quit or Ctrl-D "
@@ -41,32 +51,21 @@ IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".we
 WORD = re.compile(r"""\"[^"]*"|'[^']*'|\S+""")  # or a text in quotes
 AnswerFunction = Callable[[list[Message]], str | None]
 """Function that prints and returns the answer to a list of messages; None = failed, so the last message is dropped."""
+AsyncAnswerFunction = Callable[[list[Message]], Coroutine[Any, Any, str | None]]
 
 
 @entry_point
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a chat. Returns exit code 0 at its end, 1 if it failed, 2 for invalid arguments or settings."""
     options = _parse_arguments(argv)
-    if options.url:
-        try:
-            chat_with_server(options.url, options.name)
-        except ValueError as error:
-            return report_error(error, 2)
-        return 0
-    terminal = Terminal(highlight=False)
-    with exit_on_config_error():
-        newest, config = load_run_model(options.run, options.keys)
-        from alphaapollo.launch.failures import REPORTED_ERRORS
-
-        try:
-            chat = EngineChat(config, terminal)
-        except ValueError as error:
-            return report_error(error, 2)
-    terminal.write(f"{newest.model_folder}, in {config.env.env_name}. {USAGE}")
     try:
-        chat.run()
+        if options.url:
+            chat_with_server(options.url, options.name)
+        else:
+            newest, config = load_run_model(options.run, options.keys)
+            chat_with_run(config, f"{newest.model_folder}, in {config.env.env_name}. {USAGE}")
     except REPORTED_ERRORS as error:
-        return report_error(error, 1)
+        return report_error(error, 2 if isinstance(error, ValueError) else 1)
     return 0
 
 
@@ -112,88 +111,70 @@ def make_user_message(line: str) -> Message:
         return IMAGE_MARK
 
     text = WORD.sub(replace_path, line)
-    return (
-        Message(role="user", content=text, images=encoded_images)
-        if encoded_images
-        else Message(role="user", content=text)
-    )
+    message = Message(role="user", content=text)
+    return message | {"images": encoded_images} if encoded_images else message
 
 
-class EngineChat:
+def chat_with_run(config: GenerationConfig, greeting: str) -> None:
     """Chat in a run's environment, with an engine that this process starts. Base models continue the user's line.
 
-    Raises ValueError if the environment, a tool, the chat template or the model cannot be used.
+    The event loop does not run between messages, so that input() works normally.
     """
+    from alphaapollo.evaluation.generation import make_sampling
+    from alphaapollo.launch.model_requirements import ModelUse, check_models
 
-    def __init__(self, config: GenerationConfig, terminal: Terminal):
-        from alphaapollo.config.resolve import resolve_generation
-        from alphaapollo.controller.placement import detect_machine
-        from alphaapollo.launch.input_checks import find_environment_spec, make_renderer
-        from alphaapollo.launch.model_requirements import ModelUse, check_models
-
-        find_environment_spec(config.env)
-        check_models([ModelUse("model.path", config.model, engine=config.rollout, lengths=config.data)])
-        longest = max(choose_context_length(config) - config.data.max_response_length, config.data.max_prompt_length)
-        config = config.model_copy(update={"data": config.data.model_copy(update={"max_prompt_length": longest})})
-        renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
-        self._is_chat_model, self._stop_token_ids = bool(renderer.tokenizer.chat_template), renderer.eos_token_ids
-        machine = detect_machine()
-        self._device, self._rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
-        self._config = config
-        self._terminal, self._num_prompts = terminal, 0
-
-    def run(self) -> None:
-        """Chat until the user exits. The event loop does not run between messages, so that input() works normally."""
-        folder = Path(tempfile.mkdtemp(prefix="alphaapollo_chat_"))  # removed by @entry_point
-        opened = AsyncExitStack()
-        with asyncio.Runner() as runner:
-            try:
-                with self._terminal.status("starting the engine ..."):
-                    answer = runner.run(opened.enter_async_context(self._start(folder)))
-                run_chat(lambda messages: runner.run(answer(messages)))
-            finally:
-                runner.run(opened.aclose())
-
-    @asynccontextmanager
-    async def _start(self, folder: Path) -> AsyncIterator[Callable[[list[Message]], Coroutine[Any, Any, str | None]]]:
-        """Context manager that starts the engine and yields a function like AnswerFunction."""
-        from alphaapollo.evaluation.generation import launch_engines, make_sampling
-
-        config = self._config
-        if config.env.env_name == "agent":
-            from alphaapollo.cli.agent_chat import open_agent_chat
-
-            sampling = replace(make_sampling(config), stop_token_ids=self._stop_token_ids)
-            opened = open_agent_chat(config, self._rollout, self._device, folder, self._terminal, sampling)
-            async with opened as answer:
-                yield answer
-            return
-        config = config.model_copy(update={"env": register_printing_environment(config.env, self._terminal)})
-        workers = await launch_engines(config, self._rollout, self._device, folder)
+    find_environment_spec(config.env)
+    check_models([ModelUse("model.path", config.model, engine=config.rollout, lengths=config.data)])
+    longest = max(choose_context_length(config) - config.data.max_response_length, config.data.max_prompt_length)
+    config = replace_value(config, "data.max_prompt_length", longest)
+    renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
+    terminal = Terminal(highlight=False)
+    terminal.write(greeting)
+    folder = Path(tempfile.mkdtemp(prefix="alphaapollo_chat_"))  # removed by @entry_point
+    if config.env.env_name == "agent":
+        sampling = replace(make_sampling(config), stop_token_ids=renderer.eos_token_ids)
+        opening = open_agent_chat(config, folder, terminal, sampling)
+    else:
+        opening = open_episode_chat(config, folder, terminal, bool(renderer.tokenizer.chat_template))
+    opened = AsyncExitStack()
+    with asyncio.Runner() as runner:
         try:
-            yield partial(self._answer_chat, workers)
+            with terminal.status("starting the engine ..."):
+                answer = runner.run(opened.enter_async_context(opening))
+            run_chat(lambda messages: runner.run(answer(messages)))
         finally:
-            await workers.close()
+            runner.run(opened.aclose())
 
-    async def _answer_chat(self, workers: WorkerGroups, messages: list[Message]) -> str | None:
-        is_chat = self._is_chat_model or bool(messages[-1].get("images"))  # only chats have images
-        content = messages if is_chat else messages[-1]["content"]
-        trajectory = await self._generate_trajectory(content, workers)
+
+@asynccontextmanager
+async def open_episode_chat(
+    config: GenerationConfig, folder: Path, terminal: Terminal, is_chat_model: bool
+) -> AsyncIterator[AsyncAnswerFunction]:
+    """Context manager that starts the engine and yields a function that runs an episode."""
+    from alphaapollo.evaluation.generation import launch_engines, make_sampling
+
+    machine, numbers = detect_machine(), count(1)
+    device, rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
+    config = config.model_copy(update={"env": register_printing_environment(config.env, terminal)})
+    workers = await launch_engines(config, rollout, device, folder)
+
+    async def answer(messages: list[Message]) -> str | None:
+        number, is_chat = next(numbers), is_chat_model or bool(messages[-1].get("images"))  # only chats have images
+        prompt = Prompt(number, "chat", messages if is_chat else messages[-1]["content"])
+        request = GroupRequest(prompt, 1, make_sampling(config), stream_position=number, validate=True)
+        groups = [group async for _, group in workers.engines.generate([request])]
+        trajectory = groups[0].trajectories[0]
         if trajectory.score.outcome.failed:
-            self._terminal.print(f"(failed: {trajectory.score.reason})", style="red", markup=False, soft_wrap=True)
+            terminal.print(f"(failed: {trajectory.score.reason})", style="red", markup=False, soft_wrap=True)
             return None
         if trajectory.end is not EpisodeEnd.DONE:
-            self._terminal.print(f"(ended by the {trajectory.end.replace('_', ' ')})", style="yellow")
+            terminal.print(f"(ended by the {trajectory.end.replace('_', ' ')})", style="yellow")
         return trajectory.turns[-1].text
 
-    async def _generate_trajectory(self, content: list[Message] | str, workers: WorkerGroups) -> Trajectory:
-        from alphaapollo.evaluation.generation import make_sampling
-
-        self._num_prompts += 1
-        prompt = Prompt(self._num_prompts, "chat", content)
-        request = GroupRequest(prompt, 1, make_sampling(self._config), stream_position=self._num_prompts, validate=True)
-        groups = [group async for _, group in workers.engines.generate([request])]
-        return groups[0].trajectories[0]
+    try:
+        yield answer
+    finally:
+        await workers.close()
 
 
 class EnvironmentPrinter:
@@ -232,6 +213,66 @@ def register_printing_environment(env: Env, terminal: Terminal) -> Env:
     name = f"printed {env.env_name}"
     register_environment(name, tools=known.tools)(make_environment)
     return env.model_copy(update={"env_name": name})
+
+
+@asynccontextmanager
+async def open_agent_chat(
+    config: GenerationConfig, folder: Path, terminal: Terminal, sampling: Sampling
+) -> AsyncIterator[AsyncAnswerFunction]:
+    """Context manager that starts the engine and yields a function that runs a session of the program."""
+    tokenizer = config.model.tokenizer_path or config.model.path
+    spec = replace(
+        make_engine_spec(config),
+        max_model_len=config.data.max_length,
+        log_path=str(folder / "logs" / "engine_0.log"),
+        chat_tokenizer=tokenizer,
+        tokenizer_path=tokenizer,
+    )
+    start_reaper(new_run_id(), [])
+    engine = make_engine(spec)
+    try:
+        await engine.start()
+        around = partial(print_request, terminal)
+        async with open_agent_runner(engine, config.env, config.data, around=around) as runner:
+            yield partial(answer_with_agent, runner, terminal, sampling)
+    finally:
+        await engine.close()
+
+
+async def answer_with_agent(
+    runner: AgentRunner, terminal: Terminal, sampling: Sampling, messages: list[Message]
+) -> str | None:
+    """Run the program once with the chat as the content of its task. Returns its last answer; None if it failed."""
+    number = sum(message["role"] == "user" for message in messages)
+    timeout = runner.agent.timeout
+    session = AgentSession(sampling, partial(derive_seed, sampling.seed, "chat", number), runner.limits)
+    try:
+        prompt = Prompt(number, "chat", messages, ground_truth="")
+        error = (await runner.run_program(prompt, 0, session, TimeLimit(timeout))).error
+    except TimeoutError:
+        error = f"the program took longer than env.agent.timeout={timeout:g} s"
+    if not error and not session.answers:
+        error = "the program made no request to the policy"
+    if error:
+        terminal.print(f"(failed: {error})", style="red", markup=False, soft_wrap=True)
+        return None
+    return session.answers[-1].content
+
+
+async def print_request(terminal: Terminal, request: Request, answer: Callable[[], Awaitable[None]]) -> None:
+    """Answer a request of the program, then print what it adds to its chat, and its answers."""
+    await answer()
+    if not request.answers:
+        return
+    parent, requests = request.answers[0].parent, request.session.requests
+    index = requests.index(request)
+    if index and parent not in requests[index - 1].answers:
+        role = f", role {request.role}" if request.role else ""
+        terminal.print(f"  (another chat of the session{role})", style="yellow", markup=False)
+    for message in list_new_messages(request, parent) if index else ():  # the first request has the user's message
+        terminal.write(f"  [{message['role']}] {message['content'].strip()}")
+    for one in request.answers:
+        terminal.print(one.text.strip(), style="bold", markup=False, soft_wrap=True)
 
 
 def chat_with_server(url: str, model_name: str | None) -> None:

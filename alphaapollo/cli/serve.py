@@ -1,25 +1,34 @@
-"""`alphaapollo serve RUN`: run vLLM's OpenAI server with the run's newest model."""
+"""Run vLLM's OpenAI server with a run's newest model: `alphaapollo serve RUN`, and `alphaapollo eval RUN --suite ...`
+for evaluation suites."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
+import pkgutil
+import secrets
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
-from alphaapollo.config.errors import ConfigError, exit_on_config_error, report_error
+from alphaapollo.cli.main import report_refusals
+from alphaapollo.config.errors import report_error
+from alphaapollo.config.resolve import resolve_generation
 from alphaapollo.config.schema import GenerationConfig
-from alphaapollo.processes.entry_point import entry_point
-from alphaapollo.processes.network import find_connection_error
+from alphaapollo.controller.placement import detect_machine
+from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.vllm.settings import build_exclusion_flags, build_server_command, build_server_environment
+from alphaapollo.processes.entry_point import MainFunction, entry_point
+from alphaapollo.processes.network import find_connection_error, find_free_port
 from alphaapollo.processes.watchdog import kill_run_processes, new_run_id, start_reaper
-from alphaapollo.runs.run_model import load_run_model
-
-if TYPE_CHECKING:
-    from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.rollout.suites import FOLDER, ModelServer, Suite, check_suites, run_suite
+from alphaapollo.runs.run_model import RunModel, load_run_model
+from alphaapollo.utils.redaction import replace_control_characters
 
 DEFAULT_CONTEXT = 4096  # context length in tokens, if the model supports it
 POLL_SECONDS = 0.2
@@ -27,57 +36,37 @@ EXIT_SECONDS = 3.0  # for the server to exit after the last request
 
 
 @entry_point
+@report_refusals
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the server until it ends or is interrupted. Returns its exit code, or 2 if the run, the port, a key or the
-    model cannot be used."""
+    """Run the server until it ends or is interrupted. Returns its exit code, or 2 if it cannot start."""
     options, more = _parse_arguments(argv)
-    keys = [word for word in more if _is_override(word)]
-    with exit_on_config_error():
-        check_address(options.host, options.port)
-        newest, config = load_run_model(options.run, keys)
-        from alphaapollo.engines.vllm.settings import (
-            build_exclusion_flags,
-            build_server_command,
-            build_server_environment,
-        )
-
-        try:
-            spec = make_engine_spec(config)
-            exclusion = build_exclusion_flags(spec)
-        except ValueError as error:
-            return report_error(error, 2)
+    host, port = options.host, options.port
+    keys = [word for word in more if "=" in word and not word.startswith("-")]
+    socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    newest, config = load_run_model(options.run, keys)
+    spec = make_engine_spec(config)
+    exclusion = build_exclusion_flags(spec)
     name = options.name or newest.run_folder.name
-    command = build_server_command(spec, name, options.host, options.port, config.env.tool_parser or None)
+    command = build_server_command(spec, name, host, port, config.env.tool_parser or None)
     command += [*exclusion, "--shutdown-timeout", str(options.shutdown_timeout)]
-    command += [word for word in more if not _is_override(word)]
-    url = f"http://{options.host}:{options.port}/v1"
+    command += [word for word in more if word not in keys]
+    url = f"http://{host}:{port}/v1"
     message = f"{newest.model_folder} as {name!r} on {url} (stop with Ctrl-C)\n  chat: alphaapollo chat --url {url}"
     has_key = os.environ.get("VLLM_API_KEY") or any(word.startswith("--api-key") for word in more)
-    if options.host not in ("127.0.0.1", "localhost", "::1") and not has_key:
+    if host not in ("127.0.0.1", "localhost", "::1") and not has_key:
         message += "\n  warning: other machines can use it without a key. Set VLLM_API_KEY to require one."
     if config.rollout.stop_strings:
         message += f"\n  rollout.stop={config.rollout.stop} has no effect: each client sends its own `stop`"
     variables = build_server_environment(spec)
-    return run_server(command, variables, (options.host, options.port), message, options.shutdown_timeout)
-
-
-def check_address(host: str, port: int) -> None:
-    """Raise ConfigError if a server cannot listen on the address."""
-    try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"--host {host} --port {port}: {error}. Use another --port, e.g. {port + 1}.") from None
+    return run_server(command, variables, (host, port), message, options.shutdown_timeout)
 
 
 def run_server(
     command: Sequence[str], variables: dict[str, str], address: tuple[str, int], message: str, grace_seconds: float
 ) -> int:
-    """Run a server until it ends, and return its exit code. Print `message` as soon as it listens on `address`.
+    """Run a server, and print `message` as soon as it listens on `address`. Returns its exit code.
 
-    variables: Environment variables of the server, added to those of this process.
-
-    Ctrl-C stops the server: it completes running requests for at most `grace_seconds`. A second Ctrl-C, or the death
-    of this process, kills its processes at once.
+    Ctrl-C stops the server: it completes running requests for at most `grace_seconds`. A second Ctrl-C kills it.
     """
     with open_server(command, variables, address) as process:
         if process.poll() is None:
@@ -96,10 +85,7 @@ def open_server(
     command: Sequence[str], variables: dict[str, str], address: tuple[str, int], output: IO[bytes] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Context manager that starts a server, and waits until it listens on `address` or has ended. At the end, or at the
-    death of this process, kill all processes that were started meanwhile.
-
-    output: file for what the server prints; None: this process's output.
-    """
+    death of this process, kill all processes that were started meanwhile. output: file for what the server prints."""
     run_id = new_run_id()
     start_reaper(run_id, [])
     process = subprocess.Popen(
@@ -116,10 +102,6 @@ def open_server(
 
 def make_engine_spec(config: GenerationConfig) -> EngineSpec:
     """Return the settings of a vLLM engine on this machine. Raises ValueError if the model cannot be read."""
-    from alphaapollo.config.resolve import resolve_generation
-    from alphaapollo.controller.placement import detect_machine
-    from alphaapollo.engines.protocol import EngineSpec
-
     machine = detect_machine()
     device, rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
     return EngineSpec(
@@ -140,10 +122,6 @@ def choose_context_length(config: GenerationConfig) -> int:
 
     length = max(config.data.max_length, DEFAULT_CONTEXT)
     return min(getattr(load_config(config.model).get_text_config(), "max_position_embeddings", length), length)
-
-
-def _is_override(word: str) -> bool:
-    return "=" in word and not word.startswith("-")
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -167,3 +145,59 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, li
         "--shutdown-timeout", type=int, default=5, help="seconds that running requests get after Ctrl-C (default 5)"
     )
     return parser.parse_known_args(argv)
+
+
+@entry_point
+@report_refusals
+def evaluate(argv: Sequence[str] | None = None) -> int:
+    """Call main_eval or, with --suite, run evaluation suites. Returns 0 if done, 1 if failed, 2 if refused."""
+    words = argv or []
+    if not any(word.partition("=")[0] == "--suite" for word in words):
+        score_responses: MainFunction = pkgutil.resolve_name("alphaapollo.trainer.main_eval:main")
+        return score_responses(words)
+    options = _parse_suite_arguments(words)
+    suites = [Suite(text, options.python, options.timeout) for text in options.suite]
+    check_suites(suites)
+    newest, config = load_run_model(options.run, options.keys)
+    spec = make_engine_spec(config)
+    folder = find_results_folder(newest)
+    log, host, port, key = folder / "server.txt", "127.0.0.1", find_free_port(), secrets.token_urlsafe()
+    server = ModelServer(f"http://{host}:{port}/v1", key, "model", spec.model_path, spec.max_model_len)
+    command = build_server_command(spec, server.model_name, host, port)
+    variables = build_server_environment(spec) | {"VLLM_API_KEY": key}
+    failed = False
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"starting vLLM with {newest.model_folder} (log: {log})", flush=True)
+    with log.open("wb") as output, open_server(command, variables, (host, port), output) as process:
+        if process.poll() is not None:
+            return report_error(ChildProcessError(f"vLLM ended with exit code {process.returncode}. See {log}."), 1)
+        for suite in suites:
+            print(f"{suite.text} (results: {folder / suite.name})", flush=True)
+            result = asyncio.run(run_suite(suite, server, folder / suite.name))
+            for one in result.scores:
+                print(f"  {one.task} {one.metric} {one.value:.4f} (standard error {one.stderr}, {one.rows} rows)")
+            if result.error:
+                print(replace_control_characters(f"  failed: {result.error}"), flush=True)
+            failed |= bool(result.error)
+    return int(failed)
+
+
+def find_results_folder(newest: RunModel) -> Path:
+    """Return the folder for the results of suites: in the model's run, or in outputs/ for a model of no run."""
+    parent = Path("outputs") if newest.run_folder == newest.model_folder else newest.run_folder
+    return parent / FOLDER / newest.model_folder.name
+
+
+def _parse_suite_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="alphaapollo eval",
+        description="Run tasks of lm-eval and inspect-ai on a run's newest model, which vLLM serves meanwhile "
+        "(docs/evaluation.md#evaluation-suites).",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run's folder, one of its checkpoints, or a model's folder")
+    parser.add_argument("keys", metavar="KEY=VALUE", nargs="*", help="keys of main_generation")
+    suite_help = "lm-eval:TASK or inspect:FILE.py@TASK, and options of its own command: 'lm-eval:gsm8k --limit 100'"
+    parser.add_argument("--suite", action="append", help=f"{suite_help}; may be repeated")
+    parser.add_argument("--python", default="", help="Python of an environment with the suites' packages")
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds after which a suite is ended")
+    return parser.parse_intermixed_args(argv)

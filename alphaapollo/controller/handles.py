@@ -18,7 +18,6 @@ import numpy as np
 from alphaapollo.algorithms.mismatch import MismatchSums
 from alphaapollo.batching.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.config.schema import LoraForm
-from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied, await_if_awaitable
 from alphaapollo.observability.timing import start_profile, take_profile
 from alphaapollo.processes.watchdog import remove_paths
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
     from alphaapollo.workers.model_worker import TrainingWorker
     from alphaapollo.workers.policy import PolicyWorker
     from alphaapollo.workers.reward_model import RewardModelWorker
+
+
+from collections import deque
 
 T = TypeVar("T")
 W = TypeVar("W", bound="TrainingWorker | RewardModelWorker | RolloutWorker")
@@ -53,14 +55,15 @@ class WorkerGroup(Generic[W]):
 
     async def start_profile(self) -> None:
         """Start recording torch operations or episodes on every rank."""
-        tracks = [f"{self.ranks.role} {rank}" for rank in range(self.ranks.size)]
-        await self.ranks.call_with_items(lambda _, track: start_profile(track), tracks)
+        await self.ranks.call_with_items(lambda _, track: start_profile(track), self._list_tracks())
 
     async def stop_profile(self) -> list[Span]:
         """Stop recording and return what all ranks have recorded."""
-        tracks = [f"{self.ranks.role} {rank}" for rank in range(self.ranks.size)]
-        spans = await self.ranks.call_with_items(lambda _, track: take_profile(track), tracks)
+        spans = await self.ranks.call_with_items(lambda _, track: take_profile(track), self._list_tracks())
         return list(chain.from_iterable(spans))
+
+    def _list_tracks(self) -> list[str]:
+        return [f"{self.ranks.role} {rank}" for rank in range(self.ranks.size)]
 
     def _set_memory_metrics(self, results: Sequence[tuple[Any, dict[str, float]]]) -> None:
         self.memory_metrics = {name: max(metrics[name] for _, metrics in results) for name in results[0][1]}
@@ -162,11 +165,6 @@ async def update_policy(
     return metrics, worker.sum_logprob_mismatch(), worker.get_old_log_probs()
 
 
-def release_sent_weights(worker: PolicyWorker) -> tuple[None, dict[str, float]]:
-    worker.release_sent_weights()
-    return None, worker.get_memory_metrics()
-
-
 class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
     """Handle to the policy and to the other models on its ranks, e.g. the reference."""
 
@@ -212,7 +210,9 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
 
     async def release_sent_weights(self) -> None:
         """Free the transfer buffers after the engines have confirmed the weights, and offload the policy."""
-        self._set_memory_metrics(await self.ranks.call(lambda worker: release_sent_weights(worker)))
+        self._set_memory_metrics(
+            await self.ranks.call(lambda worker: (worker.release_sent_weights(), worker.get_memory_metrics()))
+        )
 
     async def compute_probe_log_probs(self, probe: Probe) -> list[float]:
         """Return the policy's log-probs of the probe, to compare with the engines', and offload the policy."""
@@ -242,10 +242,6 @@ class RewardModelGroup(ModelWorkerGroup["RewardModelWorker"]):
 async def generate_group(worker: RolloutWorker, request: GroupRequest) -> TrajectoryGroup:
     """Generate a group on a rollout worker. A module's function is pickled by name, unlike a lambda."""
     return await worker.generate(request)
-
-
-async def run_suite(worker: RolloutWorker, suite: Suite, folder: Path) -> SuiteResult:
-    return await worker.run_suite(suite, folder)
 
 
 async def sleep(worker: RolloutWorker, pauses_requests: bool) -> None:
@@ -279,11 +275,8 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
 
     async def generate_group(self, request: GroupRequest) -> TrajectoryGroup:
         """Generate all samples of one prompt on the least loaded engine, as soon as the engine has capacity."""
-        rank = await self._balancer.acquire_engine(request.num_samples)
-        try:
+        async with self._balancer.reserve_engine(request.num_samples) as rank:
             return await self.ranks.call_rank(rank, generate_group, request)
-        finally:
-            self._balancer.release_capacity(rank, request.num_samples)
 
     async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
         """Generate all groups concurrently and yield (index of the request, its group) as each group is complete. If an
@@ -309,14 +302,12 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
                 task.cancel()
 
     async def run_suites(self, suites: Sequence[Suite], folder: Path) -> list[SuiteResult]:
-        """Run evaluation suites with the engines' weights: one after the other on each engine.
-
-        folder: receives a folder of results per suite.
-        """
+        """Run evaluation suites, one after the other on each engine. folder: receives a folder of results per suite."""
 
         async def run_on_rank(rank: int) -> list[SuiteResult]:
             own = suites[rank :: self.ranks.size]
-            return [await self.ranks.call_rank(rank, run_suite, suite, folder / suite.name) for suite in own]
+            run = lambda worker, suite: worker.run_suite(suite, folder / suite.name)  # noqa: E731
+            return [await self.ranks.call_rank(rank, run, suite) for suite in own]
 
         return list(chain.from_iterable(await asyncio.gather(*map(run_on_rank, range(self.ranks.size)))))
 
@@ -357,3 +348,42 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         await self.ranks.call(lambda worker: worker.close())
         await self.ranks.call(lambda _: remove_paths(map(Path, cleanup_folders)))
         await self.ranks.close()
+
+
+class LoadBalancer:
+    """Load balancer that counts the samples in flight on each engine.
+
+    Among equally loaded engines the first one is chosen. `capacity`: maximum number of samples in flight per engine. A
+    larger request waits for an idle engine.
+    """
+
+    def __init__(self, num_engines: int, capacity: int):
+        self._capacity = capacity
+        self._load = [0] * num_engines
+        self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
+
+    @asynccontextmanager
+    async def reserve_engine(self, num_samples: int) -> AsyncIterator[int]:
+        """Context manager that waits, in order of arrival, until an engine has capacity for `num_samples` samples, and
+        reserves it. Yields the engine's index."""
+        slot: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append((num_samples, slot))
+        self._assign_waiting_requests()
+        try:
+            yield await slot
+        finally:
+            if not slot.cancelled():
+                self._load[slot.result()] -= num_samples
+                self._assign_waiting_requests()
+
+    def _assign_waiting_requests(self) -> None:
+        while self._waiting:
+            num_samples, slot = self._waiting[0]
+            if not slot.done():
+                load = min(self._load)
+                if load and load + num_samples > self._capacity:
+                    return
+                engine = self._load.index(load)
+                self._load[engine] += num_samples
+                slot.set_result(engine)
+            self._waiting.popleft()

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 from alphaapollo.controller.worker_groups import LocalWorkerGroups, WorkerGroups, WorkerSpecs
-from alphaapollo.processes.temp_folder import register_cleanup
 from alphaapollo.processes.watchdog import start_reaper
 
 
@@ -25,7 +24,6 @@ async def launch_workers(
     """
     if specs.run_id:
         start_reaper(specs.run_id, specs.cleanup_folders)
-    register_cleanup(specs.cleanup_folders)
     if controller == "local":
         groups = LocalWorkerGroups(specs)
         if specs.engine_builder:

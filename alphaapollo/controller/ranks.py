@@ -2,7 +2,6 @@
 
     Ranks[W]            interface: call a function with the worker on every rank, or on one rank
       LocalRanks        one rank in this process (trainer.controller=local)
-      ThreadRanks       one rank in a separate thread of this process
       RayRanks          one Ray actor per rank (ray_ranks.py)
 
 Callers pass a function of the worker: `await ranks.call(lambda worker: worker.update(step))`.
@@ -12,24 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from alphaapollo.controller.health.stall_detector import WorkerSnapshot
 from alphaapollo.engines.protocol import EngineDied
-from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.utils.heartbeat import HEARTBEAT, Report
 
 W = TypeVar("W")
 A = TypeVar("A")
 CANCELLED_BY_MONITOR = "a required process died or hangs"
-"""Cancellation message of the monitors (health/). It distinguishes them from a signal."""
+"""Cancellation message of the monitors (stall_monitor.py). It distinguishes them from a signal."""
 
 
 class WorkerLost(RuntimeError):
-    """Error: a required process died or hangs; the run can be restarted (launch/run_command.py).
+    """Error: a required process died or hangs; the run can be restarted (launch/command.py).
 
     role: role of the process, e.g. policy. cause: what happened, without the suggested fix; default: the message.
     """
@@ -47,13 +45,28 @@ class RunStalled(WorkerLost):
     """Error: no process has made progress for trainer.stall_timeout. culprits: blocking workers, e.g. "policy 1"."""
 
     def __init__(self, cause: str, culprits: Sequence[str], resume_hint: str):
-        role = re.sub(r" \d+$", "", culprits[0]) if culprits else ""
+        role = culprits[0].rpartition(" ")[0] or culprits[0] if culprits else ""
         super().__init__(f"{cause}; {resume_hint}.", role, cause)
         self.culprits = list(culprits)
 
 
 class WorkerFailed(RuntimeError):
     """Error: a worker raised an exception. The message names the worker and, for bugs, includes the traceback."""
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """Report of one worker, or of the controller, for stall detection."""
+
+    worker: str  # role and rank, e.g. "policy 1", as in ActiveCall.worker
+    name: str  # e.g. "the policy worker of rank 1 (pid 7)"
+    pid: int
+    report: Report
+    node: str = ""  # empty: the controller's machine
+
+    @property
+    def role(self) -> str:
+        return self.worker.rpartition(" ")[0]
 
 
 class Ranks(ABC, Generic[W]):
@@ -78,13 +91,10 @@ class Ranks(ABC, Generic[W]):
     async def close(self) -> None:
         """End the workers' processes."""
 
-    # Methods for the thread of health/stall_monitor.py. Workers in the controller's process have no separate state.
+    # Methods for the thread of stall_monitor.py. Workers in the controller's process have no separate state.
 
-    def request_heartbeat_reports(self) -> None:
-        """Ask every worker for a heartbeat report, unless its last request is still pending. Returns at once."""
-
-    def take_snapshots(self, timeout: float) -> list[WorkerSnapshot]:
-        """Return the state of each worker, with the answer to `request_heartbeat_reports` if it comes in time."""
+    def collect_reports(self, timeout: float) -> list[WorkerReport]:
+        """Ask every worker for a report of its heartbeat. Workers that do not answer in time have an empty report."""
         return []
 
     def collect_stacks(self, rank: int, pids: Sequence[int]) -> str:
@@ -103,12 +113,15 @@ async def await_if_awaitable(value: Any) -> Any:
 
 
 class LocalRanks(Ranks[W]):
-    """One worker in this process. It computes the same numbers as a Ray actor and can be debugged directly."""
+    """One worker in this process. It computes the same numbers as a Ray actor and can be debugged directly.
 
-    def __init__(self, worker: W):
-        self.worker = worker
-        self.size = 1
-        self.role = re.sub(r"\B[A-Z]", r" \g<0>", type(worker).__name__.removesuffix("Worker")).lower()
+    thread: the thread in which the worker was built and is called, because torch has settings per thread. The event
+    loop then writes checkpoints and handles signals while the worker computes. None: the thread of the event loop.
+    """
+
+    def __init__(self, worker: W, role: str = "worker", thread: ThreadPoolExecutor | None = None):
+        self.worker, self.role, self.size = worker, role, 1
+        self._thread = thread
 
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
         return [await self.call_rank(0, function)]
@@ -125,30 +138,13 @@ class LocalRanks(Ranks[W]):
             raise WorkerDied(str(error), self.role) from None
 
     async def _call_worker(self, function: Callable[..., object], *arguments: object) -> Any:
-        return await await_if_awaitable(function(self.worker, *arguments))
-
-    async def close(self) -> None:
-        await self._call_worker(lambda worker: worker.close())
-
-
-class ThreadRanks(LocalRanks[W]):
-    """One worker in a separate thread of this process, so that it can compute while the event loop writes checkpoints
-    and handles signals. The worker is built and called in one thread, because torch has settings per thread."""
-
-    def __init__(self, build: Callable[[], W], role: str):
-        self._thread = ThreadPoolExecutor(1, role)
-        try:
-            super().__init__(self._thread.submit(build).result())
-        except BaseException:
-            self._thread.shutdown()
-            raise
-        self.role = role
-
-    async def _call_worker(self, function: Callable[..., object], *arguments: object) -> Any:
+        if self._thread is None:
+            return await await_if_awaitable(function(self.worker, *arguments))
         return await await_if_awaitable(
             await asyncio.wrap_future(self._thread.submit(function, self.worker, *arguments))
         )
 
     async def close(self) -> None:
-        await super().close()
-        self._thread.shutdown()
+        await self._call_worker(lambda worker: worker.close())
+        if self._thread:
+            self._thread.shutdown()

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+import platform
 import secrets
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alphaapollo.config.schema import Rollout
-from alphaapollo.controller.health.process_monitor import find_dead_process
-from alphaapollo.controller.nodes import (
-    RUN_FOLDER,
-    ClusterNode,
-    TrainerSection,
-    describe_missing_nodes,
-    describe_node_differences,
-    inspect_node,
-)
+from alphaapollo._version import __version__
+from alphaapollo.config.schema import GenerationTrainer, Rollout, Trainer, TuningTrainer
 from alphaapollo.controller.placement import Machine, query_smallest_gpu_memory_bytes
 from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.processes.network import restrict_network_to_loopback
 from alphaapollo.processes.watchdog import JOB_SIGNALS
 from alphaapollo.utils.heartbeat import read_process
+from alphaapollo.utils.versions import find_version
 
+TrainerSection = Trainer | TuningTrainer | GenerationTrainer
+LIBRARIES = ("torch", "transformers", "vllm", "ray")
+COMPARED = (".safetensors", ".json", ".py", ".yaml")
 POLL_SECONDS = 1.0
 NOTICE_SECONDS = 30.0
 INSPECT_SECONDS = 120.0  # timeout of inspect_node, which starts a process on each node
@@ -114,30 +114,33 @@ def find_local_ray_processes() -> dict[str, int]:
 
 def is_local_ray_unresponsive() -> bool:
     """Return whether this process started Ray, and Ray's raylet or GCS is now dead or stopped by a signal."""
-    pids = find_local_ray_processes()
-    stopped = [process.is_suspended for pid in pids.values() if (process := read_process(pid))]
-    return find_dead_process(pids) != "" or any(stopped)
+    processes = [read_process(pid) for pid in find_local_ray_processes().values()]
+    return any(process is None or process.is_stopped for process in processes)
 
 
 def wait_for_nodes(trainer: TrainerSection, rollout: Rollout | None) -> None:
-    """Wait until enough nodes have joined the cluster, and print how many are missing. Raises ValueError after
-    trainer.start_timeout."""
+    """Wait until as many nodes as the run needs have joined the cluster, with GPUs unless it runs on CPUs, and print
+    which have joined. Raises ValueError after trainer.start_timeout. rollout: section of the engines of an RL run."""
     start, shown = time.monotonic(), -NOTICE_SECONDS
+    wanted = trainer.nnodes + (rollout.nnodes if rollout else 0)
     while True:
-        nodes = [
-            ClusterNode(node["NodeManagerAddress"], node["NodeManagerHostname"], int(node["Resources"].get("GPU", 0)))
-            for node in ray.nodes()
-            if node["Alive"]
-        ]
-        if not (missing := describe_missing_nodes(nodes, trainer, rollout)):
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        with_gpus = [node for node in alive if node["Resources"].get("GPU")]
+        on_gpus = trainer.device == "cuda" or (trainer.device == "auto" and with_gpus)
+        joined = with_gpus if on_gpus else alive
+        if len(joined) >= wanted:
             return
+        names = [f"{node['NodeManagerAddress']} ({node['NodeManagerHostname']})" for node in joined]
+        missing = (
+            f"the run needs {wanted} node(s){' with GPUs' if on_gpus else ''} (trainer.nnodes, "
+            f"actor_rollout_ref.rollout.nnodes), but {len(joined)} have joined: {', '.join(names) or 'none'}"
+        )
         waited = time.monotonic() - start
         if waited >= trainer.start_timeout:
             ray.shutdown()
             raise ValueError(
                 f"{missing}. Waited {waited:.0f} s (trainer.start_timeout). Check the output of `ray start` on each "
-                "missing node; Ray refuses nodes with other versions of Python or Ray. Start the nodes, or lower "
-                "nnodes or n_gpus_per_node."
+                "node; Ray refuses nodes with other versions of Python or Ray. Start the nodes, or lower nnodes."
             )
         if waited - shown >= NOTICE_SECONDS:
             shown = waited
@@ -154,36 +157,59 @@ async def check_nodes_match_driver(groups: Sequence[PlacementGroup], required_pa
     folder, names = os.getcwd(), {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     used = {node for group in groups for node in placement_group_table(group)["bundles_to_node_id"].values()}
     task = ray.remote(num_cpus=0, max_retries=0)(inspect_node)
-    pending = {
-        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
-            required_paths, folder
-        ): node
-        for node in sorted(used)
-    }
+    calls = {}
+    for node in sorted(used):
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        calls[names[node]] = task.options(scheduling_strategy=strategy).remote(required_paths, folder)
     here = inspect_node(required_paths, folder)
-    ready, silent = await asyncio.to_thread(ray.wait, list(pending), num_returns=len(pending), timeout=INSPECT_SECONDS)
-    errors = [
-        f"node {names[pending[one]]} started no process within {INSPECT_SECONDS:.0f} s. See its logs in "
-        "/tmp/ray/session_latest/logs on that node."
-        for one in silent
-    ]
-    for one in ready:
-        name = names[pending[one]]
+    await asyncio.to_thread(ray.wait, [*calls.values()], num_returns=len(calls), timeout=INSPECT_SECONDS)
+    errors = []
+    for name, call in calls.items():
         try:
-            there = ray.get(one)
-        except ray.exceptions.RayError as error:
+            difference = describe_node_differences(ray.get(call, timeout=0), here)
+        except ray.exceptions.RayError as error:  # GetTimeoutError: no process started in time
             reason = [line for line in str(error).splitlines() if line.strip()][-1].strip()
-            errors.append(
-                f"node {name} cannot run alphaapollo ({reason}). Install the project and its environment under the "
-                "same path on every node."
+            difference = (
+                f"it cannot run alphaapollo ({reason}). Install the project and its environment under the same path "
+                "on every node, and see the node's logs in /tmp/ray/session_latest/logs."
             )
-            continue
-        if difference := describe_node_differences(there, here):
+        if difference:
             errors.append(f"node {name}: {difference}")
     if errors:
         ray.shutdown()
         raise ValueError(
             "these nodes differ from the driver's node:\n  "
             + "\n  ".join(errors)
-            + f"\nUse one environment and equal files on all nodes, and set {RUN_FOLDER} to a folder that they share."
+            + "\nUse one environment and equal files on all nodes, and set trainer.output_dir to a shared folder."
         )
+
+
+def inspect_node(paths: Mapping[str, str], base_folder: str) -> dict[str, str]:
+    """Return the versions of Python and libraries on this node, and the number and size of the files at each of
+    `paths`. paths: configuration key -> path, absolute or relative to `base_folder`."""
+    versions = {name: (find_version(name) or "none").split("+")[0] for name in LIBRARIES}  # without build (+cpu)
+    own = {"Python": platform.python_version(), "alphaapollo": compute_code_version()}
+    return own | versions | {f"{key}={path}": _describe_files(Path(base_folder, path)) for key, path in paths.items()}
+
+
+@cache
+def compute_code_version() -> str:
+    """Return the version of alphaapollo and a digest of its files, because checkouts of one version may differ."""
+    root, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return f"{__version__} (files {digest.hexdigest()[:8]})"
+
+
+def describe_node_differences(node: Mapping[str, str], driver: Mapping[str, str]) -> str:
+    """Return what differs between the results of inspect_node on a node and on the driver's node, or ""."""
+    return ", ".join(f"{name} is {node[name]}, not {value}" for name, value in driver.items() if node[name] != value)
+
+
+def _describe_files(path: Path) -> str:
+    """Return e.g. "3 files of 5,000 bytes": the files at `path`, a file or a folder."""
+    if not path.exists():
+        return "missing"
+    files = [path] if path.is_file() else list(path.iterdir())
+    sizes = [file.stat().st_size for file in files if file.suffix in COMPARED and file.is_file()]
+    return f"{len(sizes)} files of {sum(sizes):,} bytes"

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from alphaapollo.controller.health.process_monitor import monitor_processes
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_cluster import (
@@ -28,15 +27,11 @@ from alphaapollo.controller.ray_cluster import (
     is_local_ray_unresponsive,
 )
 from alphaapollo.controller.ray_ranks import CPU_SHARE, ActorSlot, RayRanks, pickle_function
+from alphaapollo.controller.stall_monitor import monitor_processes
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, start_rollout_worker
 from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.processes.watchdog import RUN, kill_run_processes, remove_paths
 from alphaapollo.weight_sync.transport import assign_weight_writers
-
-if TYPE_CHECKING:
-    from alphaapollo.rollout.worker import RolloutWorker
-    from alphaapollo.workers.process_group import RankPlacement
-
 
 GPU_ROLES = ("policy", "trainer")  # roles whose actors own the training GPUs
 GRANT_SECONDS = 60.0  # maximum wait for a placement group
@@ -45,23 +40,33 @@ CLOSE_SECONDS = 5.0
 
 async def reserve_placement_groups(placement: Placement, timeout: float) -> list[PlacementGroup]:
     """Reserve a placement group for the training ranks, and another one for engines with their own GPUs. Raises
-    ValueError if the cluster has too few resources."""
-    groups = []
+    ValueError if Ray does not reserve them within GRANT_SECONDS, or within `timeout` if it is shorter."""
+    bundles: list[tuple[str, list[dict[str, float]]]] = []  # strategy and bundles of each group
     on_gpu = placement.device == "cuda"
     if placement.num_ranks:
         counts = [placement.ranks_per_node] * placement.num_nodes
         counts += [placement.gpus_per_engine_node] * placement.engine_nodes
         nodes = [{"CPU": 1.0} | ({"GPU": float(count)} if on_gpu else {}) for count in counts]
-        groups.append((placement_group(nodes, strategy="STRICT_SPREAD" if len(nodes) > 1 else "PACK"), nodes))
+        bundles.append(("STRICT_SPREAD" if len(nodes) > 1 else "PACK", nodes))
     if _needs_engine_placement_group(placement):
         engine = {"CPU": 1.0 if placement.num_ranks else CPU_SHARE}
-        bundles = [engine | ({"GPU": float(placement.tensor_parallel)} if on_gpu else {})] * placement.num_engines
-        strategy = "PACK" if placement.num_ranks else "SPREAD"
-        groups.append((placement_group(bundles, strategy=strategy), bundles))
-    fix = "lower trainer.nnodes or trainer.n_gpus_per_node" if placement.num_ranks else "lower rollout.num_engines"
-    for group, bundles in groups:
-        await wait_until_reserved(group, bundles, timeout, fix)
-    return [group for group, _ in groups]
+        engine |= {"GPU": float(placement.tensor_parallel)} if on_gpu else {}
+        bundles.append(("PACK" if placement.num_ranks else "SPREAD", [engine] * placement.num_engines))
+    groups = [placement_group(each, strategy=strategy) for strategy, each in bundles]
+    for group, (_, each) in zip(groups, bundles, strict=True):
+        ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=min(timeout, GRANT_SECONDS))
+        if not ready:
+            total, free = (
+                {name: found[name] for name in ("CPU", "GPU") if name in found}
+                for found in (ray.cluster_resources(), ray.available_resources())
+            )
+            ray.shutdown()
+            raise ValueError(
+                f"this run needs the resources {each} (one entry per node or engine). Of the cluster's {total}, only "
+                f"{free} are free. Wait for other jobs to end, start more nodes, or lower trainer.nnodes, "
+                "trainer.n_gpus_per_node or rollout.num_engines."
+            )
+    return groups
 
 
 def _needs_engine_placement_group(placement: Placement) -> bool:
@@ -101,28 +106,11 @@ def choose_visible_gpus(placement: Placement, role: str, rank_gpus: Sequence[str
     return [{"CUDA_VISIBLE_DEVICES": devices} for devices in gpus]
 
 
-async def wait_until_reserved(group: PlacementGroup, bundles: list[dict[str, float]], timeout: float, fix: str) -> None:
-    """Wait until Ray has reserved the resources of a placement group. Raises ValueError after GRANT_SECONDS, or after
-    `timeout` if it is shorter."""
-    ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=min(timeout, GRANT_SECONDS))
-    if not ready:
-        total, free = (
-            {name: amount for name, amount in found.items() if name in ("CPU", "GPU")}
-            for found in (ray.cluster_resources(), ray.available_resources())
-        )
-        alive = sum(node["Alive"] for node in ray.nodes())
-        ray.shutdown()
-        raise ValueError(
-            f"this run needs the resources {bundles} (one entry per node or engine). Of the cluster's {total}, only "
-            f"{free} are free ({alive} nodes). Wait for other jobs to end, start more nodes, or {fix}."
-        )
-
-
 async def launch_ray_workers(
-    specs: WorkerSpecs, start_timeout: float, required_paths: Mapping[str, str] | None = None
+    specs: WorkerSpecs, start_timeout: float, required_paths: Mapping[str, str] | None
 ) -> RayWorkerGroups:
     """Reserve resources for all workers in Ray and start them concurrently. Arguments and errors are those of
-    launcher.launch_workers, but required_paths may be None if Ray runs only on this machine."""
+    launcher.launch_workers, but required_paths is None if Ray runs only on this machine."""
     reserved = await reserve_placement_groups(specs.placement, start_timeout)
     if required_paths is not None:
         await check_nodes_match_driver(reserved, required_paths)
@@ -130,17 +118,16 @@ async def launch_ray_workers(
     try:
         async with asyncio.timeout(start_timeout), monitor_processes(groups.required_service_processes, lambda _: None):
             await groups.start()
-    except TimeoutError:
-        waiting = ", ".join(sorted(groups.starting))
-        logs = ray._private.worker._global_node.get_logs_dir_path()  # of Ray on this machine
+    except BaseException as error:
+        ray_node = ray._private.worker._global_node
         await groups.close()
+        if not isinstance(error, TimeoutError):
+            raise
+        starting, logs = ", ".join(sorted(groups.starting)), ray_node.get_logs_dir_path()  # of Ray on this machine
         raise TimeoutError(
-            f"not all workers started within trainer.start_timeout={start_timeout:.0f} s; still starting: {waiting}. "
+            f"not all workers started within trainer.start_timeout={start_timeout:.0f} s; still starting: {starting}. "
             f"See their logs in the run's logs/ and in {logs}. Raise trainer.start_timeout for a large model."
         ) from None
-    except BaseException:
-        await groups.close()
-        raise
     return groups
 
 
@@ -154,10 +141,9 @@ class RayWorkerGroups(WorkerGroups):
         self.ranks_by_role: dict[str, RayRanks[Any]] = {}
         for role in [*specs.rank_builders, *(["rollout"] if specs.engine_builder else [])]:
             slots = assign_actor_slots(specs.placement, role, reserved)
-            self.ranks_by_role[role] = RayRanks(role, slots, specs.cleanup_folders)
+            self.ranks_by_role[role] = RayRanks(role, slots)
             self._add_group(role, self.ranks_by_role[role])
-        self.starting = set(self.ranks_by_role)  # roles that have not started yet
-        self._rank_nodes: list[str] = []  # node of each training rank
+        self.starting: list[str] = []  # roles that did not start
 
     async def start(self) -> None:
         """Start the workers of all roles concurrently, because most of the time is spent on importing torch and vLLM.
@@ -165,65 +151,48 @@ class RayWorkerGroups(WorkerGroups):
         vLLM allocates its share of the GPU memory that is free when it starts. On shared GPUs, engines therefore only
         import their libraries until the trainers are built and offloaded.
         """
-        specs, placement = self.specs, self.specs.placement
-        engines = self.ranks_by_role.get("rollout")
-        located = {role: await ranks.locate_actors() for role, ranks in self.ranks_by_role.items()}
-        engine_locations = located.get("rollout", [])
-        rank_locations = next((locations for role, locations in located.items() if role != "rollout"), [])
-        visible = {
-            role: choose_visible_gpus(placement, role, [one.gpus for one in rank_locations])
-            for role in self.ranks_by_role
-        }
-        self._rank_nodes = [one.node for one in rank_locations]
-        writers = assign_weight_writers(self._rank_nodes, [one.node for one in engine_locations])
-        client = RayWeightSyncClient(engines.actors) if engines and placement.device == "cuda" else None
-        starts: dict[str, Coroutine[object, object, None]] = {}
-        for role, build in specs.rank_builders.items():
-            placements = await self._make_rank_placements(self.ranks_by_role[role], writers)
-            extra = {"client": client} if role == "policy" and client else {}
-            builders = [partial(build, one, **extra) for one in placements]
-            starts[role] = self.ranks_by_role[role].start(builders, visible[role])
-        if engines:
-            makers = [
-                partial(start_rollout_worker, self._make_engine_builder(index, one.node), placement.shares_gpus)
-                for index, one in enumerate(engine_locations)
-            ]
-            starts["rollout"] = engines.start(makers, visible["rollout"])
-        await self._await_role_starts(starts)
-        if engines and placement.shares_gpus:
-            await self._await_role_starts({"rollout": engines.call(lambda worker: worker.start())})
-
-    async def _make_rank_placements(
-        self, ranks: RayRanks[Any], weight_sync_nodes: Sequence[str | None]
-    ) -> list[RankPlacement]:
-        """Return the settings of each training rank. weight_sync_nodes[r]: node to which rank r writes weights."""
         from alphaapollo.workers.process_group import RankPlacement
 
-        placement, address = self.specs.placement, await ranks.reserve_address()
+        specs, placement, ranks_by_role = self.specs, self.specs.placement, self.ranks_by_role
+        located = {role: await ranks.locate_actors() for role, ranks in ranks_by_role.items()}
+        engines = located.pop("rollout", [])
+        trainers = next(iter(located.values()), [])
+        gpus, nodes = [one.gpus for one in trainers], [one.node for one in trainers]
+        writers = assign_weight_writers(nodes, [one.node for one in engines])
         sizes = (placement.device, placement.threads, placement.sequence_parallel)
-        ranks_and_nodes = enumerate(weight_sync_nodes)
-        return [RankPlacement(rank, placement.num_ranks, address, *sizes, node) for rank, node in ranks_and_nodes]
+        extra = {}
+        if engines and placement.device == "cuda":
+            extra = {"policy": {"call_engines": partial(call_engines, ranks_by_role["rollout"].actors)}}
+        starts: dict[str, Coroutine[object, object, object]] = {}
+        for role, build in specs.rank_builders.items():
+            address = located[role][0].address
+            builders = [
+                partial(build, RankPlacement(rank, placement.num_ranks, address, *sizes, writer), **extra.get(role, {}))
+                for rank, writer in enumerate(writers)
+            ]
+            starts[role] = ranks_by_role[role].start(builders, choose_visible_gpus(placement, role, gpus))
+        if engines:
+            assert specs.engine_builder
+            makers = []
+            for index, one in enumerate(engines):
+                is_apart = bool(nodes) and one.node not in nodes
+                reader = [partial(copy_sent_weights, ranks_by_role["policy"].actors[0])] if is_apart else []
+                make = partial(specs.engine_builder, index, one.node, *reader)
+                makers.append(partial(start_rollout_worker, make, placement.shares_gpus))
+            visible = choose_visible_gpus(placement, "rollout", gpus)
+            starts["rollout"] = ranks_by_role["rollout"].start(makers, visible)
+        await self._await_starts(starts)
+        if engines and placement.shares_gpus:
+            await self._await_starts({"rollout": ranks_by_role["rollout"].call(lambda worker: worker.start())})
 
-    async def _await_role_starts(self, starts: Mapping[str, Coroutine[object, object, object]]) -> None:
-        self.starting = set(starts)
-
-        async def await_start(role: str, start: Coroutine[object, object, object]) -> None:
-            await start
-            self.starting.discard(role)
-
-        tasks = [asyncio.ensure_future(await_start(role, start)) for role, start in starts.items()]
+    async def _await_starts(self, starts: Mapping[str, Coroutine[object, object, object]]) -> None:
+        tasks = {role: asyncio.ensure_future(start) for role, start in starts.items()}
         try:
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*tasks.values())
         finally:
-            for task in tasks:
+            self.starting = [role for role, task in tasks.items() if not task.done() or task.cancelled()]
+            for task in tasks.values():
                 task.cancel()
-
-    def _make_engine_builder(self, index: int, node: str) -> Callable[..., RolloutWorker]:
-        build = super()._make_engine_builder(index, node)
-        has_rank = not self._rank_nodes or node in self._rank_nodes
-        if has_rank:
-            return build
-        return partial(build, partial(copy_sent_weights, self.ranks_by_role["policy"].actors[0]))
 
     async def close(self) -> None:
         """Shut down the engines, kill the actors, and end Ray if this process started it. If Ray does not respond,
@@ -242,35 +211,17 @@ class RayWorkerGroups(WorkerGroups):
         remove_paths(map(Path, self.specs.cleanup_folders))
 
 
-class RayWeightSyncClient:
-    """Implementation of vLLM's `VLLMWeightSyncClient` over Ray: each method calls all engines and waits for them."""
-
-    def __init__(self, engine_actors: list[ray.actor.ActorHandle]):
-        self.engine_actors = engine_actors  # of class ray_ranks.WorkerActor
-
-    def init_weight_transfer_engine(self, init_info: dict[str, object]) -> None:
-        self._call_engines(lambda worker: worker.engine.init_weight_transfer_engine(init_info))
-
-    def start_weight_update(self) -> None:
-        self._call_engines(lambda worker: worker.engine.start_weight_update())
-
-    def update_weights(self, update_info: dict[str, object] | list[dict[str, object]]) -> None:
-        self._call_engines(lambda worker: worker.engine.update_weights(update_info))
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._call_engines(lambda worker: worker.engine.finish_weight_update(weight_version))
-
-    def _call_engines(self, function: Callable[..., object]) -> None:
-        code = pickle_function(function)
-        pending = [engine.call.remote(code) for engine in self.engine_actors]
-        try:
-            ray.get(pending)
-        except ray.exceptions.RayTaskError as error:
-            kind = EngineDied if isinstance(error.cause, EngineDied) else EngineError
-            raise kind(f"a weight transfer failed: {error.cause}") from None
-        except ray.exceptions.RayActorError as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise EngineDied(f"a rollout worker died during a weight transfer: {reason}") from None
+def call_engines(engines: Sequence[ray.actor.ActorHandle], method: str, *arguments: object) -> None:
+    """Call a method of vLLM's weight transfer on all engines and wait for them. engines: of class WorkerActor."""
+    code = pickle_function(lambda worker: getattr(worker.engine, method)(*arguments))
+    try:
+        ray.get([engine.call.remote(code) for engine in engines])
+    except ray.exceptions.RayTaskError as error:
+        kind = EngineDied if isinstance(error.cause, EngineDied) else EngineError
+        raise kind(f"a weight transfer failed: {error.cause}") from None
+    except ray.exceptions.RayActorError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise EngineDied(f"a rollout worker died during a weight transfer: {reason}") from None
 
 
 async def copy_sent_weights(rank_0: ray.actor.ActorHandle, folder: str, target: Path) -> None:

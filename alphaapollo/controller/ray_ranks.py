@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
@@ -17,12 +17,18 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from alphaapollo.controller.health.stall_detector import WorkerSnapshot
-from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, await_if_awaitable, get_enclosing_method_name
+from alphaapollo.controller.ranks import (
+    Ranks,
+    WorkerDied,
+    WorkerFailed,
+    WorkerReport,
+    await_if_awaitable,
+    get_enclosing_method_name,
+)
 from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.processes.network import reserve_port
 from alphaapollo.processes.watchdog import JOB_SIGNALS, exit_when_process_ends
-from alphaapollo.utils.heartbeat import HEARTBEAT, ProcessTreeReport, dump_stacks, read_process
+from alphaapollo.utils.heartbeat import HEARTBEAT, Report, dump_stacks, read_process
 
 W = TypeVar("W")
 A = TypeVar("A")
@@ -37,6 +43,7 @@ NODE_DEATH_SECONDS = 45.0  # time within which Ray reports a dead node; it check
 CPU_SHARE = 0.01  # CPUs per actor in Ray's accounting; workers set their number of threads themselves
 HEALTH = "health"  # concurrency group with a separate thread, so a worker answers while it computes
 STACKS_SECONDS = 60.0  # timeout of a stack dump
+POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ class ActorLocation:
     node: str
     ip: str
     gpus: str  # comma-separated, as in CUDA_VISIBLE_DEVICES
+    address: str = ""  # of rank 0: a reserved port for the rendezvous of torch.distributed, e.g. tcp://10.0.0.1:29500
 
 
 def get_process_location() -> ActorLocation:
@@ -69,13 +77,11 @@ class WorkerActor(Generic[W]):
     """Asynchronous Ray actor that owns one worker. Calls of async methods overlap, e.g. generate; a call of any other
     method blocks the actor until it returns."""
 
-    def location(self) -> ActorLocation:
-        return get_process_location()
-
-    def reserve_address(self) -> str:
-        """Reserve a port on this node and return its address for torch.distributed, e.g. tcp://10.0.0.1:29500."""
-        host = ray.util.get_node_ip_address()
-        return f"tcp://{host}:{reserve_port(host)}"
+    def location(self, reserves_address: bool) -> ActorLocation:
+        location = get_process_location()
+        if not reserves_address:
+            return location
+        return replace(location, address=f"tcp://{location.ip}:{reserve_port(location.ip)}")
 
     async def start(
         self,
@@ -83,19 +89,18 @@ class WorkerActor(Generic[W]):
         driver: ActorLocation,
         working_folder: str,
         environment: dict[str, str],
-        cleanup_folders: list[str],
     ) -> None:
         """Build the worker in this process. On the driver's node, this process ends with the driver.
 
         build: function that returns the worker. working_folder: working directory of the driver, also used here.
-        environment: environment variables to set first. cleanup_folders: removed when the driver dies.
+        environment: environment variables to set first.
         """
         signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # child processes inherit what a local Ray blocks
         os.environ.update(environment)
         if os.path.isdir(working_folder):
             os.chdir(working_folder)  # relative paths mean the same everywhere
         if ray.get_runtime_context().get_node_id() == driver.node:
-            exit_when_process_ends(driver.pid, cleanup_folders)
+            exit_when_process_ends(driver.pid)
         self.worker = await await_if_awaitable(build())
 
     async def call(self, function: bytes, *arguments: object) -> Any:
@@ -103,8 +108,8 @@ class WorkerActor(Generic[W]):
         return await await_if_awaitable(ray.cloudpickle.loads(function)(self.worker, *arguments))
 
     @ray.method(concurrency_group=HEALTH)
-    def report(self) -> ProcessTreeReport:
-        return HEARTBEAT.make_process_tree_report()
+    def report(self) -> Report:
+        return HEARTBEAT.make_report()
 
     @ray.method(concurrency_group=HEALTH)
     def collect_stacks(self, pids: Sequence[int]) -> str:
@@ -120,50 +125,38 @@ def pickle_function(function: Callable[..., object]) -> bytes:
 class RayRanks(Ranks[W]):
     """Workers of one role as Ray actors, one per rank. Call `locate_actors` and `start` before any other method."""
 
-    def __init__(self, role: str, slots: Sequence[ActorSlot], cleanup_folders: Sequence[str] = ()):
-        self.role = role
-        self.cleanup_folders = list(cleanup_folders)  # removed when the driver dies
-        self.size = len(slots)
+    def __init__(self, role: str, slots: Sequence[ActorSlot]):
+        self.role, self.size = role, len(slots)
         self.process_names: list[str] = []
         self.has_several_nodes = False
         self._locations: list[ActorLocation] = []
-        self._pending_reports: dict[int, ray.ObjectRef] = {}  # rank -> requested report
         name = f"{role.title().replace(' ', '')}Actor"  # e.g. RewardModelActor, for `ps` and Ray's dashboard
-        self._actor_class = ray.remote(concurrency_groups={HEALTH: 1})(type(name, (WorkerActor,), {}))
-        self._slots = list(slots)
-        self.actors: list[ray.actor.ActorHandle] = [self._make_actor(slot) for slot in slots]
-
-    def _make_actor(self, slot: ActorSlot) -> ray.actor.ActorHandle:
-        strategy = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.bundle)
-        share = {"num_cpus": CPU_SHARE, "num_gpus": slot.num_gpus}
-        return self._actor_class.options(**share, max_concurrency=4096, scheduling_strategy=strategy).remote()
+        actor_class = ray.remote(concurrency_groups={HEALTH: 1})(type(name, (WorkerActor,), {}))
+        self.actors: list[ray.actor.ActorHandle] = []
+        for slot in slots:
+            strategy = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.bundle)
+            share = {"num_cpus": CPU_SHARE, "num_gpus": slot.num_gpus}
+            options = actor_class.options(**share, max_concurrency=4096, scheduling_strategy=strategy)
+            self.actors.append(options.remote())
 
     async def locate_actors(self) -> list[ActorLocation]:
         """Wait until the processes of all actors run, and return their locations."""
-        self._locations = await self._wait_for_all_calls([actor.location.remote() for actor in self.actors])
+        calls = [actor.location.remote(rank == 0) for rank, actor in enumerate(self.actors)]
+        self._locations = await self._wait_for_all_calls(calls)
         self.has_several_nodes = len({location.node for location in self._locations}) > 1
-        self.process_names = [self._describe_process(location) for location in self._locations]
+        nodes = [f" on node {location.ip}" if self.has_several_nodes else "" for location in self._locations]
+        self.process_names = [f"pid {one.pid}{node}" for one, node in zip(self._locations, nodes, strict=True)]
         return self._locations
-
-    async def reserve_address(self) -> str:
-        """Reserve a port on the node of rank 0 and return its address, the rendezvous of torch.distributed."""
-        return str(await self._wait_for_call(0, self.actors[0].reserve_address.remote()))
 
     async def start(
         self, builders: Sequence[Callable[[], Awaitable[W] | W]], environment_variables: Sequence[dict[str, str]]
     ) -> None:
         """Build the worker of each rank in its process. builders: functions that return the workers, in rank order.
         environment_variables: variables to set in each process."""
-        each = enumerate(zip(builders, environment_variables, strict=True))
-        calls = [self._start_worker(rank, build, environment) for rank, (build, environment) in each]
+        context = (get_process_location(), os.getcwd())
+        each = zip(self.actors, builders, environment_variables, strict=True)
+        calls = [actor.start.remote(build, *context, variables) for actor, build, variables in each]
         await self._wait_for_all_calls(calls, "start")
-
-    def _start_worker(self, rank: int, build: Callable[[], object], environment: dict[str, str]) -> ray.ObjectRef:
-        driver, folder = get_process_location(), os.getcwd()
-        return self.actors[rank].start.remote(build, driver, folder, environment, self.cleanup_folders)
-
-    def _describe_process(self, location: ActorLocation) -> str:
-        return f"pid {location.pid} on node {location.ip}" if self.has_several_nodes else f"pid {location.pid}"
 
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
         code, name = pickle_function(function), get_enclosing_method_name(function)
@@ -187,25 +180,20 @@ class RayRanks(Ranks[W]):
         for actor in self.actors:
             ray.kill(actor)
 
-    def request_heartbeat_reports(self) -> None:
-        for rank, actor in enumerate(self.actors):
-            if rank not in self._pending_reports:
-                self._pending_reports[rank] = actor.report.remote()
-
-    def take_snapshots(self, timeout: float) -> list[WorkerSnapshot]:
-        here, pending = ray.get_runtime_context().get_node_id(), list(self._pending_reports.values())
-        answered, _ = ray.wait(pending, num_returns=len(pending), timeout=timeout)
-        snapshots = []
-        for rank, location in enumerate(self._locations):
-            name = f"the {self.role} worker of rank {rank} ({self.process_names[rank]})"
+    def collect_reports(self, timeout: float) -> list[WorkerReport]:
+        here, calls = ray.get_runtime_context().get_node_id(), [actor.report.remote() for actor in self.actors]
+        answered, _ = ray.wait(calls, num_returns=len(calls), timeout=timeout)
+        reports = []
+        for rank, (call, location) in enumerate(zip(calls, self._locations, strict=True)):
             node = "" if location.node == here else location.node
             process = None if node else read_process(location.pid)
-            report = ProcessTreeReport(None, processes=(process,) if process else ())
-            if self._pending_reports[rank] in answered:
+            report = Report(None, processes=(process,) if process else ())
+            if call in answered:
                 with suppress(ray.exceptions.RayError):  # the call that waits for this worker raises the error
-                    report = ray.get(self._pending_reports.pop(rank))
-            snapshots.append(WorkerSnapshot(f"{self.role} {rank}", name, report, node, location.pid))
-        return snapshots
+                    report = ray.get(call)
+            name = f"the {self.role} worker of rank {rank} ({self.process_names[rank]})"
+            reports.append(WorkerReport(f"{self.role} {rank}", name, location.pid, report, node))
+        return reports
 
     def collect_stacks(self, rank: int, pids: Sequence[int]) -> str:
         try:
@@ -213,30 +201,21 @@ class RayRanks(Ranks[W]):
         except ray.exceptions.RayError as error:  # includes GetTimeoutError
             return f"no stacks: {type(error).__name__}"
 
+    async def _wait_for_call(self, rank: int, call: ray.ObjectRef, call_name: str = "") -> Any:
+        """Wait for a remote call on one rank. Returns its result, or raises an error that names the worker."""
+        try:
+            with HEARTBEAT.record_call(call_name, f"{self.role} {rank}"):
+                return await call
+        except ray.exceptions.RayError as error:
+            raise self._convert_error(rank, error) from None
+
     async def _wait_for_all_calls(self, calls: list[ray.ObjectRef], call_name: str = "") -> list[Any]:
         """Wait for one remote call per rank (Ray references) and return their results.
 
-        The first failure ends the wait, because the other ranks of a collective would wait forever. If one rank died
-        and another rank failed first, e.g. with a closed connection, WorkerDied is raised for the dead rank.
+        A Ray thread receives the results and wakes the event loop once in total, not once per rank. The first failure
+        ends the wait, because the other ranks of a collective would wait forever. If one rank died and another rank
+        failed first, e.g. with a closed connection, WorkerDied is raised for the dead rank.
         """
-        results = await self._gather_results(calls, call_name)
-        if results is not None:
-            return results
-        tasks = [asyncio.ensure_future(self._wait_for_call(rank, ref, call_name)) for rank, ref in enumerate(calls)]
-        try:
-            return list(await asyncio.gather(*tasks))
-        except WorkerFailed:
-            await raise_first_worker_death(
-                tasks, NODE_DEATH_SECONDS if self.has_several_nodes else PROCESS_DEATH_SECONDS
-            )
-            raise
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _gather_results(self, calls: list[ray.ObjectRef], call_name: str) -> list[Any] | None:
-        """Return the results of one remote call per rank, or None as soon as one call fails (the error is not raised).
-        A Ray thread receives the results and wakes the event loop once in total, not once per rank."""
         loop = asyncio.get_running_loop()
         over = loop.create_future()
         missing = {rank: HEARTBEAT.begin_call(call_name, f"{self.role} {rank}") for rank in range(len(calls))}
@@ -259,31 +238,37 @@ class RayRanks(Ranks[W]):
         finally:
             for key in list(missing.values()):
                 HEARTBEAT.end_call(key)
-        return None if missing or any(future.exception() for future in futures) else [one.result() for one in futures]
+        end = time.monotonic() + (NODE_DEATH_SECONDS if self.has_several_nodes else PROCESS_DEATH_SECONDS)
+        while error := self._find_error(futures):
+            if (
+                not isinstance(error, WorkerFailed)
+                or all(future.done() for future in futures)
+                or time.monotonic() > end
+            ):
+                raise error
+            await asyncio.sleep(POLL_SECONDS)
+        return [future.result() for future in futures]
 
-    async def _wait_for_call(self, rank: int, call: ray.ObjectRef, call_name: str = "") -> Any:
-        """Wait for a remote call on one rank. Returns its result, or raises an error that names the worker."""
+    def _find_error(self, futures: Sequence[Future[Any]]) -> Exception | None:
+        """Return the error of a rank that has died or, if there is none, of the first rank that has failed."""
+        failed = {rank: future.exception() for rank, future in enumerate(futures) if future.done()}
+        errors = [self._convert_error(rank, error) for rank, error in failed.items() if error]
+        return next((error for error in errors if isinstance(error, WorkerDied)), errors[0] if errors else None)
+
+    def _convert_error(self, rank: int, error: BaseException) -> Exception:
+        """Convert the error of a remote call into the exception to raise on the driver, which names the worker."""
         worker = f"the {self.role} worker of rank {rank}"
-        try:
-            with HEARTBEAT.record_call(call_name, f"{self.role} {rank}"):
-                return await call
-        except ray.exceptions.RayActorError as error:
+        if isinstance(error, ray.exceptions.RayActorError):
             where = f" ({self.process_names[rank]})" if self.process_names else ""
             reason = str(error).strip().splitlines()[-1].partition(" Some common causes include")[0]
-            raise WorkerDied(f"{worker}{where} died: {reason}", self.role) from None
-        except ray.exceptions.RayTaskError as error:
-            raise self._convert_task_error(worker, error) from None
-        except ray.exceptions.RayError as error:  # Ray lost a node or an object, or memory or a disk is full
+            return WorkerDied(f"{worker}{where} died: {reason}", self.role)
+        if not isinstance(error, ray.exceptions.RayTaskError):  # Ray lost a node or an object, or memory is full
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             message = f"{worker} does not answer: {reason}"
             if isinstance(error, (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError)):
-                raise WorkerFailed(
-                    f"{message.rstrip('.')}. Free memory or disk space on the worker's node."
-                ) from None  # a restart cannot help
-            raise WorkerDied(message, self.role) from None
-
-    def _convert_task_error(self, worker: str, error: ray.exceptions.RayTaskError) -> Exception:
-        """Convert the error of a remote call into the exception to raise on the driver. worker: name in the message."""
+                hint = "Free memory or disk space on the worker's node."  # a restart cannot help
+                return WorkerFailed(f"{message.rstrip('.')}. {hint}")
+            return WorkerDied(message, self.role)
         cause = error.cause
         if isinstance(cause, ValueError):  # invalid input; the message has the fix
             return ValueError(str(cause))
@@ -294,13 +279,3 @@ class RayRanks(Ranks[W]):
         if type(cause).__name__ == "OutOfMemoryError":  # by name, because the driver's torch may not have this class
             return WorkerFailed(f"{worker}: {cause} {OUT_OF_MEMORY_HINT}")
         return WorkerFailed(f"{worker} failed, which is a bug:\n{error}")
-
-
-async def raise_first_worker_death(tasks: Sequence[asyncio.Future[Any]], timeout: float) -> None:
-    """Wait at most `timeout` seconds for the tasks to end. If one of them raises WorkerDied, raise it at once."""
-    waiting, end = set(tasks), time.monotonic() + timeout
-    while waiting and (left := end - time.monotonic()) > 0:
-        done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            if isinstance(death := task.exception(), WorkerDied):
-                raise death

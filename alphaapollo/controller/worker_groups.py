@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, FinetuningGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.ranks import LocalRanks, Ranks, ThreadRanks
+from alphaapollo.controller.ranks import LocalRanks, Ranks
 from alphaapollo.processes.network import restrict_network_to_loopback
 from alphaapollo.processes.watchdog import remove_paths
 
@@ -28,7 +29,7 @@ class WorkerSpecs:
     """Specification of the workers to start. Each builder is a function that runs in the process of its worker.
 
     rank_builders: role (policy, critic, reward model, trainer) -> function that builds the worker of a training rank
-        from its RankPlacement. On GPUs the policy's builder also gets `client`, the client of vLLM's weight transfer.
+        from its RankPlacement. On GPUs the policy's builder also gets `call_engines`, for vLLM's weight transfer.
     engine_builder: builds a rollout worker from the engine's index, its node and, on a node without training ranks, its
         WeightReader, without starting it; None: no engines.
     """
@@ -71,10 +72,6 @@ class WorkerGroups:
             case "rollout":
                 self.engines = EngineGroup(ranks, self.specs.samples_in_flight)
 
-    def _make_engine_builder(self, index: int, node: str) -> Callable[..., RolloutWorker]:
-        assert self.specs.engine_builder
-        return partial(self.specs.engine_builder, index, node)
-
     async def close(self) -> None:
         """End all processes that the worker groups have started. Takes only seconds."""
         raise NotImplementedError
@@ -91,13 +88,15 @@ class LocalWorkerGroups(WorkerGroups):
         placement = specs.placement
         rank_placement = RankPlacement(0, 1, NO_RENDEZVOUS, placement.device, placement.threads, 1, LOCAL_NODE)
         for role, build in specs.rank_builders.items():
-            build_worker = partial(build, rank_placement)
-            self._add_group(role, ThreadRanks(build_worker, role) if role == "trainer" else LocalRanks(build_worker()))
+            thread = ThreadPoolExecutor(1, role) if role == "trainer" else None
+            worker = thread.submit(build, rank_placement).result() if thread else build(rank_placement)
+            self._add_group(role, LocalRanks(worker, role, thread))
 
     async def start_engine(self) -> None:
         restrict_network_to_loopback()
-        worker = await start_rollout_worker(self._make_engine_builder(0, LOCAL_NODE))
-        self._add_group("rollout", LocalRanks(worker))
+        assert self.specs.engine_builder
+        worker = await start_rollout_worker(partial(self.specs.engine_builder, 0, LOCAL_NODE))
+        self._add_group("rollout", LocalRanks(worker, "rollout"))
 
     async def close(self) -> None:
         if hasattr(self, "engines"):

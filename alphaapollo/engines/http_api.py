@@ -1,104 +1,374 @@
-"""Interface between an engine's HTTP API (engines/vllm/http_api.py) and the sessions of agents (rollout/agents/)."""
+"""Sessions of agents: the requests of one program to an engine's HTTP API (engines/vllm/http_api.py), and the exact
+tokens of their prompts and answers.
+
+    request 1   P1 -> A1
+    request 2   P1 A1 + new messages -> A2          continues request 1: its tokens are reused, not rendered again
+    request 3   P3 -> A3                            another chat, e.g. of a sub-agent: a new branch
+
+The answers of a session form a forest. Each path from a root becomes one row to train on (rollout/agents/runner.py).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import json
+import secrets
+from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from alphaapollo.types import Completion, EncodedImage, ImageInput, JsonObject, Sampling
-
-ChatMessages = Sequence[JsonObject]
-"""Messages in the form that the chat template receives: role, content, tool_calls, ..."""
-
-
-ParseAnswer = Callable[[str, list[int]], tuple[str, list[tuple[str, str]]]]
-"""(text, token ids) -> content and tool calls, as the client receives them."""
-
+from alphaapollo.data.image_messages import IMAGE_PART
+from alphaapollo.rewards.base import convert_to_float
+from alphaapollo.types import (
+    IMAGE_MARK,
+    Completion,
+    EncodedImage,
+    ImageInput,
+    JsonObject,
+    Message,
+    Sampling,
+    StopReason,
+)
 
 MODEL_NAME = "policy"  # name of the policy in requests
+SHOWN_CHARS = 60  # characters of a message in a description
 
 
 @dataclass(frozen=True)
 class HttpApiSettings:
-    """Settings of an HTTP API."""
-
     tool_parser: str = ""  # vLLM's parser of tool calls; empty: answers have no tool calls
     reasoning_parser: str = ""  # vLLM's parser of reasoning; empty: reasoning is part of the text
     template_arguments: Mapping[str, object] = field(default_factory=dict)  # data.apply_chat_template_kwargs
     allow_image_urls: bool = False  # data.allow_image_urls
 
 
+class MessageKey(NamedTuple):
+    """What identifies a message of a chat. Two messages with one key are the same message.
+
+    For answers, it ignores what clients change without changing the message: surrounding whitespace, the format of
+    JSON arguments, ids of tool calls, and reasoning that is not sent back.
+    """
+
+    role: str
+    text: str
+    tool_calls: tuple[tuple[str, str], ...] = ()
+    images: tuple[str, ...] = ()  # digests of the images at the marks of the text
+
+    def __str__(self) -> str:
+        calls = "".join(f" {name}({arguments})" for name, arguments in self.tool_calls)
+        return f"{self.role}: {self.text[:SHOWN_CHARS]!r}{calls[:SHOWN_CHARS]}"
+
+
+def make_answer_key(content: str, tool_calls: Sequence[tuple[str, str]]) -> MessageKey:
+    """Return the key of an answer of the model. tool_calls: (name, arguments as JSON)."""
+    return MessageKey("assistant", content.strip(), tuple((name, _normalize_json(text)) for name, text in tool_calls))
+
+
+def make_message_keys(messages: Sequence[JsonObject]) -> tuple[list[MessageKey], list[int]]:
+    """Return the keys of a chat in the form that the chat template receives, and for each key the index after its last
+    message. Consecutive messages of the assistant are one answer, which some APIs send as several items."""
+    keys: list[MessageKey] = []
+    ends: list[int] = []
+    for end, message in enumerate(messages, start=1):
+        text, images = _read_content(message.get("content"))
+        if message["role"] == "assistant":
+            functions = [call["function"] for call in message.get("tool_calls") or ()]
+            key = make_answer_key(text, [(function["name"], function["arguments"]) for function in functions])
+            if keys and keys[-1].role == "assistant":
+                before, _ = keys.pop(), ends.pop()
+                key = MessageKey("assistant", (before.text + text).strip(), before.tool_calls + key.tool_calls)
+        else:
+            key = MessageKey(message["role"], text, images=images)
+        keys.append(key)
+        ends.append(end)
+    return keys, ends
+
+
+def _read_content(content: Any) -> tuple[str, tuple[str, ...]]:
+    """Return the text of a message, with a mark for each image, and the digests of its images."""
+    if content is None or isinstance(content, str):
+        return content or "", ()
+    images = tuple(part["uuid"] for part in content if part.get("type") == IMAGE_PART)
+    texts = []
+    for part in content:
+        text = part["text"] if part.get("type") == "text" else _normalize_json(part)
+        texts.append(text.replace(IMAGE_MARK, "") if images else text)
+        if part.get("type") == IMAGE_PART:
+            texts[-1] = IMAGE_MARK
+    return "".join(texts), images
+
+
+def _normalize_json(value: object) -> str:
+    """Return JSON without differences of whitespace and order; a text that is no JSON unchanged."""
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return str(value)
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
 @dataclass(frozen=True)
-class History:
-    """Beginning of a chat whose exact tokens are known, because the engine received and sampled them."""
-
-    token_ids: list[int]  # last prompt and its sampled answer
-    answer_start: int  # index of the first message of the sampled answer
-    answer_end: int  # index after the last message of the sampled answer
-
-
-@dataclass(frozen=True)
-class SampledAnswer:
-    """One answer to a request: its tokens, and what the client receives of them."""
-
-    completion: Completion
-    text: str  # decoded tokens
-    content: str  # text of the message, without reasoning and tool calls
-    tool_calls: list[tuple[str, str]] = field(default_factory=list)  # (name, arguments as JSON)
+class SessionLimits:
+    max_model_len: int  # tokens of a prompt and its answer
+    max_requests: int  # for answers; a request for n answers counts n times
+    max_tokens_per_turn: int | None = None
+    reward: float | None = None  # env.limit_reward
 
 
-@dataclass(frozen=True)
-class RequestedSampling:
-    """What a request asks of the sampler, as far as the policy's sampling settings permit it."""
+@dataclass(eq=False)
+class AgentSession:
+    """Requests of one program that runs for one sample of a prompt."""
 
-    max_tokens: int
-    is_constrained: bool  # tokens were excluded from sampling, e.g. by a JSON schema
-
-
-class HttpRequest(Protocol):
-    """A request of an agent. The engine's HTTP API sets the attributes and calls the methods in this order."""
-
-    parse_answer: ParseAnswer | None
-    images: tuple[ImageInput, ...]  # images of the chat, in order
+    sampling: Sampling  # of the policy; max_tokens limits all tokens of a path after its first prompt
+    derive_seed: Callable[[int], int]  # number -> seed of a request
+    limits: SessionLimits
+    name: str = ""  # of the episode
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))  # the API key of the program
+    requests: list[Request] = field(default_factory=list)  # finished requests, in the order of their answers
+    encoded_images: dict[str, EncodedImage] = field(default_factory=dict)  # of all chats as sent, by digest
+    num_started: int = 0  # requested answers, including failed ones, but not retries
+    reached_limit: str = ""  # limit of requests that the session has reached
+    overflow: str = ""  # error of the last request if its prompt was too long
+    engine_error: Exception | None = None
+    engine_failed: asyncio.Event = field(default_factory=asyncio.Event)
+    _samplings: Counter[str] = field(default_factory=Counter)  # prompt digest -> how often it was sampled
 
     @property
-    def encoded_images(self) -> dict[str, EncodedImage]:
-        """Images of the session's chats as the client sent them, by digest, for the rollout log."""
-        ...
+    def answers(self) -> list[Answer]:
+        """Answers that the program received."""
+        return [answer for request in self.requests if request.is_delivered for answer in request.answers]
 
-    def find_history(self, messages: ChatMessages, template_variables: str) -> History | None:
-        """Return the longest beginning of the chat whose tokens are known; None if there is none.
+    def count_request(self, request: Request, num_answers: int) -> None:
+        """Count a new request for answers, but no retry. Raises ValueError at the limit of requests."""
+        if self.find_undelivered(request) is None:
+            if self.num_started + num_answers > self.limits.max_requests:
+                self.reached_limit = f"env.agent.max_requests={self.limits.max_requests}"
+                raise ValueError(f"The session has reached its limit of requests, {self.reached_limit}.")
+            self.num_started += num_answers
+
+    def give_reward(self, request_id: str, reward: float) -> None:
+        """Add a reward for a request, in equal parts for its answers. Raises ValueError if there is no such request."""
+        found = [request for request in self.requests if request.id == request_id]
+        if not found:
+            raise ValueError(f"request_id={request_id}: this session has no such request.")
+        for answer in found[0].answers:
+            answer.add_reward(reward / len(found[0].answers))
+
+    def give_turn_rewards(self, rewards: object) -> None:
+        """Add one reward for each answer, in order. Raises TypeError for a value that is no list of numbers, ValueError
+        for another number of rewards or a number that is not finite."""
+        if not isinstance(rewards, list):
+            raise TypeError(f"turn_rewards is a {type(rewards).__name__}. Return a list of numbers.")
+        if len(rewards) != len(self.answers):
+            raise ValueError(
+                f"turn_rewards has {len(rewards)} numbers for {len(self.answers)} answers. Return one for each answer."
+            )
+        numbers = [convert_to_float(reward, f"turn_rewards[{index}]") for index, reward in enumerate(rewards)]
+        for answer, number in zip(self.answers, numbers, strict=True):
+            answer.add_reward(number)
+
+    def find_answer(self, keys: list[MessageKey], template_variables: str) -> tuple[Answer | None, int]:
+        """Return the last answer in a chat that this session sampled, and the number of keys up to and with it."""
+        answers = [answer for request in reversed(self.requests) for answer in reversed(request.answers)]
+        for answer in sorted(answers, key=lambda answer: len(answer.request.keys), reverse=True):
+            known = answer.chat_keys
+            is_beginning = len(known) < len(keys) and keys[: len(known)] == known
+            if is_beginning and answer.request.template_variables == template_variables:
+                answer.request.is_delivered = True  # the client knows it, even if its connection broke
+                return answer, len(known)
+        return None, 0
+
+    def describe_difference(self, keys: list[MessageKey], template_variables: str) -> str:
+        """Describe where a chat first differs from the most similar earlier chat of this session."""
+        chats = [
+            (one.chat_keys, one.request.template_variables) for request in self.requests for one in request.answers
+        ]
+        if not chats:
+            return "no earlier request of this session has this history"
+
+        def count_equal(chat: list[MessageKey]) -> int:
+            pairs = enumerate(zip(chat, keys, strict=False))
+            return next((index for index, (old, new) in pairs if old != new), min(len(chat), len(keys)))
+
+        known, variables = max(chats, key=lambda chat: (count_equal(chat[0]), len(chat[0])))
+        index = count_equal(known)
+        if index >= len(known) and variables != template_variables:
+            return "tools or template variables changed"
+        old, new = ([*map(str, chat[index : index + 1]), "the end of the chat"][0] for chat in (known, keys))
+        return f"message {index}: {old} became {new}"
+
+    def find_undelivered(self, request: Request) -> Request | None:
+        """Return an earlier request with the same body whose answer did not reach the client. The client of a retry
+        knows better than this server, but it has received the answers that other requests continue."""
+        same = [other for other in self.requests if other.body_digest == request.body_digest]
+        lost = [other for other in same if other.is_delivered is False]
+        if lost or not request.is_retry:
+            return lost[0] if lost else None
+        continued = {answer.parent.request for answer in self.answers if answer.parent}
+        return next((other for other in reversed(same) if other not in continued), None)
+
+    def count_sampling(self, prompt_ids: list[int], change: int = 1) -> int:
+        """Return a number for the seed, which depends on the prompt and on how often it was sampled before. It does not
+        depend on the order of concurrent requests."""
+        digest = hashlib.blake2b(array("i", prompt_ids).tobytes(), digest_size=6).hexdigest()
+        count = self._samplings[digest]
+        self._samplings[digest] += change
+        return int(hashlib.blake2b(f"{digest}.{count}".encode(), digest_size=6).hexdigest(), 16)
+
+
+@dataclass(eq=False)
+class Request:
+    """One request of a program for a completion. The engine's HTTP API calls its methods in this order."""
+
+    session: AgentSession
+    body_digest: str
+    role: str = ""  # header x-role
+    is_retry: bool = False  # the client says that it did not receive an earlier answer to this request
+    id: str = ""
+    seed: int = 0  # of the sampling
+    prompt_ids: list[int] = field(default_factory=list)
+    images: tuple[ImageInput, ...] = ()  # images whose placeholders are in prompt_ids, in order
+    keys: list[MessageKey] = field(default_factory=list)
+    template_variables: str = ""
+    parent: Answer | None = None  # last answer of the session in the chat, if its tokens are reused
+    answers: list[Answer] = field(default_factory=list)
+    outputs: Any = None  # what the engine returned
+    earlier: Request | None = None  # identical request whose answer is sent again
+    difference: str = ""  # why earlier tokens could not be reused, although the request has a history
+    is_constrained: bool = False  # tokens were excluded from sampling, e.g. by a JSON schema
+    is_delivered: bool | None = None  # whether the client received the complete answer, None until it is sent
+    parse_answer: Callable[[str, list[int]], tuple[str, list[tuple[str, str]]]] | None = None
+    """(text, token ids) -> content and tool calls, as the client receives them."""
+    token_limit: int = 0  # tokens of an answer that the session's own limits allow
+
+    def find_history(self, messages: Sequence[JsonObject], template_variables: str) -> tuple[int, int] | None:
+        """Find `parent`, the end of the longest beginning of the chat whose tokens are known. Returns the index of the
+        first message of this answer and the index after its last message; None if there is no such answer.
 
         template_variables: everything else that the rendered chat depends on, e.g. tools.
         """
-        ...
+        self.template_variables = template_variables
+        self.keys, ends = make_message_keys(messages)
+        self.parent, count = self.session.find_answer(self.keys, template_variables)
+        if any(key.role == "assistant" for key in self.keys[count:-1]):
+            self.difference = self.session.describe_difference(self.keys, template_variables)
+        if self.parent is None:
+            return None
+        return ends[count - 2] if count > 1 else 0, ends[count - 1]
 
     def discard_history(self) -> None:
-        """Use a newly rendered prompt, because the chat cannot be rendered after the known tokens."""
-        ...
+        """Make this request start a branch, because its history cannot be rendered after the known tokens."""
+        self.parent = None
+        self.difference = "the chat template does not show this history after the sampled tokens"
 
     def check_prompt(self, token_ids: list[int]) -> None:
-        """Check the rendered prompt. Raises ValueError if it leaves no token for an answer."""
-        ...
+        """Raise ValueError if the rendered prompt leaves no token for an answer."""
+        budget = self._count_root_tokens(token_ids) + self.session.sampling.max_tokens
+        limit = min(self.session.limits.max_model_len, budget)
+        self.session.overflow = ""
+        if len(token_ids) >= limit:
+            self.session.overflow = (
+                f"This model's maximum context length is {limit} tokens. However, the messages resulted in "
+                f"{len(token_ids)} tokens. Please reduce the length of the messages."
+            )
+            raise ValueError(self.session.overflow)
 
-    def start_sampling(self, request_id: str, prompt_ids: list[int], wanted: RequestedSampling) -> Sampling:
-        """Return the policy's sampling settings for the answers to this request."""
-        ...
+    def _count_root_tokens(self, prompt_ids: list[int]) -> int:
+        return len(self.parent.path[0].request.prompt_ids if self.parent else prompt_ids)
 
-    def get_sampled_outputs(self) -> Any | None:
-        """Return the `outputs` of an earlier, identical request whose answer the client did not receive; else None."""
-        ...
+    def start_sampling(
+        self, request_id: str, prompt_ids: list[int], max_tokens: int, is_constrained: bool = False
+    ) -> Sampling:
+        """Return the policy's sampling settings for the answers, and find the `earlier` request if this is a retry.
+        max_tokens: what the client asks for."""
+        session, known = self.session, self.parent.token_ids if self.parent else []
+        if prompt_ids[: len(known)] != known:  # e.g. truncated by the client's settings
+            self.discard_history()
+        self.id, self.prompt_ids, self.is_constrained = request_id, prompt_ids, is_constrained
+        self.earlier = session.find_undelivered(self)
+        budget = session.sampling.max_tokens - len(prompt_ids) + self._count_root_tokens(prompt_ids)
+        self.token_limit = max(1, min(budget, session.limits.max_tokens_per_turn or budget))
+        self.seed = session.derive_seed(session.count_sampling(prompt_ids))
+        return replace(session.sampling, max_tokens=max(1, min(max_tokens, self.token_limit)), seed=self.seed)
 
-    def record_answers(self, answers: list[SampledAnswer], outputs: object) -> None:
-        """Record the answers before the client receives them. `outputs`: what the engine returned."""
-        ...
+    def record_answers(self, answers: list[Answer], outputs: object) -> None:
+        """Record the answers before the client receives them."""
+        if self.earlier is not None:
+            self.session.requests.remove(self.earlier)
+        self.answers, self.outputs = answers, outputs
+        for answer, earlier in zip(answers, self.earlier.answers if self.earlier else (), strict=False):
+            answer.reward = earlier.reward
+        self.session.requests.append(self)
 
     def record_engine_error(self, error: Exception) -> None:
         """Record that the engine failed, which is not a failure of the agent."""
-        ...
+        self.session.engine_error = error
+        self.session.engine_failed.set()
+
+    def finish(self, is_delivered: bool) -> None:
+        """Finish the request. If its answer was not delivered, a retry gets the same one."""
+        self.is_delivered = bool(self.is_delivered or (is_delivered and self.answers))
+        if not self.is_delivered and self.prompt_ids:
+            self.session.count_sampling(self.prompt_ids, -1)
 
 
-CURRENT_REQUEST: ContextVar[HttpRequest | None] = ContextVar("current_request", default=None)
+@dataclass(eq=False)
+class Answer:
+    """Sampled answer: a node of the session's forest."""
+
+    request: Request
+    completion: Completion
+    text: str  # decoded tokens
+    content: str  # text of the message, without reasoning and tool calls
+    tool_calls: Sequence[tuple[str, str]] = ()  # (name, arguments as JSON)
+    reward: float | None = None  # sum of the rewards for this answer alone; None: none was given
+
+    def add_reward(self, reward: float) -> None:
+        self.reward = reward + (self.reward or 0.0)
+
+    @property
+    def parent(self) -> Answer | None:
+        """The answer that the prompt continues."""
+        return self.request.parent
+
+    @property
+    def chat_keys(self) -> list[MessageKey]:
+        """Keys of the messages up to and with this answer."""
+        return [*self.request.keys, make_answer_key(self.content, self.tool_calls)]
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a limit of the session cut the answer, not the client's max_tokens."""
+        ids, reason = self.completion.token_ids, self.completion.stop_reason
+        return reason is StopReason.LENGTH and len(ids) >= self.request.token_limit
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Tokens of the prompt and of the answer."""
+        return [*self.request.prompt_ids, *self.completion.token_ids]
+
+    @property
+    def path(self) -> list[Answer]:
+        """Answers from the root to this one."""
+        path = [self]
+        while parent := path[-1].parent:
+            path.append(parent)
+        return path[::-1]
+
+
+def list_new_messages(request: Request, parent: Answer | None) -> list[Message]:
+    """Return the messages that a request adds to the answer that it continues; its whole chat if there is none."""
+    keys = request.keys[len(parent.request.keys) + 1 :] if parent else request.keys
+    messages = [Message(role=key.role, content=key.text) for key in keys]
+    for message, key in zip(messages, keys, strict=True):
+        if key.images:
+            message["images"] = [request.session.encoded_images[digest] for digest in key.images]
+    return messages
+
+
+CURRENT_REQUEST: ContextVar[Request | None] = ContextVar("current_request", default=None)
 """The request that the current asyncio task serves."""

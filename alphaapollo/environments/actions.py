@@ -11,6 +11,7 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from alphaapollo.environments.base import FinalAnswer, Observation, Services, StepResult
 from alphaapollo.environments.tag_parser import read_action
@@ -22,12 +23,12 @@ ANSWER = "answer"
 UNKNOWN_TOOL = "unknown"  # tool name in the reply to a call of an unknown tool
 
 
-class TagActionHandler:
-    """Handler for env.action_format=tags, one action per turn. Without tools, the only action is the answer."""
+class ActionHandler:
+    """Handler of the actions of env.action_format. Without `parse_calls`, the format is tags; without `tools`, the only
+    action is the answer."""
 
-    def __init__(self, tools: ToolBox | None, sees_images: bool = False):
-        self._tools, self._sees_images = tools, sees_images
-        self._tags = [*(tools.names if tools else []), ANSWER]
+    def __init__(self, tools: ToolBox | None, parse_calls: ToolCallParser | None = None, sees_images: bool = False):
+        self._tools, self._parse_calls, self._sees_images = tools, parse_calls, sees_images
 
     async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
         """Execute the action in the text of a turn. `session`: state of the tools in this episode.
@@ -36,95 +37,61 @@ class TagActionHandler:
         or has invalid arguments is an invalid turn, and the model gets a message. If a tool itself fails, the episode
         ends as an environment failure: it has no reward and is not trained on.
         """
-        found = read_action(text, self._tags)
-        if found.error:
-            return _make_invalid_step(_make_tool_response_message(ToolResult(found.error, ToolStatus.REFUSED)))
-        if found.tag == ANSWER:
-            return FinalAnswer(text[: found.kept_chars], found.kept_chars)
+        calls: list[tuple[str, Any]] = []
+        if self._parse_calls is None:
+            found = read_action(text, [*(self._tools.names if self._tools else []), ANSWER])
+            if found.tag == ANSWER:
+                return FinalAnswer(text[: found.kept_chars], found.kept_chars)
+            calls, kept_chars, error = [(found.tag, found.content)], found.kept_chars, found.error
+        else:
+            kept_chars, error = None, ""
+            try:  # in a thread, because parsing a long text is slow
+                parsed = await asyncio.to_thread(self._parse_calls, text)
+                calls = [(call.name, call.arguments) for call in parsed]
+            except ToolCallParseError as parse_error:
+                error = str(parse_error)
+            if not calls and not error:
+                return FinalAnswer(text)
+        if error:
+            message = self._make_message(UNKNOWN_TOOL, ToolResult(error, ToolStatus.REFUSED))
+            return StepResult(Observation([message]), valid=False, info={"tool_status": "unreadable"})
         assert self._tools is not None
-        try:
-            result = await self._tools.call_text(found.tag, found.content, session)
-        except ToolFailedError as error:
-            return _make_failed_tool_step(error, found.tag, [])
-        message = _make_tool_response_message(result)
-        if self._sees_images:
-            message = _add_images(message, result)
-        return _make_tool_call_step([message], [(found.tag, result)], found.kept_chars)
-
-
-class ChatTemplateActionHandler:
-    """Handler for env.action_format=chat_template. It executes the tool calls that `parse_calls` finds in the text of
-    a turn, and replies with messages of the role `tool`."""
-
-    def __init__(self, tools: ToolBox, parse_calls: ToolCallParser, sees_images: bool = False):
-        self._tools, self._parse_calls, self._sees_images = tools, parse_calls, sees_images
-
-    async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
-        try:
-            calls = await asyncio.to_thread(self._parse_calls, text)  # in a thread, because parsing a long text is slow
-        except ToolCallParseError as error:
-            return _make_invalid_step(self._make_tool_message(UNKNOWN_TOOL, ToolResult(str(error), ToolStatus.REFUSED)))
-        if not calls:
-            return FinalAnswer(text)
+        call_tool = self._tools.call_text if self._parse_calls is None else self._tools.call
         results: list[tuple[str, ToolResult]] = []
-        for call in calls:
+        for name, arguments in calls:
             try:
-                results.append((call.name, await self._tools.call(call.name, call.arguments, session)))
-            except ToolFailedError as error:
-                return _make_failed_tool_step(error, call.name, results)
-        return _make_tool_call_step([self._make_tool_message(name, result) for name, result in results], results, None)
+                results.append((name, await call_tool(name, arguments, session)))
+            except ToolFailedError as failure:
+                shown = [*_describe_tool_calls(results), {"tool": name, "status": "failed", "seconds": 0.0}]
+                score = Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason=str(failure))
+                return StepResult(done=True, score=score, info={"tool_calls": shown})
+        return StepResult(
+            Observation([self._make_message(name, result) for name, result in results]),
+            valid=all(result.status is not ToolStatus.REFUSED for _, result in results),
+            kept_chars=kept_chars,
+            info={"tool_calls": _describe_tool_calls(results)},
+        )
 
-    def _make_tool_message(self, name: str, result: ToolResult) -> Message:
-        text = result.text if result.status is ToolStatus.OK else f"{result.status}: {result.text}"
-        text = text.encode("utf-8", "replace").decode()  # JSON may encode lone surrogates, which tokenizers reject
-        message = Message(role="tool", content=text, name=name if name in self._tools.names else UNKNOWN_TOOL)
-        return _add_images(message, result) if self._sees_images else message
-
-
-ActionHandler = TagActionHandler | ChatTemplateActionHandler
+    def _make_message(self, name: str, result: ToolResult) -> Message:
+        """Return the reply to a call, with the images of the tool's result after its text."""
+        if self._parse_calls is None:
+            response = json.dumps({"status": result.status, "text": result.text}, ensure_ascii=False)
+            message = Message(role="user", content=f"<tool_response>{response}</tool_response>")
+        else:
+            text = result.text if result.status is ToolStatus.OK else f"{result.status}: {result.text}"
+            text = text.encode("utf-8", "replace").decode()  # JSON may encode lone surrogates, which tokenizers reject
+            known = self._tools is not None and name in self._tools.names
+            message = Message(role="tool", content=text, name=name if known else UNKNOWN_TOOL)
+        if not self._sees_images or not result.images:
+            return message
+        text = message["content"].replace(IMAGE_MARK, "")  # each mark shows an image
+        return Message({**message, "content": text + IMAGE_MARK * len(result.images), "images": [*result.images]})
 
 
 def make_action_handler(services: Services) -> ActionHandler:
     """Create the action handler for env.action_format, with the tools of `services`."""
-    if services.config.action_format == "tags":
-        return TagActionHandler(services.tools, services.sees_images)
-    assert services.tools is not None and services.parse_calls is not None, "checked when a run starts"
-    return ChatTemplateActionHandler(services.tools, services.parse_calls, services.sees_images)
-
-
-def _make_tool_response_message(result: ToolResult) -> Message:
-    response = json.dumps({"status": result.status, "text": result.text}, ensure_ascii=False)
-    return Message(role="user", content=f"<tool_response>{response}</tool_response>")
-
-
-def _add_images(message: Message, result: ToolResult) -> Message:
-    """Add the images of a tool's result after the text of its message."""
-    if not result.images:
-        return message
-    text = message["content"].replace(IMAGE_MARK, "")  # each mark shows an image
-    return Message({**message, "content": text + IMAGE_MARK * len(result.images), "images": [*result.images]})
-
-
-def _make_tool_call_step(
-    messages: list[Message], results: Sequence[tuple[str, ToolResult]], kept_chars: int | None
-) -> StepResult:
-    """Return the result of a turn with tool calls. `messages`: replies to the model; `results`: (tool name, result)."""
-    is_valid = all(result.status is not ToolStatus.REFUSED for _, result in results)
-    return StepResult(
-        Observation(messages), valid=is_valid, kept_chars=kept_chars, info={"tool_calls": _describe_tool_calls(results)}
-    )
-
-
-def _make_invalid_step(message: Message) -> StepResult:
-    """Return the result of a turn without a readable action: the turn is invalid, and all its text is kept."""
-    return StepResult(Observation([message]), valid=False, info={"tool_status": "unreadable"})
-
-
-def _make_failed_tool_step(error: ToolFailedError, tool: str, results: Sequence[tuple[str, ToolResult]]) -> StepResult:
-    """Return the step result that ends an episode because `tool` failed. results: (tool, result) of earlier calls."""
-    failed = {"tool": tool, "status": "failed", "seconds": 0.0}
-    score = Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason=str(error))
-    return StepResult(done=True, score=score, info={"tool_calls": [*_describe_tool_calls(results), failed]})
+    parse_calls = services.parse_calls if services.config.action_format == "chat_template" else None
+    return ActionHandler(services.tools, parse_calls, services.sees_images)
 
 
 def _describe_tool_calls(results: Sequence[tuple[str, ToolResult]]) -> list[dict[str, object]]:

@@ -23,8 +23,6 @@ from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.registry import Registry
 
-METHODS = ("reset", "step", "close")  # methods of every environment
-
 ScoreFn = Callable[[Prompt, str], Awaitable[Score]]
 """Call the reward function in its process: `await score(prompt, text)`. A failed grade is a Score, not an exception."""
 
@@ -160,12 +158,6 @@ def get_environment_spec(name: str) -> EnvironmentSpec:
 def check_environment(config: Env) -> EnvironmentSpec:
     """Return the environment of env.env_name. Raises ValueError if it is unknown, incomplete or rejects a setting."""
     spec, name = _ENVIRONMENTS.get(config.env_name), config.env_name
-    cls = spec.factory  # factories that are not classes are not checked
-    if isinstance(cls, type) and (missing := [one for one in METHODS if not callable(getattr(cls, one, None))]):
-        raise ValueError(
-            f"env.env_name={name}: the class {cls.__name__} lacks the methods {', '.join(missing)}. Add them. If there "
-            "is nothing to free, write `async def close(self): ...`."
-        )
     if spec.tools is None and (config.tools or config.mcp_servers or config.action_format != "tags"):
         raise ValueError(
             f"env.env_name={name} does not call tools. Remove env.tools, env.mcp_servers and env.action_format, or "

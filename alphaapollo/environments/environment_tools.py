@@ -38,11 +38,7 @@ async def open_toolbox(config: Env) -> ToolBox | None:
 
 
 def make_toolbox(config: Env, mcp_tools: Sequence[Tool] = ()) -> ToolBox | None:
-    """Create the toolbox of an environment from its own tools, env.tools and `mcp_tools`. Returns None without tools.
-
-    Raises ValueError for an unknown or reserved tool name, invalid settings, a missing index, or a python_code timeout
-    above env.tool_limits.timeout.
-    """
+    """Create the toolbox of an environment from its own tools, env.tools and `mcp_tools`; None without tools."""
     get_names = get_environment_spec(config.env_name).tools
     names = get_names(config) if get_names else []
     settings = _merge_tool_settings(config, names)

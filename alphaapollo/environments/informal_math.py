@@ -95,16 +95,7 @@ def describe_tool(function: JsonObject) -> str:
 
 
 def make_example_value(schema: Any, root_schema: JsonObject, followed_refs: tuple[str, ...] = ()) -> Any:
-    """Return an example value for a JSON schema: its default, its first listed value, or a value of its type.
-
-    Args:
-        schema: JSON schema of the value.
-        root_schema: complete schema, in which `$ref` references are looked up.
-        followed_refs: references that were followed already, to end recursion.
-
-    >>> make_example_value({"type": "integer", "default": 3}, {})
-    3
-    """
+    """Return an example value for a JSON schema: its default, its first listed value, or a value of its type."""
     if not isinstance(schema, dict) or schema.get("$ref") in followed_refs:
         return "..."
     if reference := schema.get("$ref"):

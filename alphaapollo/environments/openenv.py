@@ -65,24 +65,22 @@ class OpenEnvEnvironment:
 
     async def step(self, action: str) -> StepResult:
         found = read_action(action)
-        if found.error:
-            return _make_invalid_step(found.error)
-        fields = self._parse_action(found.content)
+        fields, reason, kept = self._parse_action(found.content), found.error, found.kept_chars
         if map_texts(fields, replace_surrogates) != fields:  # would break the connection
-            return _make_invalid_step("the action contains a lone surrogate, which is not valid Unicode")
+            reason = "the action contains a lone surrogate, which is not valid Unicode"
         try:
-            result = await self._request("step", fields)
+            result = {} if reason else await self._request("step", fields)
         except ServerError as error:
             if error.code != "VALIDATION_ERROR":
                 raise
-            return _make_invalid_step(f"the environment rejects this action. {error}")
+            reason = f"the environment rejects this action. {error}"
+        if reason:
+            return StepResult(_make_observation(f"invalid action: {reason}"), valid=False)
         reward = float(result.get("reward") or 0.0)
         if result.get("done"):
-            return StepResult(done=True, score=Score(reward), kept_chars=found.kept_chars)
+            return StepResult(done=True, score=Score(reward), kept_chars=kept)
         return StepResult(
-            _make_observation(self._format_observation(result["observation"])),
-            reward=reward,
-            kept_chars=found.kept_chars,
+            _make_observation(self._format_observation(result["observation"])), reward=reward, kept_chars=kept
         )
 
     async def close(self) -> None:
@@ -154,7 +152,3 @@ def _warn_of_full_server(url: str, server_message: str) -> None:
 
 def _make_observation(text: str) -> Observation:
     return Observation([Message(role="user", content=text)])
-
-
-def _make_invalid_step(reason: str) -> StepResult:
-    return StepResult(_make_observation(f"invalid action: {reason}"), valid=False)

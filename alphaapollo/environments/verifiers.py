@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ _servers: dict[tuple[str, ...], tuple[subprocess.Popen[str], int]] = {}  # proce
 
 
 def check_settings(config: Env) -> None:
-    """Raise ValueError if the library's version is wrong, or the environment does not load or is not supported."""
+    """Raise ValueError if the library is missing, or the environment does not load or is not supported."""
     if not config.verifiers.name:
         raise ValueError("env.verifiers.name is empty. Set it to the name of an installed taskset, e.g. gsm8k-v1.")
     find_server_port(config.verifiers)
@@ -41,16 +42,15 @@ def find_server_port(settings: Verifiers) -> int:
         process, port = _servers.get(key, (None, 0))
         if process is not None and process.poll() is None:
             return port
-        try:
-            process = subprocess.Popen(key, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        except OSError as error:
-            raise ValueError(f"env.verifiers.python={python} cannot be started ({error}). Correct it.") from error
+        if shutil.which(python) is None:
+            raise ValueError(f"env.verifiers.python={python} is not a program. Correct it.")
+        process = subprocess.Popen(key, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline() or '{"error": "it ended without a message"}')
         if "error" in ready:
             raise ValueError(
                 f"env.verifiers.name={settings.name} cannot be used with env.verifiers.args={settings.args}: "
-                f"{ready['error']}"
+                f"{ready['error']} (env.verifiers.python={python} needs verifiers 0.4, docs/environments.md)"
             )
         _servers[key] = process, ready["port"]
         return ready["port"]
@@ -91,10 +91,7 @@ class VerifiersEnvironment:
             await self._client.close()
 
     async def _receive(self) -> Score | None:
-        """Wait for the next model request and keep its messages. Returns the score if the episode ended instead.
-
-        Raises RuntimeError if the environment failed, or its messages are not plain text.
-        """
+        """Wait for the next model request and keep its messages. Returns the score if the episode ended instead."""
         message = await self._socket.receive()
         if message.type is not aiohttp.WSMsgType.TEXT:
             raise ConnectionError(f"the process of the verifiers environment {self._settings.name} ended")

@@ -18,24 +18,10 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
 HARNESS = "alphaapollo_chat"  # name under which verifiers imports ChatHarness
-
-
-def check_version() -> None:
-    """Raise ValueError unless verifiers 0.4 is installed."""
-    try:
-        installed = version("verifiers")
-    except PackageNotFoundError:
-        installed = "none"
-    if not installed.startswith("0.4."):
-        raise ValueError(
-            f"verifiers 0.4 is required, but {sys.executable} has {installed}. Install it in a Python installation of "
-            "its own and set env.verifiers.python (docs/environments.md)."
-        )
 
 
 def load_environment(name: str, arguments: dict[str, Any]) -> Any:
@@ -164,7 +150,6 @@ def main() -> None:
 
     threading.Thread(target=exit_with_parent, daemon=True).start()
     try:
-        check_version()
         server = EpisodeServer(load_environment(sys.argv[1], json.loads(sys.argv[2])))
         asyncio.run(server.serve(announce))
     except Exception as error:  # environment code may raise anything

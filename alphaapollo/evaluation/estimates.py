@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from alphaapollo.rewards.answer_extraction import find_marked_answer
+from alphaapollo.rewards.answers import find_marked_answer
 
 RESAMPLES = 5000  # number of bootstrap resamples; the quantile levels are then accurate to about 0.002
 CHUNK = 2**22  # number of problems drawn per numpy call; bounds memory
@@ -22,13 +22,7 @@ def pass_at_k(num_samples: np.ndarray, num_correct: np.ndarray, largest_k: int) 
 
     pass@k = 1 - C(n - c, k) / C(n, k) = 1 - product over j < k of (n - c - j) / (n - j)      (arXiv 2107.03374, Eq. 1)
 
-    Args:
-        num_samples: [P] number of samples of each problem (n).
-        num_correct: [P] number of correct samples of each problem (c).
-        largest_k: largest k to estimate (K).
-
-    Returns:
-        [P, K]; column k - 1 is pass@k, NaN where a problem has fewer than k samples.
+    num_samples, num_correct: [P] n and c. Returns [P, K] for K = largest_k; column k - 1 is pass@k, NaN where n < k.
     """
     n, c, j = num_samples[:, None], num_correct[:, None], np.arange(largest_k)[None, :]
     wrong = np.maximum(n - c - j, 0) / np.maximum(n - j, 1)
@@ -53,19 +47,12 @@ def majority_accuracy(answers: Sequence[str | None], accuracies: Sequence[float]
 def compute_bootstrap_interval(
     values: np.ndarray, seed: int = 0, level: float = 0.95, resamples: int = RESAMPLES
 ) -> np.ndarray:
-    """Compute percentile bootstrap intervals of the mean over problems.
+    """Compute percentile bootstrap intervals of the mean of F metrics over P problems.
 
-    Only problems are resampled, not their samples. The result does not depend on the order of the problems, because the
-    values of each metric are sorted first.
+    Only problems are resampled, not their samples; all metrics use the same resamples. The values of each metric are
+    sorted first, so that the order of the problems does not matter.
 
-    Args:
-        values: [P, F] values of F metrics for each of P problems; NaN values are ignored.
-        seed: random seed; all metrics use the same resamples.
-        level: confidence level.
-        resamples: number of bootstrap resamples.
-
-    Returns:
-        [2, F] lower and upper bound; NaN for metrics with fewer than two problems.
+    values: [P, F]; NaN is ignored. Returns [2, F] lower and upper bound; NaN for metrics with fewer than two problems.
     """
     num_problems, num_metrics = values.shape
     values = np.sort(values, axis=0)

@@ -6,8 +6,12 @@ run: generate responses, append them to results.jsonl, and write the metrics to 
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -15,26 +19,26 @@ from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.resolve import get_resolved, resolve_controller, resolve_generation
 from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.placement import Placement
+from alphaapollo.controller.stall_monitor import StallMonitor
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.data.stream import choose_rows
-from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result
-from alphaapollo.evaluation.report import write_report
-from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results
+from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result, read_sample_result, write_report
 from alphaapollo.launch import input_checks
 from alphaapollo.launch.model_requirements import ModelUse, check_models
 from alphaapollo.models.folder_check import list_template_notices
 from alphaapollo.observability.console import Console
+from alphaapollo.planning.first_start import fix_template_date
 from alphaapollo.planning.plan_table import print_plan_table
-from alphaapollo.planning.try_environment import try_environment
-from alphaapollo.planning.try_template import fix_template_date
+from alphaapollo.planning.trials import try_environment
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.runs.resume import StartPoint, find_inference_start
+from alphaapollo.runs.rollout_log import format_trajectory_lines, replace_images, save_image
 from alphaapollo.runs.run_history import RunPlan
-from alphaapollo.types import GroupRequest, Prompt, Sampling
+from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
+from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 RESULTS = "results.jsonl"
@@ -78,10 +82,7 @@ def make_sampling(config: GenerationConfig) -> Sampling:
 
 
 def prepare_run(config: GenerationConfig, console: Console) -> GenerationPlan:
-    """Check the inputs without starting an engine, read earlier results, and print the plan.
-
-    Raises ValueError for invalid settings or data.
-    """
+    """Check the inputs without starting an engine, read earlier results, and print the plan."""
     machine = input_checks.detect_node_resources(config)
     config = fix_template_date(config, config.model)
     notices = check_config_and_get_notices(config, machine.num_gpus, machine.num_cores)
@@ -94,7 +95,7 @@ def prepare_run(config: GenerationConfig, console: Console) -> GenerationPlan:
     more += list_template_notices(config.model, renderer, config.data.apply_chat_template_kwargs)
     is_graded = environment.is_graded(config.env)
     more += input_checks.check_rewards(prompts, config.reward, config.custom_reward_function, is_graded)[0]
-    more += try_environment(config.env, prompts[:1], config.model, config.data)
+    more += try_environment(config.env, prompts[:1])
     device, rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
     start, finished = find_inference_start(config, RESULTS), FinishedResults()
     if not start.replaces_previous_run:
@@ -107,10 +108,7 @@ def prepare_run(config: GenerationConfig, console: Console) -> GenerationPlan:
 
 
 async def run(plan: GenerationPlan, console: Console) -> None:
-    """Generate responses to the prompts without results, then report all results.
-
-    Raises ValueError if all samples failed.
-    """
+    """Generate responses to the prompts without results, then report all results. Raises ValueError if all failed."""
     config, trainer = plan.config, plan.config.trainer
     folder = trainer.folder
     if moved := plan.start.prepare_folder(config, make_run_plan(plan)):
@@ -131,10 +129,7 @@ async def run(plan: GenerationPlan, console: Console) -> None:
 
 
 async def launch_engines(config: GenerationConfig, rollout: Rollout, device: Device, folder: Path) -> WorkerGroups:
-    """Start only rollout workers, in this process or with Ray (trainer.controller).
-
-    rollout: config.rollout with resolved settings. folder: the run's folder, for logs.
-    """
+    """Start only rollout workers, in this process or with Ray. `rollout`: with resolved settings."""
     run_id = new_run_id()
     shared_memory = f"/dev/shm/alphaapollo-{run_id}"
     parallel = rollout.tensor_model_parallel_size
@@ -207,3 +202,76 @@ def make_run_plan(plan: GenerationPlan) -> RunPlan:
         "engines": f"{plan.rollout.num_engines} x {plan.device}{threads}{tensor_parallel}",
     }
     return RunPlan(settings, notices=plan.notices)
+
+
+@dataclass(frozen=True)
+class FinishedResults:
+    """Results in results.jsonl that an earlier process wrote for prompts whose samples are all graded."""
+
+    results: list[SampleResult] = field(default_factory=list)
+    line_numbers: frozenset[int] = frozenset()  # lines of the file that contain `results`
+    num_dropped: int = 0  # number of other lines in the file
+
+    @property
+    def problem_ids(self) -> set[int]:
+        """Ids of the prompts whose samples are all finished."""
+        return {result.problem_id for result in self.results}
+
+
+def read_finished_results(path: Path, prompts: Mapping[int, Prompt], num_samples: int) -> FinishedResults:
+    """Read the results of prompts that have all samples. Raises ValueError for results of other data."""
+    if not path.exists():
+        return FinishedResults()
+    groups: dict[int, dict[int, tuple[int, SampleResult]]] = defaultdict(dict)
+    num_lines = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            num_lines += 1
+            result = _parse_result_line(line, prompts, path)
+            if result is not None:
+                groups[result.problem_id].setdefault(result.sample_index, (number, result))
+    complete = [group for group in groups.values() if set(group) == set(range(num_samples))]
+    return FinishedResults(
+        results=[result for group in complete for _, result in group.values()],
+        line_numbers=frozenset(number for group in complete for number, _ in group.values()),
+        num_dropped=num_lines - num_samples * len(complete),
+    )
+
+
+def _parse_result_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -> SampleResult | None:
+    """Parse a line of results.jsonl; None if it is incomplete. Raises ValueError if its prompt is not in `prompts`."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+        result, truth = read_sample_result(record), record["ground_truth"]
+        content = record["prompt"] if record["row_prompt"] is None else record["row_prompt"]
+    except (ValueError, KeyError, TypeError):  # the process or machine died while writing
+        return None
+    number, prompt = result.problem_id, prompts.get(result.problem_id)
+    same = prompt is not None and truth in (prompt.ground_truth_in_files, prompt.ground_truth_text)
+    if prompt is None or not same or replace_images(prompt.content) != content:
+        raise ValueError(
+            f"prompt {number} in {path} differs from row {number} of data.path, so these results belong to "
+            "other data. Set another trainer.experiment_name, or trainer.resume_mode=disable to start from scratch."
+        )
+    return result
+
+
+@contextmanager
+def open_results_writer(path: Path, finished: FinishedResults) -> Iterator[Callable[[TrajectoryGroup], None]]:
+    """Open results.jsonl without the lines of unfinished prompts. Yields a function that appends a prompt's samples."""
+    with explain_write_errors("the results", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if finished.num_dropped:
+            with path.open("rb") as old:
+                replace_file(path, (line for number, line in enumerate(old) if number in finished.line_numbers))
+        file = path.open("a", encoding="utf-8")
+
+    def append(group: TrajectoryGroup) -> None:
+        with explain_write_errors("the results", path):
+            file.writelines(format_trajectory_lines(0, [group], partial(save_image, path.parent)))
+            file.flush()
+
+    with file:
+        yield append

@@ -1,21 +1,27 @@
-"""Evaluation metrics, shared by validation, main_generation and main_eval.
+"""Evaluation metrics, shared by validation, main_generation and main_eval, and the reports of the latter two.
 
 Trajectories, records of results files and graded texts are converted to SampleResults; `summarize` computes metrics.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from io import StringIO
+from pathlib import Path
 
 import numpy as np
 
 from alphaapollo.evaluation.estimates import compute_bootstrap_interval, extract_answer, majority_accuracy, pass_at_k
-from alphaapollo.runs.images import replace_images
+from alphaapollo.observability.terminal import Terminal
+from alphaapollo.runs.rollout_log import replace_images
 from alphaapollo.types import EpisodeEnd, JsonObject, Outcome, Prompt, Score, Trajectory
+from alphaapollo.utils.disk import explain_write_errors, replace_file
+from alphaapollo.utils.json_types import finite_or_none
 
 CORRECT_ACCURACY = 1.0  # minimum accuracy of a correct sample, for pass@k
 
@@ -66,14 +72,8 @@ class Summary:
 def convert_to_sample_result(prompt: Prompt, trajectory: Trajectory, needs_answer: bool = True) -> SampleResult:
     """Convert a graded trajectory to a SampleResult. With needs_answer=False its `answer` is None, which is faster."""
     last = trajectory.last_turn if needs_answer else None
-    result = make_sample_result(
-        prompt,
-        trajectory.sample,
-        last.text if last else "",
-        trajectory.score,
-        num_tokens=trajectory.num_tokens,
-        end=trajectory.end,
-    )
+    text, size, end = last.text if last else "", trajectory.num_tokens, trajectory.end
+    result = make_sample_result(prompt, trajectory.sample, text, trajectory.score, size, end)
     return result if result.outcome.failed else replace(result, reward=trajectory.reward, accuracy=trajectory.accuracy)
 
 
@@ -85,12 +85,7 @@ def make_sample_result(
     num_tokens: int | None = None,
     end: EpisodeEnd | None = None,
 ) -> SampleResult:
-    """Create the SampleResult of a response from its grader's score, and extract the answer from its text.
-
-    Args:
-        sample_index: index among the samples of the prompt.
-        text: the response, or the last turn of a multi-turn trajectory.
-    """
+    """Create the SampleResult of a response, or of the last turn of an episode, from its grader's score."""
     failed = score.outcome.failed
     return SampleResult(
         problem_id=prompt.id,
@@ -180,23 +175,18 @@ def _summarize_source(data_source: str, results: Sequence[SampleResult]) -> Summ
 
 
 def estimate_means(values: np.ndarray) -> list[Estimate | None]:
-    """Estimate the mean of each metric with its 95 % bootstrap interval, from values [P, F] of P problems.
-
-    NaN values are ignored; a metric without other values has no estimate.
-    """
+    """Estimate the mean of each metric with its 95 % bootstrap interval, from values [P, F] of P problems; NaN is
+    ignored."""
     means, counts = _compute_column_means_and_counts(values)
-    lows, highs = (
-        [None if math.isnan(bound) else bound for bound in row] for row in compute_bootstrap_interval(values).tolist()
-    )
-    columns = zip(means.tolist(), lows, highs, counts.tolist(), strict=True)
-    return [Estimate(mean, low, high, count) if count else None for mean, low, high, count in columns]
+    columns = zip(means.tolist(), *compute_bootstrap_interval(values).tolist(), counts.tolist(), strict=True)
+    return [
+        Estimate(mean, finite_or_none(low), finite_or_none(high), count) if count else None
+        for mean, low, high, count in columns
+    ]
 
 
 def compute_mean_metrics(results: Sequence[SampleResult], num_samples: int) -> dict[str, float]:
-    """Compute the mean of each metric over problems; NaN if no problem has a value. num_samples: n of avg@n.
-
-    `pass@k_problems` is the number of problems that pass@k is the mean of.
-    """
+    """Compute the mean of each metric over problems; NaN if no problem has a value. `pass@k_problems`: their number."""
     names, values = compute_metrics_per_problem(results, num_samples)
     means, counts = _compute_column_means_and_counts(values)
     problems = {f"{name}_problems": float(count) for name, count in zip(names, counts, strict=True) if "pass@" in name}
@@ -244,3 +234,76 @@ def compute_metrics_per_problem(results: Iterable[SampleResult], num_samples: in
 
 def _mean_or_nan(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
+
+
+FIELDS = ("data_source", "figure", "value", "low", "high", "problems")
+TOKENS = ("response_length",)  # metrics in tokens
+
+
+def write_report(results: Sequence[SampleResult], prompts: Sequence[Prompt], folder: Path, terminal: Terminal) -> None:
+    """Print the metrics, and write them to summary.json and summary.csv. Raises ValueError if all samples failed."""
+    summary = summarize(merge_repeated_prompts(results, prompts))
+    print_summary(*summary, terminal)
+    files = write_summary(folder, *summary)
+    terminal.write(f"written: {', '.join(map(str, files))}")
+    failed = [result for result in results if result.outcome.failed]
+    if failed:
+        first = min(failed, key=lambda result: (result.problem_id, result.sample_index))
+        reason = f"prompt {first.problem_id}, sample {first.sample_index}: {first.outcome}: {first.failure_reason}"
+        if len(failed) == len(results):
+            raise ValueError(f"All {len(failed)} samples failed. First failure: {reason}")
+        terminal.write(f"note: {len(failed)} samples failed. First failure: {reason}")
+
+
+def print_summary(overall: Summary, sources: Mapping[str, Summary], terminal: Terminal) -> None:
+    """Print a table with a block per data source and, if there are several data sources, a block for all."""
+    rows = [("data source", "figure", "value", "95 % interval", "problems")]
+    for summary in _list_summaries(overall, sources):
+        title = summary.data_source or "(no data source)"
+        for name, estimate in summary.figures.items():
+            number = "{:.1f}" if name in TOKENS else "{:.4f}"
+            bounds = [number.format(bound) for bound in (estimate.low, estimate.high) if bound is not None]
+            value, problems = number.format(estimate.value), str(estimate.problems)
+            rows.append((title, name, value, " to ".join(bounds) or "-", problems))
+            title = ""
+        if not summary.figures:
+            rows.append((title, "nothing scored", "", "", ""))
+    one, two = (max(len(row[column]) for row in rows) for column in (0, 1))
+    terminal.write("\n".join(f"{a:<{one}}  {b:<{two}}  {c:>9}  {d:>20}  {e:>8}".rstrip() for a, b, c, d, e in rows))
+    for summary in _list_summaries(overall, sources):
+        terminal.write(format_outcome_line(summary))
+
+
+def format_outcome_line(summary: Summary) -> str:
+    """Format the counts, e.g. `openai/gsm8k: 16 samples of 2 problems; 16 scored; ended: 15 done, 1 token limit`."""
+
+    def format_counts(counts: Mapping[str, int]) -> str:
+        return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(counts.items()))
+
+    excluded = f" ({summary.num_failed} failed, excluded from all metrics)" if summary.num_failed else ""
+    ended = f"; ended: {format_counts(summary.ends)}" if summary.ends else ""
+    head = f"{summary.data_source or '(no data source)'}: {summary.samples} samples of {summary.problems} problems"
+    return f"{head}; {format_counts(summary.outcomes)}{excluded}{ended}"
+
+
+def write_summary(folder: Path, overall: Summary, sources: Mapping[str, Summary]) -> list[Path]:
+    """Write summary.json, and summary.csv with a row per data source and metric. Both are written atomically."""
+    records = {name: asdict(one) | {"failed": one.num_failed} for name, one in sources.items()}
+    record = {"all": asdict(overall) | {"failed": overall.num_failed}, "by_data_source": records}
+    table = StringIO(newline="")
+    rows = csv.DictWriter(table, FIELDS)
+    rows.writeheader()
+    for summary in _list_summaries(overall, sources):
+        for name, estimate in summary.figures.items():
+            rows.writerow({"data_source": summary.data_source, "figure": name} | asdict(estimate))
+    text = json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)
+    files = {"summary.json": text + "\n", "summary.csv": table.getvalue()}
+    with explain_write_errors("the summary", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            replace_file(folder / name, [content.encode()])
+    return [folder / name for name in files]
+
+
+def _list_summaries(overall: Summary, sources: Mapping[str, Summary]) -> Sequence[Summary]:
+    return [*sources.values(), overall] if len(sources) != 1 else [*sources.values()]

@@ -20,14 +20,13 @@ from alphaapollo.data.files import DataRow, convert_rows, list_column_names, rea
 from alphaapollo.data.formats import RESULT_COLUMNS
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.resolved_files import HELD_OUT, name_splits
-from alphaapollo.evaluation.metrics import SampleResult, find_answer, make_sample_result
-from alphaapollo.evaluation.report import write_report
+from alphaapollo.evaluation.metrics import SampleResult, find_answer, make_sample_result, write_report
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.observability.console import Console
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.runs.format import write_format
-from alphaapollo.runs.images import replace_images, save_image
+from alphaapollo.runs.checkpoint_folder import write_format
 from alphaapollo.runs.resume import check_folder_belongs_to_command
+from alphaapollo.runs.rollout_log import replace_images, save_image
 from alphaapollo.types import JsonObject, Outcome, Prompt, Score
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.json_types import finite_or_none
@@ -46,7 +45,7 @@ class PromptResponses:
 
 
 def prepare_problems(config: EvalConfig, console: Console) -> list[PromptResponses]:
-    """Check the configuration, read the problems and print how many there are. Raises ValueError for invalid input."""
+    """Check the configuration and read the problems. Raises ValueError for invalid input."""
     notices = check_config_and_get_notices(config)
     check_folder_belongs_to_command(config)
     files = name_splits(config.data.path, HELD_OUT, notices)

@@ -76,19 +76,15 @@ async def validate(
 
 
 def compute_group_metrics(groups: Sequence[TrajectoryGroup], metric_suffix: str) -> dict[str, float]:
-    """Compute the metrics `val/*` of all prompts and, if there are several data sources, of each data source.
-
-    metric_suffix: appended to the metric names.
-    """
+    """Compute the metrics `val/*` of all prompts and, if there are several data sources, of each data source."""
     results = _make_sample_results(groups, needs_answers=False)
     if count_max_samples_per_problem(results) > 1:  # answers are only needed for maj@n
         results = _make_sample_results(groups, needs_answers=True)
     metrics = compute_val_metrics(results, f"val/{{}}{metric_suffix}")
     sources = sorted({result.data_source for result in results})
-    if len(sources) > 1:
-        for source in sources:
-            of_source = [result for result in results if result.data_source == source]
-            metrics |= compute_val_metrics(of_source, f"val/{source}/{{}}{metric_suffix}")
+    for source in sources if len(sources) > 1 else []:
+        of_source = [result for result in results if result.data_source == source]
+        metrics |= compute_val_metrics(of_source, f"val/{source}/{{}}{metric_suffix}")
     return metrics
 
 
@@ -99,22 +95,16 @@ def _make_sample_results(groups: Sequence[TrajectoryGroup], needs_answers: bool)
 
 
 def compute_val_metrics(results: Sequence[SampleResult], name_template: str) -> dict[str, float]:
-    """Compute accuracy, reward and response length, averaged over problems, and the share of failed samples.
-
-    With up to n > 1 samples per problem, also pass@k for powers of two, and maj@n. name_template: "val/{}_greedy", ...
-    """
+    """Compute accuracy, reward and response length, averaged over problems, and the share of failed samples. With up to
+    n > 1 samples per problem, also pass@k for powers of two, and maj@n. name_template: "val/{}_greedy", ..."""
     n = count_max_samples_per_problem(results)
     means = compute_mean_metrics(results, n)
-    metrics = {name_template.format("failed"): sum(result.outcome.failed for result in results) / len(results)}
-    if math.isnan(means["reward"]):
-        return metrics
-    metrics[name_template.format("accuracy")] = means[f"avg@{n}"]
-    metrics[name_template.format("reward")] = means["reward"]
-    metrics[name_template.format("response_length")] = means["response_length"]
-    if n > 1:
-        for metric in [*(f"pass@{2**power}" for power in range(n.bit_length())), f"maj@{n}"]:
+    metrics = {"failed": sum(result.outcome.failed for result in results) / len(results)}
+    if not math.isnan(means["reward"]):
+        metrics |= {"accuracy": means[f"avg@{n}"]} | {name: means[name] for name in ("reward", "response_length")}
+        for metric in [*(f"pass@{2**power}" for power in range(n.bit_length())), f"maj@{n}"] if n > 1 else []:
             if not math.isnan(means[metric]):  # NaN: fewer than half of the prompts have k scored samples
-                metrics[name_template.format(metric)] = means[metric]
-                if metrics[name_template.format("failed")] and "pass@" in metric:
-                    metrics[name_template.format(f"{metric}_problems")] = means[f"{metric}_problems"]
-    return metrics
+                metrics[metric] = means[metric]
+                if metrics["failed"] and "pass@" in metric:
+                    metrics[f"{metric}_problems"] = means[f"{metric}_problems"]
+    return {name_template.format(name): value for name, value in metrics.items()}

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Never
 
 from alphaapollo.config.schema import EvolvingConfig
+from alphaapollo.engines.http_api import AgentSession, Request, list_new_messages
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.environments.base import ScoreFn
 from alphaapollo.evolving.budget import EvolutionStopped, compute_call_price
@@ -20,10 +21,8 @@ from alphaapollo.evolving.model_clients import EngineClient, ModelCallError
 from alphaapollo.evolving.pool import CandidateId, ModelCall, Usage
 from alphaapollo.evolving.role_calls import RoleModelCaller, Transcript
 from alphaapollo.evolving.roles import ModelReply, make_user_chat
-from alphaapollo.rollout.agents.rows import list_new_messages
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
-from alphaapollo.rollout.agents.session import AgentSession, Request
-from alphaapollo.rollout.check_replies import check_messages
+from alphaapollo.rollout.context import check_messages
 from alphaapollo.rollout.episode import EpisodeTask
 from alphaapollo.types import EpisodeEnd, Message, Outcome, Prompt, Sampling, Score, Turn
 
@@ -60,7 +59,7 @@ def make_transcript(prompt: list[Message], session: AgentSession, end: EpisodeEn
     transcript = Transcript(prompt, len(prompt), score=score, ended_by_environment=True)
     if session.answers:
         path = session.answers[-1].path
-        chat = [(list_new_messages(one.request, one.parent), one.sampled.text) for one in path]
+        chat = [(list_new_messages(one.request, one.parent), one.text) for one in path]
         transcript.messages = [
             message for new, text in chat for message in (*new, Message(role="assistant", content=text))
         ]
@@ -108,8 +107,8 @@ async def log_request(
         await answer()
         if not request.answers:
             raise ModelCallError(request.session.overflow or "the request got no answer")
-        completions = [one.sampled.completion for one in request.answers]
-        text = "\n\n".join(one.sampled.text for one in request.answers)
+        completions = [one.completion for one in request.answers]
+        text = "\n\n".join(one.text for one in request.answers)
         tokens = sum(len(one.token_ids) for one in completions)
         return ModelReply(text, request.seed, len(request.prompt_ids), tokens, completions[-1].stop_reason.value)
 

@@ -16,7 +16,7 @@ from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import EnvironmentFailure
 from alphaapollo.evolving.roles import ModelReply
 from alphaapollo.rewards.openai_connection import MALFORMED_RESPONSE_ERRORS, make_connection_options
-from alphaapollo.rollout.prompts import PromptRenderer
+from alphaapollo.rollout.context import PromptRenderer
 from alphaapollo.types import Message, Sampling
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.redaction import redact, replace_surrogates

@@ -6,7 +6,6 @@ run: start models, tools and graders, run the loop, write the results.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -16,9 +15,9 @@ from pathlib import Path
 
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.resolve import resolve_device
-from alphaapollo.config.schema import EvolvingConfig, Model
-from alphaapollo.controller.health.stall_monitor import StallMonitor
+from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.controller.placement import detect_machine
+from alphaapollo.controller.stall_monitor import StallMonitor
 from alphaapollo.data.images import collect_images
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
@@ -44,13 +43,12 @@ from alphaapollo.evolving.role_calls import RoleModelCaller, make_roles
 from alphaapollo.launch.input_checks import check_rewards, find_environment_spec
 from alphaapollo.observability.console import Console
 from alphaapollo.planning.plan_table import print_plan_table
-from alphaapollo.planning.try_environment import try_environment, try_environment_resets
+from alphaapollo.planning.trials import try_environment
 from alphaapollo.processes.watchdog import new_run_id, start_reaper
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import is_gradable
-from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.resume import StartPoint, find_inference_start
-from alphaapollo.runs.run_history import RunPlan
+from alphaapollo.runs.run_history import JsonlTracker, RunPlan
 from alphaapollo.types import Prompt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module
@@ -121,12 +119,7 @@ def prepare_run(config: EvolvingConfig, console: Console) -> PreparedEvolution:
         )
     if gradable:
         notices += check_rewards(gradable, config.reward, config.custom_reward_function, graded)[0]
-    if config.env.env_name == "agent":
-        for served in [config.models[name] for name in config.proposer_models]:
-            keys = {name: getattr(served, name) for name in ("path", "tokenizer_path", "trust_remote_code")}
-            notices += try_environment(config.env, prompts[:1], Model(**keys), config.data)
-    else:
-        asyncio.run(try_environment_resets(config.env, prompts[:1]))
+    notices += try_environment(config.env, prompts[:1])
     notices += start.describe()
     print_plan_table(prepared.folder, make_run_plan(prepared), console)
     return prepared

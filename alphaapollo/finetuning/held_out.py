@@ -24,7 +24,7 @@ from alphaapollo.launch import input_checks
 from alphaapollo.launch.model_requirements import ModelUse, check_models
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import Tracker
-from alphaapollo.planning.try_environment import try_environment_resets
+from alphaapollo.planning.trials import try_environment_resets
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.types import Completion, ImageInput, Prompt, Sampling, SamplingRequest
@@ -131,7 +131,7 @@ class HeldOutEvaluation:
         self.engine.step = step
         engine, config = self.engine, self.config
         validation = await validate(
-            EngineGroup(LocalRanks(self._worker), 2 * engine.batch_size * engine.ranks.size),
+            EngineGroup(LocalRanks(self._worker, "rollout"), 2 * engine.batch_size * engine.ranks.size),
             self.prompts,
             config.rollout.val_kwargs,
             config.data.max_response_length,

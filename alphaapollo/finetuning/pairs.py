@@ -11,7 +11,7 @@ from alphaapollo.batching.preference_batch import PreferenceBatch, distribute_pr
 from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
-from alphaapollo.runs.example_log import LoggedExample, make_example_row
+from alphaapollo.runs.run_history import LoggedExample, make_example_row
 
 
 class PairTask(FinetuningTask):

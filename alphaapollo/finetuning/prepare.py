@@ -25,7 +25,7 @@ from alphaapollo.launch.model_requirements import ModelUse, check_models, choose
 from alphaapollo.models.folder_check import list_template_notices
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers
-from alphaapollo.planning.cpu_threads import choose_cpu_threads
+from alphaapollo.planning.first_start import choose_cpu_threads, fix_template_date
 from alphaapollo.planning.memory_fit import fit_to_memory_if_measurable, get_max_tokens
 from alphaapollo.planning.memory_plan import MemoryPlan
 from alphaapollo.planning.plan_table import (
@@ -34,7 +34,6 @@ from alphaapollo.planning.plan_table import (
     print_plan_table,
     summarize_memory,
 )
-from alphaapollo.planning.try_template import fix_template_date
 from alphaapollo.runs.input_digests import Digests
 from alphaapollo.runs.resume import find_start_point
 from alphaapollo.runs.run_history import RunPlan

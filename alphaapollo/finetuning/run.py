@@ -9,13 +9,12 @@ from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.finetuning.loop import train
 from alphaapollo.finetuning.prepare import make_run_plan, prepare_run
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningProgress, FinetuningRun
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
-from alphaapollo.launch.session import open_session
+from alphaapollo.launch.session import BackgroundCheckpointWriter, open_session
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
-from alphaapollo.runs.example_log import NUM_LOGGED, write_examples
+from alphaapollo.runs.run_history import NUM_LOGGED, write_examples
 
 __all__ = ["prepare_run", "run"]  # called by launch/command.py
 

@@ -17,7 +17,7 @@ from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.held_out import HeldOutEvaluation, read_held_out_prompts
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
 from alphaapollo.planning.memory_plan import MemoryRequest
-from alphaapollo.runs.example_log import LoggedExample, make_example_row
+from alphaapollo.runs.run_history import LoggedExample, make_example_row
 from alphaapollo.types import Prompt, Row
 from alphaapollo.workers.finetuning_worker import SftWorker
 

@@ -17,13 +17,13 @@ from alphaapollo.controller.placement import Placement
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import PromptStream, WeightedFileStream
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
+from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.planning.memory_plan import MemoryPlan, MemoryRequest
 from alphaapollo.runs.checkpoint_folder import RunProgress
-from alphaapollo.runs.example_log import LoggedExample
 from alphaapollo.runs.resume import StartPoint
+from alphaapollo.runs.run_history import LoggedExample
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 
 if TYPE_CHECKING:

@@ -1,29 +1,50 @@
-"""Make the `main` of commands with a run folder: training (main_ppo, main_sft, ...), main_generation, evolving.main."""
+"""Make the `main` of commands with a run folder: training (main_ppo, main_sft, ...), main_generation, evolving.main.
+
+parse the command line -> lock the folder -> prepare -> run -> print what has changed, or the error
+
+After the death of a worker, a training command restarts (trainer.max_restarts), as if the user ran it again:
+run -> a worker dies -> kill every process of the run -> find the newest undamaged checkpoint -> run
+"""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.config.errors import exit_on_config_error
+from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import find_command_module, load_config_and_user_settings
+from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, RmConfig, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
+from alphaapollo.controller.ranks import WorkerFailed, WorkerLost
+from alphaapollo.data.resolved_files import forget_files
+from alphaapollo.engines.protocol import EngineError
+from alphaapollo.launch.input_checks import detect_node_resources
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.curve import Points, read_curves
 from alphaapollo.observability.run_view import format_duration
 from alphaapollo.processes.entry_point import MainFunction, entry_point
-from alphaapollo.runs.checkpoint_folder import CheckpointFolder, is_lower_better, list_checkpoints
+from alphaapollo.processes.folder_lock import lock_folder
+from alphaapollo.processes.watchdog import RUN, kill_run_processes
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder, is_lower_better, list_checkpoints, parse_step
+from alphaapollo.runs.resume import find_start_point, format_completed_run_message, resume_hint
+from alphaapollo.runs.run_history import record_in_history
 from alphaapollo.runs.run_model import resolve_model_paths
+from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.weight_sync.verification import WeightSyncError
 
 CommandConfig = Config | TuningConfig | GenerationConfig | EvolvingConfig
+REPORTED_ERRORS = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerLost, WorkerFailed)
+"""Errors with a message for the user, which are reported without a traceback; any other error is a bug."""
 MAIN_METRICS = (  # of each group, the first metric that the run has logged is summarized
     ("val/accuracy", "val/loss"),
     ("distill/divergence", "distill/reverse_kl"),
@@ -33,7 +54,8 @@ MAIN_METRICS = (  # of each group, the first metric that the run has logged is s
 
 
 def make_command(schema: type[CommandConfig], config_name: str, module_name: str) -> MainFunction:
-    """Return the `main` of a command, with the defaults of the YAML file `config_name`. Training commands restart.
+    """Return the `main` of a command, with the defaults of the YAML file `config_name`. It returns the exit code: 0
+    done, 1 failed, 2 refused before the start, 130 interrupted.
 
     module_name: module with `prepare_run(config, user_settings, console)` and `run(prepared, progress, console)`;
         without training, `prepare_run(config, console)` and `run(prepared, console)`. It imports torch.
@@ -44,35 +66,109 @@ def make_command(schema: type[CommandConfig], config_name: str, module_name: str
             words = sys.argv[1:] if argv is None else argv
             config, user_settings = load_config_and_user_settings(schema, config_name, words)
             config = resolve_model_paths(config)
-        trainer, folder, trains = config.trainer, config.trainer.folder, isinstance(config, Config | TuningConfig)
-        keep_best = getattr(trainer, "keep_best", None)
-        with open_console(trainer) as console:
-            module = importlib.import_module(module_name)
-            from alphaapollo.launch.run_command import run_coroutine, run_in_locked_folder, run_with_restarts
-            from alphaapollo.runs.resume import format_completed_run_message, resume_hint
-            from alphaapollo.runs.run_history import record_in_history
+        trainer, trains, prepared = config.trainer, isinstance(config, Config | TuningConfig), None
 
-            def run(prepared: Any) -> None:
-                if trains and prepared.is_complete:
-                    console.show_line(format_completed_run_message(prepared.start.step))
-                    return
-                with record_in_history(folder):
-                    if trains:
-                        run_with_restarts(prepared, module.run, console)
+        def make_hint() -> str:
+            return resume_hint(trainer.folder) if trains else f"run the same command to resume from {trainer.folder}"
+
+        try:
+            with open_console(trainer) as console, nullcontext() if trainer.dry_run else lock_folder(trainer.folder):
+                module = importlib.import_module(module_name)
+                forget_files()
+                with HEARTBEAT.record_call("prepare"):
+                    prepared = module.prepare_run(config, *[user_settings] * trains, console)
+                if trainer.dry_run:
+                    console.show_line("dry run: the configuration is valid, nothing was started.")
+                    return 0
+                try:
+                    if trains and prepared.is_complete:
+                        console.show_line(format_completed_run_message(prepared.start.step))
+                    elif trains:
+                        with record_in_history(trainer.folder):
+                            run_with_restarts(prepared, module.run, console)
                     else:
-                        run_coroutine(module.run(prepared, console))
-
-            return run_in_locked_folder(
-                trainer,
-                console,
-                lambda: module.prepare_run(config, *[user_settings] * trains, console),
-                run,
-                lambda: show_run_end(console, folder, keep_best, trains and not isinstance(config, RmConfig)),
-                lambda: resume_hint(folder) if trains else f"run the same command to resume from {folder}",
-            )
+                        with record_in_history(trainer.folder):
+                            run_coroutine(module.run(prepared, console))
+                finally:
+                    show_run_end(console, config)
+        except KeyboardInterrupt:
+            print(f"\ninterrupted; {make_hint()}", file=sys.stderr)
+            return 130
+        except REPORTED_ERRORS as error:  # the console is closed
+            if prepared and (hint := make_hint()) not in str(error):
+                print(hint)
+            return report_error(error, 1 if prepared or not isinstance(error, ValueError) else 2)
+        return 0
 
     main.__module__ = f"alphaapollo.{find_command_module(config_name)}"  # for messages that show the command
     return entry_point(main)
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine. After SIGINT, which often ends workers, raise KeyboardInterrupt instead of WorkerLost."""
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(coroutine)
+        except WorkerLost as death:
+            if runner._interrupt_count:  # type: ignore[attr-defined]
+                raise KeyboardInterrupt from death
+            raise
+
+
+def run_with_restarts(prepared: Any, run: Callable[..., Coroutine[Any, Any, None]], console: Console) -> None:
+    """Train to the last iteration, with restarts after deaths of workers. Raises WorkerLost if that is not possible.
+
+    prepared: dataclass of the checked run, with `config`, `start` (StartPoint) and `progress` (RunProgress), which
+        `run` updates after each iteration.
+    """
+    trainer, restarts = prepared.config.trainer, 0
+    last_death: tuple[int, str] | None = None  # iteration and role of the last death
+    while True:
+        progress = prepared.progress
+        try:
+            with clean_up_processes(prepared.config):
+                run_coroutine(run(prepared, progress, console))
+            return
+        except WorkerLost as death:
+            iteration, cause, reason = progress.step + 1, death.cause.rstrip("."), ""
+            if last_death == (iteration, death.role):
+                reason = f"another restart would not help, because the previous death was also in iteration {iteration}"
+            elif restarts == trainer.max_restarts:
+                reason = f"trainer.max_restarts={restarts} allows no further restart"
+            if reason:
+                raise WorkerLost(f"{cause}; {reason}; {resume_hint(trainer.folder)}", death.role) from death
+            last_death, restarts = (iteration, death.role), restarts + 1
+            console.warn(f"{cause}; restart {restarts} of at most {trainer.max_restarts} (trainer.max_restarts)")
+            with HEARTBEAT.record_call("restart"):
+                prepared = prepare_restart_from_newest_checkpoint(prepared, console)
+
+
+def prepare_restart_from_newest_checkpoint(prepared: Any, console: Console) -> Any:
+    """Return the run with its newest checkpoint as start point, or with its earlier start point if it has none."""
+    config, trainer = prepared.config, prepared.config.trainer
+    written = list_checkpoints(trainer.folder)
+    if any(parse_step(checkpoint) > prepared.start.step for checkpoint in written):  # the start moved later aside
+        config = config.model_copy(update={"trainer": trainer.model_copy(update={"resume_mode": "auto"})})
+    detect_node_resources(config)
+    start = find_start_point(config, prepared.start.inputs.digests)  # the files may have changed meanwhile
+    for line in start.describe() or ["starts from scratch."]:
+        console.show_line(line)
+    return replace(prepared, config=config, start=start)
+
+
+@contextmanager
+def clean_up_processes(config: Config | TuningConfig) -> Iterator[None]:
+    """Context manager that kills every process of the run at its end and restores the environment variables."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        run_id = os.environ.get(RUN)
+        os.environ.clear()
+        os.environ.update(before)
+        on_ray = resolve_controller(config.trainer) == "ray"  # otherwise they are children of this process
+        if run_id not in (None, before.get(RUN)) and on_ray:
+            kill_run_processes(run_id)
 
 
 def open_console(trainer: RunSettings) -> Console:
@@ -83,9 +179,9 @@ def open_console(trainer: RunSettings) -> Console:
     return console.open(str(trainer.folder))
 
 
-def show_run_end(console: Console, folder: Path, keep_best: str | None = None, can_chat: bool = False) -> None:
-    """Print what a command has changed, however it ended, and the next commands. can_chat: the model is a policy."""
-    lines: list[str] = []
+def show_run_end(console: Console, config: CommandConfig) -> None:
+    """Print what a command has changed, however it ended, and the next commands."""
+    lines, folder, keep_best = list[str](), config.trainer.folder, getattr(config.trainer, "keep_best", None)
     with suppress(OSError):  # e.g. the folder was removed
         lines += describe_changes(folder, console.elapsed, console.resumed_step)
         if count := console.num_warnings:
@@ -93,7 +189,8 @@ def show_run_end(console: Console, folder: Path, keep_best: str | None = None, c
         if best := CheckpointFolder(folder / "checkpoints", None, keep_best).find_best():
             lines.append(f"{keep_best} is best in {best}")
         lines += [f"model: {folder / 'model'}"] * (folder / "model").is_dir()
-        lines += list_next_commands(folder, can_chat)
+        trains_policy = isinstance(config, Config | TuningConfig) and not isinstance(config, RmConfig)
+        lines += list_next_commands(folder, trains_policy)
     console.show_end(lines)
 
 

@@ -7,11 +7,10 @@ push_folder       upload the folder to the Hugging Face hub
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from alphaapollo.config.build import build_config
 from alphaapollo.config.check import check_config_and_get_notices
@@ -26,8 +25,6 @@ from alphaapollo.workers.builders import make_critic_model_section
 
 if TYPE_CHECKING:
     from alphaapollo.models.export import ModelKind
-
-REPO = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -45,10 +42,7 @@ class ExportPlan:
 
 
 def merge_adapter(config: ExportConfig) -> Path:
-    """Write the Hugging Face folder of an adapter's base model with the adapter merged in. Returns the folder.
-
-    Raises ValueError if a key is invalid, the folder exists, or adapter or base model cannot be read.
-    """
+    """Write the Hugging Face folder of an adapter's base model with the adapter merged in. Returns the folder."""
     from alphaapollo.models.lora import write_merged_model
 
     _check_keys(config)
@@ -56,9 +50,7 @@ def merge_adapter(config: ExportConfig) -> Path:
         key = "role=critic" if config.role == "critic" else "export_lora=adapter"
         raise ValueError(f"checkpoint={config.checkpoint} is an adapter, which is merged. Remove {key}.")
     adapter = Path(config.checkpoint).expanduser().resolve()
-    output = Path(config.output or f"{adapter}_merged").expanduser().absolute()
-    if output.exists():
-        raise ValueError(f"output={output} already exists. Set output to another folder, or remove the existing one.")
+    output = _find_output(config, Path(f"{adapter}_merged"))
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_name(f".writing_{output.name}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -81,34 +73,35 @@ def prepare_export(config: ExportConfig) -> ExportPlan:
     stored = str(getattr(load_config(model), "dtype", "")).removeprefix("torch.")
     chosen = next(name for name in (config.dtype, model.dtype, stored, "float32") if name in ("float32", "bfloat16"))
     name = f"{checkpoint.name}_critic" if kind == "critic" else checkpoint.name
-    output = Path(config.output).expanduser().absolute() if config.output else run / "exported" / name
-    if output.exists():
-        raise ValueError(f"output={output} already exists. Set output to another folder, or remove the existing one.")
-    if config.export_lora == "adapter" and not model.lora_rank:
-        raise ValueError(
-            f"export_lora=adapter needs a LoRA run, and {run} was trained without LoRA. Remove export_lora=adapter."
-        )
-    if config.export_lora == "adapter" and kind != "policy":
-        raise ValueError(
-            f"export_lora=adapter works only for policies, but {run} trained a {kind}. Use export_lora=merged."
-        )
+    output = _find_output(config, run / "exported" / name)
+    if config.export_lora == "adapter" and not (model.lora_rank and kind == "policy"):
+        raise ValueError(f"export_lora=adapter needs a policy with LoRA, which {run} is not. Use export_lora=merged.")
     dtype: Literal["float32", "bfloat16"] = "bfloat16" if chosen == "bfloat16" else "float32"
     return ExportPlan(checkpoint, weights, kind, model, saved, dtype, output, config.export_lora)
 
 
 def _check_keys(config: ExportConfig) -> None:
+    from huggingface_hub import get_token
+
     check_config_and_get_notices(config)
-    if config.push_to:
-        check_push_target(config.push_to)
+    if config.push_to and not get_token():
+        raise ValueError(
+            f"push_to={config.push_to} needs a Hugging Face token with write permission. Log in (hf auth login), set "
+            "HF_TOKEN, or remove push_to."
+        )
+
+
+def _find_output(config: ExportConfig, default: Path) -> Path:
+    """Return the folder to write. Raises ValueError if it exists."""
+    output = Path(config.output).expanduser().absolute() if config.output else default
+    if output.exists():
+        raise ValueError(f"output={output} already exists. Set output to another folder, or remove the existing one.")
+    return output
 
 
 def write_export(export: ExportPlan) -> str:
-    """Write the Hugging Face folder and verify that plain transformers computes the same outputs with it. Then give the
-    folder its final name. Returns the result of the comparison as a sentence.
-
-    Raises ValueError if the model cannot be loaded, the checkpoint belongs to another model, or the outputs differ.
-    Raises OSError if the folder cannot be written.
-    """
+    """Write the Hugging Face folder, verify that plain transformers computes the same outputs with it, and give it its
+    final name. Returns the result of the comparison as a sentence. Raises ValueError if the outputs differ."""
     import torch
 
     from alphaapollo.models.export import OUTPUT_NAMES
@@ -137,17 +130,13 @@ def write_export(export: ExportPlan) -> str:
 
 def _find_weights_folder(checkpoint: Path, kind: ModelKind) -> Path:
     names = ("critic",) if kind == "critic" else ("policy", "model")
-    found = next((checkpoint / name for name in names if (checkpoint / name / "state.json").is_file()), None)
-    if found is None and kind == "critic":
-        raise ValueError(
-            f"{checkpoint} has no critic to export, because the run's algorithm uses none. Remove role=critic."
-        )
-    if found is None:
-        raise ValueError(
-            f"checkpoint={checkpoint} has neither a folder `policy` nor a folder `model`. Use a checkpoint of "
-            "main_ppo or of a fine-tuning run."
-        )
-    return found
+    for name in names:
+        if (checkpoint / name / "state.json").is_file():
+            return checkpoint / name
+    raise ValueError(
+        f"{checkpoint} has no folder {' or '.join(names)}. Use a checkpoint of main_ppo or of a fine-tuning run, and "
+        "role=critic only for algorithms with a critic."
+    )
 
 
 def _find_checkpoint(path: Path) -> Path:
@@ -164,8 +153,7 @@ def _find_checkpoint(path: Path) -> Path:
 
 
 def _read_model_section(saved: JsonObject, run: Path, config: ExportConfig) -> Model:
-    """Return the `model` section of the exported model from the run's saved configuration, which may be of an older
-    version."""
+    """Return the `model` section of the exported model from the saved configuration, also of an older version."""
     role = saved.get("actor_rollout_ref", saved)
     if not isinstance(role, dict) or not isinstance(role.get("model"), dict):
         raise ValueError(
@@ -183,33 +171,11 @@ def _read_model_section(saved: JsonObject, run: Path, config: ExportConfig) -> M
     return model
 
 
-def check_push_target(repo: str) -> None:
-    """Raise ValueError if the hub repository `repo` is not OWNER/NAME, or if there is no Hugging Face token."""
-    from huggingface_hub import get_token
-
-    if not REPO.fullmatch(repo):
-        raise ValueError(f"push_to={repo} is not OWNER/NAME. Set e.g. push_to=alice/qwen3-gsm8k.")
-    if not get_token():
-        raise ValueError(
-            f"push_to={repo} needs a Hugging Face token with write permission. Log in (hf auth login), set HF_TOKEN, "
-            "or remove push_to."
-        )
-
-
 def push_folder(folder: Path, repo: str) -> str:
-    """Upload all files of a folder to the hub repository `repo` in one commit. A new repository is private. Returns the
-    URL of the repository.
-
-    Raises OSError if the hub rejects the upload or cannot be reached.
-    """
+    """Upload the files of a folder to a hub repository, private if it is new, in one commit. Returns its URL."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi()
-    http_error = cast(type[Exception], HfHubHTTPError.__mro__[1])  # base error of the hub client's HTTP library
-    try:
-        address = api.create_repo(repo, private=True, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Model exported by alphaapollo")
-    except (OSError, http_error) as error:
-        raise OSError(f"{folder} is written, but could not be pushed to {repo}: {error}") from error
+    address = api.create_repo(repo, private=True, exist_ok=True)
+    api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Model exported by alphaapollo")
     return str(address)

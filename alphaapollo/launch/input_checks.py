@@ -33,9 +33,8 @@ from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
-from alphaapollo.planning.try_data import try_ground_truths
-from alphaapollo.planning.try_environment import try_reward_function
-from alphaapollo.planning.try_template import render_with_time_limit, try_chats
+from alphaapollo.planning.first_start import try_chats
+from alphaapollo.planning.trials import try_ground_truths, try_reward_function
 from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
@@ -145,7 +144,7 @@ def _check_template_keeps_history(env: Env, renderer: Renderer) -> None:
     """Raise ValueError if env.context=append is combined with a chat template that rewrites earlier turns."""
     if env.max_steps == 1 or env.context != "append" or not renderer.tokenizer.chat_template:
         return
-    if render_with_time_limit(lambda: renderer.rewrites_history):
+    if renderer.rewrites_history:
         raise ValueError(
             "the chat template changes earlier answers (e.g. it drops their reasoning), so the chats of training would "
             "differ from those of generation. Set env.context=memory (a new prompt every turn), or use a chat_template "

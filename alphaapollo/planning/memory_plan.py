@@ -27,7 +27,7 @@ from alphaapollo.planning.memory import (
     make_trained_model,
     measure_pass,
 )
-from alphaapollo.weight_sync.buckets import get_largest_bucket_bytes
+from alphaapollo.weight_sync.transport import get_largest_bucket_bytes
 from alphaapollo.workers.builders import make_critic_model_section, make_teacher_model_sections
 
 PROCESS = {"cuda": GIB, "cpu": GIB * 6 // 10}  # CUDA context and NCCL buffers, or imported libraries
@@ -222,7 +222,7 @@ def _estimate_ranks(config: Config, device: Device) -> tuple[dict[str, Usage], i
     if passes:  # one after the other
         phases[FROZEN_PASS] = estimate_state(policy) + critics + idle + max(passes, key=Usage.total)
     width = get_dtype_bytes(role.rollout.dtype)
-    sent = 3 * _count_bucket(policy.sizes, width)  # with a packed copy, and the next one; from a gathered layer
+    sent = 2 * _count_bucket(policy.sizes, width)  # with a packed copy; from a gathered layer
     sent += width * max(policy.sizes.layer_parameters, policy.sizes.root_parameters)
     phases["publish"] = estimate_state(policy) + critics + in_update + Usage({"transfer buckets": sent})
     phases["generate"] = estimate_idle(policy) + critics + idle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from alphaapollo.observability.console import Console
 from alphaapollo.planning.memory import GIB
@@ -15,7 +15,7 @@ from alphaapollo.runs.run_history import PlannedMemory, RunPlan
 
 def print_plan_table(folder: Path, plan: RunPlan, console: Console, shows_memory: bool = False) -> None:
     """Print the plan of a run: a table of its settings, the planned memory if `shows_memory`, and notices."""
-    table = _make_empty_table()
+    table = Table.grid(padding=(0, 2, 0, 0))
     for name, value in plan.settings.items():
         table.add_row(name, escape(value))
     console.show_line(str(folder))
@@ -60,16 +60,9 @@ def describe_checkpoint_schedule(frequency: int, unit: str, memory: MemoryPlan |
 
 def make_memory_table(memory: PlannedMemory) -> Table:
     """Return a table of the planned memory in GiB at each moment: the total, and each kind with at least 0.05 GiB."""
-    table = _make_empty_table(f"GiB on {memory.device}")
-    table.columns[0].no_wrap = True
-    table.add_column(justify="right", no_wrap=True)
+    table = Table.grid(Column(no_wrap=True), Column(justify="right", no_wrap=True), "", padding=(0, 2, 0, 0))
+    table.title, table.title_justify = f"GiB on {memory.device}", "left"
     for moment, usage in memory.gib.items():
         words = ", ".join(f"{kind} {gib:.1f}" for kind, gib in usage.items() if gib >= 0.05)
         table.add_row(escape(moment), f"{sum(usage.values()):.1f}", words)
-    return table
-
-
-def _make_empty_table(title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column()
     return table

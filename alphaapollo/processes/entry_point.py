@@ -1,22 +1,34 @@
-"""Decorate the `main` of a command, so that the shell and scripts can call it.
+"""Decorate the `main` of a command, so that the shell and scripts can call it, with its own temporary folder.
 
 from alphaapollo.trainer.main_ppo import main
 main(["algorithm.adv_estimator=grpo", ...])  # in a script: no `if __name__ == "__main__":` is needed
+
+<temp>/alphaapollo.x7k2q9lm/   ray/  vllm_dist_.../  alphaapollo-sandbox-.../  ...
+
+A command removes its folder at its end. If it failed, it keeps a folder with Ray's logs, which may explain the error.
+The next command removes the folders of failed and killed commands, which are not locked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import getpass
+import multiprocessing.forkserver
+import multiprocessing.process
+import os
 import shlex
 import sys
+import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import wraps
+from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
-from alphaapollo.processes.temp_folder import run_in_temp_folder
-from alphaapollo.processes.watchdog import treat_signals_as_ctrl_c
+from alphaapollo.processes.watchdog import remove_paths, treat_signals_as_ctrl_c
 from alphaapollo.utils.redaction import redact, replace_control_characters
 
 
@@ -31,8 +43,7 @@ def entry_point(main: MainFunction) -> MainFunction:
 
     Processes spawned by multiprocessing import the file of `__main__` again. A script without an
     `if __name__ == "__main__"` would start its run in each of them, so `__file__` is hidden while `main` runs.
-    Temporary files are removed at the end (temp_folder.py). SIGINT, SIGTERM and SIGHUP end the command with exit code
-    130.
+    SIGINT, SIGTERM and SIGHUP end the command with exit code 130.
     """
 
     @wraps(main)
@@ -52,7 +63,7 @@ def entry_point(main: MainFunction) -> MainFunction:
                 sys.excepthook = print_redacted_traceback
             with treat_signals_as_ctrl_c():
                 return run_in_temp_folder(lambda: main(argv))
-        except KeyboardInterrupt:  # commands with a run folder report more (launch/run_command.py)
+        except KeyboardInterrupt:  # commands with a run folder report more (launch/command.py)
             print("\ninterrupted", file=sys.stderr)
             return 130
         finally:
@@ -74,3 +85,82 @@ def _is_in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+PREFIX = "alphaapollo."
+MAX_PATH, MAX_RAY_PATH = 70, 38  # bytes of the folder's path: paths of the sockets in it have at most 107
+CLEAN_EXITS = (0, 130)  # exit codes of a completed and an interrupted command
+
+
+def run_in_temp_folder(command: Callable[[], int]) -> int:
+    """Call the command with its own temporary folder and return its exit code.
+
+    If the folder's path would be too long for sockets, the command uses the system's temporary folder.
+    """
+    base = Path(tempfile.gettempdir())
+    remove_stale_folders(base)
+    folder, lock = _make_locked_folder(base)
+    if len(os.fsencode(folder)) > MAX_PATH:
+        folder.rmdir()
+        os.close(lock)
+        return command()
+    code: int | None = None
+    try:
+        with _redirect_temporary_files(folder, base):
+            code = command()
+        return code
+    finally:
+        if code in CLEAN_EXITS or not (folder / "ray").exists():
+            remove_paths([folder])
+        os.close(lock)
+
+
+def remove_stale_folders(base: Path) -> None:
+    """Remove folders in `base` that this user's earlier commands left behind."""
+    for folder in base.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another user's, locked, or removed by another command
+            lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.getuid():
+                    remove_paths([folder])
+            finally:
+                os.close(lock)
+
+
+def _make_locked_folder(base: Path) -> tuple[Path, int]:
+    """Create a temporary folder in `base` and lock it. Returns it with the file descriptor that holds the lock."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+        with suppress(FileNotFoundError):  # another command has removed the folder before it was locked
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            folder.chmod(0o711)  # sandboxed code may run as another user in a subfolder
+            return folder, lock
+
+
+@contextmanager
+def _redirect_temporary_files(folder: Path, base: Path) -> Iterator[None]:
+    """Context manager in which tempfile, multiprocessing, Ray and other users of TMPDIR write to the folder.
+
+    torch's compilation cache stays in `base`, where later commands find it. Ray stays in `base` if its sockets' paths
+    would be too long.
+    """
+    variables = {"TMPDIR": str(folder)}
+    variables |= {"TORCHINDUCTOR_CACHE_DIR": str(base / f"torchinductor_{getpass.getuser()}")}
+    variables |= {"RAY_TMPDIR": str(base)} if len(os.fsencode(folder)) > MAX_RAY_PATH else {}
+    variables = {name: value for name, value in variables.items() if name == "TMPDIR" or name not in os.environ}
+    before, cached = {name: os.environ[name] for name in variables if name in os.environ}, tempfile.tempdir
+    multiprocessing_config: Any = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    sockets = multiprocessing_config.get("tempdir")
+    os.environ.update(variables)
+    tempfile.tempdir = multiprocessing_config["tempdir"] = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir, multiprocessing_config["tempdir"] = cached, sockets
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+        server: Any = multiprocessing.forkserver._forkserver
+        server._stop()  # its environment has this command's TMPDIR

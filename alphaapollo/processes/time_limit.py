@@ -5,7 +5,7 @@
         with exclude_from_time_limit():     # waiting in a function or task of the block is not counted
             await semaphore.acquire()
 
-pause_all_time_limits and resume_all_time_limits apply to the whole process, e.g. while the trainer uses the GPU.
+pause_all_time_limits applies to the whole process, e.g. while the trainer uses the GPU.
 """
 
 from __future__ import annotations
@@ -20,17 +20,8 @@ _running: set[TimeLimit] = set()  # limits inside a count_time() block
 _paused = False
 
 
-def pause_all_time_limits() -> None:
-    """Stop counting time in all time limits of this process until resume_all_time_limits."""
-    _set_paused(True)
-
-
-def resume_all_time_limits() -> None:
-    """Continue counting time in all time limits of this process after pause_all_time_limits."""
-    _set_paused(False)
-
-
-def _set_paused(is_paused: bool) -> None:
+def pause_all_time_limits(is_paused: bool = True) -> None:
+    """Stop counting time in all time limits of this process, or continue if not is_paused."""
     global _paused
     _paused = is_paused
     for limit in _running:

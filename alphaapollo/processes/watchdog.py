@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -89,10 +88,8 @@ def exit_when_process_ends(
 ) -> None:
     """End this process with `os._exit(1)` as soon as process `pid` of this machine has ended. A daemon thread waits.
 
-    Args:
-        cleanup_paths: Files and folders to remove before the exit.
-        remove_shared_memory: Also remove the shared memory files that this process has mapped. Set it only if no other
-            process uses these files.
+    Before the exit, it removes `cleanup_paths` and, if no other process uses them (remove_shared_memory), the
+    shared-memory files that this process has mapped.
     """
     paths = [Path(path) for path in cleanup_paths]
 
@@ -122,25 +119,15 @@ def list_mapped_shared_memory() -> list[Path]:
 
 def wait_for_exit(pid: int) -> None:
     """Block until process `pid` has ended; return at once if there is no such process."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    except OSError:  # no pidfd: an old kernel or a strict sandbox
-        while psutil.pid_exists(pid):
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             time.sleep(_POLL_SECONDS)
-        return
-    with open(descriptor, "rb", buffering=0) as watched:
-        poller = select.poll()
-        poller.register(watched, select.POLLIN)
-        poller.poll()
 
 
 def start_reaper(run_id: str, cleanup_paths: Iterable[str | Path]) -> None:
-    """Start the reaper, a process that cleans up after this process has ended.
-
-    The reaper kills every process of the run on this machine, and removes `cleanup_paths`.
-    """
+    """Start the reaper. After this process has ended, it kills every process of the run on this machine, and removes
+    `cleanup_paths`."""
     module = "alphaapollo.processes.watchdog"
     command = [sys.executable, "-m", module, str(os.getpid()), run_id, *map(str, cleanup_paths)]
     environment = {name: value for name, value in os.environ.items() if name != RUN}

@@ -2,9 +2,9 @@
 
     python -m alphaapollo.rewards.audit DATA [KEY=VALUE ...] [--data_source rubric] [--json]
 
-DATA is a jsonl or parquet file. Its rows have `data_source`, `response`, `label` (or `is_correct`: true, false, or a
-number from 0 to 1) and, if the grader needs them, `prompt`, `ground_truth` and `rubric`. Rows with `prompt`, `chosen`
-and `rejected` are pairs, which the pairwise judge compares. KEY=VALUE sets keys of `reward` and
+DATA is a data file, e.g. jsonl or parquet. Its rows have `data_source`, `response`, `label` (or `is_correct`: true,
+false, or a number from 0 to 1) and, if the grader needs them, `prompt`, `ground_truth` and `rubric`. Rows with
+`prompt`, `chosen` and `rejected` are pairs, which the pairwise judge compares. KEY=VALUE sets keys of `reward` and
 `custom_reward_function`. A failure is a row without a verdict; failures are counted separately, with their reasons.
 """
 
@@ -17,23 +17,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
-from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, ValidationError
-from rich.progress import Progress
 from scipy.stats import binomtest
 
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import CustomRewardFunction
-from alphaapollo.config.schema.base import Ratio, Section
+from alphaapollo.config.schema.base import Section
 from alphaapollo.config.schema.reward import ServerReward
-from alphaapollo.observability.terminal import Terminal
-from alphaapollo.rewards.answer_extraction import find_marked_answer
+from alphaapollo.data.files import BadRow, read_rows_leniently
+from alphaapollo.rewards.answers import find_marked_answer
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
 from alphaapollo.types import JsonObject, Prompt, Score
@@ -43,7 +37,7 @@ MAX_SHOWN = 160  # printed characters of an answer
 NUM_BINS = 5  # of the calibration table
 CONSISTENT = "pairwise/consistent"  # component of the pairwise judge
 
-console = Terminal(stderr=True)
+LabelledAnswer = tuple[Prompt, str, float]  # the response, and whether, or how far, it is right
 
 
 class AuditConfig(Section):
@@ -53,65 +47,37 @@ class AuditConfig(Section):
     custom_reward_function: CustomRewardFunction = CustomRewardFunction()
 
 
-class LabelledAnswer(BaseModel, extra="allow"):
-    """Answer of a model with its label: whether, or how far, it is right. The ground truth of a pair is the other
-    answer."""
-
-    data_source: str
-    prompt: str | list[JsonObject] = ""
-    response: str
-    ground_truth: Any = None
-    label: Annotated[Ratio, Field(validation_alias=AliasChoices("label", "is_correct"))]
-
-    def make_prompt(self, index: int) -> Prompt:
-        content: Any = self.prompt
-        columns = dict(self.model_extra or {})
-        extra_info = (columns.pop("extra_info", None) or {}) | columns
-        return Prompt(index, self.data_source, content, self.ground_truth, extra_info)
-
-
 def read_labelled_answers(path: str, data_source: str = "") -> list[LabelledAnswer]:
-    """Read labelled answers or pairs from a jsonl or parquet file. A non-empty `data_source` replaces that of every
-    row. Raises ValueError if the file cannot be read, or a row is malformed."""
-    try:
-        if path.endswith(".parquet"):
-            rows = pq.read_table(path).to_pylist()
-        else:
-            rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line.strip()]
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise ValueError(f"{path} is not a readable jsonl or parquet file ({error}).") from error
-    if not rows:
-        raise ValueError(f"{path} has no rows.")
-    for row in rows:
-        if isinstance(row, dict) and "chosen" in row and "response" not in row:
+    """Read labelled answers or pairs. The ground truth of a pair is the other answer. A non-empty `data_source`
+    replaces that of every row. Raises ValueError if the file cannot be read, or a row is malformed."""
+    answers = list[LabelledAnswer]()
+    for index, row in enumerate(read_rows_leniently(path)):
+        if isinstance(row, BadRow):
+            raise ValueError(str(row))
+        if "chosen" in row and "response" not in row:
             pair = {"response": row["chosen"], "ground_truth": row.get("rejected"), "label": 1}
-            row |= {"data_source": "pairwise"} | pair
-        elif isinstance(row, dict) and data_source:
+            row = {**row, "data_source": "pairwise", **pair}
+        elif data_source:
             row["data_source"] = data_source
-    try:
-        return TypeAdapter(list[LabelledAnswer]).validate_python(rows)
-    except ValidationError as error:
-        errors = error.errors()
-        number, *column = errors[0]["loc"]
-        location = ", ".join([f"row {number}", *map(str, column)])
-        raise ValueError(f"{path}: {len(errors)} invalid values, first in {location}: {errors[0]['msg']}.") from error
+        response, label = row.pop("response", None), row.pop("is_correct", row.pop("label", None))
+        source, content = row.pop("data_source", None), row.pop("prompt", None)
+        is_label = isinstance(label, int | float) and 0 <= label <= 1
+        if not isinstance(response, str) or not isinstance(source, str) or not is_label:
+            raise ValueError(
+                f"{path}, row {index}: data_source={source!r:.80}, response={response!r:.80} and label={label!r:.80} "
+                "must be two texts and true, false or a number from 0 to 1."
+            )
+        truth, columns = row.pop("ground_truth", None), (row.pop("extra_info", None) or {}) | row
+        answers.append((Prompt(index, source, content or "", truth, columns), response, float(label)))
+    return answers
 
 
-async def grade(answers: Sequence[LabelledAnswer], prompts: Sequence[Prompt], config: AuditConfig) -> list[Score]:
+async def grade(answers: Sequence[LabelledAnswer], config: AuditConfig) -> list[Score]:
     """Grade all answers, in grader processes or by the judge."""
     client = RewardClient(config.reward, config.custom_reward_function)
     await client.start()
     try:
-        with Progress(console=console, transient=True) as progress:
-            bar = progress.add_task("grading", total=len(answers))
-
-            async def grade_one(prompt: Prompt, response: str) -> Score:
-                score = await client.score(prompt, response)
-                progress.advance(bar)
-                return score
-
-            pairs = zip(prompts, answers, strict=True)
-            return await asyncio.gather(*(grade_one(prompt, answer.response) for prompt, answer in pairs))
+        return await asyncio.gather(*(client.score(prompt, response) for prompt, response, _ in answers))
     finally:
         await client.close()
 
@@ -153,24 +119,19 @@ def compute_statistics(scores: Sequence[Score], labels: Sequence[float]) -> Json
     }
 
 
-def _print_disagreement(row: int, answer: LabelledAnswer, score: Score) -> None:
+def _print_disagreement(answer: LabelledAnswer, score: Score) -> None:
     """Print an answer that failed, or on which verdict and label differ."""
-    is_right = answer.label > 0.5
+    prompt, response, label = answer
+    is_right = label > 0.5
     if not score.outcome.failed and is_right == (score.accuracy > 0.5):
         return
     kind = "failure" if score.outcome.failed else f"false {'negative' if is_right else 'positive'}"
-    marked = find_marked_answer(answer.response)
-    shown = _keep_last_characters(answer.response if marked is None else marked)
+    marked = find_marked_answer(response)
+    shown = " ".join((response if marked is None else marked).split())[-MAX_SHOWN:]
     reason = f": {score.reason}" if score.reason else ""
-    truth = _keep_last_characters(answer.make_prompt(row).ground_truth_text or "")
-    line = f"row {row}, {kind}{reason}\n  truth  {truth}\n  answer {shown}"
+    truth = " ".join((prompt.ground_truth_text or "").split())[-MAX_SHOWN:]
+    line = f"row {prompt.id}, {kind}{reason}\n  truth  {truth}\n  answer {shown}"
     print(line.encode("utf-8", "backslashreplace").decode())  # answers may contain lone surrogates
-
-
-def _keep_last_characters(text: str) -> str:
-    """Join the lines of a text into one, and return its last MAX_SHOWN characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_SHOWN else "..." + line[-MAX_SHOWN:]
 
 
 def _print_statistics(found: JsonObject, scores: Sequence[Score]) -> None:
@@ -195,24 +156,24 @@ def _print_statistics(found: JsonObject, scores: Sequence[Score]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 if done, 1 if the input is invalid or every row failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", metavar="DATA", help="jsonl or parquet file of labelled answers or pairs")
+    parser.add_argument("data", metavar="DATA", help="data file of labelled answers or pairs")
     parser.add_argument("--json", action="store_true", help="print the statistics as JSON on the last line")
     parser.add_argument("--data_source", default="", help="grade all answers as rows of this data source")
     args, keys = parser.parse_known_args(argv)
     try:
         config = load_config(AuditConfig, "eval", keys)
         answers = read_labelled_answers(args.data, args.data_source)
-        prompts = [answer.make_prompt(index) for index, answer in enumerate(answers)]
+        prompts = [prompt for prompt, _, _ in answers]
         if not config.custom_reward_function.path:
             check_prompts_are_gradable(prompts)
         check_judges(prompts, config.reward, bool(config.custom_reward_function.path))
         start = time.perf_counter()
-        scores = asyncio.run(grade(answers, prompts, config))
+        scores = asyncio.run(grade(answers, config))
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
-    for row, (answer, score) in enumerate(zip(answers, scores, strict=True)):
-        _print_disagreement(row, answer, score)
-    found = compute_statistics(scores, [answer.label for answer in answers])
+    for answer, score in zip(answers, scores, strict=True):
+        _print_disagreement(answer, score)
+    found = compute_statistics(scores, [label for _, _, label in answers])
     found["rows_per_s"] = round(len(answers) / (time.perf_counter() - start), 1)
     _print_statistics(found, scores)
     if args.json:

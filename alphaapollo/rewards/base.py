@@ -1,13 +1,8 @@
 """Define the result of a reward function and convert it to a Score.
 
-A reward function takes `(prompt, completion)`, or `(prompt, trajectory)`: the name of its second parameter decides
-whether it receives the graded text or the complete `types.Episode`. It returns
-  * a number: the reward, or
-  * a dict of named numbers: the total is `reward` if present, else the sum; the other entries are components, which
-    are shown in metrics and used by filters (`accuracy`), or
-  * a `Score`, which can also report a wrong format or a failure with its reason.
-Any other result and any exception count as a failure with a reason, never as a reward of 0. A component that is NaN or
-infinite is left out and counted; the reward must be finite. The function may be async.
+A reward function takes `(prompt, completion)`, or `(prompt, trajectory)`, and returns a number, a dict of named numbers
+or a `Score` (docs/rewards.md). Any other result and any exception count as a failure with a reason, never as a reward
+of 0. A component that is NaN or infinite is left out and counted; the reward must be finite. It may be async.
 """
 
 from __future__ import annotations
@@ -31,29 +26,23 @@ MAX_REWARD = 1e9  # its square, summed over a batch, is still finite in float32
 def convert_to_score(result: object) -> Score:
     """Convert the result of a reward function to a Score. Raises TypeError for other types than a number, a dict of
     numbers or a Score, and ValueError for a number that is NaN, infinite or larger than MAX_REWARD."""
-    if isinstance(result, Score) and result.outcome.failed:
-        return make_failed_score(result.reason)
-    if isinstance(result, Score):
-        parts, skipped = _convert_components(result.components)
-        reward = convert_to_float(result.reward, "the reward")
-        skipped = (*result.skipped_components, *skipped)
-        return Score(reward, parts, result.outcome, result.reason, skipped_components=skipped)
-    if not isinstance(result, Mapping):
+    if isinstance(result, Mapping) and "reward" not in result:
+        if not result:
+            raise ValueError("the reward function returned an empty dict. Return a number or a dict with a number.")
+        parts = {str(name): convert_to_float(value, f"component {name!r}") for name, value in result.items()}
+        return Score(math.fsum(parts.values()), parts)
+    if isinstance(result, Mapping):
+        others: dict[str, Any] = {name: value for name, value in result.items() if name != "reward"}
+        result = Score(result["reward"], others)
+    if not isinstance(result, Score):
         return Score(convert_to_float(result, "the reward"))
-    if not result:
-        raise ValueError("the reward function returned an empty dict. Return a number or a dict with a number.")
-    if "reward" in result:
-        parts, skipped = _convert_components({name: value for name, value in result.items() if name != "reward"})
-        return Score(convert_to_float(result["reward"], "the reward"), parts, skipped_components=skipped)
-    parts = {str(name): convert_to_float(value, f"component {name!r}") for name, value in result.items()}
-    return Score(math.fsum(parts.values()), parts)
-
-
-def _convert_components(components: Mapping[str, object]) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Convert components to floats. Returns those that are finite, and the names of the others."""
-    parts = {str(name): _read_number(value, f"component {name!r}") for name, value in components.items()}
+    if result.outcome.failed:
+        return make_failed_score(result.reason)
+    parts = {str(name): _read_number(value, f"component {name!r}") for name, value in result.components.items()}
     finite = {name: float(value) for name, value in parts.items() if abs(value) <= MAX_REWARD}
-    return finite, tuple(name for name in parts if name not in finite)
+    skipped = (*result.skipped_components, *(name for name in parts if name not in finite))
+    reward = convert_to_float(result.reward, "the reward")
+    return Score(reward, finite, result.outcome, result.reason, skipped_components=skipped)
 
 
 def convert_to_float(value: object, description: str) -> float:
@@ -114,12 +103,3 @@ def is_async(function: Callable[..., object]) -> bool:
     """Return whether calling a function, or an object with `__call__`, gives an awaitable."""
     call = getattr(function, "__call__", None)  # noqa: B004 the method itself is inspected
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-
-
-def explain_signature_mismatch(function: Callable[..., object], *args: object, **kwargs: object) -> str:
-    """Return why a function cannot be called with these arguments; empty if it can be called."""
-    try:
-        inspect.signature(function).bind(*args, **kwargs)
-    except TypeError as error:
-        return str(error)
-    return ""

@@ -9,15 +9,17 @@ own components with the decorator `reward_component` in the file reward.custom_m
 
 from __future__ import annotations
 
+import inspect
 import math
-import pkgutil
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
-from alphaapollo.rewards.base import explain_signature_mismatch, make_failed_score
-from alphaapollo.rewards.judges.graders import JUDGES
+from alphaapollo.rewards.answers import find_answer_tag, find_boxed
+from alphaapollo.rewards.base import get_question, make_failed_score
+from alphaapollo.rewards.judges import JUDGES
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.registry import Registry
 
@@ -25,44 +27,37 @@ Component = Callable[[Prompt, str], float]
 ComponentT = TypeVar("ComponentT", bound=Component)
 
 TASK = "task"  # name of the task reward: the reward of the data source, or of the user's function
-COMPONENTS: Registry[Callable[[], Component]] = Registry("reward component")  # name -> loader
-
-for _name, _function in {
-    "format": "text_components:score_format",
-    "format_opened": "text_components:score_format_without_opening_tag",
-    "language": "language_consistency:score_language",
-    "repetition": "text_components:score_distinct_ngrams",
-}.items():
-    COMPONENTS.register(_name)(partial(pkgutil.resolve_name, f"alphaapollo.rewards.{_function}"))
+COMPONENTS: Registry[Component] = Registry("reward component")
 
 
 def reward_component(function: ComponentT) -> ComponentT:
     """Decorator that registers a reward component under the name of the function. Raises ValueError if the name exists
     already or is reserved, or the function does not take (prompt, completion)."""
     name = function.__name__
-    if reason := explain_signature_mismatch(function, "prompt", "completion"):
-        raise ValueError(f"reward component {name} cannot be called ({reason}). Let it take (prompt, completion).")
+    try:
+        inspect.signature(function).bind("prompt", "completion")
+    except TypeError as error:
+        raise ValueError(
+            f"reward component {name} cannot be called ({error}). Let it take (prompt, completion)."
+        ) from error
     if name in (TASK, *JUDGES):
         raise ValueError(f"A reward component cannot be named {name}, the name of a built-in reward. Rename it.")
-    COMPONENTS.register(name)(lambda: function)
-    return function
+    return COMPONENTS.register(name)(function)
 
 
 def check_component_names(names: Iterable[str], required: Iterable[str]) -> None:
     """Raise ValueError if a component in `names` does not exist, or a `required` one is not in `names`."""
-    names = {TASK, *names}
-    for name in sorted(names - {TASK, *JUDGES}):
-        COMPONENTS.get(name)
-    if absent := [name for name in required if name not in names]:
+    load_components(sorted(names))
+    if absent := [name for name in required if name not in {TASK, *names}]:
         raise ValueError(
             f"reward.required: {absent[0]} is not in reward.components. Add it there with a weight, which may be 0."
         )
 
 
 def load_components(names: Iterable[str]) -> dict[str, Component]:
-    """Import the functions of reward components. Returns {name: function}, without `task` and judges, which have no
-    function."""
-    return {name: COMPONENTS.get(name)() for name in names if name not in (TASK, *JUDGES)}
+    """Return {name: function} of reward components, without `task` and judges, which have no function. Raises
+    ValueError if one does not exist."""
+    return {name: COMPONENTS.get(name) for name in names if name not in (TASK, *JUDGES)}
 
 
 def add_component_rewards(
@@ -88,3 +83,107 @@ def add_component_rewards(
         total = 0.0
     parts = {"accuracy": task_score.accuracy} | task_score.components | values
     return replace(task_score, reward=total, components=parts)
+
+
+NGRAM_LENGTH = 4  # words
+UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"  # scripts without spaces: each character counts as a word
+WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
+
+
+def split_thoughts(text: str) -> tuple[str, str]:
+    """Split a completion at `</think>` into (thoughts, answer). Without `</think>`, a text that contains `<think>` is
+    all thoughts, and any other text is all answer."""
+    before, closed, after = text.partition("</think>")
+    if not closed and "<think>" not in text:
+        return "", text
+    return before.replace("<think>", ""), after
+
+
+@COMPONENTS.register("format")
+def score_format(prompt: Prompt, completion: str) -> float:
+    """Return 1 if a completion is one `<think>...</think>` followed by one answer, else 0.
+
+    An answer is one non-empty `<answer>...</answer>`. In a text without answer tags, it is a boxed expression
+    (arXiv 2506.10910, section 2.2.1).
+    """
+    text = completion.lstrip()
+    return score_format_without_opening_tag(prompt, text.removeprefix("<think>")) if text.startswith("<think>") else 0.0
+
+
+@COMPONENTS.register("format_opened")
+def score_format_without_opening_tag(prompt: Prompt, completion: str) -> float:
+    """Return `score_format` of `<think>` + completion, for chat templates that end the prompt with `<think>`."""
+    if "<think>" in completion or completion.count("</think>") != 1:
+        return 0.0
+    _, answer = split_thoughts(completion)
+    tags = (answer.count("<answer>"), answer.count("</answer>"))
+    if tags == (0, 0):
+        return float(bool(find_boxed(answer)))
+    return float(tags == (1, 1) and bool(find_answer_tag(answer)))
+
+
+@COMPONENTS.register("repetition")
+def score_distinct_ngrams(prompt: Prompt, completion: str) -> float:
+    """Return the share of distinct 4-grams among all 4-grams: 1 without repetition, near 0 for a loop.
+
+    The share equals 1 minus seq-rep-4 of arXiv 1908.04319. Each punctuation mark counts as a word. A text of fewer than
+    4 words scores 1.
+    """
+    words = WORD.findall(completion)
+    ngrams = list(zip(*(words[start:] for start in range(NGRAM_LENGTH)), strict=False))
+    return len(set(ngrams)) / len(ngrams) if ngrams else 1.0
+
+
+# Subset of the classifier's 139 languages: it mistakes short texts for related languages (Wu, Malay, Nigerian Pidgin).
+LANGUAGES = (
+    "ar az bg bn ca cs da de el en es et eu fa fi fr gu he hi hr hu hy id it ja ka kk kn ko lt lv ml mr nl no pa pl pt "
+    "ro ru sk sl sr sv sw ta te th tl tr uk ur vi zh"
+)
+MIN_LETTERS = 40  # shorter texts are not classified; with 40 letters, 99.9 % of English solutions are recognized
+DENSE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")  # kana, ideographs, hangul
+DENSITY = 5  # number of letters that one DENSE character counts as
+NOT_PROSE = re.compile(
+    r"""
+    ```.*?(?:```|\Z)                                       # code
+    | `[^`\n]*`
+    | \$\$[^$]*\$\$                                        # LaTeX
+    | \$(?=\S)[^$\n]*(?<=\S)\$(?!\d)                       # ... but "$5 and $10" are prices
+    | \\\[(?:(?!\\[\[\]]).)*\\\]
+    | \\\((?:(?!\\[()]).)*\\\)
+    | \\begin\{(?:(?!\\begin\{|\\end\{).)*\\end\{\w+\*?\}
+    | \\[a-zA-Z]+
+    | </?\w+>                                              # tags
+    | [!-&(-@\[-`{-~]                                      # digits, punctuation other than apostrophes
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@cache
+def _load_language_identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
+    identifier.set_languages(LANGUAGES.split())
+    return identifier
+
+
+@COMPONENTS.register("language")
+def score_language(prompt: Prompt, completion: str) -> float:
+    """Return 1 if the user's messages, the thoughts and the answer are in the same language, else 0. LaTeX, code and
+    parts with fewer than MIN_LETTERS letters are ignored. If both thoughts and answer are ignored, the result is 0."""
+    thoughts, answer = split_thoughts(completion)
+    languages = {detect_language(thoughts), detect_language(answer)} - {None}
+    return float(len(languages) == 1 and detect_language(get_question(prompt)) in {*languages, None})
+
+
+def detect_language(text: str) -> str | None:
+    """Return the ISO 639-1 code of the main language of a text, or None for fewer than MIN_LETTERS letters."""
+    words = extract_prose(text)
+    letters = sum(map(str.isalpha, words)) + (DENSITY - 1) * len(DENSE.findall(words))
+    return str(_load_language_identifier().classify(words)[0]) if letters >= MIN_LETTERS else None
+
+
+def extract_prose(text: str) -> str:
+    """Remove code, LaTeX, tags, numbers and punctuation from a text."""
+    return " ".join(NOT_PROSE.sub(" ", text).split())

@@ -7,7 +7,7 @@ import importlib.util
 import os
 from typing import Any
 
-from alphaapollo.runs.images import find_image_extension, read_image_bytes
+from alphaapollo.runs.rollout_log import find_image_extension, read_image_bytes
 from alphaapollo.types import IMAGE_MARK, ChatMessage, JsonObject
 
 MALFORMED_RESPONSE_ERRORS = (ValueError, TypeError, AttributeError, IndexError)
@@ -15,11 +15,7 @@ MALFORMED_RESPONSE_ERRORS = (ValueError, TypeError, AttributeError, IndexError)
 
 
 def make_connection_options(section: str, base_url: str, api_key_env: str) -> dict[str, Any]:
-    """Return `base_url` and `api_key` for openai.OpenAI and openai.AsyncOpenAI.
-
-    `section` is the configuration section that error messages name, e.g. reward.judge. Raises ValueError if the openai
-    package is missing, or if the variable `api_key_env` is not set for OpenAI's own server (empty base_url).
-    """
+    """Return `base_url` and `api_key` of openai.AsyncOpenAI. `section`: the keys that the ValueErrors name."""
     if importlib.util.find_spec("openai") is None:
         raise ValueError(f"{section} needs the openai package. Run `pip install -e '.[judge]'` in the clone.")
     key = os.environ.get(api_key_env, "")

@@ -15,7 +15,7 @@ from typing import Any
 
 import reasoning_gym  # noqa: F401 its import takes long, so it is not part of the time of the first answer
 
-from alphaapollo.rewards.answer_extraction import find_answer_tag
+from alphaapollo.rewards.answers import find_answer_tag
 from alphaapollo.rewards.base import get_question, make_wrong_format_score
 from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_puzzle_dataset
 from alphaapollo.types import Prompt, Score
@@ -40,7 +40,7 @@ for name in EVAL_MODULES:
     vars(importlib.import_module(f"reasoning_gym.{name}"))["eval"] = ast.literal_eval
 
 
-def grade(prompt: Prompt, completion: str) -> Score:
+def grade_reasoning_gym(prompt: Prompt, completion: str) -> Score:
     """Return reasoning-gym's score of the last <answer>...</answer>, from 0 to 1. `accuracy` is 1 for a score of 1.
 
     A completion has the wrong format if it has no answer, or if reasoning-gym raises an error for its answer but not
@@ -62,9 +62,8 @@ def grade(prompt: Prompt, completion: str) -> Score:
     return Score(reward, {"accuracy": float(reward == 1.0)})
 
 
-def answer_from_truth(prompt: Prompt) -> str | None:
-    """Return an answer that `grade` must score 1; None if the puzzle has no stored answer. Raises ValueError without a
-    puzzle."""
+def answer_reasoning_gym(prompt: Prompt) -> str | None:
+    """Return an answer that the grader must score 1; None if the puzzle has no stored answer."""
     answer = _get_puzzle(prompt)["entry"]["answer"]
     return None if answer is None else f"<answer>{answer}</answer>"
 

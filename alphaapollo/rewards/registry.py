@@ -4,74 +4,47 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from alphaapollo.config.schema import Reward
 from alphaapollo.rewards.base import RewardFunction
 from alphaapollo.rewards.components import TASK
-from alphaapollo.rewards.judges.graders import JUDGES, list_criteria
-from alphaapollo.rewards.openai_connection import make_connection_options
+from alphaapollo.rewards.judges import JUDGES, check_judge_server, list_criteria
 from alphaapollo.types import Prompt
 
-
-@dataclass(frozen=True)
-class BuiltInGrader:
-    """Built-in reward function and the data sources that it grades. Only grader processes import its module."""
-
-    name: str
-    function: str  # "module:function" under alphaapollo.rewards; empty: a judge, which needs no process
-    data_source_patterns: str  # patterns of data sources, lower case; the first matching grader is used
-
-    @property
-    def is_judge(self) -> bool:
-        """Whether a judge model grades the rows. It can do so without a ground truth."""
-        return self.name in JUDGES
-
-
-GRADERS = (
-    BuiltInGrader("gsm8k", "gsm8k:grade", "*gsm8k* *svamp*"),
-    BuiltInGrader("exact", "exact_match:grade", "exact exact/*"),
-    BuiltInGrader("reasoning_gym", "reasoning_gym:grade", "reasoning_gym reasoning_gym/*"),
-    *(BuiltInGrader(name, "", f"{name} {name}/*") for name in JUDGES),
-    BuiltInGrader("search_f1", "search:grade_f1", "search_f1 search_f1/*"),
-    BuiltInGrader(
-        "search",
-        "search:grade",
-        "search search/* searchr1_* nq nq/* *nq_open* *trivia*qa* *popqa* *hotpot* *musique* *squad* *2wiki* "
-        "*bamboogle*",
-    ),
-    BuiltInGrader(
-        "multiple_choice",
-        "multiple_choice:grade",
-        "multiple_choice multiple_choice/* *mmlu* *gpqa* *ai2_arc* *commonsense_qa* *medqa*",
-    ),
-    BuiltInGrader(
-        "code",
-        "code.grader:grade",
-        "code code/* *humaneval* *mbpp* *livecodebench* *code_contests* *codecontests* apps */apps *taco* *codeforces* "
-        "*leetcode* *kodcode* *deepcoder* primeintellect",
-    ),
-    BuiltInGrader(
-        "math", "math.grader:grade", "*math* *aime* *amc* *hmmt* *olympiad* *minerva* *numina* *deepscaler* *dapo*"
-    ),
-)
+GRADERS = {  # name -> patterns of data sources, lower case; the first matching grader is used
+    "gsm8k": "*gsm8k* *svamp*",
+    "exact": "exact exact/*",
+    "reasoning_gym": "reasoning_gym reasoning_gym/*",
+    **{name: f"{name} {name}/*" for name in JUDGES},
+    "search_f1": "search_f1 search_f1/*",
+    "search": "search search/* searchr1_* nq nq/* *nq_open* *trivia*qa* *popqa* *hotpot* *musique* *squad* *2wiki* "
+    "*bamboogle*",
+    "multiple_choice": "multiple_choice multiple_choice/* *mmlu* *gpqa* *ai2_arc* *commonsense_qa* *medqa*",
+    "code": "code code/* *humaneval* *mbpp* *livecodebench* *code_contests* *codecontests* apps */apps *taco* "
+    "*codeforces* *leetcode* *kodcode* *deepcoder* primeintellect",
+    "math": "*math* *aime* *amc* *hmmt* *olympiad* *minerva* *numina* *deepscaler* *dapo*",
+}
+MODULES = {"reasoning_gym": "reasoning_gym", "code": "code.grader", "math": "math.grader"}
+"""Modules of the graders that are not in short_answers, which only grader processes import."""
 
 
-def find_grader(data_source: str) -> BuiltInGrader | None:
-    """Return the first built-in grader with a pattern that matches the data source; None if no pattern matches."""
-    name = data_source.lower()
+def find_grader(data_source: str) -> str | None:
+    """Return the name of the first built-in grader with a pattern that matches the data source."""
     matching = (
-        one for one in GRADERS if any(fnmatchcase(name, pattern) for pattern in one.data_source_patterns.split())
+        name
+        for name, patterns in GRADERS.items()
+        if any(fnmatchcase(data_source.lower(), pattern) for pattern in patterns.split())
     )
     return next(matching, None)
 
 
-def get_grader(data_source: str) -> BuiltInGrader:
-    """Return the built-in grader of a data source, e.g. `openai/gsm8k`. Raises ValueError if no pattern matches."""
+def get_grader(data_source: str) -> str:
+    """Return the name of the built-in grader of a data source. Raises ValueError if no pattern matches."""
     if (grader := find_grader(data_source)) is not None:
         return grader
-    known = "; ".join(f"{grader.name}: {', '.join(grader.data_source_patterns.split())}" for grader in GRADERS)
+    known = "; ".join(f"{name}: {', '.join(patterns.split())}" for name, patterns in GRADERS.items())
     got = f"data_source {data_source!r}" if data_source else "rows without a data_source"
     raise ValueError(
         f"no reward function for {got}. Use a data_source that matches a known pattern, or set "
@@ -81,34 +54,29 @@ def get_grader(data_source: str) -> BuiltInGrader:
 
 def load_grader(data_source: str) -> RewardFunction:
     """Import the built-in reward function of a data source. Raises ValueError if no grader matches."""
-    function: RewardFunction = pkgutil.resolve_name(f"alphaapollo.rewards.{get_grader(data_source).function}")
-    return function
+    return _load_function(data_source, "grade")
 
 
 def load_answer_maker(data_source: str) -> Callable[[Prompt], str | None]:
-    """Import the function that makes an answer from the ground truth, which the grader of the data source must score 1.
+    """Import the function that makes an answer which the grader must score 1; it returns None if only tests exist."""
+    return _load_function(data_source, "answer")
 
-    It returns None if the ground truth has no answer, but tests. It raises ValueError for a ground truth that the
-    grader cannot read.
-    """
-    module = get_grader(data_source).function.partition(":")[0]
-    function: Callable[[Prompt], str | None] = pkgutil.resolve_name(f"alphaapollo.rewards.{module}:answer_from_truth")
-    return function
+
+def _load_function(data_source: str, verb: str) -> Any:
+    grader = get_grader(data_source)
+    return pkgutil.resolve_name(f"alphaapollo.rewards.{MODULES.get(grader, 'short_answers')}:{verb}_{grader}")
 
 
 def is_gradable(prompt: Prompt) -> bool:
     """Return whether the prompt has a built-in grader, and a ground truth unless this grader is a judge."""
     grader = find_grader(prompt.data_source)
-    return grader is not None and (grader.is_judge or prompt.ground_truth is not None)
+    return grader in JUDGES or (grader is not None and prompt.ground_truth is not None)
 
 
 def assign_judges(prompt: Prompt, reward: Reward, is_custom: bool) -> dict[str, str]:
-    """Return the judges that score the completions of a prompt: {name of a component, or `task`: judge}.
-
-    is_custom: whether a function of the user computes the task reward.
-    """
+    """Return the judges that score the completions of a prompt: {name of a component, or `task`: judge}."""
     grader = None if is_custom else find_grader(prompt.data_source)
-    task = {TASK: grader.name} if grader is not None and grader.is_judge else {}
+    task = {TASK: grader} if grader is not None and grader in JUDGES else {}
     return task | {name: name for name in reward.components if name in JUDGES}
 
 
@@ -117,34 +85,25 @@ def check_judges(prompts: Iterable[Prompt], reward: Reward, is_custom: bool) -> 
     reward.judge is incomplete, or a prompt has no criteria for a rubric or no answer to compare completions with."""
     needed = set[str]()
     for prompt in prompts:
-        for part, judge in assign_judges(prompt, reward, is_custom).items():
-            where = f"data_source {prompt.data_source!r} is" if part == TASK else f"the component {part} is"
-            if not reward.judge.model and reward.judge.backend == "server":
-                raise ValueError(
-                    f"{where} graded by a judge, but reward.judge.model is empty. Set it to the judge's model name, "
-                    "and set reward.judge.base_url if the judge is not on OpenAI's server."
-                )
-            if judge == "rubric":
-                list_criteria(reward.rubric, prompt)
-            if judge == "pairwise" and prompt.ground_truth is None:
-                raise ValueError(
-                    f"{where} graded by comparison with the ground truth, but row {prompt.id} has none. Add the field "
-                    "reward_model.ground_truth to this row."
-                )
-            needed.add(judge)
-    if needed and reward.judge.backend == "server":
-        make_connection_options("reward.judge", reward.judge.base_url, reward.judge.api_key_env)
+        judges = {*assign_judges(prompt, reward, is_custom).values()}
+        if judges and not needed and reward.judge.backend == "server":
+            check_judge_server(reward.judge)
+        if "rubric" in judges:
+            list_criteria(reward.rubric, prompt)
+        if "pairwise" in judges and prompt.ground_truth is None:
+            raise ValueError(
+                f"row {prompt.id} is graded by comparison with its ground truth, but has none. Add the field "
+                "reward_model.ground_truth to this row."
+            )
+        needed |= judges
     return needed
 
 
 def check_prompts_are_gradable(prompts: Iterable[Prompt]) -> None:
-    """Check at startup that the built-in graders can grade every prompt.
-
-    Raises ValueError if a data source has no grader, or a prompt has no ground truth and needs one.
-    """
+    """Raise ValueError if a data source has no built-in grader, or a prompt lacks a ground truth that it needs."""
     prompts = list(prompts)
     graders = {source: get_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}
-    lacking = [one.id for one in prompts if one.ground_truth is None and not graders[one.data_source].is_judge]
+    lacking = [one.id for one in prompts if one.ground_truth is None and graders[one.data_source] not in JUDGES]
     if lacking:
         raise ValueError(
             f"{len(lacking)} of {len(prompts)} prompts have no ground truth; the first of them is row {lacking[0]}. "

@@ -1,4 +1,5 @@
-"""Token contexts: they build the engine's prompts for the turns of one episode, and the rows to train on.
+"""Token contexts: they build the engine's prompts for the turns of one episode, and the rows to train on. And checks of
+the messages of environments, which are user code.
 
     append   one growing sequence: prompt + action + observation + action + ...                 -> one Row
     memory   a new prompt each turn, from the first observation and a few remembered steps      -> one Row per turn
@@ -10,20 +11,33 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate, groupby
+from numbers import Real
 from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 
-from alphaapollo.data.images import find_placeholders
-from alphaapollo.environments.base import Environment, wrap_environment_errors
+from alphaapollo.data.image_messages import convert_messages
+from alphaapollo.data.images import collect_images, find_placeholders
+from alphaapollo.data.length_limit import Truncation, truncate_prompt
+from alphaapollo.environments.base import (
+    Environment,
+    EnvironmentFailure,
+    Observation,
+    StepResult,
+    wrap_environment_errors,
+)
 from alphaapollo.environments.memory import MemoryType, Step, select_steps
-from alphaapollo.rollout.check_replies import check_messages
-from alphaapollo.types import ImageInput, Message, Row, Turn
+from alphaapollo.rewards.base import MAX_REWARD
+from alphaapollo.types import EncodedImage, ImageInput, Message, Row, Score, Turn
 
-RenderPrompt = Callable[[list[Message] | str], list[int]]
+T = TypeVar("T")
+
 RenderObservation = Callable[[list[Message], int | None], list[int]]
 PrepareImages = Callable[[list[Message] | str], tuple[ImageInput, ...]]
+CACHE_SIZE = 256  # rendered prompts
 
 
 def build_append_context_rows(turns: Sequence[Turn]) -> list[Row]:
@@ -71,7 +85,10 @@ class AppendContext:
     uses_budget = True  # whether the context tokens of the second and later turns count towards the episode's budget
 
     def __init__(
-        self, render_prompt: RenderPrompt, render_observation: RenderObservation, prepare_images: PrepareImages
+        self,
+        render_prompt: Callable[[list[Message] | str], list[int]],
+        render_observation: RenderObservation,
+        prepare_images: PrepareImages,
     ):
         self._render_prompt, self._render_observation = render_prompt, render_observation
         self._prepare_images = prepare_images
@@ -97,7 +114,7 @@ class AppendContext:
         return observation_ids, images
 
 
-class MemoryContext:
+class MemoryContext(AppendContext):
     """Memory context: a new prompt each turn, from the first observation and the remembered steps as messages.
 
     If the environment has a method `recall(steps)`, that method builds the messages. If the prompt is too long, the
@@ -110,26 +127,23 @@ class MemoryContext:
     def __init__(
         self,
         environment: Environment,
-        render_prompt: RenderPrompt,
+        prompts: PromptRenderer,
         prepare_images: PrepareImages,
-        is_within_limit: Callable[[list[Message]], bool],
         history_length: int,
         memory_type: MemoryType,
     ):
+        super().__init__(prompts, lambda observation, last: [], prepare_images)
         self._recall = getattr(environment, "recall", self._build_history_messages)
-        self._render_prompt, self._prepare_images = render_prompt, prepare_images
-        self._is_within_limit = is_within_limit
+        self._is_within_limit = prompts.is_within_limit
         self._history_length, self._memory_type = history_length, memory_type
         self._first: list[Message] = []
         self._steps: list[Step] = []
-        self.prompt_ids: list[int] = []
-        self.prompt_images: tuple[ImageInput, ...] = ()
 
     def start_episode(self, first_observation: list[Message] | str) -> None:
         if isinstance(first_observation, str):
             first_observation = [Message(role="user", content=first_observation)]
         self._first = first_observation
-        self._set_prompt(self._first)
+        super().start_episode(first_observation)
 
     def add_turn_and_get_context(
         self, action_ids: Sequence[int], step: Step
@@ -140,13 +154,8 @@ class MemoryContext:
         while len(chosen) > 1 and not self._is_within_limit(messages):
             chosen = chosen[1:]
             messages = self._recall_messages(chosen)
-        self._set_prompt(messages)
+        super().start_episode(messages)
         return self.prompt_ids, self.prompt_images
-
-    def _set_prompt(self, messages: list[Message]) -> None:
-        self.prompt_ids = self._render_prompt(messages)
-        with wrap_environment_errors("preparing the images"):
-            self.prompt_images = self._prepare_images(messages)
 
     def _recall_messages(self, steps: Sequence[Step]) -> list[Message]:
         with wrap_environment_errors("recall"):
@@ -158,9 +167,6 @@ class MemoryContext:
         return [*self._first, *(message for messages in past for message in messages)]
 
 
-Context = AppendContext | MemoryContext
-
-
 def check_rows_match_turns(
     rows: Sequence[Row],
     turns: Sequence[Turn],
@@ -169,13 +175,8 @@ def check_rows_match_turns(
     placeholder_id: int | None = None,
 ) -> None:
     """Assert that training rows have exactly the tokens and images that the engine received and sampled, and one
-    placeholder per image feature.
-
-    Args:
-        engine_prompts: token ids of the engine's prompt in each turn.
-        engine_images: images of the engine's prompt in each turn.
-        placeholder_id: placeholder token of a vision-language model, which must never be sampled.
-    """
+    placeholder per image feature. engine_prompts, engine_images: of each turn. placeholder_id: token of a
+    vision-language model, which must never be sampled."""
     for row in rows:
         expected_mask = [0] * len(row.token_ids)
         row_turns = slice(row.first_turn, row.first_turn + len(row.turn_ends))
@@ -193,3 +194,119 @@ def check_rows_match_turns(
         find_placeholders(row.token_ids, row.images)  # asserts their number
         assert list(row.action_mask) == expected_mask, "the action mask does not cover exactly the sampled tokens"
         assert sum(n for _, n in row.weight_versions) == sum(row.action_mask), "a sampled token has no weight version"
+
+
+CACHE_SIZE = 256  # rendered prompts
+
+
+class PromptTooLong(EnvironmentFailure):
+    """Error: a prompt is longer than data.max_prompt_length, and may not be truncated."""
+
+
+class PromptRenderer:
+    """Callable that renders messages or text to prompt tokens, and truncates or rejects more than `max_tokens`.
+
+    The last CACHE_SIZE prompts are cached, because chat templates are slow and the episodes of a group start with the
+    same prompt. Prompts of datasets are checked before training. A prompt that is too long therefore comes from an
+    environment, and fails the episode, not the run. Prompts with images are never truncated.
+    """
+
+    def __init__(self, render: Callable[[list[Message] | str], list[int]], max_tokens: int, truncation: Truncation):
+        self._render, self._max_tokens, self._truncation = render, max_tokens, truncation
+        self._rendered: dict[tuple[str, tuple[EncodedImage, ...]], list[int]] = {}
+
+    def __call__(self, content: list[Message] | str) -> list[int]:
+        """Return the prompt's tokens as a new list. Raises PromptTooLong, or EnvironmentFailure if the chat template or
+        the tokenizer raises an error."""
+        token_ids = self._render_cached(content)
+        has_images = bool(collect_images(content))
+        if len(token_ids) <= self._max_tokens or (self._truncation in ("left", "right") and not has_images):
+            return list(truncate_prompt(token_ids, self._max_tokens, self._truncation))
+        fix = "use smaller images" if has_images else "set data.truncation to left or right"
+        raise PromptTooLong(
+            f"the observation has {len(token_ids)} tokens, more than data.max_prompt_length={self._max_tokens}. "
+            f"Increase data.max_prompt_length, or {fix}."
+        )
+
+    def is_within_limit(self, content: list[Message] | str) -> bool:
+        return len(self._render_cached(content)) <= self._max_tokens
+
+    def _render_cached(self, content: list[Message] | str) -> list[int]:
+        texts = (
+            content if isinstance(content, str) else [{**one, "images": len(one.get("images", ()))} for one in content]
+        )
+        key = repr(texts), tuple(collect_images(content))  # fast for large images: Python keeps the hash of bytes
+        token_ids = self._rendered.get(key)
+        if token_ids is None:
+            with wrap_environment_errors("rendering the observation"):
+                token_ids = self._rendered[key] = self._render(content)
+            if len(self._rendered) > CACHE_SIZE:
+                del self._rendered[next(iter(self._rendered))]  # the oldest
+        return token_ids
+
+
+def check_reset_reply(reply: object) -> list[Message] | str:
+    """Return the prompt from the result of an environment's `reset`. Raises EnvironmentFailure if it is invalid."""
+    if isinstance(reply, str):
+        return reply
+    observation = _check_type(reply, Observation, "the result of reset", "an Observation or a str")
+    return check_messages(observation.messages, "reset")
+
+
+def check_step_reply(reply: object) -> StepResult:
+    """Check and return the result of an environment's `step`. Raises EnvironmentFailure if it is invalid."""
+    result = _check_type(reply, StepResult, "the result of step", "a StepResult")
+    if not result.done and result.observation is None:
+        raise EnvironmentFailure("step returned neither done=True nor an observation. Return one of them.")
+    if result.observation is not None:
+        _check_type(result.observation, Observation, "step: observation", "an Observation")
+        result = replace(result, observation=Observation(check_messages(result.observation.messages, "step")))
+    _check_number(result.reward, "reward")
+    if result.score is not None:
+        _check_type(result.score, Score, "step: score", "a Score")
+        if not result.score.outcome.failed:
+            _check_number(result.score.reward, "score.reward")
+            for name, value in result.score.components.items():
+                _check_number(value, f"score.components[{name!r}]")
+    if result.kept_chars is not None:
+        _check_type(result.kept_chars, int, "step: kept_chars", "an int")
+    if not isinstance(result.info, dict) or not all(isinstance(key, str) for key in result.info):
+        raise EnvironmentFailure(f"step: info={str(result.info)[:80]} must be a dict with str keys.")
+    calls = result.info.get("tool_calls", ())  # read by the metrics
+    for call in calls if isinstance(calls, list | tuple) else [calls]:
+        if not isinstance(call, dict) or not isinstance(call.get("status"), str):
+            raise EnvironmentFailure("step: info['tool_calls'] must be a list of dicts with status and seconds.")
+        _check_number(call.get("seconds"), "info['tool_calls']: seconds")
+    return result
+
+
+def check_messages(messages: object, method_name: str) -> list[Message]:
+    """Check chat messages returned by an environment, and convert images to the form of Message. Raises
+    EnvironmentFailure if they are invalid."""
+    if not isinstance(messages, list) or not messages:
+        raise EnvironmentFailure(f"{method_name}: messages must be a non-empty list, not {messages!r:.80}.")
+    has_images = False
+    for message in messages:
+        fields = message if isinstance(message, dict) else {}
+        is_parts = isinstance(fields.get("content"), list)
+        if not isinstance(fields.get("role"), str) or not (isinstance(fields.get("content"), str) or is_parts):
+            raise EnvironmentFailure(f"{method_name}: invalid message {message!s:.80}. role and content must be str.")
+        has_images |= is_parts or fields.get("images") is not None
+    if not has_images:
+        return messages
+    with wrap_environment_errors(f"{method_name}: images"):
+        return convert_messages(messages)
+
+
+def _check_type(value: object, expected: type[T], field_name: str, expected_text: str) -> T:
+    if not isinstance(value, expected):
+        raise EnvironmentFailure(f"{field_name} must be {expected_text}, not {type(value).__name__}.")
+    return value
+
+
+def _check_number(value: object, field_name: str) -> None:
+    if not isinstance(value, Real) or not abs(value) <= MAX_REWARD:  # type: ignore[operator]  # also rejects NaN
+        found = str(value)[:30] if isinstance(value, Real) else type(value).__name__
+        raise EnvironmentFailure(
+            f"step: {field_name} is {found}. Return a number from -{MAX_REWARD:g} to {MAX_REWARD:g}."
+        )

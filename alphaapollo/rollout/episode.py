@@ -1,4 +1,5 @@
-"""Run one episode: an environment and an engine take turns.
+"""Run episodes: an environment and an engine take turns. The episodes of one prompt run concurrently, each in its own
+environment.
 
     reset -> context_0 -> [engine] -> action_0 -> [environment] -> context_1 -> [engine] -> action_1 -> ... -> score
 
@@ -8,23 +9,34 @@ prompts. This module applies all limits and timeouts, so environments do not nee
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import logging
 import math
 import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from threading import Thread
+from typing import Any
 
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_environment_errors
 from alphaapollo.environments.memory import Step
-from alphaapollo.processes.time_limit import TimeLimit
-from alphaapollo.rollout.check_replies import check_reset_reply, check_step_reply
-from alphaapollo.rollout.context import Context, build_append_context_rows, check_rows_match_turns
-from alphaapollo.rollout.environment_calls import EnvironmentCaller
-from alphaapollo.rollout.prompts import PromptTooLong
+from alphaapollo.processes.time_limit import TimeLimit, exclude_from_time_limit
+from alphaapollo.rollout.context import (
+    AppendContext,
+    PromptTooLong,
+    build_append_context_rows,
+    check_reset_reply,
+    check_rows_match_turns,
+    check_step_reply,
+)
 from alphaapollo.types import (
     EpisodeEnd,
+    GroupRequest,
     ImageInput,
     Message,
     Outcome,
@@ -34,12 +46,18 @@ from alphaapollo.types import (
     Score,
     StopReason,
     Trajectory,
+    TrajectoryGroup,
     Turn,
 )
 from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.utils.seeds import derive_seed
 from alphaapollo.utils.text import cut_at_stop
 
+logger = logging.getLogger(__name__)
+
 MAX_ATTEMPTS = 2  # per episode: a failing environment is retried once
+CLOSE_SECONDS = 30.0  # timeout of an environment's close()
+MAX_THREADS = 64  # sync calls of environments at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +82,60 @@ class EpisodeTask:
     name: str  # unique among the running episodes
 
 
+class EnvironmentCaller:
+    """Calls environment methods, which are user code: async methods on this event loop, at most `max_threads` sync
+    methods at a time in threads. Exceptions become EnvironmentFailure with a reason."""
+
+    def __init__(self, max_threads: int = MAX_THREADS):
+        self._slots = asyncio.Semaphore(max_threads)
+
+    async def call(self, time_limit: TimeLimit, environment: Environment, method_name: str, *arguments: object) -> Any:
+        """Call a method of an environment. Raises EnvironmentFailure if it fails, TimeoutError after the time limit."""
+        async with time_limit.count_time():
+            with (
+                HEARTBEAT.record_call(f"environment.{method_name}", timeout=time_limit.seconds_left),
+                wrap_environment_errors(f"{type(environment).__qualname__}.{method_name}"),
+            ):
+                method = getattr(environment, method_name)
+                try:
+                    if inspect.iscoroutinefunction(method):
+                        return await method(*arguments)
+                    result = await self._run_in_thread(method, *arguments)
+                    return await result if inspect.isawaitable(result) else result
+                except SystemExit as error:  # an environment must not end the run
+                    raise RuntimeError(f"the environment called exit ({error}). Raise an exception instead.") from error
+
+    async def close(self, environment: Environment) -> None:
+        """Close an environment. Failures are logged; they do not change the episode's result."""
+        try:
+            await self.call(TimeLimit(CLOSE_SECONDS), environment, "close")
+        except (EnvironmentFailure, TimeoutError) as error:
+            logger.warning("an environment's close() failed: %r", error)
+
+    async def _run_in_thread(self, method: Callable[..., object], *arguments: object) -> Any:
+        """Run a method in a new daemon thread, which a cancelled call abandons. In a thread pool, each hanging
+        environment would block one thread and keep the process from exiting."""
+        outcome: Future[tuple[Any, BaseException | None]] = Future()
+        outcome.set_running_or_notify_cancel()
+
+        def run_method() -> None:
+            try:
+                outcome.set_result((method(*arguments), None))
+            except BaseException as error:  # noqa: BLE001  the caller raises it
+                outcome.set_result((None, error))
+
+        with exclude_from_time_limit():
+            await self._slots.acquire()
+        try:
+            Thread(target=run_method, daemon=True).start()
+            result, error = await asyncio.wrap_future(outcome)
+        finally:
+            self._slots.release()
+        if error is not None:
+            raise error
+        return result
+
+
 @dataclass(slots=True)
 class _EpisodeAttempt:
     """Data of one attempt to run an episode, which remain available if the attempt fails."""
@@ -78,15 +150,12 @@ class _EpisodeAttempt:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRunner:
-    """Runs episodes on one engine.
-
-    `make_token_context` builds the token context of an episode (rollout/context.py). If a limit ends an episode before
-    the model's answer, `grade`, the reward function, grades an empty answer.
-    """
+    """Runs episodes on one engine. If a limit ends an episode before the model's answer, `grade`, the reward function,
+    grades an empty answer."""
 
     engine: Engine
     decode: Callable[[Sequence[int]], str]
-    make_token_context: Callable[[Environment, Prompt], Context]
+    make_token_context: Callable[[Environment, Prompt], AppendContext]
     limits: EpisodeLimits
     grade: Callable[[Prompt, str, Sequence[Turn]], Awaitable[Score]] | None = None
     environment_caller: EnvironmentCaller = field(default_factory=EnvironmentCaller)
@@ -152,7 +221,11 @@ class EpisodeRunner:
             await self.environment_caller.close(environment)
 
     async def _run_turns(
-        self, task: EpisodeTask, attempt: _EpisodeAttempt, context: Context, call: Callable[[str], Awaitable[object]]
+        self,
+        task: EpisodeTask,
+        attempt: _EpisodeAttempt,
+        context: AppendContext,
+        call: Callable[[str], Awaitable[object]],
     ) -> EpisodeEnd:
         budget, context_ids, context_images = task.sampling.max_tokens, context.prompt_ids, context.prompt_images
         while True:
@@ -216,10 +289,8 @@ class EpisodeRunner:
 
 
 async def score_limit(reward: float | None, grade_empty_answer: Callable[[], Awaitable[Score]] | None) -> Score:
-    """Return the score of an episode that reached a limit without an answer.
-
-    reward: env.limit_reward. None: the grade of an empty answer, or 0 without a grader.
-    """
+    """Return the score of an episode that reached a limit without an answer: env.limit_reward, or else the grade of an
+    empty answer, or 0 without a grader."""
     if reward is not None:
         return Score(reward, {"accuracy": 0.0}, is_limit=True)
     return Score(0.0) if grade_empty_answer is None else await grade_empty_answer()
@@ -228,3 +299,45 @@ async def score_limit(reward: float | None, grade_empty_answer: Callable[[], Awa
 def make_failure_score(reason: str) -> Score:
     """Return the score of an episode whose environment failed: it is excluded from training."""
     return Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason=reason)
+
+
+logger = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 30.0  # timeout of close()
+MAX_THREADS = 64  # sync calls at a time
+
+
+async def run_group(
+    request: GroupRequest,
+    run_episode: Callable[[EpisodeTask], Awaitable[Trajectory]],
+    make_environment: Callable[[Sequence[Turn]], Environment],
+) -> TrajectoryGroup:
+    """Run the episodes of a group, and a greedy episode (ReMax) if requested. Returns the trajectories in sample order.
+    If an episode raises, e.g. because the engine died, all other episodes of the group are cancelled."""
+    purpose = "validate" if request.validate else "rollout"
+    prompt, sampling, position = request.prompt, request.sampling, request.stream_position
+
+    def make_episode_task(sample_index: int, sampling: Sampling) -> EpisodeTask:
+        return EpisodeTask(
+            prompt,
+            sample_index,
+            make_environment,
+            sampling=sampling,
+            derive_turn_seed=partial(derive_seed, sampling.seed, purpose, position, prompt.id, sample_index),
+            name=f"{purpose}.{position}.{prompt.id}.{sample_index}",
+        )
+
+    tasks = [make_episode_task(sample, sampling) for sample in range(request.num_samples)]
+    if request.greedy_baseline:
+        tasks.append(make_episode_task(request.num_samples, replace(sampling, temperature=0.0, top_p=1.0, top_k=-1)))
+    episodes = [asyncio.ensure_future(run_episode(task)) for task in tasks]
+    try:
+        trajectories = await asyncio.gather(*episodes)
+        baseline = trajectories.pop() if request.greedy_baseline else None
+        untrained = [*(trajectories if request.validate else []), *([baseline] if baseline else [])]
+        for row in [row for trajectory in untrained for row in trajectory.rows]:
+            row.columns = {}  # only training uses them
+        return TrajectoryGroup(prompt, trajectories, baseline)
+    finally:
+        for episode in episodes:
+            episode.cancel()

@@ -83,25 +83,13 @@ def make_lm_eval_command(server: ModelServer, task: str, folder: Path) -> list[s
     return [*words, "--tasks", task, "--output_path", str(folder), "--log_samples"]
 
 
-def check_lm_eval_task(suite: Suite, package: Path) -> None:
-    """Raise ValueError if lm-eval does not find the task. lm-eval needs up to half a minute to load its list, so it is
-    asked only if no YAML file has a line `task: NAME`, `group: NAME` or `tag: NAME`."""
+def make_lm_eval_check(suite: Suite) -> list[str]:
+    """Loading the list of tasks takes up to half a minute."""
     if not re.fullmatch(r"[\w-]+", suite.task) or (suite.working_folder / suite.task).exists():
-        return  # a file, a folder, a pattern or a list
+        return ["-c", "import lm_eval"]  # the task is a file, a folder, a pattern or a list
     words = [word for option in suite.options for word in option.split("=", 1)]
-    folders = [value for option, value in pairwise(words) if option == "--include_path"]
-    name = re.compile(rf"^(task|group|tag): *[\"']?{re.escape(suite.task)}[\"']?\s*(#|$)".encode(), re.MULTILINE)
-    searched = [*(suite.working_folder / folder for folder in folders), package / "tasks"]
-    if any(name.search(file.read_bytes()) for folder in searched for file in folder.rglob("*.yaml")):
-        return
-    options = [f"--include_path={folder}" for folder in folders]
-    try:
-        _run_for_output(suite, "-m", "lm_eval", "validate", "--tasks", suite.task, *options)
-    except subprocess.CalledProcessError:
-        raise ValueError(
-            f"lm-eval does not find the task of the suite {suite.text!r}. Write one that "
-            f"`{suite.interpreter} -m lm_eval ls tasks` shows, or add --include_path FOLDER."
-        ) from None
+    options = [f"--include_path={value}" for option, value in pairwise(words) if option == "--include_path"]
+    return ["-m", "lm_eval", "validate", "--tasks", suite.task, *options]
 
 
 def read_lm_eval_scores(folder: Path) -> Iterator[SuiteScore]:
@@ -124,11 +112,11 @@ def make_inspect_command(server: ModelServer, task: str, folder: Path) -> list[s
     return [*words, "--log-dir", str(folder), "--log-format", "json", "--display", "plain"]
 
 
-def check_inspect_task(suite: Suite, _: Path) -> None:
-    """Raise ValueError if the task's file does not exist. Whether it has the task is not checked."""
-    file = suite.working_folder / suite.task.partition("@")[0]
-    if file.suffix == ".py" and not file.is_file():
-        raise ValueError(f"the suite {suite.text!r} needs the file {file}, which does not exist.")
+def make_inspect_check(suite: Suite) -> list[str]:
+    """Whether the file has the task is not checked."""
+    file = suite.task.partition("@")[0]
+    has_file = f"; import os; assert os.path.isfile({file!r})" if file.endswith(".py") else ""
+    return ["-c", f"import inspect_ai{has_file}"]
 
 
 def read_inspect_scores(folder: Path) -> Iterator[SuiteScore]:
@@ -150,25 +138,22 @@ class SuiteKind:
 
     package: str
     key_variable: str  # environment variable of the API key
-    check_task: Callable[[Suite, Path], None]  # (suite, the package's folder): raises ValueError if the task is missing
+    make_check: Callable[[Suite], list[str]]  # arguments of Python that fail if the package or the task is missing
     make_command: Callable[[ModelServer, str, Path], list[str]]  # (server, task, folder) -> arguments of `python -m`
     read_scores: Callable[[Path], Iterator[SuiteScore]]  # raises ValueError if the run failed
 
 
 KINDS = {
-    "lm-eval": SuiteKind("lm-eval", "OPENAI_API_KEY", check_lm_eval_task, make_lm_eval_command, read_lm_eval_scores),
+    "lm-eval": SuiteKind("lm-eval", "OPENAI_API_KEY", make_lm_eval_check, make_lm_eval_command, read_lm_eval_scores),
     "inspect": SuiteKind(
-        "inspect-ai", "ALPHAAPOLLO_API_KEY", check_inspect_task, make_inspect_command, read_inspect_scores
+        "inspect-ai", "ALPHAAPOLLO_API_KEY", make_inspect_check, make_inspect_command, read_inspect_scores
     ),
 }
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A task of a suite, and how to run it. `text`: KIND:TASK, followed by options of the kind's own command.
-
-    Raises ValueError if the text is something else.
-    """
+    """A task of a suite, and how to run it. `text`: KIND:TASK, and options of the kind's own command."""
 
     text: str
     python: str = ""  # Python with the kind's package; empty: that of .venv/suites if it exists, or this one
@@ -205,25 +190,17 @@ class Suite:
 def check_suites(suites: Sequence[Suite]) -> None:
     """Raise ValueError if a package is not installed, a task is missing, or two suites have the same name."""
     for index, suite in enumerate(suites):
-        module = suite.kind.package.replace("-", "_")
-        query = f"import importlib.util as found; print(found.find_spec({module!r}).submodule_search_locations[0])"
+        command = [suite.interpreter, *suite.kind.make_check(suite)]
         try:
-            package = _run_for_output(suite, "-c", query)
-        except (OSError, subprocess.CalledProcessError):
+            subprocess.run(command, check=True, capture_output=True, cwd=suite.working_folder, env=make_environment())
+        except (OSError, subprocess.CalledProcessError) as error:
             raise ValueError(
-                f"{suite.interpreter} does not have the package {suite.kind.package}. Install it, or set the Python of "
-                "an environment that has it (docs/install.md#evaluation-suites)."
-            ) from None
-        suite.kind.check_task(suite, Path(package))
+                f"the suite {suite.text!r} cannot run, because {shlex.join(command)!r} fails. Install the package "
+                f"{suite.kind.package}, or set the Python of an environment that has it "
+                "(docs/install.md#evaluation-suites), or correct the task or the folder of --include_path."
+            ) from error
         if suite.name in [other.name for other in suites[:index]]:
             raise ValueError(f"two suites are named {suite.name}. Remove one of them.")
-
-
-def _run_for_output(suite: Suite, *arguments: str) -> str:
-    """Run the suite's Python and return its output. Raises OSError, or CalledProcessError if the exit code is not 0."""
-    command, folder, variables = (suite.interpreter, *arguments), suite.working_folder, make_environment()
-    done = subprocess.run(command, cwd=folder, env=variables, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
 
 
 def make_environment() -> dict[str, str]:
@@ -246,10 +223,8 @@ async def run_suite(suite: Suite, server: ModelServer, folder: Path) -> SuiteRes
             raise ValueError(f"not all scores are finite numbers: {scores}")
     except TimeoutError:
         error = f"it did not end within {suite.timeout:g} s"
-    except (KeyError, TypeError, AttributeError) as failure:
-        error = f"its results have an unknown format: {failure!r}"
-    except (OSError, ValueError) as failure:
-        error = str(failure)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as failure:  # results of an unknown format
+        error = f"{type(failure).__name__}: {failure}"
     if error:
         scores, error = [], redact(f"{error[:REASON_CHARS]} (see {folder / LOG})")
     result = SuiteResult(suite.text, suite.name, folder.parent.name, scores, error)
@@ -273,16 +248,9 @@ async def _run_command(suite: Suite, server: ModelServer, files: Path) -> int:
         try:
             return await asyncio.wait_for(process.wait(), suite.timeout)
         finally:
-            _kill_tree(process.pid)
-
-
-def _kill_tree(pid: int) -> None:
-    """Kill the leader of a session, and all processes that it has started."""
-    for child in list_descendants(pid):
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+            for kill, pid in [(os.kill, pid) for pid in list_descendants(process.pid)] + [(os.killpg, process.pid)]:
+                with suppress(ProcessLookupError):
+                    kill(pid, signal.SIGKILL)
 
 
 def _find_error_line(output: Path) -> str:

@@ -18,11 +18,8 @@ Parse = Callable[[str], list[ToolCall]]
 
 def make_tool_call_parser(parser_name: str, renderer: ToolRenderer) -> ToolCallParser:
     """Build the tool-call parser: vLLM's parser with this name or, if the name is empty, a parser from the tokenizer's
-    response_template.
-
-    Raises ValueError if the parser does not exist, needs tokens that the tokenizer lacks, or does not parse the calls
-    that the chat template renders. The message lists the parsers that work.
-    """
+    response_template. Raises ValueError, with the parsers that work, if it does not parse the calls that the chat
+    template renders."""
     parse = _make_vllm_parser(parser_name, renderer) if parser_name else _make_tokenizer_parser(renderer)
     parse_calls = _make_strict_parser(parse, renderer)
     if mismatch := _describe_mismatch(parse_calls, renderer):

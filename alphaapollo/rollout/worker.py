@@ -32,19 +32,16 @@ from alphaapollo.engines.protocol import Engine, EngineSpec
 from alphaapollo.environments.base import Environment, Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.timing import read_peak_memory_gib
-from alphaapollo.processes.time_limit import pause_all_time_limits, resume_all_time_limits
+from alphaapollo.processes.time_limit import pause_all_time_limits
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rewards.judges.client import CompleteMessage
+from alphaapollo.rewards.judges import CompleteMessage
 from alphaapollo.rollout.agents.endpoint import open_endpoint
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
-from alphaapollo.rollout.context import AppendContext, Context, MemoryContext
-from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
-from alphaapollo.rollout.group import run_group
-from alphaapollo.rollout.prompts import PromptRenderer
+from alphaapollo.rollout.context import AppendContext, MemoryContext, PromptRenderer
+from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, run_group
 from alphaapollo.rollout.self_teacher import TeacherPromptWriter
 from alphaapollo.rollout.suites import ModelServer, Suite, SuiteResult, run_suite
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
-from alphaapollo.tools.base import ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, Turn, WeightReceipt
 from alphaapollo.utils.heartbeat import HEARTBEAT
@@ -77,9 +74,8 @@ class RolloutWorkerConfig:
 class RolloutWorker:
     """Worker with one engine replica, its environments and its reward functions. Call `start` first.
 
-    `index` is the index of the replica. `node` is its machine, which determines the shared-memory folder for weights.
-    `reader` copies the weights to this folder if no training rank of the machine writes them. `engine` replaces the
-    engine of `rollout.name` in tests.
+    `node` is its machine, which determines the shared-memory folder for weights. `reader` copies the weights to this
+    folder if no training rank of the machine writes them. `engine` replaces the engine of `rollout.name` in tests.
     """
 
     def __init__(
@@ -115,11 +111,10 @@ class RolloutWorker:
             load_user_module(env.custom_module, "env.custom_module")
         self._environment = get_environment_spec(env.env_name)
         self._tools: ToolBox | None = None
-        self._read_calls: ToolCallParser | None = None
         self._rewards = RewardClient(setup.reward, setup.custom_reward)
         self._rewards.max_steps, self._rewards.fails_incomplete = setup.max_steps, setup.needs_components
         self._stop_token_ids: tuple[int, ...] = ()
-        self._sees_images = False
+        self._services: Services | None = None
         self._runner: EpisodeRunner | AgentRunner | None = None
         self._teacher_prompts: TeacherPromptWriter | None = None  # None: there is no self-teacher
         self._agents = AsyncExitStack()  # endpoints, and the programs of env.env_name=agent
@@ -145,19 +140,19 @@ class RolloutWorker:
             )
             template_arguments = data.apply_chat_template_kwargs
             images = await asyncio.to_thread(load_image_processor, model.path, tokenizer, model.trust_remote_code)
-            renderer = Renderer(tokenizer, template_arguments, images, model.path)
+            renderer, read_calls = Renderer(tokenizer, template_arguments, images, model.path), None
             if env.action_format == "chat_template":
                 assert self._tools is not None, "checked before the start"
                 schemas = self._tools.schemas()
                 renderer = tool_renderer = ToolRenderer(tokenizer, schemas, template_arguments, images, model.path)
-                self._read_calls = await asyncio.to_thread(make_tool_call_parser, env.tool_parser, tool_renderer)
+                read_calls = await asyncio.to_thread(make_tool_call_parser, env.tool_parser, tool_renderer)
         finally:
             gc.enable()
         self._rewards.render = renderer.render_prompt
         self._stop_token_ids = renderer.eos_token_ids
         if (judge := self._setup.reward.judge).backend == "policy":
             self._rewards.policy = make_policy_judge(self.engine, renderer, judge)
-        self._sees_images = images is not None
+        self._services = Services(self._rewards.score, env, self._tools, read_calls, images is not None)
         if teacher:
             longest = teacher.max_prompt_length or data.max_length
             self._teacher_prompts = TeacherPromptWriter(teacher, renderer.encode_for_prompt, longest)
@@ -187,7 +182,7 @@ class RolloutWorker:
         else:
             opening = open_endpoint(self.engine, env, data.apply_chat_template_kwargs)
             endpoint = await self._agents.enter_async_context(opening)
-        key, name = endpoint.gate.suite_key, MODEL_NAME
+        key, name = endpoint.suite_key, MODEL_NAME
         tokenizer = model.tokenizer_path or model.path
         self._suite_server = ModelServer(f"{endpoint.url}/v1", key, name, tokenizer, data.max_length)
 
@@ -198,25 +193,21 @@ class RolloutWorker:
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
         """Run the episodes of a group. Failures of graders and environments are recorded in the trajectories' scores.
-
-        If `sampling.stop_token_ids` is empty, sampling stops at the tokenizer's end-of-turn tokens. Raises EngineError
-        if the engine fails.
-        """
+        Raises EngineError if the engine fails."""
         assert self._runner is not None, "call start() first"
         rollout, sampling = self._setup.rollout, request.sampling
         ids, includes = sampling.stop_token_ids or self._stop_token_ids, rollout.include_stop_str_in_output
         sampling = replace(sampling, stop_token_ids=ids, stop=rollout.stop_strings, includes_stop=includes)
         request = replace(request, sampling=sampling)
         with HEARTBEAT.use_track(f"rollout {self._index}"):
-            group = await run_group(request, self._runner, self._make_environment)
+            group = await run_group(request, self._runner.run, self._make_environment)
         if self._teacher_prompts and not request.validate:
             self._teacher_prompts.add_prompts(group)
         return group
 
     def _make_environment(self, turns: Sequence[Turn]) -> Environment:
-        score = partial(self._rewards.score, turns=turns)
-        services = Services(score, self._setup.env, self._tools, self._read_calls, self._sees_images)
-        return self._environment.factory(services)
+        assert self._services is not None, "call start() first"
+        return self._environment.factory(replace(self._services, score=partial(self._rewards.score, turns=turns)))
 
     async def run_suite(self, suite: Suite, folder: Path) -> SuiteResult:
         """Run an evaluation suite with the engine's current weights, and write its result to the folder."""
@@ -232,13 +223,11 @@ class RolloutWorker:
     async def resume(self) -> None:
         """Resume generation and time limits after `pause`."""
         await self.engine.resume()
-        resume_all_time_limits()
+        pause_all_time_limits(False)
 
     async def confirm_weights(self, version: int, folder: str) -> WeightReceipt | None:
         """Finish a weight sync, and return the digest of the engine's weights, if any. Running requests must be paused.
-
-        `folder`: folder in this node's shared memory from which weights are loaded first; empty: none.
-        """
+        `folder`: folder in this node's shared memory from which weights are loaded first; empty: none."""
         if folder:
             source = Path(self._weights_folder, folder)
             if self._reader:
@@ -269,30 +258,26 @@ class RolloutWorker:
 
 def make_token_context_factory(
     env: Env, renderer: Renderer, data: Data | GenerationData
-) -> Callable[[Environment, Prompt], Context]:
+) -> Callable[[Environment, Prompt], AppendContext]:
     """Return a function that builds the token context of an episode. Contexts of rows without tools and variables for
     the chat template share a cache of rendered prompts."""
     cached = PromptRenderer(renderer.encode_prompt, data.max_prompt_length, data.truncation)
 
-    def make_token_context(environment: Environment, prompt: Prompt) -> Context:
+    def make_token_context(environment: Environment, prompt: Prompt) -> AppendContext:
         own, prompts = renderer.with_arguments(prompt.template_arguments), cached
         if own is not renderer:
             prompts = PromptRenderer(own.encode_prompt, data.max_prompt_length, data.truncation)
         if env.context == "append":
             return AppendContext(prompts, own.encode_observation, own.prepare_images)
-        memory = (prompts.is_within_limit, env.history_length, env.memory_type)
-        return MemoryContext(environment, prompts, own.prepare_images, *memory)
+        return MemoryContext(environment, prompts, own.prepare_images, env.history_length, env.memory_type)
 
     return make_token_context
 
 
 def make_policy_judge(engine: Engine, renderer: Renderer, judge: Judge) -> CompleteMessage:
     """Return the judge of reward.judge.backend=policy: a function that samples the reply to a user message with the
-    rollout worker's engine. Its seed depends only on the message.
-
-    The function raises ValueError if message and reply do not fit into the engine's context. It has no time limit:
-    judgements wait in the same queue as episodes, whose generation has none either.
-    """
+    rollout worker's engine. Its seed depends only on the message. It has no time limit: judgements wait in the same
+    queue as episodes, whose generation has none either."""
     numbers = itertools.count()
 
     async def complete(content: str) -> str:

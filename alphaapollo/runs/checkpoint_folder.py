@@ -1,5 +1,8 @@
 """Write, list, verify and remove the checkpoints of a run. A checkpoint is complete or does not exist.
 
+Run folders, checkpoints and recordings have one format number for all their files, in format.json. A folder without it
+has format 0, whose files are those of format 1.
+
 checkpoints/step_000020/   format.json  inputs.json  progress.json  manifest.json  policy/  critic/  (or model/)
 checkpoints/.writing_step_000040/   checkpoint that is being written; it is renamed when it is complete
 checkpoints/.removing_step_000010/  checkpoint that is being removed
@@ -16,25 +19,49 @@ import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
-from alphaapollo.runs.format import check_format, write_format
+from alphaapollo._version import __version__
 from alphaapollo.runs.input_digests import RunInputs
+from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
 
+FORMAT = 1
+"""Increase it when earlier versions cannot read new folders, or new versions earlier ones (CONTRIBUTING.md)."""
 PROGRESS = "progress.json"
 """File with the driver's state in a checkpoint."""
-INPUTS = "inputs.json"
+INPUTS, FORMAT_FILE = "inputs.json", "format.json"
 MANIFEST = "manifest.json"
 """File with size and digest of all other files of a checkpoint. A checkpoint without it counts as damaged."""
 NAME = re.compile(r"step_(\d{6,})")  # copies made by the user have other names
 READERS = 4  # number of files that are read in parallel
 LOWER_IS_BETTER = frozenset({"loss", "perplexity", "failed", "divergence", "reverse_kl"})  # parts of names
+
+
+def write_format(folder: Path) -> None:
+    """Write format.json with FORMAT and the version of alphaapollo. Raises OSError if it cannot be written."""
+    with explain_write_errors("the format", folder / FORMAT_FILE):
+        replace_file(folder / FORMAT_FILE, [json.dumps({"format": FORMAT, "version": __version__}).encode() + b"\n"])
+
+
+def check_format(folder: Path) -> None:
+    """Raise ValueError if a newer version wrote the folder. Every command calls it before it reads a folder."""
+    number, version = 0, ""
+    with suppress(OSError, ValueError, TypeError, LookupError):  # find_damage reports damage
+        written = json.loads((folder / FORMAT_FILE).read_bytes())
+        number, version = int(written["format"]), str(written["version"])
+    if number > FORMAT:
+        raise ValueError(
+            f"{folder} has format {number}, but alphaapollo {__version__} reads formats up to {FORMAT}. Use alphaapollo"
+            f" {version}, which wrote it, or a later version."
+        )
 
 
 def write_progress(folder: Path, fields: JsonObject) -> None:
@@ -92,15 +119,11 @@ class CheckpointFolder:
 
     def remove_incomplete(self) -> None:
         """Remove folders that an interrupted save, or an interrupted deletion of a checkpoint, left behind."""
-        for pattern in (".writing_*", ".removing_*"):
-            for folder in self.folder.glob(pattern):
-                shutil.rmtree(folder, ignore_errors=True)
+        for folder in [*self.folder.glob(".writing_*"), *self.folder.glob(".removing_*")]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def complete_checkpoint(self, folder: Path) -> Path:
-        """Write the manifest of the checkpoint in `folder`, sync it to disk and rename it. Remove old checkpoints.
-
-        folder: result of begin_checkpoint. Returns the final path of the checkpoint.
-        """
+        """Write the manifest of the checkpoint in `folder`, sync it to disk and rename it. Remove old checkpoints."""
         write_manifest(folder)
         completed = self.folder / folder.name.removeprefix(".writing_")
         _remove_checkpoint(completed)  # may exist after a resume from an older checkpoint
@@ -116,7 +139,11 @@ class CheckpointFolder:
     def find_best(self) -> Path | None:
         """Return the checkpoint with the best value of the metric `keep_best`, or None if no checkpoint was validated.
         Of several equally good checkpoints, return the newest."""
-        scores = {path: score for path in self.list_completed() if (score := self._read_score(path)) is not None}
+        scores, sign = dict[Path, float](), -1 if is_lower_better(self.keep_best or "") else 1
+        for path in self.list_completed():
+            with suppress(ValueError):  # damaged
+                value = read_progress(path).get("validation", {}).get(self.keep_best, math.nan)
+                scores |= {path: sign * value} if math.isfinite(value) else {}
         return max(scores, key=lambda path: (scores[path], parse_step(path)), default=None)
 
     def check_keep_best_metric(self, metrics: Mapping[str, float]) -> None:
@@ -134,27 +161,11 @@ class CheckpointFolder:
             )
         self._is_checked = True
 
-    def _read_score(self, checkpoint: Path) -> float | None:
-        """Return the checkpoint's value of the metric `keep_best`, negated if lower is better. Returns None if the
-        checkpoint's iteration was not validated."""
-        try:
-            value = read_progress(checkpoint).get("validation", {}).get(self.keep_best, math.nan)
-        except ValueError:  # damaged
-            return None
-        if not math.isfinite(value):
-            return None
-        return -value if is_lower_better(self.keep_best or "") else value
-
-    def path(self, step: int) -> Path:
-        return self.folder / f"step_{step:06d}"
-
     def move_later_checkpoints_aside(self, step: int) -> None:
-        """Rename the checkpoints of iterations later than `step`: `step_000040` becomes `aside_step_000040`, or
-        `aside_step_000040.1` if that name is taken."""
+        """Rename the checkpoints of later iterations: `step_000040` becomes `aside_step_000040`."""
         for path in self.list_completed():
             if parse_step(path) > step:
-                aside = path.with_name(f"aside_{path.name}")
-                path.rename(_find_free_path(aside) if aside.exists() else aside)
+                path.rename(_find_free_path(path.with_name(f"aside_{path.name}")))
 
     def list_completed(self) -> list[Path]:
         """Return the completed checkpoints, oldest first. Their files are not verified (see find_damage)."""
@@ -169,8 +180,7 @@ def is_lower_better(metric: str) -> bool:
 
 
 def list_checkpoints(path: Path) -> list[Path]:
-    """Return the completed checkpoints of the run in folder `path`, oldest first. If `path` is a checkpoint itself,
-    return only this one. Raises ValueError if this version cannot read the format of the folder or of a checkpoint."""
+    """Return the completed checkpoints of the run in `path`, oldest first, or `path` if it is a checkpoint itself."""
     is_checkpoint = (path / PROGRESS).is_file()
     found = [path] if is_checkpoint else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
     for folder in [path, *found]:
@@ -205,18 +215,14 @@ def find_damage(checkpoint: Path) -> list[str]:
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text())
         written = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest.items()}
-    except FileNotFoundError:
-        return [f"{MANIFEST} is missing"]
-    except (OSError, ValueError, TypeError, AttributeError):
-        return [f"{MANIFEST} cannot be read"]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return [f"{MANIFEST} cannot be read ({error})"]
     if not written:
         return [f"{MANIFEST} is empty"]
 
     def describe_file_damage(file_name: str) -> str:
         try:
             found = _hash_file(checkpoint / file_name)
-        except FileNotFoundError:
-            return f"{file_name} is missing"
         except OSError as error:
             return f"{file_name} cannot be read ({error.strerror})"
         size, digest = written[file_name]
@@ -228,13 +234,6 @@ def find_damage(checkpoint: Path) -> list[str]:
         return [message for message in pool.map(describe_file_damage, written) if message]
 
 
-def find_folder_name_errors(checkpoint: Path) -> list[str]:
-    """Return a message if the iteration in the checkpoint's folder name differs from the one in progress.json."""
-    step = read_progress(checkpoint)["step"]
-    wrong = NAME.fullmatch(checkpoint.name) and parse_step(checkpoint) != step
-    return [f"it is of iteration {step}"] if wrong else []
-
-
 def _hash_file(path: Path) -> tuple[int, str]:
     """Return (size in bytes, SHA-256) of a file."""
     with path.open("rb") as file:
@@ -244,8 +243,7 @@ def _hash_file(path: Path) -> tuple[int, str]:
 
 
 def _remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint, if it exists. It is renamed first, so that an interrupted removal leaves no checkpoint that
-    lacks files."""
+    """Remove a checkpoint, if it exists. It is renamed first, so that no incomplete checkpoint can be left."""
     if folder.exists():
         removing = folder.with_name(f".removing_{folder.name}")
         shutil.rmtree(removing, ignore_errors=True)
@@ -254,21 +252,14 @@ def _remove_checkpoint(folder: Path) -> None:
 
 
 def move_aside(folder: Path) -> Path | None:
-    """Rename `<folder>` to `<folder>.1`, or to `<folder>.2` if that name is taken. Returns the new path, or None if the
-    folder does not exist."""
-    if not folder.exists():
-        return None
-    aside = _find_free_path(folder)
-    folder.rename(aside)
-    return aside
+    """Rename `<folder>` to `<folder>.1`, or `.2`, ... if that is taken. Returns the new path, if it exists."""
+    return folder.rename(_find_free_path(folder)) if folder.exists() else None
 
 
 def _find_free_path(path: Path) -> Path:
-    """Return the first of `<path>.1`, `.2`, ... that does not exist."""
-    number = 1
-    while (free := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
-    return free
+    """Return the first of `<path>`, `<path>.1`, `.2`, ... that does not exist."""
+    paths = chain([path], (path.with_name(f"{path.name}.{number}") for number in count(1)))
+    return next(free for free in paths if not free.exists())
 
 
 def _sync_to_disk(path: Path) -> None:

@@ -37,8 +37,7 @@ class RunInputs:
 
 
 def compute_input_digests(config: Section) -> Digests:
-    """Compute the digests of the files that configuration keys name. Files that cannot be read are left out; the checks
-    of their keys report them."""
+    """Compute the digests of the files that configuration keys name, except those that cannot be read."""
     digests: Digests = {}
     for key in list_keys(type(config)).values():
         kinds = {marker.kind for _, marker in get_field_markers(key, FilePath)}

@@ -1,4 +1,4 @@
-"""Write the model card (README.md) of an exported model: data, algorithm, changed keys, metrics and versions.
+"""Write the model card (README.md) of an exported model: changed keys, metrics and versions.
 
 The model card has no secrets and only the last two parts of local paths, so it can be published.
 """
@@ -34,11 +34,7 @@ KINDS = {
 def format_model_card(saved: JsonObject, run: Path, step: int, role: str, base_model: str, comparison: str) -> str:
     """Return the model card of an exported checkpoint as Markdown.
 
-    Args:
-        saved: the run's saved configuration as plain values.
-        role: exported model: policy, critic or reward model.
-        base_model: path or hub id of the model that the run started from.
-        comparison: result of the comparison with plain transformers, as a sentence.
+    role: policy, critic or reward model. comparison: result of the comparison with plain transformers, as a sentence.
     """
     command = identify_command(saved) or "main_ppo"
     kind = KINDS.get(command, command.removeprefix("main_"))
@@ -47,9 +43,8 @@ def format_model_card(saved: JsonObject, run: Path, step: int, role: str, base_m
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
         f"# {run.name}",
-        f"The {role} of a run of alphaapollo ({kind}), after iteration {step}.",
-        f"It was trained from {shorten_path(base_model)}.",
-        "## Data and algorithm\n\n" + "\n".join(_describe_training(saved, command)),
+        f"The {role} of a run of alphaapollo's {command} ({kind}), after iteration {step}. It was trained from "
+        f"{shorten_path(base_model)}.",
         "## Keys that differ from the defaults\n\n"
         + _format_table(("key", "value"), [(f"`{k}`", f"`{v}`") for k, v in list_non_default_keys(saved, command)]),
         "## Metrics\n\n" + _format_table(("metric", "value"), read_last_metrics(run / "metrics.jsonl", step)),
@@ -83,25 +78,8 @@ def _shorten_value(value: object) -> str:
     return format_value(value)
 
 
-def _describe_training(saved: JsonObject, command: str) -> Iterator[str]:
-    values = flatten_maps(saved)
-    named = {"data.train_files": "trained on", "data.val_files": "validated on"}
-    for key, label in named.items():
-        if values.get(key):
-            yield f"* {label}: {_shorten_value(values[key])}"
-    if command == "main_dpo":
-        yield f"* loss: {values.get('preference.loss')}"
-    if command == "main_ppo":
-        loss = values.get("actor_rollout_ref.actor.policy_loss.loss_mode", "ppo")
-        groups = max(values.get("env.rollout.n", 1), values.get("actor_rollout_ref.rollout.n", 1))
-        yield f"* advantages: {values.get('algorithm.adv_estimator')}, loss: {loss}, group size: {groups}"
-        yield f"* environment: {values.get('env.env_name')}"
-    yield f"* {KINDS.get(command, command)} by alphaapollo's {command}"
-
-
 def read_last_metrics(file: Path, step: int) -> list[tuple[str, str]]:
-    """Return (name, value) of the rewards, losses and validation metrics in metrics.jsonl: last value up to iteration
-    `step`."""
+    """Return (name, last value up to iteration `step`) of rewards, losses and validation metrics in metrics.jsonl."""
     last: dict[str, tuple[int, float]] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         record = json.loads(line)

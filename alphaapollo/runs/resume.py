@@ -1,7 +1,7 @@
 """Find the checkpoint that a run resumes from, and the configuration changes since the run's last start.
 
 find_start_point only reads. `StartPoint.prepare_folder` changes the folder when the run starts: it moves a previous run
-aside if the new run starts from scratch, and saves the plan (run_plan.py) and the configuration. config.yaml is the
+aside if the new run starts from scratch, and saves the plan (run_history.py) and the configuration. config.yaml is the
 configuration of the first start. Each later start with changes saves one more file: config.1.yaml, config.2.yaml, ...
 """
 
@@ -21,20 +21,20 @@ from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig
 from alphaapollo.config.schema.base import CHANGES_DATA
 from alphaapollo.runs.checkpoint_folder import (
+    NAME,
     PROGRESS,
     CheckpointFolder,
+    check_format,
     find_damage,
-    find_folder_name_errors,
     list_checkpoints,
     move_aside,
     parse_step,
     read_inputs,
     read_progress,
+    write_format,
 )
-from alphaapollo.runs.format import check_format, write_format
 from alphaapollo.runs.input_digests import Digests, RunInputs, compute_input_digests, find_content_changes
-from alphaapollo.runs.metrics_file import read_logged_steps
-from alphaapollo.runs.run_history import RunPlan, read_input_digests, write_run_plan
+from alphaapollo.runs.run_history import RunPlan, read_input_digests, read_logged_steps, write_run_plan
 from alphaapollo.utils.json_types import JsonObject
 
 TrainingConfig = Config | TuningConfig
@@ -90,11 +90,8 @@ class StartPoint:
         return model.stat().st_mtime >= (self.checkpoint / PROGRESS).stat().st_mtime
 
     def prepare_folder(self, config: ResumableConfig, plan: RunPlan) -> Path | None:
-        """Prepare the run's folder: move a previous run aside, remove interrupted saves, and save configuration and
-        plan.
-
-        Returns the new path of the previous run, or None.
-        """
+        """Move a previous run aside, remove interrupted saves, and save configuration and plan. Returns the new path of
+        the previous run, or None."""
         moved = move_aside(self.folder) if self.replaces_previous_run else None
         checkpoints = CheckpointFolder(self.folder / "checkpoints", keep=None)
         checkpoints.remove_incomplete()
@@ -130,8 +127,7 @@ def find_start_point(config: TrainingConfig, digests: Digests | None = None) -> 
     """Find the checkpoint that a training run resumes from, according to trainer.resume_mode.
 
     digests: those of the inputs that the run has read; None: of the files as they are now. Raises ValueError if a key
-    or training data has changed that identifies a run (e.g. the model), if trainer.resume_from_path is not a
-    checkpoint, or if all checkpoints are damaged.
+    or training data has changed that identifies a run, or if there is no undamaged checkpoint.
     """
     trainer, folder = config.trainer, config.trainer.folder
     inputs = RunInputs(compute_input_digests(config) if digests is None else digests)
@@ -139,14 +135,13 @@ def find_start_point(config: TrainingConfig, digests: Digests | None = None) -> 
         return StartPoint(folder, replaces_previous_run=folder.exists(), inputs=inputs)
     checkpoint, damaged = _find_undamaged_checkpoint(_list_resumable_checkpoints(config))
     earlier = read_inputs(checkpoint) if checkpoint else RunInputs()
-    if _has_results(folder):
-        changes = find_config_changes(config, earlier.digests, inputs.digests)
-        if checkpoint is None:
-            return StartPoint(folder, replaces_previous_run=True, inputs=inputs)
-    elif checkpoint is not None:
-        changes = _find_changes_since(checkpoint.resolve().parents[1], config, earlier.digests, inputs.digests)
-    else:
+    has_results = _has_results(folder)
+    if checkpoint is None and not has_results:
         return StartPoint(folder, inputs=inputs)
+    run = folder if has_results or checkpoint is None else checkpoint.resolve().parents[1]
+    changes = find_config_changes(config, run, earlier.digests, inputs.digests)
+    if checkpoint is None:
+        return StartPoint(folder, replaces_previous_run=True, inputs=inputs)
     progress, logged = read_progress(checkpoint), read_logged_steps(folder / "metrics.jsonl")
     start = StartPoint(folder, checkpoint, int(progress["step"]), tuple(changes), damaged, max(logged, default=0))
     position = int(progress.get("prompts_consumed") or progress.get("examples_consumed") or 0)
@@ -155,21 +150,19 @@ def find_start_point(config: TrainingConfig, digests: Digests | None = None) -> 
 
 
 def find_inference_start(config: GenerationConfig | EvolvingConfig, results_name: str) -> StartPoint:
-    """Return the start point of main_generation or evolving.main, which resume if the run has the file `results_name`.
-    Raises ValueError if the configuration has changed in a key that identifies the run."""
+    """Return the start point of main_generation or evolving.main, which resume if the file `results_name` exists."""
     folder = config.trainer.folder
     inputs = RunInputs(compute_input_digests(config))
     if config.trainer.resume_mode == "disable":
         return StartPoint(folder, replaces_previous_run=folder.exists(), inputs=inputs)
     check_format(folder)
     earlier, has_results = read_input_digests(folder), (folder / results_name).exists()
-    changes = find_config_changes(config, earlier, inputs.digests) if has_results else ()
+    changes = find_config_changes(config, folder, earlier, inputs.digests) if has_results else ()
     return StartPoint(folder, config_changes=tuple(changes), inputs=inputs)
 
 
 def read_earlier_config(config: TrainingConfig | GenerationConfig) -> JsonObject:
-    """Return the newest saved configuration of the run to resume, as plain values; empty for a new run. Raises
-    ValueError as find_start_point does."""
+    """Return the newest saved configuration of the run to resume, as plain values; empty for a new run."""
     folder = run = config.trainer.folder
     if config.trainer.resume_mode == "disable":
         return {}
@@ -198,11 +191,14 @@ def _list_resumable_checkpoints(config: TrainingConfig) -> list[Path]:
 
 
 def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the first undamaged checkpoint, and messages about damaged checkpoints before it. Raises ValueError if all
-    are damaged."""
+    """Return the first undamaged checkpoint, and messages about those before. Raises ValueError if there is none."""
     damaged: list[str] = []
     for checkpoint in candidates:
-        if not (messages := find_damage(checkpoint) or find_folder_name_errors(checkpoint)):
+        messages = find_damage(checkpoint)
+        if not messages and NAME.fullmatch(checkpoint.name):
+            step = read_progress(checkpoint)["step"]
+            messages = [f"it is of iteration {step}"] * (step != parse_step(checkpoint))  # renamed
+        if not messages:
             return checkpoint, tuple(damaged)
         damaged.append(f"{checkpoint}: {', '.join(messages)}")
     if damaged:
@@ -210,18 +206,31 @@ def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None,
     return None, ()
 
 
-def find_config_changes(config: ResumableConfig, earlier: Digests, now: Digests) -> list[ConfigChange]:
-    """Return the changes of keys and files since the last start of the run, whose inputs had the digests `earlier`.
-    Raises ValueError if a key or training data has changed that identifies a run, if the folder belongs to another
-    command, or if its configuration cannot be read."""
-    folder = config.trainer.folder
+def find_config_changes(config: ResumableConfig, folder: Path, earlier: Digests, now: Digests) -> list[ConfigChange]:
+    """Return the changes of keys and files since the last start of the run in `folder`, whose inputs had the digests
+    `earlier`. Raises ValueError if one identifies the run, unless it is another run (trainer.resume_from_path)."""
+    is_own = folder == config.trainer.folder
+    if not is_own and _find_saved_config(folder)[0] is None:
+        return []
     changes = find_changes(_read_config_and_check_command(folder, type(config)), config)
-    changes = find_content_changes(config, changes, earlier, now)
-    if getattr(config.trainer, "resume_with_other_data", False):
-        changes = _apply_refused(changes, (CHANGES_DATA.reason,))
-    if refused := [change for change in changes if change.verdict == "refused"]:
-        raise ValueError(_format_refused_changes(folder, refused))
-    return changes
+    with_other_data = getattr(config.trainer, "resume_with_other_data", False)
+    found = []
+    for one in find_content_changes(config, changes, earlier, now):
+        is_allowed = not is_own or (with_other_data and one.reason == CHANGES_DATA.reason)
+        found.append(replace(one, verdict="applied") if one.verdict == "refused" and is_allowed else one)
+    refused = [one for one in found if one.verdict == "refused"]
+    if refused:
+        different = (f"{one.key}={format_value(one.old)} (now {format_value(one.new)})" for one in refused)
+        hints = [NEW_RUN_HINT]
+        if completed := list_checkpoints(folder):
+            hints.append(
+                "To continue from its weights nevertheless, set another trainer.experiment_name with "
+                f"trainer.resume_mode=resume_path trainer.resume_from_path={completed[-1]}."
+            )
+        if all(one.reason == CHANGES_DATA.reason for one in refused):
+            hints.append("To resume with the changed data, set trainer.resume_with_other_data=true.")
+        raise ValueError(f"{folder} cannot be resumed with these changes: {', '.join(different)}. {' '.join(hints)}")
+    return found if is_own else [one for one in found if one.key not in ADDRESS]
 
 
 def check_folder_belongs_to_command(config: EvalConfig) -> None:
@@ -229,40 +238,6 @@ def check_folder_belongs_to_command(config: EvalConfig) -> None:
     folder = config.trainer.folder
     if _find_saved_config(folder)[0] is not None:
         _read_config_and_check_command(folder, type(config))
-
-
-def _find_changes_since(folder: Path, config: TrainingConfig, earlier: Digests, now: Digests) -> list[ConfigChange]:
-    """Return the configuration changes since another run, in `folder`, from whose checkpoint this run resumes.
-    All changes are allowed, because trainer.resume_from_path may select a checkpoint of any run."""
-    if _find_saved_config(folder)[0] is None:
-        return []
-    changes = find_changes(_read_config_and_check_command(folder, type(config)), config)
-    changes = find_content_changes(config, changes, earlier, now)
-    return _apply_refused([change for change in changes if change.key not in ADDRESS])
-
-
-def _apply_refused(changes: Sequence[ConfigChange], reasons: Sequence[str] = ()) -> list[ConfigChange]:
-    """Return the changes with `applied` instead of `refused`, of all reasons by default."""
-    return [
-        replace(one, verdict="applied") if one.verdict == "refused" and one.reason in (reasons or [one.reason]) else one
-        for one in changes
-    ]
-
-
-def _format_refused_changes(folder: Path, refused: Sequence[ConfigChange]) -> str:
-    differences = ", ".join(
-        f"{change.key}={format_value(change.old)} (now {format_value(change.new)})" for change in refused
-    )
-    completed = list_checkpoints(folder)
-    hint = (
-        f" To continue from its weights nevertheless, set another trainer.experiment_name with "
-        f"trainer.resume_mode=resume_path trainer.resume_from_path={completed[-1]}."
-        if completed
-        else ""
-    )
-    if all(change.reason == CHANGES_DATA.reason for change in refused):
-        hint += " To resume with the changed data, set trainer.resume_with_other_data=true."
-    return f"{folder} cannot be resumed with these changes: {differences}. {NEW_RUN_HINT}{hint}"
 
 
 def _has_results(folder: Path) -> bool:
@@ -275,15 +250,13 @@ def _has_results(folder: Path) -> bool:
 def _find_saved_config(folder: Path) -> tuple[Path | None, int]:
     """Return path and number of the newest saved configuration of a run: N for config.N.yaml, 0 for config.yaml."""
     numbers = [int(number) for file in folder.glob("config.*.yaml") if (number := file.name.split(".")[1]).isdigit()]
-    if numbers:
-        return folder / f"config.{max(numbers)}.yaml", max(numbers)
-    first = folder / "config.yaml"
-    return (first if first.is_file() else None), 0
+    newest = max(numbers, default=0)
+    path = folder / (f"config.{newest}.yaml" if newest else "config.yaml")
+    return (path if path.is_file() else None), newest
 
 
 def _read_config_and_check_command(folder: Path, schema: type[BaseModel]) -> JsonObject:
-    """Read the newest saved configuration of a run. Raises ValueError if the run belongs to another command than
-    `schema`."""
+    """Read the newest saved configuration. Raises ValueError if the run belongs to another command than `schema`."""
     values = read_saved_config(folder)
     command = identify_command(values)
     if command is not None and COMMANDS[command] is not schema:
@@ -292,18 +265,14 @@ def _read_config_and_check_command(folder: Path, schema: type[BaseModel]) -> Jso
 
 
 def read_saved_config(folder: Path) -> JsonObject:
-    """Read the newest saved configuration of a run or a recording, as plain values, with the current names of its keys.
-    Raises ValueError if it cannot be read."""
+    """Read the newest saved configuration of a run or a recording, as plain values with current names of keys."""
     check_format(folder)
     path = _find_saved_config(folder)[0] or folder / "config.yaml"
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"{folder} cannot be resumed: its {path.name} cannot be read ({reason}). {NEW_RUN_HINT}"
-        ) from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{folder} cannot be resumed: its {path.name} has no configuration. {NEW_RUN_HINT}")
+        if not isinstance(values, dict):
+            raise ValueError("no configuration")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} cannot be read ({' '.join(str(error).split())}). {NEW_RUN_HINT}") from error
     move_renamed_keys(values)
     return values

@@ -1,8 +1,9 @@
-"""Write trajectories to rollouts/: step_000012.jsonl (training), val_000012.jsonl or val_greedy_000012.jsonl
-(validation). What the trainer computed for each token is in trained_000012.npz (training_log.py).
+"""Write rollouts/ of a run: trajectories, what the trainer computed for their tokens, and images.
 
-    loop -- write(step, groups) --> queue --> thread: one JSON line per trajectory --> .part file --> renamed when
-    complete
+    step_000012.jsonl       trajectories of training, one JSON line each
+    val_000012.jsonl        those of a validation (val_greedy_000012.jsonl: greedy ones)
+    trained_000012.npz      what the trainer computed for each token of an iteration
+    images/0a1b...png       each distinct image, as the data or the environment gave it, named by its content
 
 One line, e.g. (shortened):
 
@@ -17,31 +18,62 @@ One line, e.g. (shortened):
 else null. A turn's `text` is what graders get. The trajectory's `text`, and `raw_text` of a truncated
 turn, have special tokens if the turn is truncated. `observation` is the environment's reply to the turn, or null.
 `weight_version` is the number of weight syncs before the last token was sampled. `weight_versions` of a row, which is
-one token sequence to train on, has pairs (weight version, number of tokens sampled with it), in order. Images of
-messages are files (images.py).
+one token sequence to train on, has pairs (weight version, number of tokens sampled with it), in order. Messages have
+paths of their images, so that they are valid prompts of a data file in the same folder.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import zipfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from itertools import zip_longest
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from io import BytesIO
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from alphaapollo.runs.images import name_image, replace_images, save_image
-from alphaapollo.runs.training_log import TrainedRow, write_trained_rows
-from alphaapollo.types import EncodedImage, JsonObject, Prompt, Row, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.types import EncodedImage, JsonObject, Prompt, Trajectory, TrajectoryGroup
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.json_types import finite_or_none, to_json_value
 from alphaapollo.utils.redaction import find_secret_variables, redact_values
 
-QUEUED_STEPS = 8  # largest number of pending writes; the loop waits if there are more
+QUEUED_FILES = 8  # largest number of pending writes; the loop waits if there are more
+IMAGES = "images"
+SIGNATURES = {
+    b"\x89PNG": "png",
+    b"\xff\xd8\xff": "jpeg",
+    b"GIF8": "gif",
+    b"RIFF": "webp",
+    b"BM": "bmp",
+    b"II*\0": "tiff",
+    b"MM\0*": "tiff",
+}  # first bytes of a file -> its extension
+
+
+@dataclass(frozen=True)
+class TrainedRow:
+    """What the trainer computed for the response of one token sequence, which starts at its first sampled token.
+
+    Arrays: float32 [response tokens]. Values of tokens that the model did not sample mean nothing.
+    """
+
+    prompt_id: int
+    sample: int
+    row: int  # index in Trajectory.rows
+    logprobs: np.ndarray | None  # before the update; None: not computed
+    advantages: np.ndarray
+
+    def get_values(self, at: int) -> tuple[float | None, float]:
+        """Return log-prob and advantage of a response token."""
+        return None if self.logprobs is None else float(self.logprobs[at]), float(self.advantages[at])
 
 
 class RolloutLog:
@@ -56,32 +88,107 @@ class RolloutLog:
 
     def write(self, step: int, groups: Sequence[TrajectoryGroup], kind: str = "step") -> None:
         """Queue trajectories for writing. They must not change afterwards. kind: start of the file name, e.g. "val"."""
-        self._wait_for_writes(max_pending=QUEUED_STEPS)
-        self._writing.append(self._thread.submit(self._write_file, f"{kind}_{step:06d}.jsonl", step, groups))
+        lines = format_trajectory_lines(step, groups, partial(save_image, self._folder))
+        self._queue(f"{kind}_{step:06d}.jsonl", map(str.encode, lines))
 
     def write_trained_rows(self, step: int, rows: Sequence[TrainedRow]) -> None:
-        """Queue what the trainer computed for the tokens of an iteration (training_log.py)."""
-        self._wait_for_writes(max_pending=QUEUED_STEPS)
-        self._writing.append(self._thread.submit(self._write_trained_file, f"trained_{step:06d}.npz", rows))
+        """Queue what the trainer computed for the tokens of an iteration."""
+        self._queue(f"trained_{step:06d}.npz", (pack_trained_rows(each) for each in [rows]))
 
     def close(self) -> None:
-        """Wait until all queued trajectories are written."""
+        """Wait until all queued files are written."""
         self._wait_for_writes(max_pending=0)
         self._thread.shutdown()
+
+    def _queue(self, name: str, content: Iterable[bytes]) -> None:
+        """Write a file in the thread, in which the lazy `content` is computed."""
+
+        def write() -> None:
+            with explain_write_errors("the rollouts", self._folder / name):
+                replace_file(self._folder / name, content)
+
+        self._wait_for_writes(max_pending=QUEUED_FILES)
+        self._writing.append(self._thread.submit(write))
 
     def _wait_for_writes(self, max_pending: int) -> None:
         """Wait until at most `max_pending` files are not yet written. Raises the OSError of a failed write."""
         while self._writing and (len(self._writing) > max_pending or self._writing[0].done()):
             self._writing.popleft().result()
 
-    def _write_file(self, name: str, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        with explain_write_errors("the rollouts", self._folder / name):
-            lines = format_trajectory_lines(step, groups, partial(save_image, self._folder))
-            replace_file(self._folder / name, map(str.encode, lines))
 
-    def _write_trained_file(self, name: str, rows: Sequence[TrainedRow]) -> None:
-        with explain_write_errors("the rollouts", self._folder / name):
-            write_trained_rows(self._folder / name, rows)
+def pack_trained_rows(rows: Sequence[TrainedRow]) -> bytes:
+    """Return the content of trained_000012.npz: prompt_id, sample, row and num_tokens of each row, and logprobs (NaN:
+    not computed) and advantages of each response token of all rows, in order."""
+    nothing = np.zeros(0, np.float32)
+    logprobs = [np.full_like(row.advantages, np.nan) if row.logprobs is None else row.logprobs for row in rows]
+    content = BytesIO()
+    np.savez(
+        content,
+        prompt_id=np.array([row.prompt_id for row in rows], np.int64),
+        sample=np.array([row.sample for row in rows], np.int32),
+        row=np.array([row.row for row in rows], np.int32),
+        num_tokens=np.array([len(row.advantages) for row in rows], np.int64),
+        logprobs=np.concatenate([nothing, *logprobs]),
+        advantages=np.concatenate([nothing, *(row.advantages for row in rows)]),
+    )
+    return content.getvalue()
+
+
+def read_trained_rows(path: Path) -> list[TrainedRow]:
+    """Read the rows of an iteration. Raises ValueError if the file is damaged."""
+    return _read_trained_rows(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _read_trained_rows(path: Path, _mtime: int) -> list[TrainedRow]:
+    rows = []
+    try:
+        with np.load(path) as file:
+            data = dict(file)
+        spans = pairwise(np.concatenate([[0], np.cumsum(data["num_tokens"])]))
+        identities = zip(data["prompt_id"].tolist(), data["sample"].tolist(), data["row"].tolist(), strict=True)
+        for identity, (start, end) in zip(identities, spans, strict=True):
+            logprobs, advantages = data["logprobs"][start:end], data["advantages"][start:end]
+            rows.append(TrainedRow(*identity, None if np.isnan(logprobs).all() else logprobs, advantages))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read ({error}).") from None
+    return rows
+
+
+def read_image_bytes(encoded_image: EncodedImage) -> bytes:
+    """Return the encoded image. Raises OSError if its file cannot be read."""
+    return encoded_image if isinstance(encoded_image, bytes) else Path(encoded_image).expanduser().read_bytes()
+
+
+def find_image_extension(data: bytes) -> str:
+    """Return the extension of an encoded image, e.g. "png"; "bin" for an unknown format."""
+    return next((name for start, name in SIGNATURES.items() if data.startswith(start)), "bin")
+
+
+def name_image(encoded_image: EncodedImage) -> str:
+    """Return the name of an image in a log, e.g. images/0a1b...png; the path itself of a file that cannot be read."""
+    try:
+        data = read_image_bytes(encoded_image)
+    except OSError:
+        return str(encoded_image)  # the reason is in the score of its episode
+    return f"{IMAGES}/{hashlib.blake2b(data, digest_size=16).hexdigest()}.{find_image_extension(data)}"
+
+
+def save_image(folder: Path, encoded_image: EncodedImage) -> str:
+    """Write an image to the subfolder `images` of a log's folder, unless it exists. Returns its name_image."""
+    name = name_image(encoded_image)
+    path = folder / name
+    if name != encoded_image and not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        replace_file(path, [read_image_bytes(encoded_image)])
+    return name
+
+
+def replace_images(content: Any, name: Callable[[EncodedImage], str] = name_image) -> Any:
+    """Return messages with the names of their images. A text is returned unchanged."""
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return content
+    return [{**one, "images": [*map(name, one["images"])]} if one.get("images") else one for one in content]
 
 
 def format_trajectory_lines(
@@ -128,38 +235,31 @@ def make_trajectory_record(
         "weight_version": last.weight_version if last else None,
         "seconds": round(trajectory.seconds, 4),
         "turns": [
-            _make_turn_record(turn, shown, show_image)
-            for turn, shown in zip_longest(trajectory.turns, trajectory.prompt_lengths)
+            {
+                "text": turn.text,
+                **({"raw_text": turn.raw_text} if turn.raw_text else {}),
+                "observation": replace_images(turn.observation, show_image),
+                "num_shown_tokens": num_shown_tokens,
+                "num_tokens": len(turn.completion.token_ids),
+                "num_cached_tokens": turn.completion.num_cached_tokens,
+                "stop_reason": turn.completion.stop_reason,
+                "weight_version": turn.completion.weight_version,
+                "reward": turn.reward,
+                "valid": turn.valid,
+                "info": turn.info,
+            }
+            for turn, num_shown_tokens in zip_longest(trajectory.turns, trajectory.prompt_lengths)
         ],
-        "rows": [_make_row_record(row) for row in trajectory.rows],
-    }
-
-
-def _make_turn_record(
-    turn: Turn, num_shown_tokens: int | None, show_image: Callable[[EncodedImage], str]
-) -> JsonObject:
-    return {
-        "text": turn.text,
-        **({"raw_text": turn.raw_text} if turn.raw_text else {}),
-        "observation": replace_images(turn.observation, show_image),
-        "num_shown_tokens": num_shown_tokens,
-        "num_tokens": len(turn.completion.token_ids),
-        "num_cached_tokens": turn.completion.num_cached_tokens,
-        "stop_reason": turn.completion.stop_reason,
-        "weight_version": turn.completion.weight_version,
-        "reward": turn.reward,
-        "valid": turn.valid,
-        "info": turn.info,
-    }
-
-
-def _make_row_record(row: Row) -> JsonObject:
-    return {
-        "ids": row.token_ids,
-        "mask": row.action_mask,
-        "logprobs": row.logprobs,
-        "first_turn": row.first_turn,
-        "weight_versions": row.weight_versions,
+        "rows": [
+            {
+                "ids": row.token_ids,
+                "mask": row.action_mask,
+                "logprobs": row.logprobs,
+                "first_turn": row.first_turn,
+                "weight_versions": row.weight_versions,
+            }
+            for row in trajectory.rows
+        ],
     }
 
 

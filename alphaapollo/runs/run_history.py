@@ -1,25 +1,43 @@
-"""Write and read history.jsonl of a run folder, with one line per command that has worked in the folder, when it ends,
-and plan.json, the plan of the newest start as it was printed."""
+"""Write and read what a run folder says about its commands:
+
+    metrics.jsonl    one line per iteration with numbers named `group/name`, e.g. `critic/score/mean`
+    history.jsonl    one line per command that has worked in the folder, when it ends
+    plan.json        the plan of the newest start as it was printed
+    examples.jsonl   the first examples that a fine-tuning run trains on, one JSON line each:
+
+    {"data_source": "maths", "margin": 0.0, "rows": [{"label": "chosen", "ref_logp": -3.2,
+                                                      "parts": [[4, false, "7 + 7?"], [2, true, "14<|im_end|>"]]}, ...]}
+
+A part is a run of tokens that are all trained on, or all not: number of tokens, whether they are trained on, text.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from alphaapollo.runs.input_digests import Digests
+from alphaapollo.types import Row
 from alphaapollo.utils.disk import explain_write_errors, replace_file
+from alphaapollo.utils.json_types import finite_or_none
 from alphaapollo.utils.redaction import find_secret_variables, redact, redact_values
 from alphaapollo.utils.versions import find_commit, list_versions
 
-HISTORY, PLAN = "history.jsonl", "plan.json"
+HISTORY, PLAN, EXAMPLES = "history.jsonl", "plan.json", "examples.jsonl"
 PACKAGES = ("alphaapollo", "torch", "vllm", "transformers", "ray")
+NUM_LOGGED = 32  # examples
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,46 +50,6 @@ class CommandRecord:
     state: str  # finished, failed or interrupted
     error: str  # why it failed; otherwise empty
     versions: dict[str, str]  # installed packages, and the commit of alphaapollo
-
-
-@contextmanager
-def record_in_history(folder: Path) -> Iterator[None]:
-    """Context manager that adds a line to the folder's history when the block ends. Does not handle exceptions."""
-    started, state, error = time.time(), "finished", ""
-    versions = dict(list_versions(PACKAGES)) | {"commit": find_commit() or "unknown"}
-    try:
-        yield
-    except KeyboardInterrupt:
-        state = "interrupted"
-        raise
-    except BaseException as failure:
-        state, error = "failed", redact(str(failure) or type(failure).__name__)
-        raise
-    finally:
-        record = CommandRecord(describe_command(), started, time.time(), state, error, versions)
-        # The folder may have been removed, or the disk may be full, which the command itself reports.
-        with suppress(OSError), (folder / HISTORY).open("ab") as file:
-            file.write(msgspec.json.encode(record) + b"\n")
-
-
-def read_history(folder: Path) -> list[CommandRecord]:
-    """Read the history of a run folder, oldest command first. Damaged lines are skipped."""
-    try:
-        lines = (folder / HISTORY).read_bytes().splitlines()
-    except OSError:
-        return []
-    records = []
-    for line in lines:
-        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-            records.append(msgspec.json.decode(line, type=CommandRecord))
-    return records
-
-
-def describe_command() -> str:
-    """Return the command of this process as it can be typed, with secrets redacted."""
-    main = sys.modules["__main__"].__spec__
-    program = ["python", "-m", main.name.removesuffix(".__main__")] if main else [Path(sys.argv[0]).name]
-    return redact(shlex.join([*program, *sys.argv[1:]]))
 
 
 @dataclass(frozen=True)
@@ -92,21 +70,159 @@ class RunPlan:
     inputs: Digests = field(default_factory=dict)
 
 
+class ExampleRow(msgspec.Struct, frozen=True):
+    """Token sequence of an example."""
+
+    parts: list[tuple[int, bool, str]]  # number of tokens, whether they are trained on, text
+    label: str = ""  # chosen, rejected, desirable or undesirable; empty for SFT
+    ref_logp: float | None = None  # summed log-prob of the trained tokens under the reference model, in nats
+
+
+class LoggedExample(msgspec.Struct, frozen=True):
+    """Example of a fine-tuning run: one sequence (SFT, KTO), or a pair."""
+
+    rows: list[ExampleRow]
+    data_source: str = ""
+    margin: float = 0.0  # margin of the chosen over the rejected response, from the data
+
+
+@contextmanager
+def record_in_history(folder: Path) -> Iterator[None]:
+    """Context manager that adds a line to the folder's history when the block ends. Does not handle exceptions."""
+    started, state, error = time.time(), "finished", ""
+    versions = dict(list_versions(PACKAGES)) | {"commit": find_commit() or "unknown"}
+    try:
+        yield
+    except BaseException as failure:
+        is_interrupt = isinstance(failure, KeyboardInterrupt)
+        state = "interrupted" if is_interrupt else "failed"
+        error = "" if is_interrupt else redact(str(failure) or type(failure).__name__)
+        raise
+    finally:
+        record = CommandRecord(describe_command(), started, time.time(), state, error, versions)
+        # The folder may have been removed, or the disk may be full, which the command itself reports.
+        with suppress(OSError), (folder / HISTORY).open("ab") as file:
+            file.write(msgspec.json.encode(record) + b"\n")
+
+
+def describe_command() -> str:
+    """Return the command of this process as it can be typed, with secrets redacted."""
+    main = sys.modules["__main__"].__spec__
+    program = ["python", "-m", main.name.removesuffix(".__main__")] if main else [Path(sys.argv[0]).name]
+    return redact(shlex.join([*program, *sys.argv[1:]]))
+
+
+def make_example_row(row: Row, decode: Callable[[Sequence[int]], str]) -> ExampleRow:
+    """Describe a token sequence. decode: returns the text of tokens, with special tokens."""
+    parts = []
+    for is_trained, group in groupby(zip(row.action_mask, row.token_ids, strict=True), key=lambda pair: bool(pair[0])):
+        ids = [token_id for _, token_id in group]
+        parts.append((len(ids), is_trained, decode(ids)))
+    return ExampleRow(parts)
+
+
 def write_run_plan(folder: Path, plan: RunPlan) -> None:
-    """Write plan.json, with secrets redacted. Raises OSError if it cannot be written."""
-    with explain_write_errors("the plan", folder / PLAN):
-        folder.mkdir(parents=True, exist_ok=True)
-        values = redact_values(msgspec.to_builtins(plan), find_secret_variables())
-        replace_file(folder / PLAN, [msgspec.json.encode(values)])
+    _write_records(folder / PLAN, [plan])
 
 
-def read_input_digests(folder: Path) -> Digests:
-    """Read the digests of the inputs at the newest start; empty if an earlier version started the run."""
-    return plan.inputs if (plan := read_run_plan(folder)) else {}
+def write_examples(folder: Path, examples: Iterable[LoggedExample]) -> None:
+    _write_records(folder / EXAMPLES, examples)
+
+
+def read_history(folder: Path) -> list[CommandRecord]:
+    """Read the history of a run folder, oldest command first. Damaged lines are skipped."""
+    return _read_records(folder / HISTORY, CommandRecord)
 
 
 def read_run_plan(folder: Path) -> RunPlan | None:
     """Read plan.json; None if the file is missing or damaged."""
-    with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return msgspec.json.decode((folder / PLAN).read_bytes(), type=RunPlan)
+    return next(iter(_read_records(folder / PLAN, RunPlan)), None)
+
+
+def read_input_digests(folder: Path) -> Digests:
+    """Read the digests of the inputs at the newest start."""
+    return plan.inputs if (plan := read_run_plan(folder)) else {}
+
+
+def read_examples(folder: Path) -> list[LoggedExample]:
+    """Read examples.jsonl. Damaged lines are skipped."""
+    return _read_records(folder / EXAMPLES, LoggedExample)
+
+
+def _write_records(path: Path, records: Iterable[object]) -> None:
+    """Write one JSON line per record, with secrets redacted. Raises OSError if the file cannot be written."""
+    known = find_secret_variables()
+    lines = (msgspec.json.encode(redact_values(msgspec.to_builtins(record), known)) + b"\n" for record in records)
+    with explain_write_errors("the description of the run", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, lines)
+
+
+def _read_records(path: Path, kind: type[T]) -> list[T]:
+    """Read the lines of a file; empty if the file is missing. Damaged lines are skipped."""
+    records = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            records.append(msgspec.json.decode(line, type=kind))
+    return records
+
+
+class JsonlTracker:
+    """Tracker that writes metrics.jsonl. A line is on disk when `log` returns.
+
+    Values are finite floats or null: `{"step": 3, "critic/score/mean": 0.5, "kl/mean": null}`.
+    """
+
+    def __init__(self, path: Path, resumed_step: int, notice: Callable[[str], None] = print):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            for text in _remove_lines_after(path, resumed_step):
+                notice(text)
+        self._path = path
+        self._file = path.open("a", encoding="utf-8")
+        os.fsync(self._file.fileno())
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        with explain_write_errors("the metrics", self._path):
+            self._file.write(json.dumps(make_metrics_record(step, metrics), allow_nan=False) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _remove_lines_after(path: Path, step: int) -> list[str]:
+    """Remove lines of metrics.jsonl that cannot be parsed or belong to iterations after the resumed one, `step`. 0 (a
+    new run) removes all lines. Returns a notice about lines that cannot be parsed, except an unfinished last line."""
+    lines = path.read_bytes().splitlines(keepends=True) if step else []
+    steps = [_parse_step(line) for line in lines]
+    replace_file(path, [line for line, own in zip(lines, steps, strict=True) if own is not None and own <= step])
+    damaged = [str(number) for number, own in enumerate(steps, 1) if own is None and lines[number - 1].endswith(b"\n")]
+    return [f"{path}: lines {', '.join(damaged)} cannot be parsed and were removed."] if damaged else []
+
+
+def read_logged_steps(path: Path) -> list[int]:
+    """Return the iterations in a metrics.jsonl; empty if there is no file. Raises OSError if it cannot be read."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [step for line in lines if (step := _parse_step(line)) is not None]
+
+
+def _parse_step(line: bytes) -> int | None:
+    """Return the iteration of a line of metrics.jsonl, or None if the line is invalid."""
+    with suppress(ValueError, TypeError, KeyError):
+        return int(json.loads(line)["step"])
     return None
+
+
+def make_metrics_record(step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Build a line of metrics.jsonl: the step, then every metric as a finite float or null.
+
+    >>> make_metrics_record(3, {"critic/score/mean": 0.5, "kl/mean": float("nan")})
+    {'step': 3, 'critic/score/mean': 0.5, 'kl/mean': None}
+    """
+    record: dict[str, float | None] = {"step": step}
+    for name, value in metrics.items():
+        assert "/" in name, f"metric {name!r} has no group. Use a name group/name"
+        record[name] = finite_or_none(value)
+    return record

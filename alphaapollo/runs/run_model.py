@@ -31,52 +31,38 @@ class RunModel:
 
     run_folder: Path  # folder of the run; the model's folder if the run is unknown
     model_folder: Path
-    checkpoint: Path | None = None  # checkpoint that must be exported to `model_folder` first; None: the model exists
-    adapter: Path | None = None  # folder of a LoRA adapter that must be merged into `model_folder` first
+    source: Path | None = None  # checkpoint or LoRA adapter that must be exported to `model_folder` first
 
 
 def find_newest_model(path: Path) -> RunModel:
-    """Return the newest model in `path`, which is the folder of a run, of a checkpoint, of a model or of an adapter.
-
-    Raises ValueError if the folder does not exist, or has neither a model nor a complete checkpoint.
-    """
+    """Return the newest model in `path`, the folder of a run, a checkpoint, a model or an adapter."""
     path = path.expanduser().resolve()
     if not path.is_dir():
         raise ValueError(
             f"{path} is not a folder. Use the folder of a run, e.g. outputs/alphaapollo/default, or of a model."
         )
-    if has_complete_weights(path):
-        return RunModel(_find_run_of_model(path), path)
-    if is_adapter(path):
-        return _find_merged_model(path)
-    completed = list_checkpoints(path)
-    if not completed:
-        return _find_final_model(path)
-    checkpoint, model = completed[-1], path / "model"
-    written = checkpoint / PROGRESS  # without it the checkpoint is damaged, which the export reports
-    if has_complete_weights(model) and written.is_file() and model.stat().st_mtime >= written.stat().st_mtime:
-        return RunModel(path, model)
-    run = checkpoint.parents[1]
-    exported = run / "exported" / checkpoint.name
-    return RunModel(run, exported, None if has_complete_weights(exported) else checkpoint)
+    if not (has_complete_weights(path) or is_adapter(path)) and (completed := list_checkpoints(path)):
+        checkpoint, model = completed[-1], path / "model"
+        written = checkpoint / PROGRESS  # without it the checkpoint is damaged, which the export reports
+        if has_complete_weights(model) and written.is_file() and model.stat().st_mtime >= written.stat().st_mtime:
+            return RunModel(path, model)
+        run = checkpoint.parents[1]
+        exported = run / "exported" / checkpoint.name
+        return RunModel(run, exported, None if has_complete_weights(exported) else checkpoint)
+    for model in (path, path / "model"):
+        if has_complete_weights(model):
+            return RunModel(_find_run_of_model(model), model)
+        if is_adapter(model):
+            return _find_merged_model(model)
+    raise ValueError(
+        f"{path} has no model and no complete checkpoint yet. A run writes a checkpoint every trainer.save_freq "
+        "iterations, and its model at the end (trainer.export_hf). Resume this run, or use another folder."
+    )
 
 
 def has_complete_weights(folder: Path) -> bool:
     """Return whether the folder is a Hugging Face model with complete weights, not only LoRA adapters."""
     return (folder / "config.json").is_file() and not is_adapter(folder)
-
-
-def _find_final_model(run: Path) -> RunModel:
-    """Return the model that a run without checkpoints wrote at its end. Raises ValueError if it has none."""
-    model = run / "model"
-    if has_complete_weights(model):
-        return RunModel(run, model)
-    if is_adapter(model):
-        return _find_merged_model(model)
-    raise ValueError(
-        f"{run} has no model and no complete checkpoint yet. A run writes a checkpoint every trainer.save_freq "
-        "iterations, and its model at the end (trainer.export_hf). Resume this run, or use another folder."
-    )
 
 
 def _find_merged_model(adapter: Path) -> RunModel:
@@ -87,7 +73,7 @@ def _find_merged_model(adapter: Path) -> RunModel:
     merged = Path("outputs/merged").absolute() / f"{adapter.name}-{digest.hexdigest()[:12]}"
     run = _find_run_of_model(adapter)
     todo = None if has_complete_weights(merged) else adapter
-    return RunModel(merged if run == adapter else run, merged, adapter=todo)
+    return RunModel(merged if run == adapter else run, merged, todo)
 
 
 def _find_run_of_model(model: Path) -> Path:
@@ -119,35 +105,25 @@ def make_generation_config_values(run_model: RunModel) -> JsonObject:
 
 
 def load_run_model(run: str, overrides: Sequence[str]) -> tuple[RunModel, GenerationConfig]:
-    """Return the newest model of a run, exported if necessary, and its generation settings. overrides: the user's
-    KEY=VALUE words. Raises ConfigError if there is no model, the export fails, or a key is invalid."""
-    try:
-        newest = find_newest_model(Path(run))
-        values = make_generation_config_values(newest)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    config = load_config(GenerationConfig, "generation", overrides, values)
+    """Return the newest model of a run, exported if necessary, and its settings. overrides: KEY=VALUE words."""
+    newest = find_newest_model(Path(run))
+    config = load_config(GenerationConfig, "generation", overrides, make_generation_config_values(newest))
     export_newest_model(newest)
     return newest, config
 
 
 def export_newest_model(newest: RunModel) -> None:
-    """Export the checkpoint, or merge the adapter, in a subprocess, if this is not done yet. Raises ConfigError if it
-    fails."""
-    source = newest.checkpoint or newest.adapter
-    if source is None:
+    """Export the checkpoint, or merge the adapter, in a subprocess, if this is not done yet."""
+    if newest.source is None:
         return
-    keys = [format_override("checkpoint", str(source)), format_override("output", str(newest.model_folder))]
+    keys = [format_override("checkpoint", str(newest.source)), format_override("output", str(newest.model_folder))]
     command = [sys.executable, "-m", "alphaapollo.trainer.main_export", *keys]
     if subprocess.run(command, env=make_subprocess_environ(), check=False).returncode:
-        raise ConfigError(f"{source} could not be exported. See the error of the export above.")
+        raise ConfigError(f"{newest.source} could not be exported. See the error of the export above.")
 
 
 def resolve_model_paths(config: ConfigT) -> ConfigT:
-    """Replace the folder of a run, a checkpoint or an adapter by that of its model, in each key with a model's path.
-
-    Raises ConfigError if a run has no model yet, or its export fails.
-    """
+    """Replace the folder of a run, a checkpoint or an adapter by that of its model, in each key with a model's path."""
     for key, path in list_model_paths(config):
         folder = Path(path).expanduser()
         if not path or not folder.is_dir() or has_complete_weights(folder):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, ValidationError, create_model
 
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.registry import Registry
@@ -98,27 +98,21 @@ def make_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, object]
 
 def _validate_settings(name: str, factory: Callable[..., Tool], settings: Mapping[str, object]) -> JsonObject:
     """Return a tool's settings converted to the types of its factory's parameters. Raises ValueError if invalid."""
-    known, key = inspect.signature(factory, eval_str=bool(settings)).parameters, f"env.tool_settings.{name}"
-    if unknown := sorted(set(settings) - set(known)):
-        raise ValueError(f"{key} has no setting {', '.join(unknown)}. Known settings: {', '.join(known) or 'none'}.")
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [
-        setting
-        for setting, parameter in known.items()
-        if parameter.default is parameter.empty and parameter.kind not in variadic
-    ]
-    if missing := [setting for setting in required if setting not in settings]:
-        raise ValueError(f"the tool {name} needs the setting {missing[0]}. Set {key}.{missing[0]}.")
-    lax = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True)
-    checked = {}
-    for setting, value in settings.items():
-        kind = known[setting].annotation
-        adapter: TypeAdapter[Any] = TypeAdapter(Any if kind is inspect.Parameter.empty else kind, config=lax)
-        try:
-            checked[setting] = adapter.validate_python(value)
-        except ValidationError as error:
-            raise ValueError(f"{key}.{setting}={value}: {error.errors()[0]['msg']}.") from error
-    return checked
+    fields: dict[str, Any] = {}
+    for setting, one in inspect.signature(factory, eval_str=bool(settings)).parameters.items():
+        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            kind = one.annotation if settings and one.annotation is not one.empty else Any
+            fields[setting] = kind, ... if one.default is one.empty else one.default
+    lax = ConfigDict(extra="forbid", arbitrary_types_allowed=True, coerce_numbers_to_str=True)
+    try:
+        checked = create_model(name, __config__=lax, **fields).model_validate(dict(settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = f"env.tool_settings.{name}.{first['loc'][0]}"
+        value = "" if first["type"] == "missing" else f"={settings[str(first['loc'][0])]}"
+        known = ", ".join(fields) or "none"
+        raise ValueError(f"{key}{value}: {first['msg']}. Settings of this tool: {known}.") from error
+    return {setting: getattr(checked, setting) for setting in settings}
 
 
 def cut_middle(text: str, limit: int) -> str:
@@ -155,9 +149,5 @@ Raises ToolCallParseError if the text contains a call that cannot be parsed."""
 
 
 def strip_thinking(text: str) -> str:
-    """Return the text after the thinking part, or an empty string if the thinking part is not closed.
-
-    >>> strip_thinking("<think>f()?</think> g()")
-    ' g()'
-    """
+    """Return the text after the thinking part, or an empty string if the thinking part is not closed."""
     return text.rpartition(THINK_END)[2].partition(THINK_START)[0]

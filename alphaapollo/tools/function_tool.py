@@ -17,6 +17,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, get_type_hints
 
 import docstring_parser
@@ -43,7 +44,7 @@ class FunctionTool(Tool):
     a str, a JSON-serializable value or a ToolResult. Exceptions other than ToolFailedError become error messages for
     the model.
 
-    Raises ValueError if the docstring is missing, a parameter has no type, or the function takes *args or **kwargs.
+    Raises ValueError if the docstring is missing or a parameter has no type.
     """
 
     def __init__(self, function: Callable[..., object]):
@@ -69,10 +70,9 @@ class FunctionTool(Tool):
         if self._takes_session:
             values["session"] = session
         try:
-            if inspect.iscoroutinefunction(self._function):
-                answer = await self._function(**values)
-            else:
-                answer = await asyncio.to_thread(self._function, **values)
+            is_async, function = inspect.iscoroutinefunction(self._function), self._function
+            call: Any = function if is_async else partial(asyncio.to_thread, function)
+            answer = await call(**values)
         except ToolFailedError:
             raise
         except Exception as error:  # noqa: BLE001  the model sees the exceptions of its call
@@ -90,11 +90,6 @@ def _make_arguments_model(function: Callable[..., object], descriptions: dict[st
     for name, parameter in inspect.signature(function).parameters.items():
         if name == "session":
             continue
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ValueError(
-                f"the tool {function.__name__} has the parameter {parameter}, which has no schema. Replace it by named "
-                "parameters."
-            )
         if name not in hints:
             raise ValueError(f"the tool {function.__name__}: argument {name} has no type. Add one, e.g. `{name}: str`.")
         default = ... if parameter.default is parameter.empty else parameter.default

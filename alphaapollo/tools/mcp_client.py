@@ -33,16 +33,9 @@ INVALID_PARAMETERS = -32602  # JSON-RPC: the server rejects the arguments
 
 
 class McpClient:
-    """Client of one MCP server, which it starts as a program (stdio) or reaches at a URL. Bound to one event loop.
-
-    Args:
-        name: name of the server in error messages.
-        command: program that starts a stdio server, and its arguments.
-        url: streamable HTTP endpoint of a running server, e.g. "http://localhost:8000/mcp".
-        environment: additional environment variables of the program, which inherits only a few (e.g. PATH).
-
-    Raises ValueError unless exactly one of `command` and `url` is set and the package mcp is installed.
-    """
+    """Client of one MCP server, which it starts as a program (`command`, over stdio) or reaches at a streamable HTTP
+    endpoint (`url`). Bound to one event loop. `environment`: additional environment variables of the program, which
+    inherits only a few (e.g. PATH). Raises ValueError unless exactly one of `command` and `url` is set."""
 
     def __init__(
         self, name: str, command: Sequence[str] = (), url: str = "", environment: Mapping[str, str] | None = None

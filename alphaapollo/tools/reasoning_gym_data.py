@@ -10,16 +10,8 @@ PUZZLE_KEY = "reasoning_gym"
 
 
 def make_puzzle_dataset(task: str, level: int | None, settings: Mapping[str, object], seed: int) -> Any:
-    """Create a reasoning_gym data set with one puzzle.
-
-    Args:
-        task: name of a reasoning_gym task, e.g. chain_sum.
-        level: level of the task's curriculum; None: the default settings of the task.
-        settings: settings of the task, which override those of the level.
-        seed: random seed of the puzzle.
-
-    Raises ValueError if reasoning_gym rejects the level or the settings.
-    """
+    """Create a reasoning_gym data set with one puzzle of a task, e.g. chain_sum. level: of the task's curriculum; None:
+    its default settings. `settings` override those of the level. Raises ValueError if reasoning_gym rejects them."""
     from reasoning_gym import factory  # takes seconds to import
 
     dataset_class, config_class = factory.DATASETS[task]

@@ -68,35 +68,18 @@ def tokenize(text: str) -> list[str]:
 
 def split_passages(path: str, text: str) -> Iterator[Passage]:
     """Split a document into passages of up to PASSAGE_CHARACTERS: join short paragraphs, split long paragraphs."""
-    begin, lines, size = 1, list[str](), 0
+    blocks, size = [(1, list[str]())], 0  # (number of the first line, lines)
     for number, line in enumerate(text.splitlines(), start=1):
         is_full = size + len(line) > PASSAGE_CHARACTERS
-        if lines and (is_full or (not line.strip() and size > PASSAGE_CHARACTERS // 2)):
-            yield from _yield_nonempty_passage(path, begin, lines)
-            begin, lines, size = number, [], 0
-        lines.append(line[: 4 * PASSAGE_CHARACTERS])
+        if blocks[-1][1] and (is_full or (not line.strip() and size > PASSAGE_CHARACTERS // 2)):
+            blocks.append((number, []))
+            size = 0
+        blocks[-1][1].append(line[: 4 * PASSAGE_CHARACTERS])
         size += len(line) + 1
-    yield from _yield_nonempty_passage(path, begin, lines)
-
-
-def _yield_nonempty_passage(path: str, first_line: int, lines: list[str]) -> Iterator[Passage]:
-    """Yield the passage of these lines, unless all are empty. `first_line`: number of the first line."""
-    text = "\n".join(lines)
-    if text.strip():
-        first_line += next(index for index, line in enumerate(lines) if line.strip())
-        yield Passage(path, first_line, text.strip("\n"))
-
-
-def read_passage_file(path: str, file: Path) -> Iterator[Passage]:
-    """Yield the entry `contents` of each line of a jsonl file. Raises ValueError for a line without it."""
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                yield Passage(path, number, str(json.loads(line)["contents"]))
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f'{file}:{number}: not a passage. Write {{"contents": "text"}} on each line.'
-                ) from error
+    for first, lines in blocks:
+        filled = [index for index, line in enumerate(lines) if line.strip()]
+        if filled:
+            yield Passage(path, first + filled[0], "\n".join(lines).strip("\n"))
 
 
 def read_passages(folder: Path) -> tuple[list[Passage], Counter[str]]:
@@ -104,62 +87,27 @@ def read_passages(folder: Path) -> tuple[list[Passage], Counter[str]]:
     passages: list[Passage] = []
     skipped: Counter[str] = Counter()
     for file in sorted(folder.rglob("*")):
-        if not file.is_file() or any(part.startswith(".") for part in file.relative_to(folder).parts):
+        path, suffix = file.relative_to(folder), file.suffix.lower()
+        if not file.is_file() or any(part.startswith(".") for part in path.parts):
             continue
-        if file.suffix.lower() not in SUFFIXES:
+        if suffix not in SUFFIXES:
             skipped[f"not one of {' '.join(SUFFIXES)}"] += 1
-        elif file.suffix.lower() == PASSAGE_FILE:
-            passages += read_passage_file(file.relative_to(folder).as_posix(), file)
+        elif suffix == PASSAGE_FILE:
+            with file.open(encoding="utf-8") as lines:
+                for number, line in enumerate(lines, start=1):
+                    try:
+                        passages.append(Passage(path.as_posix(), number, str(json.loads(line)["contents"])))
+                    except (ValueError, KeyError, TypeError) as error:
+                        fix = 'Write {"contents": "text"} on each line.'
+                        raise ValueError(f"{file}:{number}: not a passage. {fix}") from error
         elif file.stat().st_size > MAX_FILE_BYTES:
             skipped[f"over {MAX_FILE_BYTES >> 20} MiB"] += 1
         else:
             try:
-                passages += split_passages(file.relative_to(folder).as_posix(), file.read_text(encoding="utf-8"))
+                passages += split_passages(path.as_posix(), file.read_text(encoding="utf-8"))
             except UnicodeDecodeError:
                 skipped["not UTF-8"] += 1
     return passages, skipped
-
-
-class DocumentIndex:
-    """Search index of documents in several repositories (subfolders). Each repository is loaded at its first query.
-    Raises ValueError if `folder` has no valid index. The message contains the command that builds one."""
-
-    def __init__(self, folder: str | Path):
-        self._folder = Path(folder).expanduser()
-        try:
-            manifest = json.loads((self._folder / MANIFEST).read_text(encoding="utf-8"))
-            self._subfolders: dict[str, str] = manifest["repositories"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"no index of documents at {folder} ({error}). Build it: {BUILD} {folder} (FOLDER: a folder "
-                "with one subfolder of documents per repository)"
-            ) from error
-        self._loaded: dict[str, tuple[Any, list[Passage]]] = {}
-        self._lock = threading.Lock()
-
-    @property
-    def repo_names(self) -> list[str]:
-        return sorted(self._subfolders)
-
-    def query(self, repo_name: str, query: str, top_k: int) -> list[tuple[Passage, float]]:
-        """Return the `top_k` best passages of a repository with BM25 scores above 0, best first."""
-        with self._lock:
-            if repo_name not in self._loaded:
-                self._loaded[repo_name] = self._load_repository_index(repo_name)
-        ranking, passages = self._loaded[repo_name]
-        known = [word for word in tokenize(query) if word in ranking.vocab_dict]
-        if not known:
-            return []
-        found, scores = ranking.retrieve([known], k=min(top_k, len(passages)), show_progress=False, n_threads=0)
-        pairs = zip(found[0].tolist(), scores[0].tolist(), strict=True)
-        return [(passages[position], score) for position, score in pairs if score > 0]
-
-    def _load_repository_index(self, repo_name: str) -> tuple[Any, list[Passage]]:
-        import bm25s
-
-        folder = self._folder / self._subfolders[repo_name]
-        lines = (folder / "passages.jsonl").read_bytes().splitlines()
-        return bm25s.BM25.load(str(folder), show_progress=False), [Passage(**json.loads(line)) for line in lines]
 
 
 def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dict[str, int]]]:
@@ -223,9 +171,19 @@ class LocalRag(Tool):
 
     name = "local_rag"
 
-    def __init__(self, index: str):
-        self._index = DocumentIndex(index)
-        names = self._index.repo_names
+    def __init__(self, index: str | Path):
+        self._folder = Path(index).expanduser()
+        try:
+            manifest = json.loads((self._folder / MANIFEST).read_text(encoding="utf-8"))
+            self._subfolders: dict[str, str] = manifest["repositories"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"no index of documents at {index} ({error}). Build it: {BUILD} {index} (FOLDER: a folder "
+                "with one subfolder of documents per repository)"
+            ) from error
+        self._loaded: dict[str, tuple[Any, list[Passage]]] = {}  # each repository, after its first query
+        self._lock = threading.Lock()
+        self.repo_names = names = sorted(self._subfolders)
         known = ", ".join(names)
         self.description = f"Search documents by words; returns the best passages. Available: {known}."
         choice = {"default": names[0]} if len(names) == 1 else {"examples": names[:1]}
@@ -241,21 +199,35 @@ class LocalRag(Tool):
             "additionalProperties": False,
         }
 
+    def query(self, repo_name: str, query: str, top_k: int) -> list[tuple[Passage, float]]:
+        """Return the `top_k` best passages of a repository (subfolder) with BM25 scores above 0, best first."""
+        import bm25s
+
+        with self._lock:
+            if repo_name not in self._loaded:
+                folder = self._folder / self._subfolders[repo_name]
+                lines = (folder / "passages.jsonl").read_bytes().splitlines()
+                ranking = bm25s.BM25.load(str(folder), show_progress=False)
+                self._loaded[repo_name] = ranking, [Passage(**json.loads(line)) for line in lines]
+        ranking, passages = self._loaded[repo_name]
+        known = [word for word in tokenize(query) if word in ranking.vocab_dict]
+        if not known:
+            return []
+        found, scores = ranking.retrieve([known], k=min(top_k, len(passages)), show_progress=False, n_threads=0)
+        pairs = zip(found[0].tolist(), scores[0].tolist(), strict=True)
+        return [(passages[position], score) for position, score in pairs if score > 0]
+
     async def call(self, arguments: JsonObject, session: Session) -> ToolResult:
-        names, query = self._index.repo_names, arguments["query"]
+        names = self.repo_names
         repo_name = arguments.get("repo_name", names[0])
         if repo_name not in names:
             hint = suggest_similar(repo_name, names)
             return ToolResult(f"no repo_name {repo_name[:100]!r}.{hint} Known: {', '.join(names)}.", ToolStatus.ERROR)
-        hits = await asyncio.to_thread(self._index.query, repo_name, query, int(arguments.get("top_k", 3)))
+        hits = await asyncio.to_thread(self.query, repo_name, arguments["query"], int(arguments.get("top_k", 3)))
         if not hits:
             return ToolResult(f"no passage of {repo_name} has a word of the query.", ToolStatus.OK, score=0.0)
-        return ToolResult(format_passages(hits), ToolStatus.OK, score=hits[0][1])
-
-
-def format_passages(hits: list[tuple[Passage, float]]) -> str:
-    """Return the passages in a search result as text, each after a line with its file and line number."""
-    return "\n\n".join(f"[{passage.path}:{passage.line}]\n{passage.text}" for passage, _ in hits)
+        text = "\n\n".join(f"[{passage.path}:{passage.line}]\n{passage.text}" for passage, _ in hits)
+        return ToolResult(text, ToolStatus.OK, score=hits[0][1])
 
 
 def main() -> int:
@@ -270,18 +242,14 @@ def main() -> int:
     query.add_argument("query")
     query.add_argument("--top-k", type=int, default=3)
     options = parser.parse_args()
-    if options.command == "query" and options.top_k < 1:
-        parser.error(f"--top-k={options.top_k} must be at least 1")
     try:
         if options.command == "build":
             for name, (number, skipped) in build_index(options.folder, options.out).items():
                 notes = [f"{count} files skipped ({reason})" for reason, count in skipped.items()]
                 print("; ".join([f"{name}: {number} passages", *notes]))
             return 0
-        index = DocumentIndex(options.index)
-        if options.repo_name not in index.repo_names:
-            raise ValueError(f"the index has no repo_name {options.repo_name!r}. Known: {', '.join(index.repo_names)}.")
-        print(format_passages(index.query(options.repo_name, options.query, options.top_k)) or "nothing found")
+        arguments = {"repo_name": options.repo_name, "query": options.query, "top_k": options.top_k}
+        print(asyncio.run(LocalRag(options.index).call(arguments, Session())).text)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

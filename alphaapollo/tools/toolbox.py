@@ -25,13 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class ToolBox:
-    """Tools of a process, shared by all episodes. Bound to one event loop.
+    """Tools of a process, shared by all episodes. Bound to one event loop. Raises ValueError if two tools have the same
+    name, or a schema is invalid.
 
-    Args:
-        tools: tools with unique names.
-        limits: limits per tool. `max_concurrent` counts the calls of all episodes; timeouts exclude waiting for a slot.
-
-    Raises ValueError if two tools have the same name, or a schema is invalid.
+    limits: limits per tool. `max_concurrent` counts the calls of all episodes; timeouts exclude waiting for a slot.
     """
 
     def __init__(self, tools: Sequence[Tool], limits: ToolLimits):
@@ -63,11 +60,8 @@ class ToolBox:
         return await self.call(name, {argument: text} if argument else text, session)
 
     async def call(self, name: str, arguments: JsonObject | str, session: Session) -> ToolResult:
-        """Call a tool. `arguments`: a dict, or a JSON object as text.
-
-        If the model made a mistake, the ToolResult explains it. A call that raises ToolFailedError is retried once.
-        Raises ToolFailedError if the retry fails too.
-        """
+        """Call a tool. `arguments`: a dict, or a JSON object as text. If the model made a mistake, the ToolResult
+        explains it. Raises ToolFailedError if the tool fails twice."""
         start = time.monotonic()
         checked = self._parse_arguments(name, arguments)
         if isinstance(checked, str):

@@ -16,15 +16,13 @@ from pathlib import Path
 from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.config.load import UserSettings
 from alphaapollo.config.schema import Config
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
 from alphaapollo.launch.input_checks import detect_node_resources
-from alphaapollo.launch.session import TrainingSession, open_session
+from alphaapollo.launch.session import BackgroundCheckpointWriter, TrainingSession, open_session
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import check_trackers
-from alphaapollo.planning.cpu_threads import choose_cpu_threads
+from alphaapollo.planning.first_start import choose_cpu_threads, fix_template_date
 from alphaapollo.planning.plan_table import print_plan_table
-from alphaapollo.planning.try_template import fix_template_date
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.suites import check_suites
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder

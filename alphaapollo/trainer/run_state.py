@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerGroups
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
+from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.runs.rollout_log import RolloutLog

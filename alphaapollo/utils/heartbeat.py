@@ -9,15 +9,13 @@ spans for a trace, in the iterations that trainer.profile_steps lists.
         with HEARTBEAT.record_call("generate", tokens=83):     # a span of this track while spans are recorded
             ...
 
-The controller asks for a report when nothing has made progress for a while (controller/health/stall_monitor.py). It
-then dumps Python stacks with py-spy, which also reads stopped processes, or with faulthandler.
+The controller asks for a report when nothing has made progress for a while (controller/stall_monitor.py).
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,23 +50,19 @@ class ProcessStatus:
 
     pid: int
     name: str
-    state: str  # psutil's status: running, sleeping, disk-sleep, stopped, ...
+    is_stopped: bool  # by a signal or a debugger
     cpu_seconds: float
-    disk_bytes: int  # bytes read and written; 0 without permission
     is_required: bool = True  # False: the run continues without it (a grader, a tool's process)
-
-    @property
-    def is_suspended(self) -> bool:
-        return self.state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessTreeReport:
+class Report:
     """Activity of one process and of its subprocesses, as reported to the controller."""
 
     ticks: int | None  # progress counter; only its changes are meaningful. None: the process does not answer
     calls: tuple[ActiveCall, ...] = ()  # sorted by age, oldest first
     processes: tuple[ProcessStatus, ...] = ()  # the reporting process first
+    disk_bytes: int = 0  # read and written by the reporting process
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +158,13 @@ class Heartbeat:
         """
         self._progress, self._helpers = get_progress, helpers
 
-    def make_process_tree_report(self) -> ProcessTreeReport:
+    def make_report(self) -> Report:
         """Return the progress counter, the active calls and the state of this process and its subprocesses."""
-        this_pid, helpers = os.getpid(), self._helpers()
-        others = [pid for pid in list_descendants(this_pid, *helpers) if pid not in helpers]
-        found = [read_process(this_pid)]
-        found += [read_process(pid, name) for pid, name in helpers.items()]
-        found += [read_process(pid, is_required=False) for pid in others]
-        return ProcessTreeReport(self.ticks, self.list_active_calls(), tuple(process for process in found if process))
+        required = {os.getpid(): "", **self._helpers()}
+        processes = [read_process(pid, name) for pid, name in required.items()]
+        processes += [read_process(pid, is_required=False) for pid in list_descendants(*required)]
+        found, disk = tuple(process for process in processes if process), psutil.Process().io_counters()
+        return Report(self.ticks, self.list_active_calls(), found, disk.read_bytes + disk.write_bytes)
 
     def list_active_calls(self) -> tuple[ActiveCall, ...]:
         now, merged = self._clock(), dict[tuple[str, str], ActiveCall]()
@@ -189,27 +182,19 @@ HEARTBEAT = Heartbeat()
 
 
 def read_process(pid: int, name: str = "", is_required: bool = True) -> ProcessStatus | None:
-    """Return the state of a process on this machine, or None if it has ended. Default name: its command."""
-    disk = 0
+    """Return the state of a process on this machine, or None if it has ended. Default name: the module of `python -m`,
+    or its program."""
     try:
         process = psutil.Process(pid)
-        with process.oneshot():
-            times = process.cpu_times()
-            with suppress(psutil.AccessDenied):
-                traffic = process.io_counters()
-                disk = traffic.read_bytes + traffic.write_bytes
-            name = name or _shorten_command(process)
-            return ProcessStatus(pid, name, process.status(), times.user + times.system, disk, is_required)
+        state, times, words = process.status(), process.cpu_times(), process.cmdline()
     except psutil.NoSuchProcess:
         return None
-
-
-def _shorten_command(process: psutil.Process) -> str:
-    """Return a short name of a process: the module of `python -m`, or the name of its program."""
-    words = process.cmdline()
-    if "-m" in words[:-1]:
-        return words[words.index("-m") + 1]
-    return (Path(words[0].split(" ")[0]).name if words else "") or f"process {process.pid}"
+    if state == psutil.STATUS_ZOMBIE:
+        return None
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    name = name or module or (Path(words[0].split(" ")[0]).name if words else "") or f"process {pid}"
+    is_stopped = state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return ProcessStatus(pid, name, is_stopped, times.user + times.system, is_required)
 
 
 def list_descendants(*roots: int) -> list[int]:
@@ -222,33 +207,23 @@ def list_descendants(*roots: int) -> list[int]:
 
 
 def dump_stacks(pids: Iterable[int]) -> str:
-    """Return the Python stacks of processes on this machine. If a stack cannot be read, the text says why."""
+    """Return the Python stacks of processes on this machine, by py-spy, which also reads stopped processes, or for this
+    process by faulthandler. If a stack cannot be read, the text says why."""
     return "\n".join(f"--- process {pid}\n{_dump_stack(pid).strip()}\n" for pid in pids)
 
 
 def _dump_stack(pid: int) -> str:
-    try:
-        return _dump_with_py_spy(pid)
-    except (OSError, subprocess.SubprocessError) as error:
-        return dump_own_stacks() if pid == os.getpid() else f"no stack: {error}"
-
-
-def _dump_with_py_spy(pid: int) -> str:
-    """Return the Python stacks of a process. Raises OSError or SubprocessError if py-spy cannot read them."""
     local = Path(sys.executable).with_name("py-spy")  # in the same virtual environment
-    program = str(local) if local.exists() else shutil.which("py-spy")
-    if program is None:
-        raise OSError("py-spy is not installed (pip install py-spy)")
-    command = [program, "dump", "--nonblocking", "--pid", str(pid)]  # otherwise hangs on stopped processes
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PY_SPY_SECONDS, check=False)
-    if done.returncode:
-        output = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise OSError(f"py-spy failed: {output}. Run the command as root, or set kernel.yama.ptrace_scope=0.")
-    return done.stdout
-
-
-def dump_own_stacks() -> str:
-    """Return the stacks of all threads of this process, by faulthandler."""
+    command = [str(local) if local.exists() else "py-spy", "dump", "--nonblocking", "--pid", str(pid)]
+    try:  # without --nonblocking, py-spy hangs on stopped processes
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PY_SPY_SECONDS, check=False)
+        problem = " ".join(done.stderr.split()) if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    if not problem:
+        return done.stdout
+    if pid != os.getpid():
+        return f"no stack: py-spy failed: {problem}. Run the command as root, or set kernel.yama.ptrace_scope=0."
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

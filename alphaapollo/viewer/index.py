@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 
 from alphaapollo.observability.advice import MetricsAdvisor
-from alphaapollo.runs.format import check_format
+from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import replace_surrogates
 from alphaapollo.viewer.run_folders import find_runs

@@ -16,7 +16,7 @@ import yaml
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.processes.folder_lock import read_lock_owner
-from alphaapollo.runs.format import check_format
+from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.runs.run_history import read_history, read_input_digests
 from alphaapollo.utils.json_types import JsonObject
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from alphaapollo.runs.training_log import TrainedRow, read_trained_rows
+from alphaapollo.runs.rollout_log import TrainedRow, read_trained_rows
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.index import iterate_lines, make_file_name
 from alphaapollo.viewer.run_folders import find_tokenizer_file

@@ -2,8 +2,8 @@
 
     start_weight_update -> for each bucket of tensors: send_weights -> finish_weight_update
 
-While a bucket is sent, the next one is gathered (buckets.prefetch_buckets). A full copy of the weights would not fit
-into memory, so `send_weights` is called once per bucket, but the engines see a single weight update.
+A full copy of the weights would not fit into memory, so `send_weights` is called once per bucket, but the engines see a
+single weight update.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 
 from alphaapollo.processes.network import find_free_port
 from alphaapollo.types import WeightUpdate
-from alphaapollo.weight_sync.buckets import Bucket, count_bytes, make_buckets, prefetch_buckets
 from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest, format_digest
+from alphaapollo.weight_sync.transport import Bucket, count_bytes, make_buckets
 from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
-    from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine, VLLMWeightSyncClient, WeightSource
+    from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine, WeightSource
 
 TRANSFER_SECONDS = 300.0  # timeout of the handshake and of each bucket over NCCL
 T = TypeVar("T")
@@ -33,7 +33,7 @@ UpdateInfo = dict[str, object] | list[dict[str, object]]
 class VllmTransferSender:
     """Weight sender of a training rank that uses vLLM's weight transfer. Rank 0 also makes the calls to the engines."""
 
-    client: VLLMWeightSyncClient  # calls each method on all inference engines and waits for them
+    call_engines: Callable[..., None]  # `call_engines(method, *arguments)` on all engines, and waits for them
     dtype: torch.dtype
     rank: int
     transport: Literal["ipc", "nccl"]  # ipc if the engines share the training GPUs, nccl if they have separate GPUs
@@ -42,7 +42,7 @@ class VllmTransferSender:
     _engine: TrainerWeightTransferEngine[Any] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._update_client = SingleUpdateWeightSyncClient(self.client)
+        self._update_client = SingleUpdateWeightSyncClient(self.call_engines)
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
         """Send (Hugging Face name, full tensor on the GPU) pairs to the engines; see WeightSender."""
@@ -50,15 +50,15 @@ class VllmTransferSender:
             self._engine = self._connect_to_engines()
         digest = 0
         if self.rank == 0:
-            self.client.start_weight_update()
-        for bucket in prefetch_buckets(make_buckets(tensors, self.dtype)):
+            self.call_engines("start_weight_update")
+        for bucket in make_buckets(tensors, self.dtype):
             if self.rank == 0:
                 digest += compute_joint_digest(bucket.values())
             self._send_bucket(self._engine, bucket)
             del bucket  # free its memory before another gather starts
         if self.rank > 0:
             return None
-        self.client.finish_weight_update()
+        self.call_engines("finish_weight_update", None)
         return WeightUpdate(version, format_digest(digest % MODULUS))
 
     def release_sent_weights(self) -> None:
@@ -79,13 +79,8 @@ class VllmTransferSender:
         if self.transport == "ipc" or self.rank > 0:
             return call()
         device = torch.accelerator.current_device_index()
-
-        def call_on_device() -> T:
-            torch.accelerator.set_device_index(device)
-            return call()
-
-        thread = ThreadPoolExecutor(1)
-        sending = thread.submit(call_on_device)
+        thread = ThreadPoolExecutor(1, initializer=torch.accelerator.set_device_index, initargs=(device,))
+        sending = thread.submit(call)
         thread.shutdown(wait=False)
         ends: list[Future[Any]] = [sending, self._update_client.failed]
         wait(ends, TRANSFER_SECONDS, return_when=FIRST_COMPLETED)
@@ -122,28 +117,28 @@ class VllmTransferSender:
 
 
 class SingleUpdateWeightSyncClient:
-    """Client through which vLLM calls the engines. vLLM would start and finish a weight update for each bucket; here
-    these two calls do nothing, so all buckets are one update. `failed` is a future with the first engine error."""
+    """vLLM's `VLLMWeightSyncClient`. vLLM would start and finish a weight update for each bucket; here these two calls
+    do nothing, so all buckets are one update. `failed` is a future with the first engine error."""
 
-    def __init__(self, client: VLLMWeightSyncClient):
-        self._client = client
+    def __init__(self, call_engines: Callable[..., None]):
+        self._call_engines = call_engines
         self.failed: Future[None] = Future()
 
     def init_weight_transfer_engine(self, init_info: dict[str, object]) -> None:
-        self._call_and_record_error(lambda: self._client.init_weight_transfer_engine(init_info))
+        self._call_and_record_error("init_weight_transfer_engine", init_info)
 
     def start_weight_update(self) -> None:
         pass
 
     def update_weights(self, update_info: UpdateInfo) -> None:
-        self._call_and_record_error(lambda: self._client.update_weights(update_info))
+        self._call_and_record_error("update_weights", update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         pass
 
-    def _call_and_record_error(self, call: Callable[[], None]) -> None:
+    def _call_and_record_error(self, method: str, argument: object) -> None:
         try:
-            call()
+            self._call_engines(method, argument)
         except Exception as error:
             self.failed.set_exception(error)
             raise

@@ -5,27 +5,57 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
+import torch
+
 from alphaapollo.config.schema import Critic, Model, Teacher
 from alphaapollo.utils.user_module import load_user_module
-from alphaapollo.weight_sync.transport import Transport, make_weight_sender
+from alphaapollo.weight_sync.transport import (
+    SharedAdapterSender,
+    SharedMemorySender,
+    Transport,
+    WeightSender,
+    get_weights_folder,
+)
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 
 
 def build_policy_worker(
-    config: PolicyWorkerConfig, transport: Transport, custom_module: str, placement: RankPlacement, client: Any = None
+    config: PolicyWorkerConfig,
+    transport: Transport,
+    custom_module: str,
+    placement: RankPlacement,
+    call_engines: Any = None,
 ) -> PolicyWorker:
     """Build the policy worker of one rank. Called in the worker's process.
 
     Args:
         custom_module: value of algorithm.custom_module, the user's file with losses and estimators.
-        client: vLLM's client for weight transfer, which receives the weights in the engine (GPUs only).
+        call_engines: calls a method of vLLM's weight transfer on all engines (GPUs only).
     """
     if custom_module:
         load_user_module(custom_module, "algorithm.custom_module")
     master_address = str(urlsplit(placement.init_method).hostname)  # address of rank 0's node
-    sender = make_weight_sender(transport, placement.rank, placement.engine_node, master_address, client)
+    sender = make_weight_sender(transport, placement.rank, placement.engine_node, master_address, call_engines)
     return PolicyWorker(config, placement, sender)
+
+
+def make_weight_sender(
+    transport: Transport, rank: int, engine_node: str | None, master_address: str, call_engines: Any
+) -> WeightSender:
+    """Build the weight sender of a training rank.
+
+    engine_node: node for which this rank writes files; None: another rank writes them (shared_memory, adapter).
+    master_address: host of rank 0 (nccl). call_engines: see VllmTransferSender (nccl, ipc).
+    """
+    dtype: torch.dtype = getattr(torch, transport.dtype)
+    folder = get_weights_folder(transport.shared_folder, engine_node or "")
+    if transport.kind == "adapter" or transport.kind == "shared_memory":
+        sender = SharedAdapterSender if transport.kind == "adapter" else SharedMemorySender
+        return sender(folder, dtype, is_writer=engine_node is not None)
+    from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
+
+    return VllmTransferSender(call_engines, dtype, rank, transport.kind, master_address, transport.num_engine_ranks)
 
 
 def make_teacher_model_sections(policy: Model, teacher: Teacher) -> dict[str, Model]:

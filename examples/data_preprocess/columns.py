@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alphaapollo.data.files import BadRow, DataRow
-from alphaapollo.rewards.answer_extraction import find_boxed, find_text_after_hash_marks
+from alphaapollo.rewards.answers import find_boxed, find_text_after_hash_marks
 
 QUESTION_KEYS = ("question", "problem", "prompt", "Problem", "instruction", "Question")
 ANSWER_KEYS = ("answer", "solution", "ground_truth", "final_answer", "target", "boxed_answer", "Answer")

@@ -146,14 +146,18 @@ def rl_row(problem: Problem, prompt: str, data_source: str, ability: str, split:
     }
 
 
-def maths_row(data_source: str, split: str, columns: Columns | None = None) -> Callable[[DataRow, int], DataRow]:
-    """Function that makes an RL row of a maths problem from a row of any dataset. Raises Dropped if it has none."""
+def maths_row(data_source: str, split: str, columns: Columns | None = None) -> MakeRow:
+    """Function that makes an RL row of a maths problem from a row of any dataset."""
 
     def make(row: DataRow, index: int) -> DataRow:
         problem = find_problem(row, columns)
         return rl_row(problem, f"{problem.question}\n\n{INSTRUCTION}", data_source, "math", split, index)
 
     return make
+
+
+def make_maths_row(args: argparse.Namespace, data_source: str, split: str) -> MakeRow:
+    return maths_row(data_source, split, args.columns)
 
 
 def convert(
@@ -201,60 +205,69 @@ def finish(rows: Sequence[DataRow], count: Count, path: Path, what: str, schema:
     console.print(f"{path} ({what}): {count}\n")
 
 
-Options = Mapping[str, Mapping[str, Any]]
 MakeRow = Callable[[DataRow, int], DataRow | list[DataRow]]
+"""(row of the source, its index) -> what is written. Raises Dropped for a row that cannot be used."""
 
 
-def read_arguments(
-    doc: str | None, options: Options, splits: Sequence[str] = ("train", "test"), has_columns: bool = True
-) -> argparse.Namespace:
-    """Arguments of a script that reads one source, with its own `options`: name -> arguments of add_argument.
-
-    has_columns: whether the user can select columns and rows.
-    """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data_source", required=True, help="hub id, or a file or folder of parquet, json or jsonl")
-    common_arguments(parser, splits)
-    for name, settings in options.items():
-        parser.add_argument(name, **settings)
-    if has_columns:
-        column_arguments(parser)
-    args = parser.parse_args()
-    args.columns = chosen_columns(args) if has_columns else Columns()
-    return args
+def read_source(args: argparse.Namespace) -> dict[str, list[SourceRow]]:
+    return read_splits(args.data_source, args.splits, args.config_name)
 
 
-def write_splits(
-    args: argparse.Namespace,
-    make: Callable[[str, str], MakeRow],
-    fallback: str,
-    folder: str = "{}",
-    schema: pa.Schema = RL_SCHEMA,
-    describe: Callable[[Sequence[DataRow]], str] | None = None,
-    found: Mapping[str, Sequence[SourceRow]] | None = None,
-) -> None:
-    """Convert and write each split of args.data_source.
+@dataclass(frozen=True)
+class Script:
+    """Program that reads one source and writes <local_dir>/<split>.parquet for each of its splits.
 
     Args:
-        make: (data source, split) -> function that makes the rows of a source's row.
+        doc: the help text.
+        make: (arguments, data source, split) -> function that makes the rows of a source's row.
+        options: arguments of the program: name (or names) -> settings for add_argument.
+        splits: the default of --splits.
+        read: arguments -> rows by split.
         fallback: see `data_source_of`.
         folder: the default of --local_dir below outputs/data, for `{}` = the name of the source.
-        describe: rows of a split -> what is printed about them.
-        found: the splits; by default all of args.splits.
-
-    Raises:
-        ValueError: the source cannot be read, or a split has no usable row.
+        schema: columns that are written, or arguments -> columns.
+        has_columns: whether the user can select columns and rows.
+        describe: rows of a split -> what is printed about them; by default their data source.
     """
-    source = args.data_source
-    data_source, target = (
-        data_source_of(source, fallback),
-        output_folder(args.local_dir, folder.format(source_name(source))),
-    )
-    found = found or read_splits(source, args.splits, args.config_name)
-    for split, rows in found.items():
-        made, count = convert(rows, make(data_source, split), split, args.columns)
-        what = describe(made) if describe else f"data_source {data_source}"
-        finish(made, count, target / f"{split}.parquet", what, schema)
+
+    doc: str | None
+    make: Callable[[argparse.Namespace, str, str], MakeRow]
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    splits: Sequence[str] = ("train", "test")
+    read: Callable[[argparse.Namespace], dict[str, list[SourceRow]]] = read_source
+    fallback: str = "math"
+    folder: str = "{}"
+    schema: pa.Schema | Callable[[argparse.Namespace], pa.Schema] = RL_SCHEMA
+    has_columns: bool = True
+    describe: Callable[[Sequence[DataRow]], str] | None = None
+
+    def parse(self) -> argparse.Namespace:
+        parser = argparse.ArgumentParser(description=self.doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        source = {"required": True, "help": "hub id, or a file or folder of parquet, json or jsonl"}
+        for name, settings in {"--data_source": source, **self.options}.items():
+            parser.add_argument(*name.split(), **settings)
+        common_arguments(parser, self.splits)
+        if self.has_columns:
+            column_arguments(parser)
+        args = parser.parse_args()
+        args.columns = chosen_columns(args) if self.has_columns else Columns()
+        return args
+
+    def write(self, args: argparse.Namespace) -> Path:
+        """Write each split, and return the folder. Raises ValueError if the source cannot be read, or a split has no
+        usable row."""
+        found, data_source = self.read(args), data_source_of(args.data_source, self.fallback)
+        target = output_folder(args.local_dir, self.folder.format(source_name(args.data_source)))
+        schema = self.schema if isinstance(self.schema, pa.Schema) else self.schema(args)
+        for split, rows in found.items():
+            made, count = convert(rows, self.make(args, data_source, split), split, args.columns)
+            what = self.describe(made) if self.describe else f"data_source {data_source}"
+            finish(made, count, target / f"{split}.parquet", what, schema)
+        return target
+
+    def main(self) -> None:
+        args = self.parse()
+        run(lambda: self.write(args))
 
 
 def common_arguments(parser: argparse.ArgumentParser, splits: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ buggy_solution), and the command of its hidden tests.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import json
@@ -23,7 +24,7 @@ import pyarrow as pa
 from alphaapollo.data.files import DataRow
 from alphaapollo.rewards.code.test_cases import read_tests_and_time_limit
 from examples.data_preprocess.columns import QUESTION_KEYS, Dropped, Problem, as_text, find_text, is_unicode
-from examples.data_preprocess.common import RL_SCHEMA, MakeRow, read_arguments, rl_row, run, write_splits
+from examples.data_preprocess.common import RL_SCHEMA, MakeRow, Script, rl_row
 
 TEXT_KEYS = ("text", *QUESTION_KEYS)  # MBPP's
 SOLUTION_KEYS = ("canonical_solution", "code", "solution", "solutions", "answer")
@@ -106,11 +107,11 @@ def solution_of(row: DataRow) -> str:
     return ""
 
 
-def code_row(data_source: str, split: str, repository: bool) -> MakeRow:
+def code_row(args: argparse.Namespace, data_source: str, split: str) -> MakeRow:
     """Function that makes an RL row of a code problem. Raises Dropped for a row without usable tests."""
 
     def make(row: DataRow, index: int) -> DataRow:
-        question, tests = code_problem(row, *((COMPLETE_FILE, WRITE_FILE) if repository else ()))
+        question, tests = code_problem(row, *((COMPLETE_FILE, WRITE_FILE) if args.repository else ()))
         try:
             truth = json.dumps(tests, ensure_ascii=False)
             read_tests_and_time_limit(truth)
@@ -123,21 +124,20 @@ def code_row(data_source: str, split: str, repository: bool) -> MakeRow:
         new_row = rl_row(
             Problem(question, truth, solution_of(row), metadata), question, data_source, "code", split, index
         )
-        return {**new_row, "env_kwargs": make_repository(row, tests)} if repository else new_row
+        return {**new_row, "env_kwargs": make_repository(row, tests)} if args.repository else new_row
 
     return make
 
 
-def main() -> None:
-    repository = {"action": "store_true", "help": "write rows for coding agents"}
-    args = read_arguments(__doc__, {"--repository": repository}, has_columns=False)
-    schema = REPOSITORY_SCHEMA if args.repository else RL_SCHEMA
-    run(
-        lambda: write_splits(
-            args, lambda source, split: code_row(source, split, args.repository), "code", "code/{}", schema
-        )
-    )
-
+main = Script(
+    __doc__,
+    code_row,
+    {"--repository": {"action": "store_true", "help": "write rows for coding agents"}},
+    fallback="code",
+    folder="code/{}",
+    schema=lambda args: REPOSITORY_SCHEMA if args.repository else RL_SCHEMA,
+    has_columns=False,
+).main
 
 if __name__ == "__main__":
     main()

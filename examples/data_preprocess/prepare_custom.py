@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from alphaapollo.data.files import DataRow
-from examples.data_preprocess.common import MakeRow, maths_row, read_arguments, read_splits, run, write_splits
+from examples.data_preprocess.common import MakeRow, Script, SourceRow, make_maths_row, read_source
 
 INDICES = {"default": "", "help": "rows, e.g. 0,3,10-12 (default: all)"}
 
@@ -28,33 +27,22 @@ def read_indices(text: str, num_rows: int) -> list[int]:
     return indices
 
 
-def prepare(args: argparse.Namespace) -> None:
-    """Write the selected rows of the source's only split, or all rows.
-
-    Raises:
-        ValueError: the source cannot be read, has several splits, lacks these rows, or has no usable row.
-    """
-    found = read_splits(args.data_source, args.splits, args.config_name)
+def read_chosen(args: argparse.Namespace) -> dict[str, list[SourceRow]]:
+    """Read the selected rows of the source's only split, or all rows. Raises ValueError if it has several splits."""
+    found = read_source(args)
     if len(found) > 1:
         raise ValueError(f"{args.data_source}: has the splits {', '.join(found)}; choose one with --splits.")
     ((split, rows),) = found.items()
-    chosen = read_indices(args.sample_indices, len(rows)) if args.sample_indices else list(range(len(rows)))
-
-    def make(data_source: str, split: str) -> MakeRow:
-        make_row = maths_row(data_source, split, args.columns)
-
-        def make_chosen(row: DataRow, place: int) -> DataRow:
-            return make_row(row, chosen[place])
-
-        return make_chosen
-
-    write_splits(args, make, "math", "custom/{}", found={split: [rows[index] for index in chosen]})
+    args.chosen = read_indices(args.sample_indices, len(rows)) if args.sample_indices else range(len(rows))
+    return {split: [rows[index] for index in args.chosen]}
 
 
-def main() -> None:
-    args = read_arguments(__doc__, {"--sample_indices": INDICES})
-    run(lambda: prepare(args))
+def make_chosen(args: argparse.Namespace, data_source: str, split: str) -> MakeRow:
+    make_row = make_maths_row(args, data_source, split)
+    return lambda row, position: make_row(row, args.chosen[position])
 
+
+main = Script(__doc__, make_chosen, {"--sample_indices": INDICES}, read=read_chosen, folder="custom/{}").main
 
 if __name__ == "__main__":
     main()

@@ -10,6 +10,7 @@ the files of the images. Rows without images or with damaged ones are dropped an
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from pathlib import Path
@@ -19,10 +20,10 @@ import pyarrow as pa
 from alphaapollo.data.files import DataRow
 from alphaapollo.data.image_messages import ImageReader
 from alphaapollo.data.images import encode_png, read_image
-from alphaapollo.runs.images import read_image_bytes
+from alphaapollo.runs.rollout_log import read_image_bytes
 from alphaapollo.types import IMAGE_MARK
-from examples.data_preprocess.columns import Columns, Dropped, find_problem
-from examples.data_preprocess.common import RL_SCHEMA, MakeRow, read_arguments, rl_row, run, write_splits
+from examples.data_preprocess.columns import Dropped, find_problem
+from examples.data_preprocess.common import RL_SCHEMA, MakeRow, Script, rl_row
 
 MAX_PIXELS = {"type": int, "default": 0, "help": "shrink images with more pixels (default: none)"}
 INSTRUCTION = (
@@ -32,14 +33,18 @@ INSTRUCTION = (
 SCHEMA = RL_SCHEMA.append(pa.field("images", pa.list_(pa.struct({"bytes": pa.binary(), "path": pa.string()}))))
 
 
-def geometry_row(data_source: str, split: str, columns: Columns, reader: ImageReader, max_pixels: int) -> MakeRow:
+def geometry_row(args: argparse.Namespace, data_source: str, split: str) -> MakeRow:
     """Function that makes an RL row with images. Raises Dropped if question, answer or an image is missing."""
+    if args.max_pixels < 0:
+        raise ValueError(f"--max_pixels {args.max_pixels} must not be negative.")
+    path = Path(args.data_source).expanduser()
+    reader = ImageReader(path if path.is_dir() else path.parent)
 
     def make(row: DataRow, index: int) -> DataRow:
-        problem = find_problem({key: value for key, value in row.items() if key != "images"}, columns)
+        problem = find_problem({key: value for key, value in row.items() if key != "images"}, args.columns)
         if not isinstance(row.get("images"), list) or not row["images"]:
             raise Dropped("no images (column images)")
-        encoded_images = [read_image_file(value, reader, max_pixels) for value in row["images"]]
+        encoded_images = [read_image_file(value, reader, args.max_pixels) for value in row["images"]]
         question = problem.question
         if IMAGE_MARK not in question:
             question = IMAGE_MARK * len(encoded_images) + question
@@ -66,22 +71,7 @@ def read_image_file(value: object, reader: ImageReader, max_pixels: int) -> byte
     return encode_png(image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale)))))
 
 
-def main() -> None:
-    args = read_arguments(__doc__, {"--max_pixels": MAX_PIXELS}, ("train", "validation", "test"))
-    path = Path(args.data_source).expanduser()
-    reader = ImageReader(path if path.is_dir() else path.parent)
-
-    def prepare() -> None:
-        if args.max_pixels < 0:
-            raise ValueError(f"--max_pixels {args.max_pixels} must not be negative.")
-
-        def make(data_source: str, split: str) -> MakeRow:
-            return geometry_row(data_source, split, args.columns, reader, args.max_pixels)
-
-        write_splits(args, make, "math", schema=SCHEMA)
-
-    run(prepare)
-
+main = Script(__doc__, geometry_row, {"--max_pixels": MAX_PIXELS}, ("train", "validation", "test"), schema=SCHEMA).main
 
 if __name__ == "__main__":
     main()

@@ -35,12 +35,11 @@ from examples.data_preprocess.common import (
     CHAT,
     Count,
     MakeRow,
+    Script,
     finish,
     output_folder,
-    read_arguments,
     run,
     source_name,
-    write_splits,
 )
 from examples.data_preprocess.prepare_right_answers import choose, is_results_file, read_answers
 from examples.data_preprocess.prepare_sft import read_messages
@@ -114,27 +113,27 @@ def ground_truth(row: DataRow, columns: Columns) -> str | None:
     return next((answer for answer in answers if not is_prose(answer)), None)
 
 
-def prepare(args: argparse.Namespace) -> None:
-    """Write each split of the source. Raises ValueError if it cannot be read or has no usable row."""
-    if args.max_pairs < 1:
-        raise ValueError(f"--max_pairs {args.max_pairs}: must be at least 1.")
-    if is_results_file(args.data_source):
-        folder = output_folder(args.local_dir, f"preference/{source_name(args.data_source)}")
-        prepare_results(args.data_source, folder, args.max_pairs)
-        return
+def make_pairs(args: argparse.Namespace, data_source: str, split: str) -> MakeRow:
+    def make(row: DataRow, index: int) -> list[DataRow]:
+        facts = {"split": split, "index": index, "ground_truth": ground_truth(row, args.columns)}
+        return [
+            {"data_source": data_source, "prompt": prompt, "chosen": chosen, "rejected": rejected}
+            | {"extra_info": {**facts, "pair": number}}
+            for number, (prompt, chosen, rejected) in enumerate(pairs_of(row, args.max_pairs, args.columns))
+        ]
 
-    def make(data_source: str, split: str) -> MakeRow:
-        def make_pairs(row: DataRow, index: int) -> list[DataRow]:
-            facts = {"split": split, "index": index, "ground_truth": ground_truth(row, args.columns)}
-            return [
-                {"data_source": data_source, "prompt": prompt, "chosen": chosen, "rejected": rejected}
-                | {"extra_info": {**facts, "pair": place}}
-                for place, (prompt, chosen, rejected) in enumerate(pairs_of(row, args.max_pairs, args.columns))
-            ]
+    return make
 
-        return make_pairs
 
-    write_splits(args, make, "math", "preference/{}", PREFERENCE_SCHEMA, lambda pairs: f"{len(pairs)} pairs")
+SCRIPT = Script(
+    __doc__,
+    make_pairs,
+    {"--max_pairs": {"type": int, "default": 4, "help": "maximum number of pairs per problem"}},
+    ["train"],
+    folder="preference/{}",
+    schema=PREFERENCE_SCHEMA,
+    describe=lambda pairs: f"{len(pairs)} pairs",
+)
 
 
 def prepare_results(source: str, folder: Path, max_pairs: int) -> None:
@@ -155,9 +154,19 @@ def prepare_results(source: str, folder: Path, max_pairs: int) -> None:
     finish(rows, count, folder / "train.parquet", f"{len(rows)} pairs", PREFERENCE_SCHEMA)
 
 
+def prepare(args: argparse.Namespace) -> None:
+    """Write each split of the source. Raises ValueError if it cannot be read or has no usable row."""
+    if args.max_pairs < 1:
+        raise ValueError(f"--max_pairs {args.max_pairs}: must be at least 1.")
+    if is_results_file(args.data_source):
+        folder = output_folder(args.local_dir, f"preference/{source_name(args.data_source)}")
+        prepare_results(args.data_source, folder, args.max_pairs)
+    else:
+        SCRIPT.write(args)
+
+
 def main() -> None:
-    max_pairs = {"type": int, "default": 4, "help": "maximum number of pairs per problem"}
-    args = read_arguments(__doc__, {"--max_pairs": max_pairs}, ["train"])
+    args = SCRIPT.parse()
     run(lambda: prepare(args))
 
 

@@ -29,21 +29,22 @@ def read_passages(row: DataRow) -> dict[str, str]:
     return passages
 
 
+def make_row(args: argparse.Namespace, data_source: str, split: str) -> common.MakeRow:
+    def make(row: DataRow, index: int) -> DataRow:
+        problem = find_problem({key: value for key, value in row.items() if key != "context"}, args.columns)
+        args.passages.update(read_passages(row))
+        return common.rl_row(problem, problem.question, data_source, "search", split, index)
+
+    return make
+
+
+SCRIPT = common.Script(__doc__, make_row, {}, ["train", "validation"], fallback="search", folder="search/{}")
+
+
 def prepare(args: argparse.Namespace) -> None:
     """Write each split and the corpus. Raises ValueError if the source cannot be read or has no usable row."""
-    passages: dict[str, str] = {}
-
-    def make(data_source: str, split: str) -> common.MakeRow:
-        def make_row(row: DataRow, index: int) -> DataRow:
-            problem = find_problem({key: value for key, value in row.items() if key != "context"}, args.columns)
-            passages.update(read_passages(row))
-            return common.rl_row(problem, problem.question, data_source, "search", split, index)
-
-        return make_row
-
-    common.write_splits(args, make, "search", "search/{}")
-    folder = common.output_folder(args.local_dir, f"search/{common.source_name(args.data_source)}")
-    corpus = folder / "corpus" / "passages.jsonl"
+    args.passages = passages = dict[str, str]()
+    corpus = SCRIPT.write(args) / "corpus" / "passages.jsonl"
     corpus.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps({"contents": f"{title}\n{text}"}, ensure_ascii=False) for title, text in passages.items())
     corpus.write_text("".join(f"{line}\n" for line in lines), "utf-8")
@@ -51,7 +52,7 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    args = common.read_arguments(__doc__, {}, ["train", "validation"])
+    args = SCRIPT.parse()
     common.run(lambda: prepare(args))
 
 

@@ -35,11 +35,10 @@ from examples.data_preprocess.common import (
     INSTRUCTION,
     SFT_SCHEMA,
     MakeRow,
+    Script,
     output_folder,
-    read_arguments,
     run,
     source_name,
-    write_splits,
 )
 from examples.data_preprocess.prepare_right_answers import is_results_file
 from examples.data_preprocess.prepare_right_answers import prepare as prepare_right_answers
@@ -116,6 +115,24 @@ def describe(chats: Sequence[DataRow]) -> str:
     return f"{turns} assistant turns"
 
 
+def make_chats(args: argparse.Namespace, data_source: str, split: str) -> MakeRow:
+    def make(row: DataRow, index: int) -> list[DataRow]:
+        facts = {"split": split, "index": index}
+        return [
+            {"data_source": data_source, "messages": messages, "extra_info": {**facts, "ground_truth": truth}}
+            for messages, truth in chats_of(row, args.protocol, args.max_solutions, args.columns)
+        ]
+
+    return make
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--protocol": {"choices": list(PROTOCOLS), "default": "plain", "help": "format of the solutions"},
+    "--max_solutions": {"type": int, "default": 4, "help": "maximum labelled solutions per problem"},
+}
+SCRIPT = Script(__doc__, make_chats, OPTIONS, ["train"], folder="sft/{}", schema=SFT_SCHEMA, describe=describe)
+
+
 def prepare(args: argparse.Namespace) -> None:
     """Write each split of the source. Raises ValueError if it cannot be read or has no usable row."""
     if args.max_solutions < 1:
@@ -123,29 +140,12 @@ def prepare(args: argparse.Namespace) -> None:
     if is_results_file(args.data_source):
         folder = output_folder(args.local_dir, f"sft/{source_name(args.data_source)}")
         prepare_right_answers([args.data_source], folder, 1.0, args.max_solutions, shortest=False)
-        return
-
-    def make(data_source: str, split: str) -> MakeRow:
-        def make_chats(row: DataRow, index: int) -> list[DataRow]:
-            facts = {"split": split, "index": index}
-            return [
-                {"data_source": data_source, "messages": messages, "extra_info": {**facts, "ground_truth": truth}}
-                for messages, truth in chats_of(row, args.protocol, args.max_solutions, args.columns)
-            ]
-
-        return make_chats
-
-    write_splits(args, make, "math", "sft/{}", SFT_SCHEMA, describe)
-
-
-OPTIONS = {
-    "--protocol": {"choices": list(PROTOCOLS), "default": "plain", "help": "format of the solutions"},
-    "--max_solutions": {"type": int, "default": 4, "help": "maximum labelled solutions per problem"},
-}
+    else:
+        SCRIPT.write(args)
 
 
 def main() -> None:
-    args = read_arguments(__doc__, OPTIONS, ["train"])
+    args = SCRIPT.parse()
     run(lambda: prepare(args))
 
 

@@ -8,39 +8,32 @@ Writes <local_dir>/<split>.parquet with this row for each split.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from pathlib import Path
 
 from alphaapollo.rewards.registry import get_grader
-from examples.data_preprocess.columns import Dropped
-from examples.data_preprocess.common import convert, finish, maths_row, output_folder, run
+from examples.data_preprocess.common import Script, SourceRow, make_maths_row
+
+OPTIONS = {
+    "--question": {"required": True, "help": "the question"},
+    "--ground_truth --answer": {"required": True, "help": "its answer, or a solution that boxes it"},
+    "--data_source": {"default": "math", "help": "name that selects the grader"},
+}
 
 
-def prepare(question: str, answer: str, data_source: str, folder: Path, splits: Sequence[str]) -> None:
-    """Write the row. Raises ValueError if no grader accepts the data source, or question or answer is empty."""
-    get_grader(data_source)
-    row = {"question": question, "answer": answer}
-    for split in splits:
-        make = maths_row(data_source, split)
-        try:
-            make(row, 0)
-        except Dropped as reason:
-            raise ValueError(str(reason)) from reason
-        made, count = convert([row], make, split)
-        finish(made, count, folder / f"{split}.parquet", f"data_source {data_source}")
+def read_question(args: argparse.Namespace) -> dict[str, list[SourceRow]]:
+    """The row, for each split. Raises ValueError if no grader accepts the data source."""
+    get_grader(args.data_source)
+    return {split: [{"question": args.question, "answer": args.ground_truth}] for split in args.splits}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--question", required=True, help="the question")
-    parser.add_argument("--ground_truth", "--answer", required=True, help="its answer, or a solution that boxes it")
-    parser.add_argument("--data_source", default="math", help="name that selects the grader")
-    parser.add_argument("--local_dir", help="where to write (default: outputs/data/single_question)")
-    parser.add_argument("--splits", nargs="+", default=["train"], help="files to write")
-    args = parser.parse_args()
-    folder = output_folder(args.local_dir, "single_question")
-    run(lambda: prepare(args.question, args.ground_truth, args.data_source, folder, args.splits))
-
+main = Script(
+    __doc__,
+    make_maths_row,
+    OPTIONS,
+    ["train"],
+    read_question,
+    folder="single_question",
+    has_columns=False,
+).main
 
 if __name__ == "__main__":
     main()

@@ -26,10 +26,10 @@ sys.path.insert(0, str(ROOT))
 
 from alphaapollo.config.schema import Env, Rollout  # noqa: E402
 from alphaapollo.engines.factory import make_engine  # noqa: E402
+from alphaapollo.engines.http_api import AgentSession, SessionLimits  # noqa: E402
 from alphaapollo.engines.protocol import Engine, EngineSpec  # noqa: E402
 from alphaapollo.processes.time_limit import TimeLimit  # noqa: E402
 from alphaapollo.rollout.agents.endpoint import open_endpoint  # noqa: E402
-from alphaapollo.rollout.agents.session import AgentSession, SessionLimits  # noqa: E402
 from alphaapollo.types import Sampling  # noqa: E402
 from alphaapollo.utils.seeds import derive_seed  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model  # noqa: E402
@@ -70,10 +70,10 @@ async def send_direct(engine: Engine, sessions: list[AgentSession], concurrent: 
     async def chat(session: AgentSession) -> None:
         async with slots:
             for number, answer in enumerate(session.answers):
-                tokens = len(answer.sampled.completion.token_ids)
+                tokens = len(answer.completion.token_ids)
                 sampling = Sampling(tokens, seed=number)
                 start = time.perf_counter()
-                await engine.generate(answer.prompt_ids, sampling, f"{session.token}.{number}")
+                await engine.generate(answer.request.prompt_ids, sampling, f"{session.token}.{number}")
                 seconds.append(time.perf_counter() - start)
 
     start = time.perf_counter()
@@ -110,7 +110,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
         ]
         with ExitStack() as stack:
             for session in sessions:
-                stack.enter_context(endpoint.gate.open_session(session, TimeLimit(3600)))
+                stack.enter_context(endpoint.open_session(session, TimeLimit(3600)))
             words = [endpoint.url, str(concurrent), str(args.max_tokens)]
             clients = await asyncio.create_subprocess_exec(
                 *[sys.executable, __file__, "--clients", *words],

@@ -32,11 +32,14 @@ from alphaapollo.controller.handles import EngineGroup  # noqa: E402
 from alphaapollo.controller.ranks import LocalRanks  # noqa: E402
 from alphaapollo.data.stream import PromptStream  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter  # noqa: E402
+from alphaapollo.launch.session import BackgroundCheckpointWriter  # noqa: E402
 from alphaapollo.observability.console import Console  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
-from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
-from alphaapollo.rollout.group import run_group  # noqa: E402
+from alphaapollo.rollout.episode import (  # noqa: E402
+    EpisodeLimits,
+    EpisodeRunner,
+    run_group,
+)
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder  # noqa: E402
 from alphaapollo.trainer import loop, loop_async  # noqa: E402
 from alphaapollo.trainer.progress import Progress, TrainingGoal  # noqa: E402
@@ -67,7 +70,7 @@ class FakeEngineWorker:
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
         factory, services = get_environment_spec("single_turn").factory, Services(score, Env())
-        return await run_group(request, self.runner, lambda _: factory(services))
+        return await run_group(request, self.runner.run, lambda _: factory(services))
 
     async def pause(self) -> None:
         await self.engine.pause()

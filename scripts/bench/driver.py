@@ -26,8 +26,11 @@ from alphaapollo.config.schema import Algorithm, Config, Data, Env  # noqa: E402
 from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
-from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner  # noqa: E402
-from alphaapollo.rollout.group import run_group  # noqa: E402
+from alphaapollo.rollout.episode import (  # noqa: E402
+    EpisodeLimits,
+    EpisodeRunner,
+    run_group,
+)
 from alphaapollo.runs.rollout_log import RolloutLog  # noqa: E402
 from alphaapollo.trainer.metrics import compute_batch_metrics, compute_rollout_metrics  # noqa: E402
 from alphaapollo.trainer.step.credit import assign_credit  # noqa: E402
@@ -70,7 +73,7 @@ async def roll_out(count: int, max_tokens: int) -> list[TrajectoryGroup]:
         for i in range(count // GROUP)
     ]
     factory, services = get_environment_spec("single_turn").factory, Services(score, Env())
-    groups = (run_group(request, runner, lambda _: factory(services)) for request in requests)
+    groups = (run_group(request, runner.run, lambda _: factory(services)) for request in requests)
     return list(await asyncio.gather(*groups))
 
 

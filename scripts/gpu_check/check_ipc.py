@@ -10,7 +10,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from alphaapollo.models.export import gather_parameters
-from alphaapollo.weight_sync import buckets
+from alphaapollo.weight_sync import transport
 from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest
 from alphaapollo.workers.policy import PolicyWorker
 from scripts.gpu_check.kit import Kit
@@ -30,17 +30,16 @@ def run(kit: Kit) -> None:
         send_rounds(kit, worker, here, there)
     finally:
         receiver.kill()
-    gathered = list(gather_buckets(kit, worker))
-    moved = sum(map(buckets.count_bytes, gathered))
+    gathered = list(gather_buckets(worker))
+    moved = sum(map(transport.count_bytes, gathered))
     weights = [tensor for bucket in gathered for tensor in bucket.values()]
     kit.record("digest_gb_per_s", moved / kit.time(lambda: compute_joint_digest(weights)) / 1e9)
-    kit.record("gather_gb_per_s", moved / kit.time(lambda: list(gather_buckets(kit, worker))) / 1e9)
+    kit.record("gather_gb_per_s", moved / kit.time(lambda: list(gather_buckets(worker))) / 1e9)
 
 
-def gather_buckets(kit: Kit, worker: PolicyWorker) -> Iterator[buckets.Bucket]:
-    """Buckets of about 0.5 GiB, like VllmTransferSender; on a GPU the next one is gathered on a separate stream."""
-    made = buckets.make_buckets(gather_parameters(worker.policy.model, worker.dtype), worker.dtype)
-    return buckets.prefetch_buckets(made) if kit.on_gpu else made
+def gather_buckets(worker: PolicyWorker) -> Iterator[transport.Bucket]:
+    """Buckets of about 1 GiB, like VllmTransferSender."""
+    return transport.make_buckets(gather_parameters(worker.policy.model, worker.dtype), worker.dtype)
 
 
 def send_rounds(kit: Kit, worker: PolicyWorker, here: Any, there: Any) -> None:
@@ -48,9 +47,9 @@ def send_rounds(kit: Kit, worker: PolicyWorker, here: Any, there: Any) -> None:
     for number in range(ROUNDS):
         expected, moved, count = 0, 0, 0
         with kit.clock() as seconds:
-            for bucket in gather_buckets(kit, worker):
+            for bucket in gather_buckets(worker):
                 expected += compute_joint_digest(bucket.values())
-                moved, count = moved + buckets.count_bytes(bucket), count + 1
+                moved, count = moved + transport.count_bytes(bucket), count + 1
                 here.put(bucket)
                 there.get(timeout=60)
                 del bucket  # free its memory before another gather starts

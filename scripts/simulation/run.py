@@ -14,7 +14,7 @@ import torch
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
+from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import Tracker

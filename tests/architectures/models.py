@@ -1,6 +1,6 @@
 """Tiny random models of many architectures, with sliding windows and RoPE limits that are shorter than the test's rows.
 
-docs/models.md has a table row for each of them (scripts/models_page.py). tests/unit/models/test_architectures.py
+scripts/models_page.py prints a table row for each of them. tests/unit/models/test_architectures.py
 measures the columns that need no engine, tests/architectures/engine.py measures the engine column.
 """
 

@@ -17,7 +17,7 @@ from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rewards.grader_processes.protocol import decode_reply, encode_reply
+from alphaapollo.rewards.grader_processes.worker import decode_reply, encode_reply
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.base import Session, ToolCallParseError, ToolCallParser
 from alphaapollo.tools.function_tool import FunctionTool

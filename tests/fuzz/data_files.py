@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 from hypothesis import strategies as st
 
+from alphaapollo.data.chat_turns import check_chat_is_shown
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.planning.try_template import try_template
 from tests.fuzz.values import anything, scalars, texts
 
 CHAT = [{"role": "user", "content": "w2 w3"}]
@@ -88,7 +88,7 @@ def read(path: Path, renderer: Renderer) -> str:
     """Read the file as in a run. It is accepted if its prompts can be tokenized, sent to a grader and logged."""
     prompts = load_prompts(str(path), "prompt")
     if isinstance(prompts[0].content, list):
-        try_template(renderer, prompts[0].content)
+        check_chat_is_shown(prompts[0].content, renderer)
     kept, _ = apply_length_limit(prompts, renderer, 32, "left")
     for prompt in kept:
         pickle.loads(pickle.dumps(prompt))
@@ -111,6 +111,6 @@ def render(template: str, renderer: Renderer) -> str:
     """Render a valid prompt: the template works, or the error names it."""
     renderer.tokenizer.chat_template = template
     chat = [{"role": "user", "content": "w2 w3"}]
-    try_template(renderer, chat)  # type: ignore[arg-type]
+    check_chat_is_shown(chat, renderer)  # type: ignore[arg-type]
     renderer.encode_prompt(chat)  # type: ignore[arg-type]
     return "accepted"

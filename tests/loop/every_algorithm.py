@@ -22,8 +22,9 @@ from alphaapollo.algorithms.advantages import estimator_names
 from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_names
 from alphaapollo.config.load import NO_USER_SETTINGS, find_shipped_config_folder, flatten_maps, load_config
 from alphaapollo.config.schema import NO_TEACHER, Actor, Config, RolloutCorrection, Teacher
+from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.launch.session import TrainingSession, start_workers
+from alphaapollo.launch.session import TrainingSession
 from alphaapollo.observability.console import Console
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rollout.self_teacher import TeacherPromptWriter
@@ -165,7 +166,7 @@ async def main(model: str, data: str, out: Path) -> None:
     everything += [f"teacher.model.path={TEACHER}", "teacher.divergence=sampled"]
     prepared = await asyncio.to_thread(prepare_run, settings(model, data, out, everything), NO_USER_SETTINGS, Console())
     specs = make_worker_specs(prepared.config, prepared.plan, new_run_id(), 2, prepared.inputs.has_reward_function)
-    workers = await start_workers(prepared.config, specs)
+    workers = await launch_workers(specs, "local", prepared.config.trainer.start_timeout, {})
     try:
         await workers.policy.save(str(out / "policy"))
         assert workers.critic is not None

@@ -63,7 +63,7 @@ def test_python_objects_then_export_and_chat(ppo: Runner, monkeypatch: pytest.Mo
     model = run.model  # the newest checkpoint, exported and verified
     assert model == run.folder / "exported/step_000002"
     card = (model / "README.md").read_text()
-    assert "advantages: identity_advantages" in card
+    assert "| `identity_advantages` |" in card
     assert "Plain transformers loads this folder" in card
     chat = [sys.executable, "-m", "alphaapollo", "chat", str(run.folder), "data.max_response_length=8"]
     result = subprocess.run(chat, cwd=ROOT, input="hello\n/new\nagain\n", capture_output=True, text=True, timeout=240)

@@ -19,7 +19,7 @@ from alphaapollo.engines.protocol import EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.images import ImagePromptBuilder
 from alphaapollo.engines.vllm.settings import build_engine_arguments
-from alphaapollo.weight_sync import buckets, vllm_transfer
+from alphaapollo.weight_sync import transport, vllm_transfer
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.weight_sync.vllm_transfer import SingleUpdateWeightSyncClient, VllmTransferSender
 from tests.loop.weight_transfer import TransferCase, transfer
@@ -33,17 +33,8 @@ class Client:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self.calls.append(("init", init_info))
-
-    def start_weight_update(self) -> None:
-        self.calls.append(("start", None))
-
-    def update_weights(self, update_info: Any) -> None:
-        self.calls.append(("update", update_info))
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self.calls.append(("finish", weight_version))
+    def __call__(self, method: str, *arguments: Any) -> None:
+        self.calls.append((method.split("_")[0], arguments[0] if arguments else None))
 
 
 @pytest.fixture
@@ -58,7 +49,6 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-0"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
-    monkeypatch.setattr(vllm_transfer, "prefetch_buckets", lambda parts: parts)
     monkeypatch.setattr(torch, "empty", lambda *size, **how: empty(*size, **how | {"device": "cpu"}))
     monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda tensor: (None, ("handle", tensor.numel())))
     assert ipc_engine.packed_ipc_producer is packed_tensor.packed_ipc_producer
@@ -66,7 +56,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_all_batches_are_one_update(no_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 256)
+    monkeypatch.setattr(transport, "BUCKET_BYTES", 256)
     client = Client()
     sender = VllmTransferSender(client, torch.float32, rank=0, transport="ipc")
     for version in (1, 2):
@@ -150,11 +140,10 @@ class FakeNcclEngine:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_engine_failure_in_a_broadcast_does_not_block_rank_0(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     class Failing(Client):
-        def update_weights(self, update_info: Any) -> None:
-            if fails:
+        def __call__(self, method: str, *arguments: Any) -> None:
+            if fails and method == "update_weights":
                 raise EngineError("rollout engine 3: its core process died")
 
-    monkeypatch.setattr(vllm_transfer, "prefetch_buckets", lambda parts: parts)
     monkeypatch.setattr(vllm_transfer, "TRANSFER_SECONDS", 30.0 if fails else 0.2)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.runs.example_log import read_examples
-from alphaapollo.runs.run_history import read_run_plan
+from alphaapollo.runs.run_history import read_examples, read_run_plan
 from tests.loop.conftest import (
     FinishedRun,
     Runner,

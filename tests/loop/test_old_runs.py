@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.runs.format import FORMAT
+from alphaapollo.runs.checkpoint_folder import FORMAT
 from tests.loop.conftest import DEADLINE
 from tests.loop.warm import Program
 from tests.old_runs.make import ARCHIVES, RUNS, unpack

@@ -21,9 +21,8 @@ from alphaapollo.engines.protocol import EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.models.sharding import join_process_group
 from alphaapollo.types import Sampling, WeightUpdate
-from alphaapollo.weight_sync import buckets
-from alphaapollo.weight_sync.shared_memory import SharedMemorySender
-from alphaapollo.weight_sync.transport import TransportKind
+from alphaapollo.weight_sync import transport
+from alphaapollo.weight_sync.transport import SharedMemorySender, TransportKind
 from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
 from tests.loop.engine_kit import PROBE, checkpoint, logprobs_of, make_model, mean_abs_difference
 
@@ -41,7 +40,7 @@ class TransferCase:
     colocate: bool = True
     tensor_parallel: int = 1
     has_graphs: bool = False
-    bucket_bytes: int = buckets.BUCKET_BYTES
+    bucket_bytes: int = transport.BUCKET_BYTES
     limit: float = 0.1  # mean |difference| of log-probs of engine (bfloat16 on GPUs) and transformers (float32)
 
     @property
@@ -98,20 +97,9 @@ class Client:
         self._engine, self._loop = engine, loop
         self.num_buckets = 0
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._wait(self._engine.init_weight_transfer_engine(init_info))
-
-    def start_weight_update(self) -> None:
-        self._wait(self._engine.start_weight_update())
-
-    def update_weights(self, update_info: Any) -> None:
-        self.num_buckets += 1
-        self._wait(self._engine.update_weights(update_info))
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._wait(self._engine.finish_weight_update(weight_version))
-
-    def _wait(self, call: Any) -> None:
+    def __call__(self, method: str, *arguments: Any) -> None:
+        self.num_buckets += method == "update_weights"
+        call = getattr(self._engine, method)(*arguments)
         asyncio.run_coroutine_threadsafe(call, self._loop).result(300)
 
 
@@ -122,7 +110,7 @@ def transfer(rank: int, num_ranks: int, address: str, case: TransferCase, folder
     if num_ranks > 1:
         join_process_group(case.device, rank, num_ranks, address)
     models = case.make_models()
-    with mock.patch.object(buckets, "BUCKET_BYTES", case.bucket_bytes):
+    with mock.patch.object(transport, "BUCKET_BYTES", case.bucket_bytes):
         if rank == 0:
             asyncio.run(publish_and_verify(case, folder, *models))
             return

@@ -1,7 +1,7 @@
 """Make an archive of small run folders of the current format: python -m tests.old_runs.make
 
-Run it after a change of FORMAT (alphaapollo/runs/format.py), and keep the archives of earlier formats: they are read
-by tests/unit/runs/test_old_runs.py and tests/loop/test_old_runs.py.
+Run it after a change of FORMAT (alphaapollo/runs/checkpoint_folder.py), and keep the archives of earlier formats: they
+are read by tests/unit/runs/test_old_runs.py and tests/loop/test_old_runs.py.
 Paths in the runs are relative to the folder that contains `model`, `data` and `outputs`.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from alphaapollo.runs.format import FORMAT
+from alphaapollo.runs.checkpoint_folder import FORMAT
 from examples.quickstart.make_task import make_data, make_model, make_tokenizer
 
 ROOT, HERE = Path(__file__).resolve().parents[2], Path(__file__).parent

@@ -3,8 +3,8 @@ Evaluation suites also use OpenAI completions; their requests belong to no sessi
 
 vLLM parses requests, renders chats, parses tool calls and streams answers. This module changes two steps:
 
-    rendering   the beginning of a chat whose tokens are known is not rendered again (SessionRenderer)
-    sampling    the policy's sampling settings replace the client's, and answers are recorded (PolicyClient)
+    rendering   the beginning of a chat whose tokens are known is not rendered again
+    sampling    the policy's sampling settings replace the client's, and answers are recorded
 """
 
 from __future__ import annotations
@@ -16,28 +16,34 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from fastapi import FastAPI
+from vllm.entrypoints.anthropic.api_router import attach_router as attach_anthropic
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.openai.chat_completion.api_router import attach_router as attach_chat
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.api_router import attach_router as attach_completions
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.models.api_router import attach_router as attach_models
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.openai.responses.api_router import attach_router as attach_responses
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
+from vllm.inputs import TokensPrompt
+from vllm.outputs import RequestOutput
+from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.engines.http_api import (
-    CURRENT_REQUEST,
-    MODEL_NAME,
-    History,
-    HttpApiSettings,
-    HttpRequest,
-    RequestedSampling,
-    SampledAnswer,
-)
+from alphaapollo.engines.http_api import CURRENT_REQUEST, MODEL_NAME, Answer, HttpApiSettings, Request
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.engines.vllm.chat_images import ChatImageReader
 from alphaapollo.engines.vllm.conversion import build_completion, make_sampling_params
 from alphaapollo.types import ImageInput, JsonObject, Sampling
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-    from vllm.outputs import RequestOutput
-    from vllm.sampling_params import SamplingParams
 
 SENTINEL = "\u2063answer\u2063"  # replaces a sampled answer in a chat that is rendered
 NEUTRAL = {"logit_bias": None, "bad_words": None, "allowed_token_ids": None, "min_tokens": 0}
@@ -57,26 +63,8 @@ StreamOutputs = Callable[..., AsyncIterator[Any]]
 
 
 def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings) -> FastAPI:
-    """Build the ASGI application. Requests of sessions must set CURRENT_REQUEST.
-
-    Args:
-        engine: vLLM's AsyncLLM, or an object with its `vllm_config`, `model_config`, `renderer` and `input_processor`.
-        stream: samples answers.
-
-    Raises ValueError if vLLM has no parser of this name.
-    """
-    from fastapi import FastAPI
-    from vllm.entrypoints.anthropic.api_router import attach_router as attach_anthropic
-    from vllm.entrypoints.openai.chat_completion.api_router import attach_router as attach_chat
-    from vllm.entrypoints.openai.completion.api_router import attach_router as attach_completions
-    from vllm.entrypoints.openai.models.api_router import attach_router as attach_models
-    from vllm.entrypoints.openai.models.protocol import BaseModelPath
-    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
-    from vllm.entrypoints.openai.responses.api_router import attach_router as attach_responses
-    from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
-    from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
-    from vllm.renderers.online_renderer import OnlineRenderer
-
+    """Build the ASGI application. Requests of sessions must set CURRENT_REQUEST. engine: vLLM's AsyncLLM, or a
+    RecordedEngine. Raises ValueError if vLLM has no parser of this name."""
     app = FastAPI(openapi_url=None)
     for attach in (attach_chat, attach_completions, attach_responses, attach_anthropic, attach_models):
         attach(app)
@@ -99,105 +87,34 @@ def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings
             f"env.tool_parser={settings.tool_parser} or env.agent.reasoning_parser={settings.reasoning_parser} "
             f"does not work with this model: {error}"
         ) from error
-    engine.renderer.render_messages_async = SessionRenderer(engine, settings, renderer).render
     online.preprocess_chat = client.keep_parsing_context(online.preprocess_chat)
-    app.state.args = SimpleNamespace(log_error_stack=False)  # of vLLM's error handlers
-    app.state.openai_serving_models = models
-    app.state.online_renderer = online
-    app.state.serving_tokenization = ServingTokenization(models, online, **chat)
-    _add_protocols(app, client, models, chat | parsing | {"online_renderer": online})
+    state, both = app.state, {**chat, **parsing}
+    state.args = SimpleNamespace(log_error_stack=False)  # of vLLM's error handlers
+    state.openai_serving_models, state.online_renderer = models, online
+    state.serving_tokenization = ServingTokenization(models, online, **chat)
+    state.openai_serving_chat = OpenAIServingChat(client, models, "assistant", online_renderer=online, **both)
+    state.anthropic_serving_messages = AnthropicServingMessages(
+        client, models, "assistant", online_renderer=online, **both
+    )
+    state.openai_serving_completion = OpenAIServingCompletion(
+        client, models, online_renderer=online, request_logger=None
+    )
+    state.openai_serving_responses = OpenAIServingResponses(client, models, online, **both)
     return app
 
 
-def _add_protocols(app: FastAPI, client: PolicyClient, models: Any, arguments: JsonObject) -> None:
-    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
-    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
-    from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
-    from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
-
-    state: Any = app.state
-    state.openai_serving_chat = OpenAIServingChat(client, models, "assistant", **arguments)
-    state.anthropic_serving_messages = AnthropicServingMessages(client, models, "assistant", **arguments)
-    online = arguments.pop("online_renderer")
-    completions = OpenAIServingCompletion(client, models, online_renderer=online, request_logger=None)
-    state.openai_serving_completion = completions
-    state.openai_serving_responses = OpenAIServingResponses(client, models, online, **arguments)
-
-
-class SessionRenderer:
-    """Renders chats, but keeps the known tokens of their beginnings. Raises ValueError if a vision-language model has
-    no usable image processor."""
-
-    def __init__(self, engine: Any, settings: HttpApiSettings, turns: Renderer):
-        renderer, model = engine.renderer, engine.model_config
-        self._tokenizer, self._turns = renderer.tokenizer, turns
-        processor = load_image_processor(model.model, self._tokenizer, model.trust_remote_code)
-        self._images = ChatImageReader(processor, settings.allow_image_urls)
-        self._render = renderer.render_messages  # a thread per request would take more time than the rendering
-        self._render_parts = renderer.render_messages_async  # may load audio
-
-    async def render(self, messages: list[Any], params: Any) -> tuple[list[Any], Any]:
-        """Return the parsed chat and its prompt, like vLLM's BaseRenderer.render_messages_async."""
-        from vllm.inputs import TokensPrompt
-
-        request, images = CURRENT_REQUEST.get(), list[tuple[ImageInput, ...]]()
-        if request is not None:
-            encoded_images = await self._images.read(messages)
-            messages, images = self._turns.split_control_strings(encoded_images.messages), encoded_images.images
-            arguments = self._turns.split_tools(params.chat_template_kwargs)
-            params = replace(params, chat_template_kwargs=arguments)
-        if any(isinstance(message, dict) and isinstance(message.get("content"), list) for message in messages):
-            conversation, prompt = await self._render_parts(messages, params)
-        else:
-            conversation, prompt = self._render(messages, params)
-        if request is None or "prompt" not in prompt:  # vLLM's own warm-up; or a renderer that does not return text
-            return conversation, prompt
-        request.images = tuple(chain.from_iterable(images))
-        request.encoded_images.update(encoded_images.sent)
-        chat = encoded_images.add_digests(conversation) if request.images else conversation
-        variables = json.dumps([params.chat_template, params.chat_template_kwargs], sort_keys=True, default=str)
-        token_ids: list[int] = []
-        if (history := request.find_history(chat, variables)) is not None:
-            token_ids = self._extend(history, chat, images, params)
-            if not token_ids:
-                request.discard_history()
-        token_ids = token_ids or self._images.expand_placeholders(self._encode(prompt["prompt"]), images)
-        request.check_prompt(token_ids)
-        return conversation, TokensPrompt(prompt_token_ids=token_ids)
-
-    def _extend(
-        self, history: History, conversation: list[Any], images: list[tuple[ImageInput, ...]], params: Any
-    ) -> list[int]:
-        """Return the known tokens of a chat and those that follow them: the end of the sampled answer's turn, and the
-        messages after it. Empty if the chat template does not show the answer. images: images of each message."""
-        start, end = history.answer_start, history.answer_end
-        answer = conversation[start:end]
-        calls = [call for message in answer for call in message.get("tool_calls") or ()]
-        arguments: list[dict[str, str]] = [*({} for _ in calls[1:]), {"_": SENTINEL}]
-        replaced = [
-            {**call, "function": {**call["function"], "arguments": json.dumps(values, ensure_ascii=False)}}
-            for call, values in zip(calls, arguments, strict=False)
-        ]
-        shown: JsonObject = {"role": "assistant", "content": "" if calls else SENTINEL}
-        if calls:
-            shown["tool_calls"] = replaced
-        _, prompt = self._render([*conversation[:start], shown, *conversation[end:]], params)
-        _, _, after = prompt["prompt"].partition(SENTINEL)
-        if not after or SENTINEL in after:
-            return []
-        following = self._images.expand_placeholders(self._turns.find_turn_end(self._encode(after)), images[end:])
-        known = history.token_ids
-        return [*known, *self._turns.skip_turn_end(following, known[-1])] if following else []
-
-    def _encode(self, text: str) -> list[int]:
-        return self._turns.encode([text])[0]
-
-
 class PolicyClient:
-    """vLLM's EngineClient, which samples from the policy and records all answers."""
+    """vLLM's EngineClient, which renders chats without changing known tokens, samples from the policy and records all
+    answers. Raises ValueError if a vision-language model has no usable image processor."""
 
     def __init__(self, engine: Any, stream: StreamOutputs, settings: HttpApiSettings, turns: Renderer):
         self._engine, self._stream, self._settings, self._turns = engine, stream, settings, turns
+        renderer, model = engine.renderer, engine.model_config
+        processor = load_image_processor(model.model, renderer.tokenizer, model.trust_remote_code)
+        self._images = ChatImageReader(processor, settings.allow_image_urls)
+        self._render = renderer.render_messages  # a thread per request would take more time than the rendering
+        self._render_parts = renderer.render_messages_async  # may load audio
+        renderer.render_messages_async = self.render
 
     def __getattr__(self, name: str) -> Any:  # configuration and health of the engine
         return getattr(self._engine, name)
@@ -229,12 +146,68 @@ class PolicyClient:
         _, content, calls = parser.parse(text, request, bool(self._settings.tool_parser), token_ids)
         return content or "", [(call.name, call.arguments) for call in calls or ()]
 
+    async def render(self, messages: list[Any], params: Any) -> tuple[list[Any], Any]:
+        """Return the parsed chat and its prompt, like vLLM's BaseRenderer.render_messages_async."""
+        request, images = CURRENT_REQUEST.get(), list[tuple[ImageInput, ...]]()
+        if request is not None:
+            encoded_images = await self._images.read(messages)
+            messages, images = self._turns.split_control_strings(encoded_images.messages), encoded_images.images
+            arguments = self._turns.split_tools(params.chat_template_kwargs)
+            params = replace(params, chat_template_kwargs=arguments)
+        if any(isinstance(message, dict) and isinstance(message.get("content"), list) for message in messages):
+            conversation, prompt = await self._render_parts(messages, params)
+        else:
+            conversation, prompt = self._render(messages, params)
+        if request is None or "prompt" not in prompt:  # vLLM's own warm-up; or a renderer that does not return text
+            return conversation, prompt
+        request.images = tuple(chain.from_iterable(images))
+        request.session.encoded_images.update(encoded_images.sent)
+        chat = encoded_images.add_digests(conversation) if request.images else conversation
+        variables = json.dumps([params.chat_template, params.chat_template_kwargs], sort_keys=True, default=str)
+        token_ids: list[int] = []
+        if (span := request.find_history(chat, variables)) is not None and request.parent is not None:
+            token_ids = self._extend(request.parent.token_ids, span, chat, images, params)
+            if not token_ids:
+                request.discard_history()
+        token_ids = token_ids or self._images.expand_placeholders(self._encode(prompt["prompt"]), images)
+        request.check_prompt(token_ids)
+        return conversation, TokensPrompt(prompt_token_ids=token_ids)
+
+    def _extend(
+        self,
+        known: list[int],
+        span: tuple[int, int],
+        conversation: list[Any],
+        images: list[tuple[ImageInput, ...]],
+        params: Any,
+    ) -> list[int]:
+        """Return the known tokens of a chat and those that follow them: the end of the sampled answer's turn, and the
+        messages after it. Empty if the chat template does not show the answer. span: see Request.find_history. images:
+        images of each message."""
+        start, end = span
+        calls = [call for message in conversation[start:end] for call in message.get("tool_calls") or ()]
+        arguments: list[dict[str, str]] = [*({} for _ in calls[1:]), {"_": SENTINEL}]
+        replaced = [
+            {**call, "function": {**call["function"], "arguments": json.dumps(values, ensure_ascii=False)}}
+            for call, values in zip(calls, arguments, strict=False)
+        ]
+        shown: JsonObject = {"role": "assistant", "content": "" if calls else SENTINEL}
+        if calls:
+            shown["tool_calls"] = replaced
+        _, prompt = self._render([*conversation[:start], shown, *conversation[end:]], params)
+        _, _, after = prompt["prompt"].partition(SENTINEL)
+        if not after or SENTINEL in after:
+            return []
+        following = self._images.expand_placeholders(self._turns.find_turn_end(self._encode(after)), images[end:])
+        return [*known, *self._turns.skip_turn_end(following, known[-1])] if following else []
+
+    def _encode(self, text: str) -> list[int]:
+        return self._turns.encode([text])[0]
+
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: object
     ) -> AsyncIterator[RequestOutput]:
         """Sample answers to a rendered chat with the policy's settings. Records them before the last output."""
-        from vllm.sampling_params import RequestOutputKind
-
         request, prompt_ids = CURRENT_REQUEST.get(), list(prompt["prompt_token_ids"])
         if request is None:
             if prompt["type"] != "token":
@@ -249,22 +222,23 @@ class PolicyClient:
         )
         if request_id.startswith("resp_"):
             request_id = request_id.rpartition("_")[0]  # vLLM numbers the rounds of a response, which has one here
-        wanted = RequestedSampling(sampling_params.max_tokens or 1, constrained)
-        sampling = request.start_sampling(request_id, prompt_ids, wanted)
+        sampling = request.start_sampling(request_id, prompt_ids, sampling_params.max_tokens or 1, constrained)
         params = _make_policy_params(sampling_params, sampling, constrained)
-        earlier = request.get_sampled_outputs()
-        outputs = (
-            _replay(earlier, request_id)
-            if earlier
-            else self._stream(prompt_ids, params, request_id, images=request.images)
-        )
+        if request.earlier is not None:
+            self._record(request, request.earlier.outputs)
+            again = _copy_output(request.earlier.outputs)
+            again.request_id = request_id
+            yield again
+            return
         collected: RequestOutput | None = None
-        is_delta = earlier is None and params.output_kind == RequestOutputKind.DELTA
         try:
-            async for output in outputs:
-                if not params.detokenize and earlier is None:
+            async for output in self._stream(prompt_ids, params, request_id, images=request.images):
+                if not params.detokenize:
                     self._decode_answers(output, params.skip_special_tokens)
-                collected = _collect(collected, output, is_delta)
+                if collected is None:
+                    collected = _copy_output(output)
+                else:
+                    collected.add(_copy_output(output), aggregate=params.output_kind == RequestOutputKind.DELTA)
                 if output.finished:
                     self._record(request, collected)
                 yield output
@@ -279,14 +253,13 @@ class PolicyClient:
             ids = list(answer.token_ids[: len(answer.token_ids) - is_ended])
             answer.text = self._engine.renderer.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def _record(self, request: HttpRequest, output: RequestOutput) -> None:
+    def _record(self, request: Request, output: RequestOutput) -> None:
         assert request.parse_answer is not None
         answers = []
         for answer in output.outputs:
             completion = build_completion(answer, output.num_cached_tokens or 0)
             content, calls = request.parse_answer(answer.text, list(answer.token_ids))
-            text = self._turns.decode(answer.token_ids)
-            answers.append(SampledAnswer(completion, text, content, calls))
+            answers.append(Answer(request, completion, self._turns.decode(answer.token_ids), content, calls))
         request.record_answers(answers, output)
 
 
@@ -303,8 +276,6 @@ def _allow_free_tool_calls(request: Any) -> None:
 
 def _make_policy_params(asked: SamplingParams, sampling: Sampling, is_constrained: bool) -> SamplingParams:
     """Return the policy's sampling settings, with the settings of a request that the policy permits."""
-    from vllm.sampling_params import RequestOutputKind
-
     kept = {name: getattr(asked, name) for name in KEPT}
     kept["stop"] = [*(asked.stop or ()), *sampling.stop]
     kept["include_stop_str_in_output"] |= sampling.includes_stop
@@ -321,21 +292,6 @@ def _make_policy_params(asked: SamplingParams, sampling: Sampling, is_constraine
         or asked.logprobs is not None
         or asked.output_kind != RequestOutputKind.FINAL_ONLY,
     )
-
-
-async def _replay(output: RequestOutput, request_id: str) -> AsyncIterator[RequestOutput]:
-    """Yield an earlier output again."""
-    again = _copy_output(output)
-    again.request_id = request_id
-    yield again
-
-
-def _collect(collected: RequestOutput | None, output: RequestOutput, is_delta: bool) -> RequestOutput:
-    """Add an output to those collected before. is_delta: it has only the new tokens."""
-    if collected is None:
-        return _copy_output(output)
-    collected.add(_copy_output(output), aggregate=is_delta)
-    return collected
 
 
 def _copy_output(output: RequestOutput) -> RequestOutput:

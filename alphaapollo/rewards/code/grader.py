@@ -1,28 +1,28 @@
 """Grader of code: unit tests in the sandbox. Tests and code run in separate processes.
 
-test process: run tests, collect calls -> code process: execute the calls -> test process: rerun tests with the results
+test process: run tests -> a call of the answer's function -> code process -> result -> test process
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
 
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
-from alphaapollo.rewards.code.sandbox_program import MAX_DEPTH
+from alphaapollo.rewards.code.sandbox_program import CALLED, ENDED
 from alphaapollo.rewards.code.test_cases import FunctionTests, ProgramTests, join_code, read_tests_and_time_limit
-from alphaapollo.tools.sandbox import SandboxResult, SandboxStatus, get_default_sandbox, run_python
+from alphaapollo.tools.sandbox import SandboxResult, SandboxStatus, get_default_sandbox, run_python, run_python_async
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.redaction import replace_control_characters
 
-TESTS_TIMEOUT = 5.0  # seconds per run of the tests
-MAX_ROUNDS = 2 * MAX_DEPTH + 1  # two chains of dependent calls that make equal calls need more rounds than one
+TESTS_TIMEOUT = 5.0  # seconds of the tests, in addition to those of the code
 MAX_REASON = 500  # characters of a failure reason
 MAX_OUTPUT = 8 << 20  # bytes of output of a sandboxed process
 RELATIVE_TOLERANCE, TOLERANCE = 1e-5, 1e-6  # of numbers in a program's output; relative as in APPS and prime_code
@@ -33,7 +33,7 @@ SANDBOX_PROGRAM = Path(__file__).with_name("sandbox_program.py")
 get_default_sandbox().start()  # started at import, because import time does not count as grading time
 
 
-def grade(prompt: Prompt, completion: str) -> Score:
+def grade_code(prompt: Prompt, completion: str) -> Score:
     """Return a score of 1 if the completion's code passes all unit tests of the ground truth, else 0 with the reason.
 
     Code that raises an error or exceeds the time limit of its tests scores 0. The client of the grader scores 0 if all
@@ -52,7 +52,7 @@ def grade(prompt: Prompt, completion: str) -> Score:
     return replace(make_accuracy_score(not failure), reason=_make_line(failure))
 
 
-def answer_from_truth(prompt: Prompt) -> None:
+def answer_code(prompt: Prompt) -> None:
     """Return None, because tests have no answer. Raises ValueError if the tests cannot be read, or fail to run."""
     tests, time_limit = read_tests_and_time_limit(prompt.ground_truth)
     if isinstance(tests, FunctionTests):
@@ -83,47 +83,36 @@ def _find_blocks(text: str) -> Iterator[tuple[str, str]]:
 
 def find_function_test_failure(tests: FunctionTests, code: str, time_limit: float) -> str:
     """Return why the code, which includes the setup code, fails the tests; empty if it passes. Raises ValueError if the
-    tests are broken.
-
-    Tests and code run in separate processes. Each round runs the tests with the results of the previous round's calls,
-    then runs the code on the calls that the tests made. If the tests fail in the first round, they are broken.
-    """
+    tests are broken: they fail before their first call of the answer's functions."""
     library = SANDBOX_PROGRAM.read_text(encoding="utf-8")
-    program = f"{library}\nrun_answer({code!r})"
-    request = {"tests": tests.test_code, "setup": tests.setup_code, "names": tests.function_names}
-    request["check"] = tests.candidate_name
-    known: list[list[object]] = []
-    for _ in range(MAX_ROUNDS):
-        try:
-            stdin = json.dumps({**request, "known": known})
-        except RecursionError:
-            return "the results of the code are nested too deeply"
-        tested = run_python(f"{library}\nrun_tests()", stdin=stdin, timeout=TESTS_TIMEOUT, max_output=MAX_OUTPUT)
-        verdict = _parse_last_line(tested)
-        failure = "" if isinstance(verdict, dict) else f"the tests end with {tested.status}: {tested.reason}"
-        failure = failure or verdict.get("broken") or verdict.get("failure", "")
-        if not known and (failure or "calls" not in verdict):
-            failure = failure or "they do not call the answer's functions"
-            raise ValueError(f"the tests in the ground truth are broken: {_make_line(failure)}")
-        if failure or "passed" in verdict:
-            return failure
-        calls = verdict["calls"]
-        answered = run_python(program, stdin=json.dumps(calls), timeout=time_limit, max_output=MAX_OUTPUT)
-        results = _parse_last_line(answered)
-        if isinstance(results, dict) and "broken" in results:
-            return results["broken"] if isinstance(results["broken"], str) else "the code fails"
-        if not isinstance(results, list) or len(results) != len(calls):
-            return f"the code ends with {answered.status}: {answered.reason or 'before it answers all calls'}"
-        known = [list(pair) for pair in zip(calls, results, strict=True)]
-    return f"the tests still make new calls after {MAX_ROUNDS} rounds"
+    request = {"tests": tests.test_code, "setup": tests.setup_code, "function": tests.function_name}
+    stdin = json.dumps({**request, "seconds": time_limit})
+    ours, theirs = socket.socketpair()
+
+    async def run() -> tuple[SandboxResult, str]:
+        limits = {"timeout": time_limit + TESTS_TIMEOUT, "max_output": MAX_OUTPUT}
+        code_run = asyncio.create_task(
+            run_python_async(f"{library}\nrun_answer({code!r})", connection=theirs, **limits)
+        )
+        tested = await run_python_async(f"{library}\nrun_tests()", stdin=stdin, connection=ours, **limits)
+        failure = _read_failure(tested)
+        if failure == ENDED:
+            answered = await code_run
+            failure = f"the code ends with {answered.status}: {answered.reason or 'before it answers all calls'}"
+        return tested, failure  # and asyncio.run cancels code_run, which kills it
+
+    tested, failure = asyncio.run(run())
+    if CALLED not in tested.stderr:
+        failure = failure or "they do not call the answer's functions"
+        raise ValueError(f"the tests in the ground truth are broken: {_make_line(failure)}")
+    return failure
 
 
-def _parse_last_line(result: SandboxResult) -> Any:
-    """Return the JSON value in the last line that a sandboxed program printed; None if that line is not JSON."""
-    try:
-        return json.loads(result.stdout.rpartition("\n")[2])
-    except (ValueError, RecursionError):
-        return None
+def _read_failure(tested: SandboxResult) -> str:
+    """Return the verdict in the last line of the tests' stderr, which the answer's process cannot write."""
+    if tested.status is not SandboxStatus.OK:
+        return f"the tests end with {tested.status}: {tested.reason}"
+    return str(json.loads(tested.stderr.rpartition("\n")[2])["failure"])
 
 
 def find_program_test_failure(tests: ProgramTests, code: str, time_limit: float) -> str:

@@ -1,34 +1,37 @@
 """Programs that run inside the sandbox to test code. This file is sent there as text, so it has no dependencies.
 
-The two programs run in separate processes, so that an answer can neither read nor change its tests:
+The two programs run in separate processes, so that an answer can neither read nor change its tests. Their descriptors 1
+are connected:
 
-    run_tests    runs the tests with stubs for the answer's functions; prints the calls to the stubs, or the verdict
-    run_answer   runs the answer and a list of calls to its functions; prints the result or exception of each call
-
-In the first run of the tests, no results are known. Each stub returns an `UnknownCallResult`, which supports every
-operation, and asserts are skipped, so one run finds nearly all calls. Calls whose arguments depend on results are found
-in later runs.
+    run_tests    runs the tests; a stub for a function of the answer sends the call, and waits for the result
+    run_answer   runs the answer and the calls to its functions, and sends the result or exception of each call
 """
 
 from __future__ import annotations
 
-import ast
 import builtins
 import contextlib
 import io
 import itertools
 import json
 import math
+import os
 import random
+import select
 import sys
+import time
+import types
+import unittest
 from collections.abc import Callable, Iterator
 from typing import Any
 
-MAX_CALLS = 20_000  # calls per run of the tests
-MAX_DEPTH = 10  # depth of calls whose arguments depend on results
 MAX_ITEMS = 100_000  # items read from an iterator
 MAX_TEXT = 500  # characters of an error message
+MAX_REPLY = 1 << 26  # bytes of a result
 TOLERANCE = 1e-6  # relative and absolute tolerance of a result that is expected to be a float
+COLLECTIONS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "iterator": iter}
+CALLED = "the tests call the answer"
+ENDED = "the code ends before it answers all calls"
 
 
 class NonJsonResult:
@@ -48,9 +51,6 @@ class ArgumentError(TypeError):
 def encode_value(value: Any, non_json: list[object]) -> object:
     """Convert a value to JSON data for `decode_value`. Values that JSON cannot represent are appended to `non_json`."""
     kind = type(value)
-    if kind is UnknownCallResult:
-        non_json.append(value)
-        return ["unknown", value._depth]
     if value is None or kind in (bool, str):
         return value
     if kind is int:
@@ -80,14 +80,11 @@ def decode_value(data: object) -> Any:
     if not isinstance(data, list):
         return data
     kind, *parts = data
+    if kind in COLLECTIONS:
+        return COLLECTIONS[kind](list(map(decode_value, parts[0])))
     kinds: dict[str, Callable[..., object]] = {
         "int": lambda text: int(text, 16),
         "float": lambda text: float(text) if text in ("inf", "-inf", "nan") else float.fromhex(text),
-        "list": lambda items: list(map(decode_value, items)),
-        "tuple": lambda items: tuple(map(decode_value, items)),
-        "set": lambda items: set(map(decode_value, items)),
-        "frozenset": lambda items: frozenset(map(decode_value, items)),
-        "iterator": lambda items: iter(list(map(decode_value, items))),
         "dict": lambda pairs: {decode_value(key): decode_value(item) for key, item in pairs},
         "complex": complex,
         "bytes": bytes.fromhex,
@@ -97,90 +94,62 @@ def decode_value(data: object) -> Any:
     return kinds[kind](*parts)
 
 
-class UnknownCallResult:
-    """Placeholder for the result of a call that was not executed yet. It equals every value, and acts as a number and
-    as a collection.
-
-    `_depth` is the depth of nested calls, e.g. 2 for f(f(1)). A value computed from several placeholders has the
-    largest depth.
-    """
-
-    def __init__(self, call_depth: int):
-        self._depth = call_depth
-
-    def __getattr__(self, name: str) -> UnknownCallResult:
-        return self
-
-    def __call__(self, *args: object, **kwargs: object) -> UnknownCallResult:
-        return _select_deepest_unknown_result(self, *args)
-
-    def __iter__(self) -> Iterator[object]:
-        return iter(())
+class AnswerProcessError(BaseException):
+    """Error for the answer's process: it ended, or exceeds its time limit, or the answer's code does not run."""
 
 
-def _select_deepest_unknown_result(*operands: object) -> UnknownCallResult:
-    """Return the UnknownCallResult with the largest depth among the operands of an operator."""
-    return max((value for value in operands if type(value) is UnknownCallResult), key=lambda value: value._depth)
+class AnswerCaller:
+    """Caller of the answer's functions, which run in another process. Descriptor 1 is connected to it."""
 
-
-OPERATORS = """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg abs round and or xor
-    getitem setitem delitem enter"""
-for _name in OPERATORS.split():
-    setattr(UnknownCallResult, f"__{_name}__", _select_deepest_unknown_result)
-for _name, _value in {"eq": True, "ne": False, "lt": True, "le": True, "gt": True, "ge": True, "bool": True,
-                      "contains": True, "len": 0, "hash": 0, "int": 0, "float": 0.0, "index": 0, "complex": 0j,
-                      "str": "", "repr": "", "format": "", "exit": None}.items():  # fmt: skip
-    setattr(UnknownCallResult, f"__{_name}__", lambda *operands, value=_value: value)
-
-
-class CallLimitExceeded(BaseException):
-    """Error for tests that call the answer's functions too often (MAX_CALLS) or nest calls too deeply (MAX_DEPTH)."""
-
-
-class CallRecorder:
-    """Recorder of the tests' calls to the answer's functions. A call with a known result returns that result."""
-
-    def __init__(self, known_results: list[list[Any]]):
-        self.calls: list[object] = []
-        self.unknown = 0
-        self._known: dict[str, list[Any]] = {}
-        for call, result in known_results:
-            self._known.setdefault(json.dumps(call), []).append(result)
+    def __init__(self, seconds: float):
+        self._replies = open(1, "rb", closefd=False)  # noqa: SIM115
+        self._seconds = seconds  # time that remains for the answer
+        self.has_called = False
 
     def make_stub(self, name: str) -> Callable[..., object]:
         """Return a function that replaces the answer's function of this name in the tests."""
 
         def stub(*args: object, **kwargs: object) -> object:
-            return self._record_call(name, args, kwargs)
+            return self._call(name, args, kwargs)
 
         stub.__name__ = name
         return stub
 
-    def _record_call(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        if len(self.calls) >= MAX_CALLS:
-            raise CallLimitExceeded(f"the tests make more than {MAX_CALLS} calls to the answer's functions; use fewer")
+    def _call(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         non_json: list[object] = []
-        encoded = [name, encode_value(args, non_json), encode_value(kwargs, non_json)]
-        depth = max((value._depth for value in non_json if type(value) is UnknownCallResult), default=0)
-        if depth >= MAX_DEPTH:
-            raise CallLimitExceeded(f"the tests nest more than {MAX_DEPTH} calls to the answer's functions")
-        if depth:
-            self.unknown += 1
-            return UnknownCallResult(depth + 1)
+        call = [name, encode_value(args, non_json), encode_value(kwargs, non_json)]
         if non_json:
             raise ArgumentError(f"the tests call {name} with an argument that is not plain data (numbers, text, lists)")
-        self.calls.append(encoded)
-        results = self._known.get(json.dumps(encoded))
-        if not results:
-            self.unknown += 1
-            return UnknownCallResult(1)
-        outcome, value, args_after = results.pop(0)
+        if not self.has_called:
+            self.has_called = True
+            print(CALLED, file=sys.stderr, flush=True)
+        start = time.monotonic()
+        try:
+            _send(call)
+            if not select.select([1], [], [], max(self._seconds, 0))[0]:
+                raise AnswerProcessError("the code ends with timeout")
+            reply = self._replies.readline(MAX_REPLY)
+        except OSError:  # the connection is closed
+            reply = b""
+        self._seconds -= time.monotonic() - start
+        if not reply:
+            raise AnswerProcessError(ENDED)
+        outcome, value, args_after = json.loads(reply)
+        if outcome == "broken":
+            raise AnswerProcessError(str(value))
         for arg, content in zip(args, decode_value(args_after), strict=True):
             _replace_content(arg, content)
         if outcome == "returned":
             return decode_value(value)
         kind = getattr(builtins, value[0], Exception)
         raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else Exception)(value[1])
+
+
+def _send(value: object) -> None:
+    """Write a line to descriptor 1."""
+    data = memoryview(json.dumps(value).encode() + b"\n")
+    while data:
+        data = data[os.write(1, data) :]
 
 
 def _replace_content(container: object, content: Any) -> None:
@@ -195,7 +164,7 @@ def _replace_content(container: object, content: Any) -> None:
 def is_same_result(result: object, accepted: list[object]) -> bool:
     """Return whether a result equals an accepted one. Tuples equal lists, and keys of dicts equal their texts, as in
     JSON. A float may differ by TOLERANCE."""
-    return type(result) is UnknownCallResult or any(_is_equal(result, one) for one in accepted)
+    return any(_is_equal(result, one) for one in accepted)
 
 
 def _is_equal(one: object, other: object) -> bool:
@@ -209,81 +178,91 @@ def _is_equal(one: object, other: object) -> bool:
     return one == other
 
 
-class _AssertRemover(ast.NodeTransformer):
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        return ast.copy_location(ast.Expr(node.test), node)
+class Approx(float):
+    """Replaces pytest.approx, because the sandbox does not have pytest."""
+
+    def __eq__(self, other: Any) -> bool:
+        return bool(abs(other - self) <= max(1e-12, 1e-6 * abs(self)))
 
 
-def _run_tests_once(request: dict[str, Any], recorder: CallRecorder, with_asserts: bool) -> str:
-    """Run the tests. Returns the exception of a failing test; empty if all pass. Raises if the tests are broken."""
+def expect_error(error: Any, match: str = "") -> Any:
+    return unittest.TestCase().assertRaisesRegex(error, match)
+
+
+class TestNamespace(dict[str, Any]):
+    """Global variables of the tests. A name that neither Python nor the tests define is a function of the answer."""
+
+    def __init__(self, answer: AnswerCaller):
+        super().__init__(__name__="tests", is_same_result=is_same_result)
+        self._answer = answer
+
+    def __missing__(self, name: str) -> object:
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        if name == "Solution":
+            return type("Solution", (), {"__getattr__": lambda _, method: self._answer.make_stub(method)})
+        return self._answer.make_stub(name)
+
+
+def _run_tests(request: dict[str, Any], answer: AnswerCaller) -> None:
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
-    tree = ast.parse(request["tests"])
-    if not with_asserts:
-        tree = ast.fix_missing_locations(_AssertRemover().visit(tree))
-    program = compile(tree, "<tests>", "exec")
-    namespace: dict[str, Any] = {"__name__": "tests", "is_same_result": is_same_result}
+    program = compile(request["tests"], "<tests>", "exec")
+    namespace = TestNamespace(answer)
+    sys.modules["pytest"] = types.SimpleNamespace(approx=Approx, raises=expect_error)  # type: ignore[assignment]
+    sys.modules["solution"] = types.ModuleType("solution")  # `from solution import f` of KodCode
+    sys.modules["solution"].__getattr__ = namespace.__missing__  # type: ignore[method-assign]
     try:
         exec(request["setup"], namespace)
     except IndentationError:  # it ends with the first line of a function, which the answer continues
         exec(request["setup"] + "\n    pass", namespace)
-    namespace.update({name: recorder.make_stub(name) for name in request["names"]})
-    if "Solution" in request["names"]:
-        namespace["Solution"] = type("Solution", (), {"__getattr__": lambda _, name: recorder.make_stub(name)})
-    check = request["check"]
-    try:
-        exec(program, namespace)
-        if check:
-            namespace["check"](namespace[check])
-    except (ArgumentError, SyntaxError, ImportError, CallLimitExceeded):
-        raise
-    except BaseException as error:  # noqa: BLE001 any exception fails the test
-        return f"{type(error).__name__}: {str(error)[:MAX_TEXT]}"
-    return ""
+    if request["function"]:
+        namespace[request["function"]] = answer.make_stub(request["function"])
+    others = {*namespace}
+    exec(program, namespace)
+    tests = {name: test for name, test in [*namespace.items()] if name not in others}
+    if request["function"] and "check" in tests:  # HumanEval
+        tests["check"](namespace[request["function"]])
+    for name, test in tests.items():  # as pytest finds tests
+        if name.startswith("test") and isinstance(test, types.FunctionType):
+            test()
+        elif name.startswith("Test") and isinstance(test, type):
+            for method in [method for method in vars(test) if method.startswith("test")]:
+                getattr(test(), method)()
 
 
 def run_tests() -> None:
-    """Read {tests, setup, names, check, known} as JSON from stdin and run the tests. Print {calls} if `known`
-    lacks the result of a call, else {passed, failure}; {broken} if the tests themselves are broken."""
+    """Read {tests, setup, function, is_check, seconds} as JSON from stdin and run the tests. Print to stderr CALLED
+    before the first call, and {failure} at the end, which is empty if the tests pass."""
     request = json.load(sys.stdin)
-    out, sys.stdout = sys.stdout, io.StringIO()
+    sys.stdout, failure = io.StringIO(), ""
+    answer = AnswerCaller(request["seconds"])
     try:
-        recorder = CallRecorder(request["known"])
-        _run_tests_once(request, recorder, with_asserts=False)
-        if recorder.unknown:
-            reply: dict[str, object] = {"calls": recorder.calls}
-        else:
-            failure = _run_tests_once(request, CallRecorder(request["known"]), with_asserts=True)
-            reply = {"passed": not failure, "failure": failure}
-    except BaseException as error:  # noqa: BLE001 reported by the grader
-        reply = {"broken": f"{type(error).__name__}: {str(error)[:MAX_TEXT]}"}
-    out.write("\n" + json.dumps(reply))
+        _run_tests(request, answer)
+    except BaseException as error:  # noqa: BLE001 any exception fails the tests
+        kind = "" if isinstance(error, AnswerProcessError) else f"{type(error).__name__}: "
+        failure = kind + str(error)[:MAX_TEXT]
+    print("\n" + json.dumps({"failure": failure}), end="", file=sys.stderr, flush=True)
 
 
 def run_answer(source: str) -> None:
-    """Run the answer's code, and then the calls to its functions that stdin lists as JSON. Print the list of their
-    results (see _call_function) as JSON, or {"broken": error message} if the code itself fails."""
-    calls = json.load(sys.stdin)
-    out, sys.stdout = sys.stdout, io.StringIO()
+    """Run the answer's code, and then each call of its functions that arrives at descriptor 1. Replies [outcome, result
+    or exception, arguments after the call] as JSON; the outcome is broken if the code itself fails."""
+    calls, sys.stdout = open(1, "rb", closefd=False), io.StringIO()  # noqa: SIM115
     namespace: dict[str, Any] = {"__name__": "answer"}
     try:
         exec(compile(source, "<answer>", "exec"), namespace)
         solution = namespace.get("Solution", object)  # LeetCode: the functions are methods
-        names = {name for name, _, _ in calls}
-        if missing := sorted(name for name in names - namespace.keys() if not hasattr(solution, name)):
-            raise NameError(f"the code does not define {', '.join(missing)}")
-        reply: object = [
-            _call_function(
-                getattr(solution(), name) if hasattr(solution, name) else namespace[name],
-                decode_value(args),
-                decode_value(kwargs),
-            )
-            for name, args, kwargs in calls
-        ]
+        for line in calls:
+            name, args, kwargs = json.loads(line)
+            if not hasattr(solution, name) and name not in namespace:
+                raise NameError(f"the code does not define {name}")
+            function = getattr(solution(), name) if hasattr(solution, name) else namespace[name]
+            _send(_call_function(function, decode_value(args), decode_value(kwargs)))
     except BaseException as error:  # noqa: BLE001 an answer may raise anything
-        reply = {"broken": f"{type(error).__name__}: {str(error)[:MAX_TEXT]}"}
-    out.write("\n" + json.dumps(reply))
+        _send(["broken", f"{type(error).__name__}: {str(error)[:MAX_TEXT]}", []])
+        calls.read()  # the reply is lost if the connection closes before the tests read it
 
 
 def _call_function(function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[object]:

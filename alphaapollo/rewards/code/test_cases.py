@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import base64
-import builtins
 import json
 import pickletools
 import re
@@ -50,11 +49,6 @@ MODULES = (
 # The peers' graders of inputs and outputs import these names before an answer, which uses `List` and `deque` as given.
 IMPORTS = "\n".join(f"from {module} import *" for module in (*MODULES.split(), "typing", "builtins"))
 IMPORTS += f"\nimport {', '.join(MODULES.split())}\nsys.setrecursionlimit(50_000)\n"
-PYTEST = """import types, unittest
-class approx(float): __eq__ = lambda self, other: abs(other - self) <= max(1e-12, 1e-6 * abs(self))
-def raises(error, match=""): return unittest.TestCase().assertRaisesRegex(error, match)
-pytest = types.SimpleNamespace(approx=approx, raises=raises)
-"""  # replaces pytest, which the sandbox does not have
 FUTURE = re.compile(r"^from __future__ import .*\n?", re.MULTILINE)
 
 
@@ -64,8 +58,7 @@ class FunctionTests:
 
     test_code: str
     setup_code: str  # runs before the tests, and before the answer
-    function_names: tuple[str, ...]  # names of the answer's functions that the tests call
-    candidate_name: str = ""  # name of the function to pass to `check(candidate)`; empty: running the code is the test
+    function_name: str = ""  # name of the answer's function; empty: each name that the tests do not define
 
 
 @dataclass(frozen=True)
@@ -141,7 +134,8 @@ def _make_tests(parts: dict[str, list[Any]]) -> FunctionTests | ProgramTests:
     if bool(code.strip()) == bool(inputs or outputs):
         raise ValueError(f"it has {'code and inputs' if inputs else 'no tests'}")
     if code.strip():
-        return _make_code_tests(code, setup, next(iter(names), ""))
+        ast.parse(code)
+        return FunctionTests(code, setup, next(iter(names), ""))
     if len(inputs) != len(outputs):
         raise ValueError(f"inputs and outputs must have equal lengths, not {len(inputs)} and {len(outputs)}")
     if not names:
@@ -157,27 +151,7 @@ def _make_tests(parts: dict[str, list[Any]]) -> FunctionTests | ProgramTests:
     tests = zip(calls, accepted, strict=True)
     text = "\n".join(f"assert is_same_result({name}({call}), {results!r})" for (call, _), results in tests)
     own_name = f"globals().pop({name!r}, None)\n"  # a function of the answer, not one of IMPORTS such as operator.add
-    return FunctionTests(text, IMPORTS + own_name + setup, (name,))
-
-
-def _make_code_tests(code: str, setup: str, name: str) -> FunctionTests:
-    """Return tests from code: `check(candidate)`, asserts, or functions and classes of pytest or unittest (KodCode)."""
-    tree = ast.parse(code)
-    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    if name and "check" in defined:
-        return FunctionTests(code, setup, (name,), name)
-    imported = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "solution"]
-    tree.body = [node for node in tree.body if node not in imported]
-    calls = [
-        f"{test}()" for test, node in defined.items() if test.startswith("test") and isinstance(node, ast.FunctionDef)
-    ]
-    for case, node in defined.items():
-        if isinstance(node, ast.ClassDef) and case.startswith("Test"):
-            methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef)]
-            calls += [f"{case}().{method}()" for method in methods if method.startswith("test")]
-    code = "\n".join([ast.unparse(tree) if imported else code, *calls])
-    code = re.sub(r"^import pytest$", lambda _: PYTEST, code, flags=re.MULTILINE)
-    return FunctionTests(code, setup, find_undefined_functions(code, setup))
+    return FunctionTests(text, IMPORTS + own_name + setup, name)
 
 
 def _is_code(text: str) -> bool:
@@ -221,29 +195,6 @@ def _read_seconds(limits: list[float | str | JsonObject]) -> float:
     if isinstance(value, dict):
         value = float(value.get("seconds") or 0) + float(value.get("nanos") or 0) / 1e9
     return float(value.removesuffix("seconds") if isinstance(value, str) else value) or TIME_LIMIT
-
-
-def find_undefined_functions(code: str, setup: str) -> tuple[str, ...]:
-    """Return the names that the code calls or passes to a call, and that neither Python nor the setup code defines.
-    Raises ValueError if there is none, SyntaxError if the code is not valid Python."""
-    known = set(dir(builtins))
-    for node in ast.walk(ast.parse(f"{setup}\n{code}")):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            known |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            known.add(node.name)
-        elif isinstance(node, ast.arg):
-            known.add(node.arg)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            known.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            known.add(node.id)
-    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
-    values = [value for call in calls for value in (call.func, *call.args)]
-    names = dict.fromkeys(value.id for value in values if isinstance(value, ast.Name) and value.id not in known)
-    if not names:
-        raise ValueError("the asserts call no function of the answer, only functions of Python and of the setup code")
-    return tuple(names)
 
 
 def join_code(setup: str, code: str) -> str:

@@ -5,8 +5,9 @@
 When grading a completion exceeds the time limit or its process dies, only this completion fails. The next completion is
 graded by a new process. A timeout is not retried. If a built-in grader fails on a completion but can grade another
 answer to the same prompt, the completion is at fault, and its score is 0. There are reward.num_workers slots. A
-completion that is slow to grade gives up its slot, so that it does not delay other completions. Judges run in this
-process, because they call no code of users.
+completion that is slow to grade gives up its slot, so that it does not delay other completions. An async reward
+function has one process, which grades MAX_OVERLAPPING completions at the same time. Judges run in this process, because
+they call no code of users.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import importlib
 import importlib.util
 import json
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.processes.host import (
     EXIT_GRACE,
+    READ_GRACE,
     ProcessDiedError,
     ProcessError,
     ProcessHost,
@@ -32,12 +34,12 @@ from alphaapollo.processes.host import (
 from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.rewards.base import get_question, make_failed_score, make_wrong_format_score
 from alphaapollo.rewards.components import TASK
-from alphaapollo.rewards.grader_processes.protocol import LoadReport, decode_reply, encode_request
-from alphaapollo.rewards.judges.client import CompleteMessage, JudgeClient, JudgeServer, wait_for_all
-from alphaapollo.rewards.judges.graders import JUDGES
+from alphaapollo.rewards.grader_processes.worker import LoadReport, decode_reply
+from alphaapollo.rewards.judges import JUDGES, CompleteMessage, JudgeClient, JudgeServer, wait_for_all
 from alphaapollo.rewards.registry import assign_judges
-from alphaapollo.types import JudgeUsage, Prompt, Score, Turn
+from alphaapollo.types import Episode, EpisodeTurn, JudgeUsage, Prompt, Score, Turn
 from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.utils.json_types import to_json_value
 
 START_TIMEOUT = 120.0  # seconds to start a process, or to import a grader's libraries
 MAX_ATTEMPTS = 2  # attempts per completion
@@ -49,11 +51,7 @@ MAX_OVERLAPPING = 64  # completions that an async reward function grades at the 
 
 
 class RewardClient:
-    """Client that computes rewards in grader processes, with the user's reward function or the built-in grader of the
-    prompt's data source.
-
-    The client adds the rewards of reward.components (see `add_component_rewards`). It belongs to one event loop.
-    """
+    """Client that computes rewards in grader processes, and adds reward.components. Belongs to one event loop."""
 
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
         self._reward, self._custom = reward, custom
@@ -64,12 +62,9 @@ class RewardClient:
         self.loaded = LoadReport()  # the functions; known once a process has started
         self._slots = asyncio.Semaphore(reward.num_workers)
         self._slow_slots = asyncio.Semaphore(MAX_SLOW)
-        self._overlapping_slots = asyncio.Semaphore(MAX_OVERLAPPING)
         self._processes: set[ProcessHost] = set()
         self._idle: list[ProcessHost] = []
-        self._imported: WeakKeyDictionary[ProcessHost, set[str]] = (
-            WeakKeyDictionary()
-        )  # data sources with an imported grader
+        self._imported: WeakKeyDictionary[ProcessHost, set[str]] = WeakKeyDictionary()  # graders, by data source
         self._starting = asyncio.Lock()  # of the process of an async reward function
         self._tasks: set[asyncio.Task[tuple[Score, bool]]] = set()
         self._judge: JudgeClient | None = None  # created for the first completion that needs it
@@ -99,10 +94,18 @@ class RewardClient:
             return make_failed_score(str(error))
         if TASK in judged and not (self._reward.components or self._reward.required):
             return judged[TASK]
-        score = await self._grade_completion(prompt, text, turns, judged)
+        score = await self._try_grading(prompt, text, turns, judged)
+        is_built_in = not (TASK in judged or self._custom.path or self._reward.custom_module)
+        if score.outcome.failed and is_built_in and await self._can_grade(prompt, turns, judged):
+            judged_wrong = judged | {TASK: make_wrong_format_score(score.reason)}
+            score = await self._try_grading(prompt, text, turns, judged_wrong)
         if score.skipped_components and self.fails_incomplete:
             return make_failed_score(f"{', '.join(score.skipped_components)}: NaN or infinite. Return a finite number.")
         return replace(score, judge_usage=sum((one.judge_usage for one in judged.values()), JudgeUsage()))
+
+    async def _can_grade(self, prompt: Prompt, turns: Sequence[Turn], judged: dict[str, Score]) -> bool:
+        """Return whether the grader works for an ordinary answer to the prompt."""
+        return not (await self._try_grading(prompt, ORDINARY_ANSWER, turns, judged)).outcome.failed
 
     async def score_ground_truth(self, prompt: Prompt) -> Score:
         """Score an answer that the built-in grader makes from the ground truth. Not 1: no answer can be right."""
@@ -132,32 +135,19 @@ class RewardClient:
         if self._judge and self.policy:
             self._judge.clear_cache()
 
-    async def _grade_completion(
-        self, prompt: Prompt, text: str, turns: Sequence[Turn], judged: dict[str, Score]
-    ) -> Score:
-        score = await self._try_grading(prompt, text, turns, judged)
-        if not score.outcome.failed or TASK in judged or self._custom.path or self._reward.custom_module:
-            return score
-        if (await self._try_grading(prompt, ORDINARY_ANSWER, turns, judged)).outcome.failed:
-            return score
-        return await self._try_grading(prompt, text, turns, judged | {TASK: make_wrong_format_score(score.reason)})
-
     async def _try_grading(
-        self, prompt: Prompt, text: str | None, turns: Sequence[Turn], judged: dict[str, Score]
+        self, prompt: Prompt, text: str | None, turns: Sequence[Turn], judged: Mapping[str, Score]
     ) -> Score:
+        """Grade a completion, at most MAX_ATTEMPTS times. `text` None: the answer made from the ground truth."""
         try:
-            shown = self.render(prompt) if self.loaded.takes_prompt_text else ""
-            turns = turns if self.loaded.takes_turns else ()
-            request = encode_request(prompt, text, turns, judged, shown, self.max_steps)
+            request = pickle.dumps((prompt, self._make_episode(prompt, text, turns), judged))
         except (TypeError, ValueError) as error:
             return make_failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")
+        source = "" if TASK in judged or self._custom.path else prompt.data_source
+        limit = max(self._reward.timeout, START_TIMEOUT)
         for _ in range(MAX_ATTEMPTS):
-            with (
-                exclude_from_time_limit(),
-                HEARTBEAT.record_call("grade", timeout=max(self._reward.timeout, START_TIMEOUT)),
-            ):
-                source = "" if TASK in judged or self._custom.path else prompt.data_source
-                task = asyncio.create_task(self._grade_completion_once(request, source))
+            with exclude_from_time_limit(), HEARTBEAT.record_call("grade", timeout=limit):
+                task = asyncio.create_task(self._grade_once(request, source))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 # If the caller is cancelled, the process finishes its work.
@@ -165,6 +155,21 @@ class RewardClient:
             if is_final:
                 break
         return score
+
+    def _make_episode(self, prompt: Prompt, text: str | None, turns: Sequence[Turn]) -> Episode | None:
+        """Return what reward functions get, with the turns as JSON values, because `Turn.info` may contain objects of
+        classes that the grader process cannot import. Raises TypeError or ValueError if JSON cannot represent them."""
+        if text is None:
+            return None
+        loaded, shown, step = self.loaded, [EpisodeTurn(text)], 0
+        if turns and loaded.takes_turns:
+            records = [
+                [turn.text, turn.observation, turn.reward, turn.valid, turn.info, list(turn.completion.token_ids)]
+                for turn in turns
+            ]
+            shown = [EpisodeTurn(*record) for record in json.loads(json.dumps(records, default=to_json_value))]
+            step = turns[-1].completion.weight_version
+        return Episode(text, shown, self.render(prompt) if loaded.takes_prompt_text else "", step, self.max_steps)
 
     async def close(self) -> None:
         """Kill the grader processes. Completions that are being graded get a failed score."""
@@ -194,69 +199,62 @@ class RewardClient:
         if report.error:
             await process.close()
             raise ValueError(report.error)
+        if report.is_async and not self.loaded.is_async:
+            self._slots = asyncio.Semaphore(MAX_OVERLAPPING)
         self.loaded = report
         return process
 
-    async def _grade_completion_once(self, request: bytes, data_source: str) -> tuple[Score, bool]:
-        """Send a request to an idle or a new grader process. Returns the score and whether it is final: a second
-        attempt is useless after a score or a timeout. `data_source`: whose grader it needs; empty: none."""
-        if self.loaded.is_async:
-            return await self._grade_overlapping(request)
-        await self._slots.acquire()
-        slots = self._slots
+    async def _grade_once(self, request: bytes, data_source: str) -> tuple[Score, bool]:
+        """Send a request to a grader process. Returns the score and whether it is final: a second attempt is useless
+        after a score or a timeout. `data_source`: whose grader it needs; empty: none."""
+        slots, timeout, is_async = self._slots, self._reward.timeout, self.loaded.is_async
+        await slots.acquire()
         try:
-            if self._is_closed:
-                return make_failed_score("the graders are closed"), True
-            process = self._idle.pop() if self._idle else await self._start_process()
-            imported = self._imported.setdefault(process, {""})
-            if data_source not in imported:
-                await process.request(pickle.dumps(data_source), START_TIMEOUT)
-                imported.add(data_source)
-            answer = asyncio.create_task(process.request(request, self._reward.timeout))
-            await asyncio.wait({answer}, timeout=SLOW_SECONDS)
-            if not answer.done() and not self._slow_slots.locked():
-                await self._slow_slots.acquire()
-                self._slots.release()
-                slots = self._slow_slots
-            score = decode_reply(await answer)
-            is_final = not score.outcome.failed
-            self._idle.append(process)
+            process = await self._take_process(data_source)
+            # An async function is stopped by the process itself, with an empty reply.
+            answer = asyncio.create_task(process.request(request, timeout, EXIT_GRACE if is_async else READ_GRACE))
+            if not is_async:
+                await asyncio.wait({answer}, timeout=SLOW_SECONDS)
+                if not answer.done() and not self._slow_slots.locked():
+                    await self._slow_slots.acquire()
+                    slots.release()
+                    slots = self._slow_slots
+            if not (reply := await answer).strip():
+                raise ProcessTimeoutError(f"the process gave no answer within {timeout:g} s")
+            score = decode_reply(reply)
+            if not is_async:
+                await self._put_back(process)
+            return score, not score.outcome.failed
         except (ValueError, OSError) as error:  # ProcessError, or an import that no longer works
-            score, is_final = _describe_missing_reward(error)
+            score = make_failed_score(f"the reward function gave no reward: {error}")
+            return score, self._is_closed or isinstance(error, ProcessTimeoutError)
         finally:
             slots.release()
-        await self._end_surplus_processes()
-        return score, is_final
 
-    async def _grade_overlapping(self, request: bytes) -> tuple[Score, bool]:
-        """Send a request to the process of an async reward function, like `_grade_completion_once`."""
-        async with self._overlapping_slots:
-            try:
-                async with self._starting:
-                    self._idle = [process for process in self._idle if process.is_running and not self._is_closed]
-                    self._idle = self._idle or [await self._start_process()]
-                timeout = self._reward.timeout  # the process itself stops the function
-                reply = await self._idle[0].request(request, timeout, EXIT_GRACE)
-                if not reply.strip():
-                    raise ProcessTimeoutError(f"the process gave no answer within {timeout:g} s")
-                score = decode_reply(reply)
-            except (ValueError, OSError) as error:
-                return _describe_missing_reward(error)
-            return score, not score.outcome.failed
+    async def _take_process(self, data_source: str) -> ProcessHost:
+        """Return an idle or a new process that has imported the grader of the data source."""
+        if self._is_closed:
+            raise ValueError("the graders are closed")
+        if self.loaded.is_async:
+            async with self._starting:
+                if not (self._idle and self._idle[0].is_running):
+                    self._idle = [await self._start_process()]
+                return self._idle[0]
+        process = self._idle.pop() if self._idle else await self._start_process()
+        imported = self._imported.setdefault(process, {""})
+        if data_source not in imported:
+            await process.request(pickle.dumps(data_source), START_TIMEOUT)
+            imported.add(data_source)
+        return process
 
-    async def _end_surplus_processes(self) -> None:
-        """End idle grader processes above reward.num_workers, unless completions are waiting for a slot."""
-        self._processes = {process for process in self._processes if process.is_running}
-        while self._idle and len(self._processes) > self._reward.num_workers and not self._slots.locked():
-            process = self._idle.pop()
+    async def _put_back(self, process: ProcessHost) -> None:
+        """Keep a process for other completions, or end it if there are more than reward.num_workers and none waits."""
+        self._processes = {one for one in self._processes if one.is_running}
+        if len(self._processes) > self._reward.num_workers and not self._slots.locked():
             self._processes.discard(process)
             await process.close()
-
-
-def _describe_missing_reward(error: Exception) -> tuple[Score, bool]:
-    """Return the score of a completion for which a process gave no reply, and whether it is final."""
-    score = make_failed_score(f"the reward function gave no reward: {error}")
-    return score, isinstance(error, ProcessTimeoutError)
+        else:
+            self._idle.append(process)
 
 
 def check_reward_function(reward: Reward, custom: CustomRewardFunction) -> None:

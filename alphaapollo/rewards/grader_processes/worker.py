@@ -1,4 +1,10 @@
-"""Grader process: python -m alphaapollo.rewards.grader_processes.worker PARENT_PID SETTINGS (see protocol.py)."""
+"""Grader process: python -m alphaapollo.rewards.grader_processes.worker PARENT_PID SETTINGS.
+
+A request is the pickled tuple (prompt, episode, judged), or the pickled name of a data source, whose grader the process
+then imports. `episode` is None for the answer that the built-in grader makes from the ground truth. `judged`: scores of
+judges. A reply is JSON; the first one is a LoadReport. If the reward function is async, requests overlap, and an empty
+reply is a timeout.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,12 @@ import json
 import pickle
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from inspect import isawaitable
 from pathlib import Path
+from typing import Any
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.processes.host import reserve_stdin_and_stdout
@@ -24,13 +31,31 @@ from alphaapollo.rewards.base import (
     takes_trajectory,
 )
 from alphaapollo.rewards.components import TASK, add_component_rewards, check_component_names, load_components
-from alphaapollo.rewards.custom import load_reward_function
-from alphaapollo.rewards.grader_processes.protocol import LoadReport, Request, encode_reply
+from alphaapollo.rewards.custom import EpisodeFunction, load_reward_function
 from alphaapollo.rewards.registry import load_answer_maker, load_grader
-from alphaapollo.types import Episode, EpisodeTurn, Prompt, Score
+from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score
 from alphaapollo.utils.user_module import format_error, load_user_module
 
-EpisodeFunction = Callable[[Prompt, Episode], object]
+
+@dataclass(frozen=True)
+class LoadReport:
+    """Functions that a grader process has loaded."""
+
+    error: str = ""  # why they cannot be loaded
+    takes_turns: bool = False  # whether one of them takes a trajectory
+    is_async: bool = False  # whether requests may overlap
+    columns: Sequence[str] = ()  # columns of the data that the user's function requires
+    takes_prompt_text: bool = False
+
+
+def encode_reply(score: Score) -> bytes:
+    parts = [score.reward, score.components, score.outcome, score.reason, score.skipped_components]
+    return json.dumps(parts).encode() + b"\n"
+
+
+def decode_reply(line: bytes) -> Score:
+    reward, components, outcome, reason, skipped = json.loads(line)
+    return Score(reward, components, Outcome(outcome), reason, skipped_components=tuple(skipped))
 
 
 class GraderWorker:
@@ -53,29 +78,28 @@ class GraderWorker:
             asyncio.run(self._serve_overlapping_requests())
         while not report.error and (line := self._requests.readline()):
             request = pickle.load(self._requests)
-            self._reply(int(line), self._import(request) if isinstance(request, str) else self._grade(request))
+            if isinstance(request, str):
+                with suppress(ValueError, ImportError):  # raised again, and reported, when it grades
+                    self._get_function(request)
+                self._reply(int(line), b"\n")
+            else:
+                self._reply(int(line), self._grade(*request))
 
     async def _serve_overlapping_requests(self) -> None:
         """Serve requests to an async reward function at the same time."""
         tasks: set[asyncio.Task[None]] = set()
         while line := await asyncio.to_thread(self._requests.readline):
-            task = asyncio.create_task(self._answer(int(line), pickle.load(self._requests)))
+            task = asyncio.create_task(self._answer(int(line), *pickle.load(self._requests)))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-    async def _answer(self, number: int, request: Request) -> None:
+    async def _answer(self, number: int, *request: Any) -> None:
         try:
             async with asyncio.timeout(self._reward.timeout):
-                reply = encode_reply(await self._grade_async(request))
+                reply = await self._grade_async(*request)
         except TimeoutError:
             reply = b"\n"
         self._reply(number, reply)
-
-    def _import(self, data_source: str) -> bytes:
-        """Import the grader of a data source. An error is raised again, and reported, when it grades."""
-        with suppress(ValueError, ImportError):
-            self._get_function(data_source)
-        return b"\n"
 
     def _load_reward_functions(self) -> LoadReport:
         """Load the user's reward function and the reward components."""
@@ -88,47 +112,49 @@ class GraderWorker:
         check_component_names(reward.components, reward.required)
         components = load_components(reward.components)
         self._components = {name: adapt_to_episode(component) for name, component in components.items()}
-        functions = [*([loaded.function] if loaded else []), *components.values()]
+        functions: list[Callable[..., object]] = [*([loaded.function] if loaded else []), *components.values()]
         takes_turns = any(map(takes_trajectory, functions))
         if loaded is None:
             return LoadReport(takes_turns=takes_turns)
         return LoadReport("", takes_turns, loaded.is_async, loaded.columns, loaded.takes_prompt_text)
 
-    def _grade(self, request: Request) -> bytes:
+    def _grade(self, prompt: Prompt, episode: Episode | None, judged: Mapping[str, Score]) -> bytes:
         try:
-            result = request.judged.get(TASK) or self._compute_task_reward(request)
-            return encode_reply(self._add_components(request, convert_to_score(result)))
+            result = judged.get(TASK) or self._compute_task_reward(prompt, episode)
+            return encode_reply(self._add_components(prompt, episode, judged, convert_to_score(result)))
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
-            return encode_reply(self._describe_failure(error))
+            return self._encode_failure(error)
 
-    async def _grade_async(self, request: Request) -> Score:
+    async def _grade_async(self, prompt: Prompt, episode: Episode | None, judged: Mapping[str, Score]) -> bytes:
         try:
-            result = request.judged.get(TASK) or self._compute_task_reward(request)
-            return self._add_components(request, convert_to_score(await result if isawaitable(result) else result))
+            result: Any = judged.get(TASK) or self._compute_task_reward(prompt, episode)
+            result = convert_to_score(await result if isawaitable(result) else result)
+            return encode_reply(self._add_components(prompt, episode, judged, result))
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
-            return self._describe_failure(error)
+            return self._encode_failure(error)
 
-    def _describe_failure(self, error: Exception) -> Score:
+    def _encode_failure(self, error: Exception) -> bytes:
         path = self._custom.path or self._reward.custom_module
         reason = format_error(error, Path(path).expanduser().resolve() if path else None)
-        return make_failed_score(f"the reward function failed: {reason}")
+        return encode_reply(make_failed_score(f"the reward function failed: {reason}"))
 
-    def _compute_task_reward(self, request: Request) -> object:
-        function, episode = self._get_function(request.prompt.data_source), request.episode
-        if request.completion is None:
-            answer = load_answer_maker(request.prompt.data_source)(request.prompt)
+    def _compute_task_reward(self, prompt: Prompt, episode: Episode | None) -> object:
+        if episode is None:
+            answer = load_answer_maker(prompt.data_source)(prompt)
             if answer is None:
                 return 1.0
             episode = Episode(answer, [EpisodeTurn(answer)])
-        return function(request.prompt, episode)
+        return self._get_function(prompt.data_source)(prompt, episode)
 
-    def _add_components(self, request: Request, task: Score) -> Score:
+    def _add_components(
+        self, prompt: Prompt, episode: Episode | None, judged: Mapping[str, Score], task: Score
+    ) -> Score:
         weights, required = self._reward.components, self._reward.required
-        if not (weights or required) or request.completion is None:
+        if episode is None or not (weights or required):
             return task
-        judged = {name: score for name, score in request.judged.items() if name != TASK}
+        judged = {name: score for name, score in judged.items() if name != TASK}
         values = {name: score.reward for name, score in judged.items()} | {
-            name: convert_to_float(component(request.prompt, request.episode), f"component {name!r}")
+            name: convert_to_float(component(prompt, episode), f"component {name!r}")
             for name, component in self._components.items()
         }
         for score in judged.values():  # the criteria of a rubric, but not its accuracy

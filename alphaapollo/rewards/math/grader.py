@@ -18,17 +18,19 @@ from typing import Any
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from alphaapollo.rewards.accepted_answers import read_accepted_answers
-from alphaapollo.rewards.answer_extraction import find_adjacent_boxes, find_marked_answer
+from alphaapollo.rewards.answers import find_adjacent_boxes, find_marked_answer, read_accepted_answers
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
-from alphaapollo.rewards.math.latex import SIGNS, extract_words, normalize_latex, remove_spacing
-from alphaapollo.rewards.math.plain_answers import (
+from alphaapollo.rewards.math.latex import (
     LETTER,
+    SIGNS,
     WORD,
     compare_choice_letters,
     compare_clock_times,
     compare_numbers_in_base_notation,
     compare_words,
+    extract_words,
+    normalize_latex,
+    remove_spacing,
     split_unit,
 )
 from alphaapollo.types import Prompt, Score
@@ -57,7 +59,6 @@ OR = re.compile(r"\\text\s*\{\s*,?\s*or\s*\}|\bor\b")
 COMMA = re.compile(r",|\\text\s*\{\s*,?\s*and\s*\}|\band\b")
 NAMED_VALUE = re.compile(r"([a-zA-Z])\s*=\s*([^=<>,]+)")
 COLUMN = re.compile(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}", re.DOTALL)
-BRACKETS = re.compile(r"(?<!\\)[{}]|([()\[\]{}=])")
 NUMBER_FIRST = re.compile(  # `5 = 6`, `x = 5 \to 6`: math-verify reads the last part only
     r"(?:[a-zA-Z]\s*=)?\s*(\(?\s*[-+]?\s*(?:\d[\d.]*|\.\d+)\s*\)?|[-+]?\s*\\frac\s*\{\d+\}\s*\{\d+\})\s*"
     r"(?:[^\w\s+*/^%!|.,:;<>()\[\]{}'\"$\\-]|->|[^\x00-\x7f]|\\(?:[a-zA-Z]*arrow|(?:long)?mapsto|to|implies|iff|n?mid"
@@ -72,18 +73,14 @@ NO_UNITS = LatexExtractionConfig(
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
 
 
-def grade(prompt: Prompt, completion: str) -> Score:
-    """Return a score of 1 if the answer is mathematically equal to an accepted answer, else 0.
-
-    A completion without a readable expression has the wrong format. Raises ValueError for an empty ground truth. Raises
-    sympy's exception if a comparison failed and no other comparison found the answer equal.
-    """
+def grade_math(prompt: Prompt, completion: str) -> Score:
+    """Return a score of 1 if the answer equals an accepted answer, else 0. Raises sympy's errors."""
     scores = [_compare_with_truth(truth, completion) for truth in _read_accepted_answers(prompt.ground_truth)]
     return max(scores, key=lambda score: score.reward)
 
 
-def answer_from_truth(prompt: Prompt) -> str:
-    """Return an answer that `grade` must score 1. Raises ValueError for an unreadable ground truth."""
+def answer_math(prompt: Prompt) -> str:
+    """Return an answer that `grade_math` must score 1. Raises ValueError for an unreadable ground truth."""
     truth = _read_accepted_answers(prompt.ground_truth)[0]
     return f"\\boxed{{{find_final_answer(truth) or truth}}}"
 
@@ -96,7 +93,7 @@ def _read_accepted_answers(truth: object) -> list[str]:
 
 
 def _compare_with_truth(truth: str, completion: str) -> Score:
-    """Grade a completion against one accepted answer (see `grade`)."""
+    """Grade a completion against one accepted answer (see `grade_math`)."""
     expected = normalize_latex(find_final_answer(truth) or truth)
     answer = find_final_answer(completion, allow_words=bool(WORD.search(extract_words(expected))))
     if answer is None:
@@ -168,8 +165,8 @@ def is_equal_answer(truth: str, answer: str) -> bool:
         return False
     if bool(MODULUS.search(truth)) != bool(MODULUS.search(answer)):
         truth, answer = (MODULUS.sub("", text) for text in (truth, answer))
-    if (pairs := _pair_values(truth, answer)) is not None:
-        return all(is_equal_answer(one, other) for one, other in pairs)
+    if ("\\begin" in truth) != ("\\begin" in answer) or NAMED_VALUE.search(truth + answer):
+        truth, answer = _write_as_tuple(truth), _write_as_tuple(answer)
     if "\\pm" in truth + answer:
         truth, answer = (_expand_plus_minus(text) for text in (truth, answer))
     if bool(PERCENT.search(truth)) == bool(PERCENT.search(answer)):
@@ -178,36 +175,14 @@ def is_equal_answer(truth: str, answer: str) -> bool:
     return any(has_equal_expression(_parse_answer(gold), _parse_answer(text)) for gold in golds for text in answers)
 
 
-def _pair_values(truth: str, answer: str) -> list[tuple[str, str]] | None:
-    """Pair the values of two answers that list several values in different notations; None for other answers.
-
-    Values are paired by name (`x = 1, y = 2` and `y = 2, x = 1`), else by position: named values with a list (`x = 1,
-    y = 2` and `(1, 2)`), or a tuple with a column vector. None if the answers have different numbers of values.
-    """
-    named = [_read_named_values(text) for text in (truth, answer)]
-    if named[0] and named[0].keys() == named[1].keys():
-        return [(value, named[1][name]) for name, value in named[0].items()]
-    entries = [list(names.values()) or _split_values(text) for names, text in zip(named, (truth, answer), strict=True)]
-    is_mixed = any(named) or ("\\begin" in truth) != ("\\begin" in answer)
-    if not is_mixed or len(entries[0]) != len(entries[1]) or len(entries[0]) < 2:
-        return None
-    return list(zip(*entries, strict=True))
-
-
-def _read_named_values(text: str) -> dict[str, str]:
-    """Return {"a": "1", "b": "2"} for `a = 1, b = 2`; {} for other texts, or if a name repeats."""
+def _write_as_tuple(text: str) -> str:
+    """Rewrite a column vector, and named values in any order, `y = 2, x = 1`, as a tuple: `(1, 2)`."""
+    if column := COLUMN.fullmatch(text):
+        entries = filter(str.strip, column[1].split("\\\\"))
+        return f"({','.join(entries)})"
     parts = [NAMED_VALUE.fullmatch(part.strip()) for part in COMMA.split(text)]
     values = {part[1]: part[2] for part in parts if part}
-    return values if len(values) == len(parts) > 1 else {}
-
-
-def _split_values(text: str) -> list[str]:
-    """Return the entries of a tuple `(1, 2)`, a list `1, 2` or a column vector; empty for other texts."""
-    if column := COLUMN.fullmatch(text):
-        return [part for part in column[1].split("\\\\") if part.strip()]
-    inner = text[1:-1] if _is_tuple(text) else text
-    has_brackets = any(match[1] for match in BRACKETS.finditer(inner))
-    return [] if has_brackets or "\\begin" in inner else inner.split(",")
+    return f"({','.join(values[name] for name in sorted(values))})" if len(values) == len(parts) > 1 else text
 
 
 def _expand_plus_minus(text: str) -> str:

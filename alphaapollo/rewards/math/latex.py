@@ -1,6 +1,8 @@
-r"""Normalization of LaTeX answers: spacing, fonts, synonyms, Unicode signs and calculator notation.
+r"""Answers as LaTeX texts: normalization (spacing, fonts, synonyms, Unicode signs, calculator notation), and comparison
+without algebra (choice letters, words, units, clock times, and numbers with a base such as 1011_2).
 
-All functions map text to text. They compute no values except repeating decimals; math-verify compares the expressions.
+Each `compare_*` function takes the ground truth and the answer as normalized LaTeX (see `normalize_latex`). It returns
+whether they are equal, or None if it does not apply, e.g. if the answers are not clock times.
 """
 
 # ruff: noqa: RUF001 the signs are here to be replaced
@@ -31,7 +33,6 @@ FONT = (
 REWRITES = [  # applied in this order
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),
         (r"(?<=\d)(?:\{,\}|,?\\!|\\,)(?=\d{3}(?!\d))", ""),  # between groups of thousands
         (r"(?<!\\)\\[,;:! ]|~", " "),
         (r"\\\\\[\d+[a-z]{2}\]", r"\\\\"),  # space between rows
@@ -39,16 +40,10 @@ REWRITES = [  # applied in this order
         (rf"{FONT}\s*\{{\s*([a-fi-knp-rt-zA-Z]|[-+\d.,/:]+)\s*\}}", r" \1 "),  # one letter, not a unit; a number
         (FONT + r"(?=\s*\{)", r"\\text"),
         (r"\\frac\s*(\\pi|[a-zA-Z\d])\s*(\\pi|[a-zA-Z\d])", r"\\frac{\1}{\2}"),
-        (r"(?<![a-zA-Z])\\?sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
         (r"\\math(?:bin|punct)\{:\}|\{:\}", ":"),
-        (r"\+/?-", r"\\pm "),
-        (r"\*\*", "^"),
-        (r"\\\{\s*\\\}", r"\\emptyset "),
-        (r"\\(?:begin|end)\{(?:aligned|split)\}", " "),
         (r"^\s*\\\{\s*\w+(?:\s*\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}\s*$", r"\1"),  # {x | x > 2}
         (r"^\s*[A-Z]\s*(?=\([^()]*,[^()]*\)\s*$)", ""),  # the name of a point
-        (r"^\s*[a-zA-Z]?\s*\\approx(?![a-zA-Z])", ""),
     )
 ]
 REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
@@ -57,8 +52,6 @@ SCIENTIFIC = re.compile(r"([-+]?\d+\.?\d*)[eE]([-+]?\d+)")
 DEGREES = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:[CF]|\\text\s*\{\s*[CF]\s*\})?\s*$")
 TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
 NUMBER_OF_DEGREES = re.compile(r"([\d.]+)\s*\^\s*\{?\s*\\circ\s*\}?")
-THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-BRACKET = re.compile(r"[(\[{|]")
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 PREAMBLE = re.compile(r"^.*\b(?:(?:is|are|equals)\b|answer\s*:):?", re.DOTALL | re.IGNORECASE)
 
@@ -80,8 +73,6 @@ def normalize_latex(answer: str) -> str:
         text = rf"{mixed[1]}{mixed[2]}\frac{{{mixed[3]}}}{{{mixed[4]}}}"
     if scientific := SCIENTIFIC.fullmatch(text):
         text = rf"{scientific[1]} \times 10^{{{int(scientific[2])}}}"
-    if not BRACKET.search(TEXT.sub("", text)):
-        text = THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     return _strip_punctuation(text)
 
 
@@ -113,3 +104,102 @@ def _convert_repeating_decimal(match: re.Match[str]) -> str:
     scale = 10 ** len(fixed)
     value = Fraction(int(whole + fixed + repeated or 0) - int(whole + fixed or 0), scale * (10 ** len(repeated) - 1))
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+LETTER = re.compile(r"\(?\s*([A-J])\s*\)?\.?")
+LETTER_IN_BRACKETS = re.compile(r"\(\s*([A-J])\s*\)\s")  # followed by the text of the choice
+LETTER_FIRST = re.compile(r"(?:option|choice)?\s*(?:\(\s*([A-J])\s*\)|([A-J])(?=\s*[.):]|$))", re.IGNORECASE)
+BASED = re.compile(r"(\w+)\s*_\s*\{?(\d+)\}?")
+CLOCK = re.compile(r"(\d{1,2}):(\d{2})\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
+WORD = re.compile(r"[^\W\d_]{3,}")
+SYNONYMOUS_WORDS = {
+    "does not exist": "none", "dne": "none", "undefined": "none", "no solution": "none", "no solutions": "none",
+    "no real solution": "none", "no real solutions": "none", r"\emptyset": "none", "empty set": "none",
+    "all real numbers": r"\mathbb{r}", "all reals": r"\mathbb{r}", r"(-\infty,\infty)": r"\mathbb{r}",
+}  # fmt: skip
+UNITS = {
+    alias: unit
+    for unit, aliases in {
+        "mm": "mm millimeter millimetre", "cm": "cm centimeter centimetre", "m": "m meter metre",
+        "km": "km kilometer kilometre", "in": "in inch inche", "ft": "ft foot feet", "yd": "yd yard", "mi": "mi mile",
+        "g": "g gram", "kg": "kg kilogram", "lb": "lb pound", "oz": "oz ounce", "ml": "ml milliliter millilitre",
+        "l": "l liter litre", "s": "s sec second", "min": "min minute", "h": "h hr hour", "day": "day",
+        "week": "week", "month": "month", "year": "year yr", "cent": "cent", "dollar": "dollar usd", "euro": "euro eur",
+    }.items()
+    for alias in aliases.split()
+}  # fmt: skip
+NUMBER = r"[-+]?\s*(?:\d[\d,]*\.?\d*|\.\d+)(?:\s*/\s*\d+)?"
+POWER = r"\^\s*\{?-?\d\}?"
+TEXT_UNIT = re.compile(
+    rf"(.*?[\w)}}%!])\s*(\\text\s*\{{[^{{}}]*\}}(?:\\text\s*\{{[^{{}}]*\}}|[\s/]|\\cdot|{POWER})*)", re.DOTALL
+)
+WORD_UNIT = re.compile(rf"({NUMBER})(\s*)((?!and\b|or\b)[a-zA-Z]{{2}}[a-zA-Z /.]*(?:{POWER})?)")
+LETTER_UNIT = re.compile(rf"({NUMBER})\s*([mglsh](?:{POWER})?)")
+
+
+def compare_choice_letters(truth: str, answer: str) -> bool | None:
+    """Return whether two choice letters are equal, or None for other answers. Text may follow the letter: `(C) 12`."""
+    text = extract_words(truth)
+    expected = LETTER.fullmatch(text) or LETTER_IN_BRACKETS.match(text)
+    found = LETTER_FIRST.match(extract_words(answer)) if expected else None
+    if not expected or not found:
+        return None
+    return (found[1] or found[2]).upper() == expected[1]
+
+
+def compare_numbers_in_base_notation(truth: str, answer: str) -> bool | None:
+    """Return whether two numbers such as 1011_2 have the same digits and base, or None for other answers."""
+    expected, found = BASED.fullmatch(truth), BASED.fullmatch(answer)
+    if not expected or not found or not any(map(str.isdigit, expected[1])):
+        return None
+    return expected.groups() == found.groups()
+
+
+def compare_clock_times(truth: str, answer: str) -> bool | None:
+    """Return whether two times of day are equal; None if one is not a time of day, or neither has am or pm."""
+    expected, found = CLOCK.fullmatch(extract_words(truth)), CLOCK.fullmatch(extract_words(answer))
+    if not expected or not found or not (expected[3] or found[3]):
+        return None
+    halves = {half.lower() for half in (expected[3], found[3]) if half}
+    return expected.group(1, 2) == found.group(1, 2) and len(halves) == 1
+
+
+def compare_words(truth: str, answer: str) -> bool | None:
+    """Return whether two answers have the same words (lists in any order), or None if the ground truth has no words."""
+    expected, found, text = _normalize_words(truth), _normalize_words(answer), extract_words(truth)
+    if not WORD.search(text):
+        return None
+    if expected == found:
+        return True
+    if re.search(r"[\d\\^_=+{}]", text) or not ("\\text" in truth or len(text) > 4):
+        return None
+    return sorted(re.split(r",? and |, ?| or ", expected)) == sorted(re.split(r",? and |, ?| or ", found))
+
+
+def _normalize_words(text: str) -> str:
+    """Return the words of an answer in lower case, with one word for synonyms, e.g. `none` for `DNE`."""
+    words = extract_words(text).casefold().strip(" .,;:!\"'")
+    return SYNONYMOUS_WORDS.get(words, words)
+
+
+def split_unit(text: str, compared_answer: str) -> tuple[str, str]:
+    r"""Split an answer into (value, known unit or ""), e.g. `12 \text{ cm}` into `12`, `cm`. Unknown units are dropped.
+
+    Words in `\text` after a value always count as a unit. Letters after a number count if they are a known unit (2cm)
+    or a separate word (2 dogs); a single letter (5 m) counts only if `compared_answer` is a number without letters.
+    """
+    if match := TEXT_UNIT.fullmatch(text):
+        return match[1], _find_unit(match[2])
+    if match := WORD_UNIT.fullmatch(text):
+        is_word = match[2] and WORD.search(match[3])
+        return (match[1], _find_unit(match[3])) if is_word or _find_unit(match[3]) else (text, "")
+    match = LETTER_UNIT.fullmatch(text) if re.fullmatch(NUMBER, compared_answer) else None
+    return (match[1], _find_unit(match[2])) if match else (text, "")
+
+
+def _find_unit(text: str) -> str:
+    """Return the short form of a unit, dropping `square` and `cubic`: cm for square centimeters; empty if unknown."""
+    names = [
+        name for name in re.findall("[a-z]+", extract_words(text).lower()) if name not in ("square", "sq", "cubic")
+    ]
+    return UNITS.get(names[0], UNITS.get(names[0].removesuffix("s"), "")) if names else ""

@@ -1,33 +1,34 @@
 """Run one episode of an agent: a session in which the user's program calls the policy.
 
-task -> program <-> endpoint <-> engine -> reward of the program, and graded text -> Trajectory
+    task -> program <-> endpoint <-> engine -> reward of the program, and graded text -> Trajectory
+
+A path of the session's forest (engines/http_api.py) is one token sequence. The longest path from a root is one row.
+Each remaining branch is a row of its own, in which the tokens that it shares with another row are context. So each
+sampled token is trained on once, after exactly the tokens that the engine received.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Literal
 
 from alphaapollo.config.schema import Agent, Data, Env, GenerationData
-from alphaapollo.engines.http_api import MODEL_NAME
+from alphaapollo.engines.http_api import MODEL_NAME, AgentSession, Answer, SessionLimits, list_new_messages
 from alphaapollo.processes.time_limit import TimeLimit
-from alphaapollo.rewards.base import convert_to_score
+from alphaapollo.rewards.base import convert_to_float, convert_to_score
 from alphaapollo.rewards.openai_connection import make_openai_message
-from alphaapollo.rollout.agents.endpoint import AroundRequest, EndpointServer, HttpEngine, answer_request, open_endpoint
+from alphaapollo.rollout.agents.endpoint import AroundRequest, HttpEngine, SessionGate, answer_request, open_endpoint
 from alphaapollo.rollout.agents.programs import ProgramResult, ProgramRunner
-from alphaapollo.rollout.agents.rows import build_turns_and_rows, list_new_messages
-from alphaapollo.rollout.agents.session import AgentSession, SessionLimits
-from alphaapollo.rollout.context import check_rows_match_turns
+from alphaapollo.rollout.context import build_row, check_rows_match_turns
 from alphaapollo.rollout.episode import MAX_ATTEMPTS, EpisodeTask, make_failure_score, score_limit
-from alphaapollo.types import EpisodeEnd, Message, Prompt, Score, Trajectory, Turn
+from alphaapollo.types import EpisodeEnd, ImageInput, Prompt, Row, Score, Trajectory, Turn
 from alphaapollo.utils.heartbeat import HEARTBEAT
-
-logger = logging.getLogger(__name__)
 
 Grade = Callable[[Prompt, str, Sequence[Turn]], Awaitable[Score]]
 
@@ -46,13 +47,10 @@ def make_environment_variables(url: str, token: str, model: str) -> dict[str, st
 
 @dataclass(frozen=True, slots=True)
 class AgentRunner:
-    """Runs episodes of an agent on one engine. Has the interface of EpisodeRunner.
-
-    grade: the reward function, with env.agent.grade.
-    """
+    """Runs episodes of an agent on one engine. grade: the reward function, with env.agent.grade."""
 
     agent: Agent
-    endpoint: EndpointServer
+    endpoint: SessionGate
     programs: ProgramRunner
     limits: SessionLimits
     grade: Grade | None = None
@@ -76,10 +74,9 @@ class AgentRunner:
                 score = replace(
                     score, reason="env.agent.train and env.agent.untrained_roles leave no answer to train on"
                 )
-            seconds = time.perf_counter() - started
-            return Trajectory(
-                task.prompt.id, task.sample_index, turns, rows, score, end, seconds, _get_first_messages(session)
-            )
+            first, seconds = session.requests[:1], time.perf_counter() - started
+            messages = list_new_messages(first[0], None) if first else None
+            return Trajectory(task.prompt.id, task.sample_index, turns, rows, score, end, seconds, messages)
 
     async def run_session(self, task: EpisodeTask) -> tuple[AgentSession, EpisodeEnd, Score]:
         """Run the program, twice if it fails. Returns its last session, how it ended, and its score."""
@@ -91,7 +88,6 @@ class AgentRunner:
             except TimeoutError:
                 reason = f"the program took longer than env.agent.timeout={self.agent.timeout:g} s"
                 return session, EpisodeEnd.TIME_LIMIT, make_failure_score(reason)
-            _warn_of_overridden_sampling(session)
             end, score = await self._score(task.prompt, session, result)
             if end is not EpisodeEnd.ENVIRONMENT_FAILED:
                 break
@@ -105,10 +101,10 @@ class AgentRunner:
         variables = make_environment_variables(self.endpoint.url, session.token, MODEL_NAME)
         content = prompt.content if isinstance(prompt.content, str) else [*map(make_openai_message, prompt.content)]
         inputs = {**asdict(prompt), "content": content, "sample": sample_index, "seed": session.derive_seed(0)}
-        with self.endpoint.gate.open_session(session, time_limit):
+        with self.endpoint.open_session(session, time_limit):
             async with time_limit.count_time():
                 with HEARTBEAT.record_call("program", timeout=time_limit.seconds_left):
-                    running = asyncio.ensure_future(self.programs.run(inputs, variables, session.reward_key))
+                    running = asyncio.ensure_future(self.programs.run(inputs, variables))
                     failing = asyncio.ensure_future(session.engine_failed.wait())
                     try:
                         await asyncio.wait((running, failing), return_when=asyncio.FIRST_COMPLETED)
@@ -124,8 +120,10 @@ class AgentRunner:
     async def _score(self, prompt: Prompt, session: AgentSession, result: ProgramResult) -> tuple[EpisodeEnd, Score]:
         """Return how the episode ended, and its score."""
         answers, failed = session.answers, EpisodeEnd.ENVIRONMENT_FAILED
-        if session.refused_reward:
-            return failed, make_failure_score(f"a reward was refused: {session.refused_reward}")
+        try:
+            score = _read_result(session, result)
+        except (TypeError, ValueError) as error:
+            return failed, make_failure_score(f"the program's result is no reward: {error}")
         if session.overflow and result.error and not answers:
             return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.overflow)
         if result.error and (session.overflow or session.reached_limit):  # as other episodes without an answer
@@ -138,12 +136,8 @@ class AgentRunner:
             return failed, make_failure_score(f"the program failed: {result.error}")
         if not answers:
             return failed, make_failure_score("the program made no request to the policy")
-        try:
-            score = _read_result(session, result.value)
-        except (TypeError, ValueError) as error:
-            return failed, make_failure_score(f"the program's result is no reward: {error}")
         if self.grade is not None:
-            graded = await self._grade(prompt, session, answers[-1].sampled.text)
+            graded = await self._grade(prompt, session, answers[-1].text)
             if score is not None and not graded.outcome.failed:  # the sum
                 parts = {**graded.components, **score.components, "agent": score.reward}
                 graded = replace(graded, reward=graded.reward + score.reward, components=parts)
@@ -168,11 +162,8 @@ async def open_agent_runner(
     grade: Grade | None = None,
     around: AroundRequest = answer_request,
 ) -> AsyncIterator[AgentRunner]:
-    """Context manager that starts the HTTP endpoint of an engine and the process that starts programs.
-
-    around: wraps each request for a completion. Raises ValueError if the user's file cannot be loaded or a parser does
-    not exist.
-    """
+    """Context manager that starts the HTTP endpoint of an engine and the process that starts programs. Raises
+    ValueError if the user's file cannot be loaded or a parser does not exist."""
     programs = ProgramRunner(env.agent)
     async with open_endpoint(engine, env, data.apply_chat_template_kwargs, data.allow_image_urls, around) as endpoint:
         try:
@@ -184,29 +175,99 @@ async def open_agent_runner(
             await programs.close()  # before the endpoint, which their requests use
 
 
-def _read_result(session: AgentSession, result: object) -> Score | None:
-    """Return the score in a program's result, if it has one, and give its `turn_rewards` to the session's answers."""
-    if isinstance(result, dict) and "turn_rewards" in result:
-        session.give_turn_rewards(result["turn_rewards"])
-        result = {name: value for name, value in result.items() if name != "turn_rewards"} or None
-    return None if result is None else convert_to_score(result)
+def _read_result(session: AgentSession, result: ProgramResult) -> Score | None:
+    """Return the score in a program's result, if it has one, and give the rewards of single answers to the session."""
+    for request_id, reward in result.rewards.items():
+        session.give_reward(request_id, convert_to_float(reward, "the reward"))
+    value = result.value
+    if isinstance(value, dict) and "turn_rewards" in value:
+        session.give_turn_rewards(value["turn_rewards"])
+        value = {name: part for name, part in value.items() if name != "turn_rewards"} or None
+    return None if value is None else convert_to_score(value)
 
 
-def _warn_of_overridden_sampling(session: AgentSession) -> None:
-    for name, value in session.overridden.items():
-        if name not in _warned:
-            _warned.add(name)
-            logger.warning(
-                "the agent's requests set %s=%s. The policy's own setting is used instead, because training needs it.",
-                name,
-                value,
-            )
+TrainedRows = Literal["all", "last", "main"]
 
 
-_warned: set[str] = set()  # sampling settings with a warning, once per process
+def build_turns_and_rows(
+    session: AgentSession, trained_rows: TrainedRows, untrained_roles: Sequence[str]
+) -> tuple[list[Turn], list[Row], list[list[int]], list[tuple[ImageInput, ...]]]:
+    """Return the turns of a session, its rows to train on, and tokens and images of the engine's prompt of each turn.
+
+    Turns that are not trained on follow the turns of the rows: those of other rows than `trained_rows`, and those of
+    `untrained_roles`. The rows are in the order of their last answers, so that the last row ends with the last one.
+    """
+    branches = find_branches(session.answers)
+    if trained_rows == "main":
+        branches = branches[:1]
+    elif trained_rows == "last":
+        branches = [branch for branch in branches if session.answers[-1] in branch]
+    chosen = [[one for one in branch if one.request.role not in untrained_roles] for branch in branches]
+    turns: list[Turn] = []
+    rows: list[Row] = []
+    prompts: list[list[int]] = []
+    images: list[tuple[ImageInput, ...]] = []
+    numbers = {answer: number for number, answer in enumerate(session.answers)}
+    for answers in sorted(filter(None, chosen), key=lambda answers: numbers[answers[-1]]):
+        first_turn = len(turns)
+        before, images_before = list[int](), 0
+        for answer in answers:
+            context = answer.request.prompt_ids[len(before) :], answer.request.images[images_before:]
+            turns.append(_make_turn(numbers, answer, *context))
+            before, images_before = answer.token_ids, len(answer.request.images)
+        for turn, answer, following in zip(turns[first_turn:], answers, answers[1:], strict=False):
+            turn.observation = list_new_messages(following.request, answer)
+        first = answers[0]
+        num_earlier_tokens = len(first.request.prompt_ids) - len(first.path[0].request.prompt_ids)
+        rows.append(build_row(turns[first_turn:], first_turn, num_earlier_tokens))
+        prompts += [answer.request.prompt_ids for answer in answers]
+        images += [answer.request.images for answer in answers]
+    trained = {turn.answer_number for turn in turns}
+    for answer, number in numbers.items():
+        if number not in trained:
+            turns.append(_make_turn(numbers, answer, answer.request.prompt_ids, answer.request.images))
+    for turn in turns:  # the rows contain them
+        turn.completion = replace(turn.completion, columns={})
+    return turns, rows, prompts, images
 
 
-def _get_first_messages(session: AgentSession) -> list[Message] | None:
-    if not session.requests:
-        return None
-    return list_new_messages(session.requests[0], None)
+def find_branches(answers: Sequence[Answer]) -> list[list[Answer]]:
+    """Split a forest into paths: the longest path from the first root, then the branches off it, and so on. A branch
+    begins with its first answer that is in no earlier path."""
+    children: dict[Answer | None, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        children[answer.parent].append(answer)
+    depth: dict[Answer, int] = {}
+    for answer in reversed(answers):  # children come after their parents
+        depth[answer] = 1 + max((depth[child] for child in children[answer]), default=0)
+    branches: list[list[Answer]] = []
+    waiting = list(children[None])
+    while waiting:
+        branch, options = [], [waiting.pop(0)]
+        while options:
+            longest = max(options, key=lambda one: depth[one])  # the first one of several
+            waiting += [one for one in options if one is not longest]
+            branch.append(longest)
+            options = children[longest]
+        branches.append(branch)
+    return branches
+
+
+def _make_turn(
+    numbers: Mapping[Answer, int], answer: Answer, context_ids: list[int], images: tuple[ImageInput, ...]
+) -> Turn:
+    """numbers: position of each answer in the session."""
+    request, parent, number = answer.request, answer.parent, numbers[answer]
+    info = {
+        "request": request.id,
+        "role": request.role,
+        "difference": request.difference,
+        "reused_tokens": len(parent.token_ids) if parent else 0,
+        "constrained": request.is_constrained,
+        "last_answer": number == len(numbers) - 1,
+    }
+    shown = {name: value for name, value in info.items() if value}
+    reward = answer.reward or 0.0
+    turn = Turn(context_ids, answer.completion, answer.text, reward, info=shown, context_images=images)
+    turn.answer_number = number
+    return turn

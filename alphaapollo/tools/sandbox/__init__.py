@@ -6,12 +6,12 @@ Sandbox (sandbox.py) -> zygote: an interpreter that has imported numpy, scipy an
 
 from __future__ import annotations
 
+from alphaapollo.tools.sandbox.processes import SandboxError as SandboxError
+from alphaapollo.tools.sandbox.processes import SandboxResult as SandboxResult
+from alphaapollo.tools.sandbox.processes import SandboxStatus as SandboxStatus
+from alphaapollo.tools.sandbox.processes import SandboxUnavailableError as SandboxUnavailableError
 from alphaapollo.tools.sandbox.sandbox import Sandbox as Sandbox
 from alphaapollo.tools.sandbox.sandbox import get_default_sandbox as get_default_sandbox
-from alphaapollo.tools.sandbox.types import SandboxError as SandboxError
-from alphaapollo.tools.sandbox.types import SandboxResult as SandboxResult
-from alphaapollo.tools.sandbox.types import SandboxStatus as SandboxStatus
-from alphaapollo.tools.sandbox.types import SandboxUnavailableError as SandboxUnavailableError
 
 
 def run_python(code: str, **options: object) -> SandboxResult:

@@ -18,8 +18,7 @@ import tempfile
 import time
 from typing import NoReturn
 
-from alphaapollo.tools.sandbox import landlock, seccomp
-from alphaapollo.tools.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, drop_privileges, prctl, set_rlimits
+from alphaapollo.tools.sandbox import linux
 
 TIME_LIMIT = 10.0  # seconds
 MAX_PROCESSES = 64
@@ -35,7 +34,7 @@ _EXECUTE = 1  # Landlock right to execute a file
 
 def main(arguments: list[str]) -> int:
     bash = shutil.which("bash")
-    if bash is None or not seccomp.is_supported():
+    if bash is None or not linux.is_seccomp_supported():
         print("Bash cannot run in a sandbox on this machine. Use Linux on x86_64 or aarch64.", file=sys.stderr)
         return 125
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as messages:
@@ -55,25 +54,21 @@ def main(arguments: list[str]) -> int:
 
 def _wait_for_bash(pid: int) -> int:
     """Wait for bash, kill its remaining processes, and return its exit code, or 124 if a limit stopped it."""
-    deadline = time.monotonic() + TIME_LIMIT
+    deadline, size = time.monotonic() + TIME_LIMIT, 0
     try:
-        while time.monotonic() < deadline and _count_group_processes(pid) <= MAX_PROCESSES:
+        while time.monotonic() < deadline and size <= MAX_PROCESSES:
             ended_pid, status = os.waitpid(pid, os.WNOHANG)
             if ended_pid:
                 return os.waitstatus_to_exitcode(status) & 0xFF
             time.sleep(0.005)
+            size = 0
+            for name in filter(str.isdigit, os.listdir("/proc")):
+                with contextlib.suppress(ProcessLookupError):
+                    size += os.getpgid(int(name)) == pid
         return 124
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-
-
-def _count_group_processes(group: int) -> int:
-    size = 0
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(ProcessLookupError):
-            size += os.getpgid(int(name)) == group
-    return size
 
 
 def _replace_process_by_bash(bash: str, arguments: list[str], stdout: int, stderr: int) -> NoReturn:
@@ -88,29 +83,24 @@ def _replace_process_by_bash(bash: str, arguments: list[str], stdout: int, stder
         os.closerange(program + 1, 1 << 16)
         os.chdir("/")
         os.nice(19)
-        set_rlimits(LIMITS)
+        linux.set_rlimits(LIMITS)
         if os.getuid() == 0:
-            drop_privileges()
+            linux.drop_privileges()
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # signals that Python ignores
             signal.signal(ignored, signal.SIG_DFL)
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
-        if version := landlock.get_abi_version():
-            landlock.apply_ruleset(landlock.build_ruleset(_make_landlock_rules(bash), version))
-        seccomp.apply_shell_filter()
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+        if version := linux.get_landlock_version():
+            paths = filter(os.path.exists, [*LIBRARIES, os.path.realpath(bash)])
+            rights = {path: linux.READ if os.path.isdir(path) else linux.READ_FILE for path in paths}
+            rules = [(os.open(path, os.O_PATH | os.O_CLOEXEC), right | _EXECUTE) for path, right in rights.items()]
+            linux.apply_ruleset(linux.build_ruleset(rules, version))
+        linux.apply_shell_filter()
         os.execve(program, ["bash", "--norc", *arguments], {"PATH": "/nonexistent", "LC_ALL": "C.UTF-8"})
     except BaseException as error:  # noqa: BLE001  the frames above belong to the caller
         print(f"Bash cannot run in a sandbox on this machine: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(125)
-
-
-def _make_landlock_rules(bash: str) -> list[tuple[int, int]]:
-    rules = []
-    for path in filter(os.path.exists, [*LIBRARIES, os.path.realpath(bash)]):
-        rights = landlock.READ if os.path.isdir(path) else landlock.READ_FILE
-        rules.append((os.open(path, os.O_PATH | os.O_CLOEXEC), rights | _EXECUTE))
-    return rules
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ import sys
 import threading
 import traceback
 from dataclasses import dataclass
-from types import CodeType, ModuleType
+from types import ModuleType
 
-from alphaapollo.tools.sandbox import landlock, linux, seccomp
+from alphaapollo.tools.sandbox import linux
 
 CONTROL, RULESET, FIRST_FREE = 3, 4, 5
 READY, DONE = b"R", b"D"
@@ -88,10 +88,10 @@ def _isolate_process(spec: ChildSpec, context: ForkContext, folder: str, descrip
     os.chdir(folder)
     os.environ.update(HOME=folder, TMPDIR=folder)
     folder_descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    rules = [*context.landlock_rules, (folder_descriptor, landlock.READ_WRITE)]
+    rules = [*context.landlock_rules, (folder_descriptor, linux.READ_WRITE)]
     has_landlock = "landlock" in spec.layers
     _move_to_fixed_descriptors(
-        [*descriptors, landlock.build_ruleset(rules, context.landlock_version) if has_landlock else folder_descriptor]
+        [*descriptors, linux.build_ruleset(rules, context.landlock_version) if has_landlock else folder_descriptor]
     )
     linux.set_rlimits(
         {
@@ -114,11 +114,11 @@ def _isolate_process(spec: ChildSpec, context: ForkContext, folder: str, descrip
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(SEED)
     if has_landlock:
-        landlock.apply_ruleset(RULESET)
+        linux.apply_ruleset(RULESET)
     else:
         os.close(RULESET)
     if "seccomp" in spec.layers:
-        seccomp.apply_snippet_filter(has_landlock)
+        linux.apply_snippet_filter(has_landlock)
 
 
 def _move_to_fixed_descriptors(descriptors: list[int]) -> None:
@@ -164,12 +164,12 @@ def execute_snippet(source: bytes, namespace: dict[str, object], echo: bool) -> 
     try:
         text = source.decode()
         linecache.cache[FILE_NAME] = (len(text), None, text.splitlines(keepends=True), FILE_NAME)
-        statements, last = _compile_snippet(text, echo)
-        exec(statements, namespace)
-        if last is not None:
-            value = eval(last, namespace)
-            if value is not None:
-                print(repr(value))
+        tree = ast.parse(text, FILE_NAME)
+        last = [tree.body.pop()] if echo and tree.body and isinstance(tree.body[-1], ast.Expr) else []
+        programs = [compile(tree, FILE_NAME, "exec", dont_inherit=True)]
+        programs += [compile(ast.Interactive([one]), FILE_NAME, "single", dont_inherit=True) for one in last]
+        for program in programs:
+            exec(program, namespace)
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return (stop.code or 0) & 0xFF
@@ -184,16 +184,6 @@ def flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
             stream.flush()
-
-
-def _compile_snippet(text: str, echo: bool) -> tuple[CodeType, CodeType | None]:
-    """Return the code of all statements. With `echo`, a last expression is returned separately, to print its value."""
-    tree = ast.parse(text, FILE_NAME)
-    last = tree.body.pop() if echo and tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    statements = compile(tree, FILE_NAME, "exec", dont_inherit=True)
-    if not isinstance(last, ast.Expr):
-        return statements, None
-    return statements, compile(ast.Expression(last.value), FILE_NAME, "eval", dont_inherit=True)
 
 
 def _print_exception(error: BaseException) -> int:

@@ -1,9 +1,9 @@
-"""Handles of the sandbox processes: the zygote, and one of its children for each snippet or session."""
+"""Requests, results and errors of the sandbox, and handles of its processes: the zygote, and one child of it for each
+snippet or session."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.util
 import json
 import math
@@ -19,23 +19,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from alphaapollo.tools.sandbox.child import DONE, EXIT_MEMORY, MESSAGE_BYTES, READY, ChildSpec
 from alphaapollo.tools.sandbox.linux import NOBODY_UID
-from alphaapollo.tools.sandbox.types import (
-    OutputCapture,
-    SandboxError,
-    SandboxRequest,
-    SandboxResult,
-    SandboxStatus,
-    format_sandbox_mode,
-    format_signal,
-)
 from alphaapollo.tools.sandbox.zygote import CONTINUE, KILL, PACKAGES, SHARED, STOP, remove_tree
 
+MAX_CODE_BYTES = 1 << 20
+LAYERS = ("setuid", "rlimits", "landlock", "seccomp", "bubblewrap")
+"""Isolation layers of a child, described in docs/tools.md."""
 START_TIMEOUT = 120.0  # seconds until the zygote has imported everything
 FORK_TIMEOUT = 30.0  # seconds until a child is ready
 KILL_TIMEOUT = 10.0  # seconds until a killed child is gone
@@ -51,7 +46,6 @@ ENVIRONMENT = {  # replaces the inherited variables: one thread, and a reproduci
     "LANG": "C.UTF-8",
     "PATH": "/usr/bin:/bin",
 }
-_CHUNK = 1 << 16
 _MAX_MESSAGES = 64  # messages of a session process that are discarded before its next snippet
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _BOOT = "import sys; sys.path.append(sys.argv[2]); from alphaapollo.tools.sandbox.zygote import main; main()"
@@ -59,12 +53,62 @@ _ROOT = Path(__file__).resolve().parents[3]
 _SANDBOX_FILES = ["alphaapollo/__init__.py", "alphaapollo/tools/__init__.py", "alphaapollo/tools/sandbox"]
 
 
-class ZygoteProcess:
-    """Handle of the zygote, the interpreter that is forked for each snippet, optionally in bubblewrap.
+@dataclass(frozen=True)
+class SandboxRequest:
+    """Python snippet with its input and limits."""
 
-    Raises SandboxError if the zygote does not start. The attribute `available` is a dict: isolation
-    layer (landlock, seccomp or setuid) -> whether the machine supports it.
-    """
+    code: str
+    stdin: str = ""  # in a session, all snippets share the stdin of the first one
+    timeout: float = 10.0  # seconds of wall clock
+    memory_mb: int = 1024  # MiB of address space in addition to that of the interpreter
+    max_output: int = 1 << 16  # bytes kept per stream, half from the beginning and half from the end
+    echo: bool = False  # print the value of the last expression, as the interactive interpreter does
+    connection: socket.socket | None = None  # replaces stdout, in both directions; it is closed when the snippet starts
+    session: str = ""  # snippets with the same non-empty name share variables until `end_session`
+
+
+class SandboxStatus(StrEnum):
+    """Outcome of a snippet, observed from outside its process."""
+
+    OK = "ok"  # exit code 0
+    ERROR = "error"  # an exception, another exit code, a fatal signal
+    TIMEOUT = "timeout"
+    MEMORY = "memory"  # MemoryError, or killed by the OOM killer
+    OUTPUT = "output"  # stopped because of too much output
+    REFUSED = "refused"  # not run
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxResult:
+    """Result of a snippet, e.g. `SandboxResult(SandboxStatus.OK, "4\\n", "", 0.004, "prefork+rlimits+landlock")`.
+    `stdout` contains only the output of the snippet, and does not prove how the snippet computed it."""
+
+    status: SandboxStatus
+    stdout: str  # truncated in the middle, with a note, above the output limit
+    stderr: str
+    seconds: float  # wall-clock time of the snippet
+    mode: str  # the layers in use, e.g. "prefork+rlimits+landlock+seccomp+bubblewrap"
+    reason: str = ""  # one line that explains a status other than ok
+    restarted: bool = False  # the session's earlier variables were lost before this snippet
+
+
+class SandboxError(RuntimeError):
+    """Error for a failure of the sandbox itself. The outcome of the snippet is unknown and must not affect a reward."""
+
+
+class SandboxUnavailableError(ValueError):
+    """Error: this machine cannot isolate untrusted code, and the user has not allowed code without isolation."""
+
+
+def format_sandbox_mode(layers: Collection[str]) -> str:
+    """Return the name of a combination of isolation layers, e.g. `prefork+rlimits+seccomp`."""
+    return "+".join(["prefork", *(name for name in LAYERS if name in layers)])
+
+
+class ZygoteProcess:
+    """Handle of the zygote, the interpreter that is forked for each snippet, optionally in bubblewrap. `available`:
+    {isolation layer (landlock, seccomp, setuid): whether the machine supports it}. Raises SandboxError if the zygote
+    does not start."""
 
     def __init__(self, bubblewrap: bool):
         self.folder = "" if bubblewrap else tempfile.mkdtemp(prefix="alphaapollo-sandbox-")
@@ -86,7 +130,16 @@ class ZygoteProcess:
                 cwd="/",
                 start_new_session=True,  # Ctrl-C reaches only the main program, which then closes the sandbox
             )
-        self.available = self._receive_available_isolation_layers()
+        self._socket.settimeout(START_TIMEOUT)
+        message = b""
+        with contextlib.suppress(TimeoutError, ConnectionResetError):
+            message, control, _, _ = self._socket.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+        if not message:
+            raise SandboxError(self.end_and_describe_exit())
+        self._socket.settimeout(None)
+        (pid, _, _) = _CREDENTIALS.unpack(control[0][2])
+        self._pidfd = os.pidfd_open(pid)
+        self.available: dict[str, bool] = json.loads(message)
 
     @property
     def has_ended(self) -> bool:
@@ -122,18 +175,6 @@ class ZygoteProcess:
                     remove_tree(self.folder)
             return f"the pre-forked interpreter failed{f': {lines[-1][:300]}' if lines else ''}"
 
-    def _receive_available_isolation_layers(self) -> dict[str, bool]:
-        self._socket.settimeout(START_TIMEOUT)
-        message = b""
-        with contextlib.suppress(TimeoutError, ConnectionResetError):
-            message, control, _, _ = self._socket.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
-        if not message:
-            raise SandboxError(self.end_and_describe_exit())
-        self._socket.settimeout(None)
-        (pid, _, _) = _CREDENTIALS.unpack(control[0][2])
-        self._pidfd = os.pidfd_open(pid)
-        return json.loads(message)
-
 
 class SnippetProcess:
     """Handle of a child of the zygote that runs one snippet, or the snippets of a session one after the other.
@@ -150,16 +191,16 @@ class SnippetProcess:
         self._selector = selectors.PollSelector()
         self._notice, notice = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        (out, out_write), (err, err_write) = os.pipe(), os.pipe()
-        self._out, self._err = open(out, "rb", buffering=0), open(err, "rb", buffering=0)  # noqa: SIM115
-        for file in (self._notice, self._control, self._out, self._err):
-            os.set_blocking(file.fileno(), False)
+        self._out, self._err = make_memory_file(), make_memory_file()
+        for connection in (self._notice, self._control):
+            connection.setblocking(False)
+            self._selector.register(connection, selectors.EVENT_READ)
         cpu_seconds = SESSION_CPU_SECONDS if self._is_session else math.ceil(request.timeout) + 1
         spec = ChildSpec(sorted(layers), request.memory_mb, cpu_seconds, self._is_session)
         stdin = make_memory_file(request.stdin)
         try:
-            with notice, control, stdin, open(out_write, "wb") as stdout, open(err_write, "wb") as stderr:
-                zygote.fork(spec, [file.fileno() for file in (notice, control, stdin, stdout, stderr)])
+            with notice, control, stdin, request.connection or contextlib.nullcontext(self._out) as output:
+                zygote.fork(spec, [file.fileno() for file in (notice, control, stdin, output, self._err)])
             self._wait_until_ready()  # after closing the child's ends, so that its death is detected
         except BaseException:
             self.close()
@@ -176,51 +217,50 @@ class SnippetProcess:
 
     def run(self, request: SandboxRequest, is_cancelled: Callable[[], bool]) -> SandboxResult:
         """Run one snippet. In a session, the next snippet can run afterwards, unless a limit stopped this one."""
-        out, err = OutputCapture(request.max_output), OutputCapture(request.max_output)
         try:
             start = time.monotonic()
             self._send_code(request)
-            status, reason = self._wait_for_end(request.timeout, out, err, is_cancelled)
+            status, reason = self._wait_for_end(request.timeout, is_cancelled)
+            seconds = time.monotonic() - start
+            out, err = (read_output(file, request.max_output) for file in (self._out, self._err))
+            if self._notice.fileno() == -1:  # it has ended
+                self.close()
         except BaseException:
             self.close()
             raise
-        return SandboxResult(status, out.text(), err.text(), time.monotonic() - start, self._mode, reason)
+        return SandboxResult(status, out, err, seconds, self._mode, reason)
 
     def _wait_until_ready(self) -> None:
-        for file in (self._notice, self._control):
-            self._selector.register(file, selectors.EVENT_READ)
         self._wait_readable(FORK_TIMEOUT)
         if _receive_message(self._control) != READY:
             self._selector.unregister(self._control)
             self._send_command(KILL)
             self._wait_readable(KILL_TIMEOUT)
             notice = self._read_exit_notice()
-            text = notice["stop_reason"] or (self._err.read(_CHUNK) or b"").decode(errors="replace").strip()
+            text = notice["stop_reason"] or read_output(self._err, 1 << 16).strip()
             raise SandboxError(f"the sandbox could not isolate a process: {text or notice['status']}")
-        for stream in (self._out, self._err):
-            self._selector.register(stream, selectors.EVENT_READ)
 
     def _send_code(self, request: SandboxRequest) -> None:
         if self._is_session:  # discard data that the process sent after its last snippet
             for _ in range(_MAX_MESSAGES):
                 if not _receive_message(self._control):
                     break
-            self._drain_output(OutputCapture(0), OutputCapture(0))
+            for file in (self._out, self._err):
+                os.truncate(file.fileno(), 0)
+                os.lseek(file.fileno(), 0, os.SEEK_SET)  # also of the process
             self._send_command(CONTINUE)
         ignored_errors = (BrokenPipeError, BlockingIOError)  # the timeout ends such a run
         with make_memory_file(request.code) as code, contextlib.suppress(*ignored_errors):
             socket.send_fds(self._control, [json.dumps({"echo": request.echo}).encode()], [code.fileno()])
 
-    def _wait_for_end(
-        self, timeout: float, out: OutputCapture, err: OutputCapture, is_cancelled: Callable[[], bool]
-    ) -> tuple[SandboxStatus, str]:
+    def _wait_for_end(self, timeout: float, is_cancelled: Callable[[], bool]) -> tuple[SandboxStatus, str]:
         """Enforce the time and output limits until the snippet ends. Return its status and the reason."""
         deadline = time.monotonic() + timeout
         killed_for: SandboxStatus | None = None
         while not is_cancelled():
             ready = self._wait_readable(min(deadline - time.monotonic(), CANCEL_SECONDS))
-            self._read_output(out, err)
-            is_late, is_too_long = time.monotonic() >= deadline, out.total + err.total > OUTPUT_STOP_BYTES
+            size = sum(os.fstat(file.fileno()).st_size for file in (self._out, self._err))
+            is_late, is_too_long = time.monotonic() >= deadline, size > OUTPUT_STOP_BYTES
             if is_late and killed_for:  # the killed process does not end
                 raise SandboxError(self._zygote.end_and_describe_exit())
             if (is_late or is_too_long) and not killed_for:
@@ -232,13 +272,11 @@ class SnippetProcess:
                 if message == b"":
                     self._selector.unregister(self._control)
                 elif message and message[:1] == DONE and len(message) == 2 and self._is_session and not killed_for:
-                    self._drain_output(out, err)
                     self._send_command(STOP)  # pause the process until its next snippet, even if the message is fake
                     return interpret_wait_status(message[1] << 8, None, timeout)
             if self._notice in ready:
-                self._drain_output(out, err)
                 notice = self._read_exit_notice()
-                self.close()
+                self._notice.close()
                 if notice["stop_reason"] and not killed_for:
                     return SandboxStatus.ERROR, notice["stop_reason"]
                 return interpret_wait_status(notice["status"], killed_for, timeout)
@@ -260,23 +298,6 @@ class SnippetProcess:
             raise SandboxError(self._zygote.end_and_describe_exit())
         return json.loads(message)
 
-    def _read_output(self, out: OutputCapture, err: OutputCapture) -> bool:
-        """Read one chunk of stdout and of stderr. Return whether there was any data."""
-        has_data = False
-        for file, capture in ((self._out, out), (self._err, err)):
-            data = file.read(_CHUNK)  # None: no data yet
-            if data:
-                capture.feed(data)
-                has_data = True
-            elif data == b"" and file in self._selector.get_map():
-                self._selector.unregister(file)
-        return has_data
-
-    def _drain_output(self, out: OutputCapture, err: OutputCapture) -> None:
-        for _ in range(OUTPUT_STOP_BYTES // _CHUNK):
-            if not self._read_output(out, err):
-                break
-
 
 def _receive_message(connection: socket.socket) -> bytes | None:
     """Return the next message, None if there is none yet, or b"" if the other end is closed."""
@@ -289,14 +310,22 @@ def _receive_message(connection: socket.socket) -> bytes | None:
         return None
 
 
-def make_memory_file(text: str) -> BinaryIO:
-    """Create a read-only file in memory that contains this text."""
-    file = open(os.memfd_create("snippet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b")  # noqa: SIM115
+def make_memory_file(text: str = "") -> BinaryIO:
+    """Create a file in memory that contains this text."""
+    file = open(os.memfd_create("snippet"), "w+b")  # noqa: SIM115
     file.write(text.encode("utf-8", "surrogatepass"))
     file.seek(0)
-    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-    fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
     return file
+
+
+def read_output(file: BinaryIO, limit: int) -> str:
+    """Return the text in a file, half from the beginning and half from the end if it has more than `limit` bytes."""
+    size, head, tail = os.fstat(file.fileno()).st_size, (limit + 1) // 2, limit // 2
+    if size <= limit:
+        return os.pread(file.fileno(), size, 0).decode("utf-8", "replace")
+    note = f"\n... [{size - limit} bytes cut] ...\n".encode()
+    data = os.pread(file.fileno(), head, 0) + note + os.pread(file.fileno(), tail, size - tail)
+    return data.decode("utf-8", "replace")
 
 
 def interpret_wait_status(status: int, killed_for: SandboxStatus | None, timeout: float) -> tuple[SandboxStatus, str]:
@@ -312,7 +341,8 @@ def interpret_wait_status(status: int, killed_for: SandboxStatus | None, timeout
         return results.get(code, (SandboxStatus.ERROR, f"exit code {code}"))
     if (number := os.WTERMSIG(status)) == signal.SIGKILL:
         return SandboxStatus.MEMORY, "killed by the kernel: no memory left on the machine"
-    return SandboxStatus.ERROR, f"killed by {format_signal(number)}"
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"  # a real-time signal
+    return SandboxStatus.ERROR, f"killed by {name}"
 
 
 def find_package_folders() -> list[str]:

@@ -9,21 +9,22 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import compress, product
 from pathlib import Path
 from typing import Any, Self
 
-from alphaapollo.tools.sandbox.processes import SnippetProcess, ZygoteProcess
-from alphaapollo.tools.sandbox.types import (
+from alphaapollo.tools.sandbox.processes import (
     MAX_CODE_BYTES,
     SandboxError,
     SandboxRequest,
     SandboxResult,
     SandboxStatus,
     SandboxUnavailableError,
+    SnippetProcess,
+    ZygoteProcess,
     format_sandbox_mode,
 )
 from alphaapollo.tools.sandbox.zygote import KILLED_SUSPENDED
@@ -91,7 +92,7 @@ class Sandbox:
         self._sessions: dict[str, _Session] = {}
         self._zygote: ZygoteProcess | None = None
         self._layers: frozenset[str] | None = None  # None: not probed yet
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.missing: dict[str, str] = {}  # layer -> reason why it is not used
 
     def start(self) -> Self:
@@ -99,7 +100,7 @@ class Sandbox:
         SandboxUnavailableError if this machine cannot isolate snippets, SandboxError if starting fails."""
         with self._lock:
             if self._zygote is None or self._zygote.has_ended:
-                self._end_zygote()
+                self.close()
                 if self._layers is None:
                     self._zygote = self._start_most_isolated_zygote()
                 else:
@@ -137,7 +138,9 @@ class Sandbox:
     def close(self) -> None:
         """Kill all processes of the sandbox. Running snippets raise SandboxError."""
         with self._lock:
-            self._end_zygote()
+            zygote, self._zygote = self._zygote, None
+            if zygote is not None:
+                zygote.end_and_describe_exit()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -145,16 +148,11 @@ class Sandbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _end_zygote(self) -> None:
-        zygote, self._zygote = self._zygote, None
-        if zygote is not None:
-            zygote.end_and_describe_exit()
-
     def _run_request(self, request: SandboxRequest, cancelled: threading.Event) -> SandboxResult:
         try:
             return self._run_request_once(request, cancelled)
         except SandboxError:  # a failure of the sandbox is retried once
-            if request.session or cancelled.is_set() or self._zygote is None:
+            if request.session or request.connection or cancelled.is_set() or self._zygote is None:
                 raise
         return self._run_request_once(request, cancelled)
 
@@ -191,8 +189,12 @@ class Sandbox:
                     raise
                 self.missing["bubblewrap"] = str(error)
                 continue
-            for layers in self._list_isolation_layer_sets(zygote.available):
-                if _are_isolation_layers_effective(zygote, layers):
+            names = ("seccomp", "landlock", "setuid")
+            usable = [name for name in names if zygote.available[name] and name not in self._without]
+            for choice in product((True, False), repeat=len(usable)):  # from the strongest to the weakest
+                layers = frozenset(["rlimits", *compress(usable, choice)])
+                is_allowed = "seccomp" in layers or self._allow_unsafe
+                if is_allowed and _are_isolation_layers_effective(zygote, layers):
                     self._layers = layers.union(bubblewrap)
                     self._log_missing_isolation_layers(self._layers, zygote.available)
                     return zygote
@@ -203,14 +205,6 @@ class Sandbox:
             f"({self.missing.get('seccomp', 'it needs Linux on x86_64 or aarch64')}). "
             f"Use a machine that has seccomp, or set {UNSAFE_VARIABLE}=1 if you trust the code."
         )
-
-    def _list_isolation_layer_sets(self, available: Mapping[str, bool]) -> Iterator[frozenset[str]]:
-        """Yield the sets of isolation layers to try, from the strongest to the weakest one that is allowed."""
-        usable = [name for name in ("seccomp", "landlock", "setuid") if available[name] and name not in self._without]
-        for choice in product((True, False), repeat=len(usable)):
-            layers = frozenset(["rlimits", *compress(usable, choice)])
-            if "seccomp" in layers or self._allow_unsafe:
-                yield layers
 
     def _log_missing_isolation_layers(self, layers: Collection[str], available: Mapping[str, bool]) -> None:
         for name in [name for name in OPTIONAL_LAYERS if name not in layers]:

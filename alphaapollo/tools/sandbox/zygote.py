@@ -26,7 +26,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from alphaapollo.tools.sandbox import landlock, linux, seccomp
+from alphaapollo.tools.sandbox import linux
 from alphaapollo.tools.sandbox.child import MESSAGE_BYTES, ChildSpec, ForkContext, run_child
 
 PACKAGES = ["numpy", "scipy", "sympy", "mpmath"]  # packages that snippets can import, if they are installed
@@ -83,7 +83,6 @@ def trigger_lazy_imports() -> None:
 class _ChildProcess:
     folder: str
     notice_socket: int  # connection that receives commands and, at the end, sends the notice
-    may_fork: bool  # no seccomp filter forbids forking
     stop_reason: str = ""  # why the zygote killed the child
     suspended_at: float = 0.0  # time.monotonic(), 0: it runs
 
@@ -107,34 +106,24 @@ def main() -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # the OOM killer takes this process first
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
-    zygote = Zygote(program, _make_fork_context(settings["packages"]), settings["folder"])
-    available = {
-        "landlock": zygote.context.landlock_version > 0,
-        "seccomp": seccomp.is_supported(),
-        "setuid": os.geteuid() == 0,
-    }
+    library, version = os.path.dirname(os.__file__), linux.get_landlock_version()
+    allowed = dict.fromkeys([library, *settings["packages"], *SHARED], linux.READ)
+    allowed |= dict.fromkeys(DEVICES, linux.DEVICE)
+    rules = [(os.open(path, os.O_PATH), rights) for path, rights in allowed.items() if os.path.exists(path)]
+    context = ForkContext(os.getpid(), linux.count_address_space_bytes(), library, version, rules)
+    available = {"landlock": version > 0, "seccomp": linux.is_seccomp_supported(), "setuid": os.geteuid() == 0}
     gc.collect()
     gc.freeze()
     program.send(json.dumps(available).encode())
-    zygote.serve()
-
-
-def _make_fork_context(packages: list[str]) -> ForkContext:
-    library = os.path.dirname(os.__file__)
-    allowed = dict.fromkeys([library, *packages, *SHARED], landlock.READ) | dict.fromkeys(DEVICES, landlock.DEVICE)
-    rules = [(os.open(path, os.O_PATH), rights) for path, rights in allowed.items() if os.path.exists(path)]
-    return ForkContext(os.getpid(), linux.count_address_space_bytes(), library, landlock.get_abi_version(), rules)
+    Zygote(program, context, settings["folder"]).serve()
 
 
 class Zygote:
     """Message loop of the zygote: forks children on request, executes commands for them, and reports when they end."""
 
     def __init__(self, program_socket: socket.socket, context: ForkContext, folder: str):
-        self.context = context
-        self._program = program_socket
-        self._folder = folder
+        self._program, self._context, self._folder = program_socket, context, folder
         self._children: dict[int, _ChildProcess] = {}  # pid -> child
-        self._cleaners: set[int] = set()  # pids of processes that remove folders
         self._poller = select.poll()
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake)
@@ -169,19 +158,18 @@ class Zygote:
                 size += (resident - shared) * resource.getpagesize()
             if size > SUSPENDED_BYTES:
                 self._children[pid].stop_reason = KILLED_SUSPENDED
-                _kill_child(pid)
         for pid, child in self._children.items():
             with contextlib.suppress(OSError):  # /proc is mounted with hidepid
                 if len(os.listdir(f"/proc/{pid}/task")) > MAX_THREADS:
                     child.stop_reason = f"stopped at more than {MAX_THREADS} threads"
-                    _kill_child(pid)
             if not child.stop_reason and has_more_files(child.folder, MAX_FILES):
                 child.stop_reason = f"stopped at more than {MAX_FILES} files, or a folder that cannot be read"
+            if child.stop_reason:
                 _kill_child(pid)
 
     def _kill_children(self) -> None:
-        """Kill all children, and the cleaners, which remove files too. Then remove the folder of the sandbox."""
-        for pid in (*self._children, *self._cleaners):
+        """Kill all children. Then remove the folder of the sandbox."""
+        for pid in self._children:
             _kill_child(pid)
             os.waitpid(pid, 0)
         with contextlib.suppress(OSError):  # the program may have removed the folder
@@ -228,40 +216,24 @@ class Zygote:
             os.rmdir(folder)
             raise
         if pid == 0:
-            run_child(spec, self.context, folder, descriptors)
-        self._children[pid] = _ChildProcess(folder, notice_socket, "seccomp" not in spec.layers)
+            run_child(spec, self._context, folder, descriptors)
+        self._children[pid] = _ChildProcess(folder, notice_socket)
         self._poller.register(notice_socket, select.POLLIN)
 
     def _reap_children(self) -> None:
         """Remove the folders of ended children, and send each child's exit status through its notice connection."""
-        while self._children or self._cleaners:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
+        while self._children:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
                 return
-            if pid in self._cleaners:
-                self._cleaners.remove(pid)
-                continue
+            _kill_child(ended.si_pid)  # also processes that it has started, without seccomp
+            pid, status = os.waitpid(ended.si_pid, 0)
             child = self._children.pop(pid)
-            if child.may_fork:
-                _kill_process_group(pid)
-            self._remove_folder(child.folder)
+            with contextlib.suppress(OSError):  # it is removed at the end of the zygote
+                remove_tree(child.folder)
             with contextlib.suppress(KeyError):  # already unregistered because the program closed it
                 self._poller.unregister(child.notice_socket)
             _send_end_notice(child.notice_socket, status, child.stop_reason)
-
-    def _remove_folder(self, folder: str) -> None:
-        """Remove a child's folder, in a separate process if it is not empty, because that can take long."""
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
-            return
-        with contextlib.suppress(OSError):  # no free process: the folder is removed at the end of the zygote
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    remove_tree(folder)
-                finally:
-                    os._exit(0)
-            self._cleaners.add(pid)
 
 
 def has_more_files(folder: str, limit: int) -> bool:
@@ -270,21 +242,17 @@ def has_more_files(folder: str, limit: int) -> bool:
     waiting, count = [folder], 0
     while waiting:
         try:
-            descriptor = os.open(path := waiting.pop(), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except PermissionError:
-            return True
-        except OSError:  # removed or replaced meanwhile
-            continue
-        try:
-            with os.scandir(descriptor) as entries:
+            with os.scandir(waiting.pop()) as entries:
                 for entry in entries:
                     count += 1
                     if count > limit:
                         return True
                     if entry.is_dir(follow_symlinks=False):
-                        waiting.append(os.path.join(path, entry.name))
-        finally:
-            os.close(descriptor)
+                        waiting.append(entry.path)
+        except PermissionError:
+            return True
+        except OSError:  # removed or replaced meanwhile
+            continue
     return False
 
 
@@ -313,11 +281,7 @@ def _send_end_notice(notice_socket: int, wait_status: int, stop_reason: str) -> 
 
 
 def _kill_child(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)  # the child is not reaped yet, so its pid is not reused
-    _kill_process_group(pid)
-
-
-def _kill_process_group(pid: int) -> None:
-    """Kill the process group of the child `pid`: the child and processes that it started."""
+    """Kill a child that is not reaped yet, so that its pid is not reused, and its process group."""
+    os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

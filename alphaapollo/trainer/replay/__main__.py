@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _parse_arguments(argv)
     with exit_on_config_error():
-        from alphaapollo.launch.failures import REPORTED_ERRORS
+        from alphaapollo.launch.command import REPORTED_ERRORS
         from alphaapollo.runs.resume import read_saved_config
         from alphaapollo.trainer.replay.recording import read_recording
         from alphaapollo.trainer.replay.run import prepare_replay, print_and_check_comparison, replay

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from alphaapollo.config.load import save_config
-from alphaapollo.launch.failures import REPORTED_ERRORS
+from alphaapollo.launch.command import REPORTED_ERRORS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer.replay.recording import FOLDER, LearningOutcome, RecordingInfo, write_inputs, write_outcome

@@ -1,7 +1,7 @@
 """Files of a recorded iteration.
 
 <run>/recorded/step_000003/   written completely before the update; manifest.json has the digest of each file
-    format.json               format (runs/format.py)
+    format.json               format (runs/checkpoint_folder.py)
     recording.json            kl_coef, machine and parallelism of the run
     config.yaml               configuration of the run
     groups.msgpack            trajectory groups, without the pixels of images
@@ -20,8 +20,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from alphaapollo.runs.checkpoint_folder import MANIFEST, find_damage, write_manifest
-from alphaapollo.runs.format import check_format
+from alphaapollo.runs.checkpoint_folder import MANIFEST, check_format, find_damage, write_manifest
 from alphaapollo.trainer.groups_file import read_groups, write_groups
 from alphaapollo.types import JsonObject, TrajectoryGroup
 

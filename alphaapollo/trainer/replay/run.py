@@ -23,7 +23,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import Placement, detect_machine
 from alphaapollo.controller.worker_groups import LocalWorkerGroups
-from alphaapollo.launch.failures import REPORTED_ERRORS
+from alphaapollo.launch.command import REPORTED_ERRORS
 from alphaapollo.launch.model_requirements import choose_kernels
 from alphaapollo.models.load import load_config
 from alphaapollo.observability.console import Console

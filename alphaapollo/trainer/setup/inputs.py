@@ -18,8 +18,7 @@ from alphaapollo.launch.input_checks import check_rewards, explain_missing_clust
 from alphaapollo.launch.model_requirements import ModelUse, check_models
 from alphaapollo.models.folder_check import list_template_notices
 from alphaapollo.models.load import load_config
-from alphaapollo.planning.try_data import describe_sources
-from alphaapollo.planning.try_environment import try_environment
+from alphaapollo.planning.trials import describe_sources, try_environment
 from alphaapollo.rollout.self_teacher import check_demonstrations
 from alphaapollo.trainer.progress import TrainingGoal
 from alphaapollo.trainer.step.curriculum import assign_stages
@@ -80,7 +79,7 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     has_reward_function, more, truths = _try_reward_function(config, everything)
     notices += more
     reads_columns = bool(config.custom_reward_function.path or config.env.custom_module)
-    notices += try_environment(config.env, [*prompts[:1], *val_prompts[:1]], config.actor_rollout_ref.model, data)
+    notices += try_environment(config.env, [*prompts[:1], *val_prompts[:1]])
     goal = TrainingGoal.from_schedule(
         trainer.total_training_steps, trainer.total_epochs, len(prompts), data.train_batch_size
     )

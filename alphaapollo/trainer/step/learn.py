@@ -20,7 +20,7 @@ from alphaapollo.batching.packing import filter_mini_batches
 from alphaapollo.models.load import load_config
 from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
-from alphaapollo.runs.training_log import TrainedRow
+from alphaapollo.runs.rollout_log import TrainedRow
 from alphaapollo.trainer.metrics import compute_batch_metrics
 from alphaapollo.trainer.run_state import LearnerState, TrainingRun
 from alphaapollo.trainer.step.credit import AssignedCredit, assign_credit, describe_non_finite

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
-from alphaapollo.runs.training_log import TrainedRow
+from alphaapollo.runs.rollout_log import TrainedRow
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer import samples
 from alphaapollo.viewer.index import KIND_NAMES, make_file_name

@@ -11,8 +11,7 @@ from pathlib import Path
 from starlette.exceptions import HTTPException
 
 from alphaapollo.rollout.suites import read_suite_results
-from alphaapollo.runs.example_log import LoggedExample, read_examples
-from alphaapollo.runs.run_history import read_history, read_run_plan
+from alphaapollo.runs.run_history import LoggedExample, read_examples, read_history, read_run_plan
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.index import parse_file_name
 from alphaapollo.viewer.pages.query import PAGE_ROWS, SCORES, Query, summarize_run

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaapollo.runs.format import check_format
+from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.viewer import run_folders
 from alphaapollo.viewer.curves import group_by_seed
 from alphaapollo.viewer.report import formats, tables

@@ -11,8 +11,9 @@ import pytest
 
 import alphaapollo
 from alphaapollo import api
-from alphaapollo.api import nest_settings
+from alphaapollo.api import format_settings
 from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig
 from alphaapollo.evolving.roles import Aggregator, Verifier
 from alphaapollo.results import Evaluation, TrainedRun
@@ -44,27 +45,26 @@ assert not {"torch", "ray", "vllm", "pandas"} & set(sys.modules)
         alphaapollo.rll  # noqa: B018
 
 
-def test_dict_is_converted_to_nested_yaml(tmp_path: Path) -> None:
+def test_dict_is_converted_to_words(tmp_path: Path) -> None:
     settings = {
         "algorithm": "dapo",
         "algorithm.lam": np.float64(0.5),
-        "trainer": {"seed": 1, "experiment_name": "x"},
+        "trainer": {"seed": 1, "experiment_name": "x y='z'"},
         "trainer.nnodes": 2,
         "actor_rollout_ref": {"actor.optim": {"lr": 1}, "actor": {"optim.betas": (0.9, 0.95)}},
         "data.train_files": (tmp_path / "a.parquet",),
     }
-    assert nest_settings(settings, Config) == {
-        "defaults": [{"algorithm": "dapo"}, "_self_"],
-        "algorithm": {"lam": 0.5},
-        "trainer": {"seed": 1, "experiment_name": "x", "nnodes": 2},
-        "actor_rollout_ref": {"actor": {"optim": {"lr": 1, "betas": [0.9, 0.95]}}},
-        "data": {"train_files": [str(tmp_path / "a.parquet")]},
-    }
-    served = {"models": {"qwen2.5": {"path": "m"}}}
-    assert nest_settings(served, EvolvingConfig) == served, "a name of the user's may have dots"
-    for twice in ({"trainer.seed": 1, "trainer": {"seed": 2}}, {"trainer.seed": 1, "trainer.seed.x": 2}):
-        with pytest.raises(ConfigError, match=r"Remove one of them|Set it once"):
-            nest_settings(twice, Config)
+    config = load_config(Config, "ppo", format_settings(settings, Config))
+    assert config.algorithm.filter_groups.enable and config.algorithm.lam == 0.5
+    assert (config.trainer.seed, config.trainer.experiment_name, config.trainer.nnodes) == (1, "x y='z'", 2)
+    optim = config.actor_rollout_ref.actor.optim
+    assert (optim.lr, list(optim.betas)) == (1, [0.9, 0.95])
+    assert config.data.train_files == [str(tmp_path / "a.parquet")]
+    served = {"models": {"qwen2.5": {"path": "m"}, "policy": {"path": "p"}}}
+    evolving = load_config(EvolvingConfig, "evolving", format_settings(served, EvolvingConfig))
+    assert evolving.models["qwen2.5"].path == "m", "a name of the user's may have dots"
+    with pytest.raises(ConfigError, match=r"Set it once"):
+        format_settings({"trainer.seed": 1, "trainer": {"seed": 2}}, Config)
 
 
 def test_keys_of_a_dict_win_over_its_preset_and_words_over_both(started: list[Any], tmp_path: Path) -> None:

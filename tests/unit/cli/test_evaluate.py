@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.cli.evaluate import find_results_folder
+from alphaapollo.cli.serve import find_results_folder
 from alphaapollo.runs.run_model import RunModel
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, get_estimator
-from alphaapollo.cli.python_objects import PythonObjects, is_user_module
+from alphaapollo.cli.run_process import is_user_module, write_objects
 from alphaapollo.config.schema import Algorithm, CustomRewardFunction
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.evolving.roles import ROLES, ModelReply, Verifier, VerifierReport
@@ -62,7 +62,7 @@ def keys(words: list[str]) -> dict[str, str]:
 
 
 def test_reward_function_loads_like_a_user_file(tmp_path: Path) -> None:
-    given = keys(PythonObjects(reward=likes_seven).pickle_and_make_overrides(tmp_path / "objects"))
+    given = keys(write_objects(tmp_path / "objects", reward=likes_seven))
     path, name = given["custom_reward_function.path"], given["custom_reward_function.name"]
     function = load_reward_function(CustomRewardFunction(path=path, name=name)).function
     assert function(Prompt(0, "x", "q"), "77") == {"reward": 2.5, "accuracy": 1.0}
@@ -70,7 +70,7 @@ def test_reward_function_loads_like_a_user_file(tmp_path: Path) -> None:
 
 def test_reward_loads_without_its_module(tmp_path: Path) -> None:
     """The function and the names it uses work in a process that cannot import this file."""
-    given = keys(PythonObjects(reward=likes_seven).pickle_and_make_overrides(tmp_path))
+    given = keys(write_objects(tmp_path, reward=likes_seven))
     code = f"""
 import sys
 from alphaapollo.config.schema import CustomRewardFunction
@@ -93,9 +93,7 @@ assert "torch" not in sys.modules
 
 
 def test_environment_and_tools_are_registered_by_their_names(tmp_path: Path) -> None:
-    given = keys(
-        PythonObjects(reward=likes_seven, environment=Riddle, tools=[double]).pickle_and_make_overrides(tmp_path)
-    )
+    given = keys(write_objects(tmp_path, reward=likes_seven, environment=Riddle, tools=[double]))
     assert (given["env.env_name"], given["env.tools"]) == ("Riddle", "['double']")
     load_user_module(given["env.custom_module"], "env.custom_module")
     registered = get_environment_spec("Riddle")
@@ -105,12 +103,12 @@ def test_environment_and_tools_are_registered_by_their_names(tmp_path: Path) -> 
 
 
 def test_estimator_gets_its_declared_inputs(tmp_path: Path) -> None:
-    plain = keys(PythonObjects(estimator=my_advantages).pickle_and_make_overrides(tmp_path / "plain"))
+    plain = keys(write_objects(tmp_path / "plain", estimator=my_advantages))
     assert plain["algorithm.adv_estimator"] == "my_advantages"
     load_user_module(plain["algorithm.custom_module"], "algorithm.custom_module")
     assert get_estimator("my_advantages").needs == ()
     declared = Estimator("with_values", my_advantages, needs=("values",))
-    given = keys(PythonObjects(estimator=declared).pickle_and_make_overrides(tmp_path / "declared"))
+    given = keys(write_objects(tmp_path / "declared", estimator=declared))
     assert given["algorithm.adv_estimator"] == "with_values"
     load_user_module(given["algorithm.custom_module"], "algorithm.custom_module")
     assert get_estimator("with_values").needs == ("values",)
@@ -118,21 +116,21 @@ def test_estimator_gets_its_declared_inputs(tmp_path: Path) -> None:
 
 def test_roles_are_registered_by_the_names_of_their_classes(tmp_path: Path) -> None:
     both = {"verifier": Suspicious, "aggregator": Suspicious}
-    given = keys(PythonObjects(roles=both).pickle_and_make_overrides(tmp_path))
+    given = keys(write_objects(tmp_path, roles=both))
     assert given["roles.verifier.plugin"] == given["roles.aggregator.plugin"] == "Suspicious"
     load_user_module(given["evolving.custom_module"], "evolving.custom_module")
     assert ROLES.get("Suspicious")().read(ModelReply("a 7", seed=0)) == VerifierReport(True, "a 7")
 
 
 def test_no_objects_write_no_files(tmp_path: Path) -> None:
-    assert PythonObjects().pickle_and_make_overrides(tmp_path / "objects") == []
+    assert write_objects(tmp_path / "objects") == []
     assert not (tmp_path / "objects").exists()
 
 
 def test_unpicklable_objects_are_refused(tmp_path: Path) -> None:
     lock = threading.Lock()
     with pytest.raises(ValueError, match=r"the reward .*picklable"):
-        PythonObjects(reward=lambda prompt, completion: float(lock.locked())).pickle_and_make_overrides(tmp_path)
+        write_objects(tmp_path, lambda prompt, completion: float(lock.locked()))
 
 
 def test_modules_pickled_by_value() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.cli import run_process
-from alphaapollo.cli.run_process import AppendedLineReader, RunFailed, run_in_child_process
+from alphaapollo.cli.run_process import RunFailed, make_metrics_reader, run_in_child_process
 from tests.processes import is_running
 
 PROGRAM = """
@@ -129,24 +129,16 @@ def test_run_dies_with_its_parent_program(tmp_path: Path) -> None:
 
 def test_new_lines_of_a_file_that_a_resume_replaces(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
-    file.write_text("one\ntwo\n")
-    lines = AppendedLineReader(file)
+    file.write_text('{"step": 1}\n{"step": 2, "a/b": 1}\n')
+    read_new_metrics = make_metrics_reader(file)
     part = tmp_path / "part"
-    part.write_text("one\n")
+    part.write_text('{"step": 1}\n')
     part.replace(file)
-    assert lines.read_new_lines() == []
+    assert read_new_metrics() == []
     with file.open("a") as more:
-        more.write("two, again\nhal")
-    assert lines.read_new_lines() == ["two, again"]
+        more.write('{"step": 2, "a/b": 3}\n{"st')
+    assert read_new_metrics() == [{"step": 2, "a/b": 3}]
+    assert read_new_metrics() == []
     with file.open("a") as more:
-        more.write("f\n")
-    assert lines.read_new_lines() == ["half"]
-
-
-def test_only_the_added_part_of_a_file_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    file.write_text("one\n")
-    lines = AppendedLineReader(file)
-    with file.open("r+") as changed:
-        changed.write("ONE\ntwo\n")  # the first line was read before and is not read again
-    assert lines.read_new_lines() == ["two"]
+        more.write('ep": 3}\n')
+    assert read_new_metrics() == [{"step": 3}]

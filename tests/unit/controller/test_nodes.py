@@ -2,53 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import pytest
+
 from alphaapollo.config.schema import Rollout, TuningTrainer
-from alphaapollo.controller import nodes
-from alphaapollo.controller.nodes import (
-    ClusterNode,
-    describe_missing_nodes,
+from alphaapollo.controller import ray_cluster
+from alphaapollo.controller.ray_cluster import (
+    compute_code_version,
     describe_node_differences,
     inspect_node,
 )
 
-HEAD, SECOND, SMALL = ClusterNode("10.0.0.1", "a", 8), ClusterNode("10.0.0.2", "b", 8), ClusterNode("10.0.0.3", "c", 4)
+
+def is_enough(monkeypatch: pytest.MonkeyPatch, gpus: list[int], nodes: int, device: str, engine_nodes: int = 0) -> bool:
+    """Whether a run with this many nodes starts on nodes with these numbers of GPUs."""
+    trainer = TuningTrainer.model_validate({"nnodes": nodes, "device": device, "start_timeout": 1e-6})
+    names = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "a"}
+    found = [names | {"Resources": {"GPU": float(count)} if count else {}} for count in gpus]
+    monkeypatch.setattr(ray_cluster.ray, "nodes", lambda: [*found, {"Alive": False}])
+    try:
+        ray_cluster.wait_for_nodes(trainer, Rollout(nnodes=engine_nodes))
+    except ValueError as error:
+        assert "have joined" in str(error) and "trainer.nnodes" in str(error)
+        return False
+    return True
 
 
-def asks(nodes: int, gpus: int, device: str) -> TuningTrainer:
-    return TuningTrainer.model_validate({"nnodes": nodes, "n_gpus_per_node": gpus, "device": device})
-
-
-CORES = [replace(node, gpus=0) for node in (HEAD, SECOND)]
-
-
-def test_missing_nodes_are_counted_and_present_ones_named() -> None:
-    request = asks(2, 8, "cuda")
-    assert describe_missing_nodes([HEAD, SECOND], request) == ""
-    missing = describe_missing_nodes([HEAD, SMALL], request)
-    for fact in ("trainer.nnodes=2", "8 GPUs", "1 have joined: 10.0.0.1 (a, 8 GPUs);", "10.0.0.3 (c, 4 GPUs)"):
-        assert fact in missing
-    assert "0 have joined" in describe_missing_nodes([], request)
-
-
-def test_nodes_for_engines_count_too() -> None:
-    request, engines = asks(1, 8, "cuda"), Rollout(nnodes=1, n_gpus_per_node=4)
-    assert describe_missing_nodes([SMALL, HEAD], request, engines) == ""
-    missing = describe_missing_nodes([SMALL, SMALL], request, engines)
-    for fact in ("trainer.nnodes=1", "actor_rollout_ref.rollout.nnodes=1", "8 and 4 GPUs", "2 have joined"):
-        assert fact in missing
-    assert describe_missing_nodes([HEAD], request, engines)
-    assert describe_missing_nodes(CORES[:1], asks(1, 1, "cpu"), engines)
-
-
-def test_without_gpus_any_node_counts() -> None:
-    assert describe_missing_nodes(CORES, asks(2, 1, "cpu")) == describe_missing_nodes(CORES, asks(2, 1, "auto")) == ""
-    missing = describe_missing_nodes(CORES, asks(3, 2, "cpu"))
-    assert "3 node(s)" in missing and "2 have joined: 10.0.0.1 (a), 10.0.0.2 (b)" in missing
-    assert describe_missing_nodes([*CORES, SMALL], asks(2, 1, "auto")), "a GPU is there: nodes without are not enough"
-    assert describe_missing_nodes(CORES, asks(1, 1, "cuda")), "their GPUs may still come"
+def test_a_run_waits_for_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = partial(is_enough, monkeypatch)
+    assert check([8, 8], 2, "cuda") and not check([8], 2, "cuda") and not check([8, 0], 2, "cuda")
+    assert check([8, 4], 1, "auto", 1) and not check([8], 1, "auto", 1)
+    assert check([0, 0], 2, "cpu") and check([0, 0], 2, "auto") and not check([0, 0], 3, "cpu")
+    assert not check([0, 0, 4], 2, "auto"), "a GPU is there: nodes without are not enough"
+    assert not check([0, 0], 1, "cuda"), "their GPUs may still come"
 
 
 def test_nodes_that_have_the_same_do_not_differ(tmp_path: Path) -> None:
@@ -70,4 +58,4 @@ def test_each_difference_is_named() -> None:
 
 
 def test_our_own_files_count_as_a_version() -> None:
-    assert nodes.compute_code_version().startswith("0.") and "(files " in nodes.compute_code_version()
+    assert compute_code_version().startswith("0.") and "(files " in compute_code_version()

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from alphaapollo.controller import ray_cluster, ray_launcher
-from alphaapollo.controller.health.process_monitor import monitor_processes
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ray_cluster import RayProcess
 from alphaapollo.controller.ray_launcher import RayWorkerGroups
+from alphaapollo.controller.stall_monitor import monitor_processes
 from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.processes.watchdog import RUN
 from alphaapollo.utils.heartbeat import read_process
@@ -84,7 +84,7 @@ def test_the_workers_of_a_dead_ray_are_killed(
     assert ray_cluster.find_local_ray_processes() == {"Ray's raylet": raylet.pid, "Ray's GCS": gcs.pid}
     assert not ray_cluster.is_local_ray_unresponsive()
     raylet.send_signal(signal.SIGSTOP)
-    while not (seen := read_process(raylet.pid)) or not seen.is_suspended:
+    while not (seen := read_process(raylet.pid)) or not seen.is_stopped:
         time.sleep(0.01)
     assert ray_cluster.is_local_ray_unresponsive()
     raylet.send_signal(signal.SIGCONT)

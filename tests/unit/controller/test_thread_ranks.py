@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from alphaapollo.controller.handles import FinetuningGroup
-from alphaapollo.controller.ranks import ThreadRanks, WorkerDied
+from alphaapollo.controller.ranks import LocalRanks, WorkerDied
 from alphaapollo.engines.protocol import EngineDied
 
 
@@ -38,7 +38,8 @@ class Worker:
 
 def test_a_worker_runs_in_one_thread_and_the_loop_continues() -> None:
     async def main() -> None:
-        ranks = ThreadRanks(Worker, "trainer")
+        thread = ThreadPoolExecutor(1)
+        ranks = LocalRanks(thread.submit(Worker).result(), "trainer", thread)
         group: FinetuningGroup[Any] = FinetuningGroup(ranks)  # type: ignore[arg-type]
         worker = ranks.worker
         step = asyncio.ensure_future(group.step([7], True))
@@ -61,7 +62,7 @@ def test_errors_of_the_worker_are_raised() -> None:
         raise error
 
     async def main() -> None:
-        ranks = ThreadRanks(lambda: SimpleNamespace(close=lambda: None), "trainer")
+        ranks = LocalRanks(SimpleNamespace(close=lambda: None), "trainer", ThreadPoolExecutor(1))
         with pytest.raises(FloatingPointError, match="nan"):
             await ranks.call_rank(0, lambda _: fails(FloatingPointError("nan")))
         with pytest.raises(WorkerDied, match="core"):
@@ -69,9 +70,3 @@ def test_errors_of_the_worker_are_raised() -> None:
         await ranks.close()
 
     asyncio.run(main())
-
-
-def test_a_worker_that_cannot_be_built_leaves_no_thread() -> None:
-    with pytest.raises(ZeroDivisionError):
-        ThreadRanks(lambda: 1 / 0, "trainer")
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("trainer")]

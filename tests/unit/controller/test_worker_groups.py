@@ -40,9 +40,6 @@ class FakeRanks:
     async def locate_actors(self) -> list[ActorLocation]:
         return [ActorLocation(1, "node", "127.0.0.1", "0")]
 
-    async def reserve_address(self) -> str:
-        return "tcp://127.0.0.1:1"
-
     async def start(self, builders: list[Any], environments: Any) -> None:
         if self.role != "rollout":
             await asyncio.sleep(0.01)

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
+from alphaapollo.data.chat_turns import check_chat_is_shown
 from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.planning.try_template import try_template
 from alphaapollo.types import Prompt
 from tests.unit.data.images import encode, make_test_image
 from tests.unit.tool_templates import schema
@@ -107,7 +107,7 @@ def test_a_text_model_rejects_images(renderer):
 
 
 def test_the_template_check_keeps_images(make_renderer):
-    try_template(make_renderer(), [QUESTION])  # raises if not
+    check_chat_is_shown([QUESTION], make_renderer())  # raises if not
 
 
 PROMPTS = [Prompt(3, "", [QUESTION]), Prompt(5, "", [{"role": "user", "content": "x" * 60}])]

@@ -6,10 +6,10 @@ import pytest
 
 from alphaapollo.config.schema import Env
 from alphaapollo.config.schema.env import ToolLimits
-from alphaapollo.environments.actions import ChatTemplateActionHandler, TagActionHandler
+from alphaapollo.environments.actions import ActionHandler
 from alphaapollo.environments.base import Services, StepResult
 from alphaapollo.environments.informal_math import InformalMathEnvironment
-from alphaapollo.rollout.check_replies import check_reset_reply, check_step_reply
+from alphaapollo.rollout.context import check_reset_reply, check_step_reply
 from alphaapollo.tools.base import Session, ToolCall, ToolResult, ToolStatus
 from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.toolbox import ToolBox
@@ -29,24 +29,24 @@ def draw(count: int) -> ToolResult:
 TOOLS = ToolBox([FunctionTool(draw)], ToolLimits())
 
 
-def act(handler: TagActionHandler | ChatTemplateActionHandler) -> dict:
+def act(handler: ActionHandler) -> dict:
     result = asyncio.run(handler.handle('<draw>{"count": 2}</draw>', Session()))
     assert isinstance(result, StepResult)
     return check_step_reply(result).observation.messages[0]
 
 
 def test_images_of_a_tool_follow_its_text() -> None:
-    message = act(TagActionHandler(TOOLS, sees_images=True))
+    message = act(ActionHandler(TOOLS, sees_images=True))
     text = '<tool_response>{"status": "ok", "text": "2  images"}</tool_response><image><image>'
     assert message == {"role": "user", "content": text, "images": [SMALL, WIDE]}
-    native = ChatTemplateActionHandler(TOOLS, lambda text: [ToolCall("draw", '{"count": 2}')], sees_images=True)
+    native = ActionHandler(TOOLS, lambda text: [ToolCall("draw", '{"count": 2}')], sees_images=True)
     content = "2  images<image><image>"
     assert act(native) == {"role": "tool", "content": content, "name": "draw", "images": [SMALL, WIDE]}
 
 
 def test_a_text_model_sees_the_text_of_a_tool() -> None:
     text = '<tool_response>{"status": "ok", "text": "2 <image> images"}</tool_response>'
-    assert act(TagActionHandler(TOOLS)) == {"role": "user", "content": text}
+    assert act(ActionHandler(TOOLS)) == {"role": "user", "content": text}
 
 
 @pytest.mark.parametrize("question", [None, "2+2=?"])

@@ -219,7 +219,7 @@ SIXTY = r"60 s .*env\.tool_limits\.timeout=30"
         ({"tool_settings": {"local_rag": {"index": "x"}}}, r"local_rag: .*python_code\..* env\.tools"),
         ({"tool_settings": {"python_code": {"timeout": "abc"}}}, r"python_code\.timeout=abc: .*number"),
         ({"tool_settings": {"python_code": {"memory_mb": -1}}}, r"python_code\.memory_mb=-1: .* 0"),
-        ({"tool_settings": {"python_code": {"memory": 1}}}, r"setting memory\..* timeout, memory_mb"),
+        ({"tool_settings": {"python_code": {"memory": 1}}}, r"python_code\.memory=1.* timeout, memory_mb"),
         ({"informal_math": {"enable_local_rag": True}}, r"env\.tool_settings\.local_rag\.index"),
         (
             {"informal_math": {"python_code_timeout": 3}, "tool_settings": {"python_code": {"timeout": 4}}},

@@ -12,7 +12,7 @@ import pytest
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
 from alphaapollo.environments import openenv as adapter
-from alphaapollo.planning.try_environment import try_environment_resets
+from alphaapollo.planning.trials import try_environment_resets
 from alphaapollo.processes.network import find_connection_error, find_free_port
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import Message, Prompt, Score

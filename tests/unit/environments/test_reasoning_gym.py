@@ -18,14 +18,14 @@ from tests.unit.environments.episode_helpers import WORDS, make
 
 gym = pytest.importorskip("reasoning_gym")
 
-from alphaapollo.rewards.reasoning_gym import EVAL_MODULES, SYMPY_TASKS, grade, is_plain_arithmetic  # noqa: E402
+from alphaapollo.rewards.reasoning_gym import EVAL_MODULES, SYMPY_TASKS, grade_reasoning_gym, is_plain_arithmetic  # noqa: E402
 
 NO_ORACLE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # have several correct answers
 SLOW = {"sokoban"}
 
 
 async def score(prompt: Prompt, text: str) -> Score:
-    return convert_to_score(grade(prompt, text))
+    return convert_to_score(grade_reasoning_gym(prompt, text))
 
 
 def row(id: int = 0, **env_kwargs) -> Prompt:
@@ -189,7 +189,9 @@ def test_hanging_scorer_affects_only_its_episode():
     import alphaapollo.rewards.reasoning_gym as grader
 
     async def run() -> tuple[Score, Score]:
-        client = RewardClient(Reward(timeout=2.0), CustomRewardFunction(path=str(grader.__file__), name="grade"))
+        client = RewardClient(
+            Reward(timeout=2.0), CustomRewardFunction(path=str(grader.__file__), name="grade_reasoning_gym")
+        )
         await client.start()
         try:
             hanging, fine = make(env("puzzle24"), client.score), make(env("chain_sum"), client.score)

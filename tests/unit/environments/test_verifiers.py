@@ -237,16 +237,11 @@ def test_check():
         check_environment(env(python="/no/python"))
 
 
-def test_version(monkeypatch: pytest.MonkeyPatch, installed: Path):
-    """The error names the required and the installed version."""
-    info = installed / "verifiers-0.1.14.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: verifiers\nVersion: 0.1.14\n")
+@pytest.mark.skipif(REAL, reason="verifiers is installed")
+def test_missing_library(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(adapter, "SERVER", Path(adapter.__file__).with_name("verifiers_server.py"))
-    with pytest.raises(ValueError, match=r"verifiers 0\.4 .*0\.1\.14\."):
+    with pytest.raises(ValueError, match=r"No module named .*needs verifiers 0\.4"):
         check_environment(env("other", python=sys.executable))
-    (info / "METADATA").unlink()
-    info.rmdir()
 
 
 @needs_verifiers

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.evaluation.estimates import RESAMPLES
-from alphaapollo.evaluation.metrics import compute_metrics_per_problem
-from alphaapollo.evaluation.report import FIELDS
+from alphaapollo.evaluation.metrics import FIELDS, compute_metrics_per_problem
 from alphaapollo.evaluation.scoring import RESPONSES
 
 PAGE = Path(__file__).parents[3] / "docs" / "evaluation.md"

@@ -10,11 +10,13 @@ import pytest
 from alphaapollo.evaluation.metrics import (
     SampleResult,
     convert_to_sample_result,
+    format_outcome_line,
     merge_repeated_prompts,
+    print_summary,
     read_sample_result,
     summarize,
+    write_summary,
 )
-from alphaapollo.evaluation.report import format_outcome_line, print_summary, write_summary
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Score

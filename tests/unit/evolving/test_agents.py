@@ -15,9 +15,9 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Model
 from alphaapollo.engines import factory
 from alphaapollo.engines.protocol import Engine, EngineSpec
-from alphaapollo.engines.vllm.recorded_engine import RecordedEngine
 from alphaapollo.evolving import run as evolving_run
 from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
+from tests.recorded_engine import RecordedEngine
 from tests.unit.evolving.scripted import Command
 from tests.unit.rollout.agents.agents_kit import MAX_LENGTH, Script, write_model
 

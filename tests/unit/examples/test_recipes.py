@@ -17,7 +17,6 @@ from alphaapollo.data.prompts import load_prompts
 from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Services
 from alphaapollo.environments.environment_tools import make_toolbox
-from alphaapollo.planning import try_environment
 from alphaapollo.rewards.registry import load_grader
 from alphaapollo.trainer import lifecycle
 from alphaapollo.trainer.main_generation import main as generate
@@ -108,7 +107,6 @@ def test_a_dry_run_accepts_a_recipe(
 ):
     monkeypatch.chdir(prepared)
     monkeypatch.setattr(lifecycle, "detect_node_resources", lambda config: NODE)
-    monkeypatch.setattr(try_environment, "try_agent", lambda *arguments: [])  # imports vLLM in a new process
     if size == "two_nodes":
         monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     main, model = (generate, "model.path") if size == "evaluate" else (train, "actor_rollout_ref.model.path")

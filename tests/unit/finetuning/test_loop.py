@@ -16,7 +16,7 @@ from alphaapollo.data.stream import PromptStream
 from alphaapollo.finetuning.loop import train
 from alphaapollo.finetuning.prepare import make_example_stream
 from alphaapollo.finetuning.task import FinetuningProgress, FinetuningRun
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
+from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from tests.unit.metric_names import undocumented
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
-from alphaapollo.launch import background_checkpoint
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter, run_and_save_on_signal
+from alphaapollo.launch import session
+from alphaapollo.launch.session import BackgroundCheckpointWriter, run_and_save_on_signal
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer.progress import Progress
 
@@ -178,7 +178,7 @@ def test_an_interrupted_run_waits_for_the_checkpoint(tmp_path: Path) -> None:
 def test_a_failed_run_reports_its_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: float | Exception, patience: float, fact: str
 ) -> None:
-    monkeypatch.setattr(background_checkpoint, "FAILED_RUN_SECONDS", patience)
+    monkeypatch.setattr(session, "FAILED_RUN_SECONDS", patience)
 
     async def main() -> None:
         case = Case(tmp_path, policy)

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.ranks import RunStalled, WorkerDied, WorkerFailed
-from alphaapollo.launch.failures import RestartRefused
-from alphaapollo.launch.run_command import clean_up_processes, run_with_restarts
+from alphaapollo.controller.ranks import RunStalled, WorkerDied, WorkerFailed, WorkerLost
+from alphaapollo.launch.command import clean_up_processes, run_with_restarts
 from alphaapollo.observability.console import Console
 from alphaapollo.processes.watchdog import RUN, list_run_processes, new_run_id
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
@@ -93,19 +92,19 @@ def test_restart_before_the_first_checkpoint_starts_from_scratch(make_run: Calla
 
 def test_the_number_of_restarts_is_limited(make_run: Callable[..., FakeRun]) -> None:
     run = make_run((3, DIED), (4, DIED), max_restarts=1)
-    with pytest.raises(RestartRefused, match=r"killed; .*max_restarts=1 .*step_000002"):
+    with pytest.raises(WorkerLost, match=r"killed; .*max_restarts=1 .*step_000002"):
         run.go()
-    with pytest.raises(RestartRefused, match="max_restarts=0 allows no further"):
+    with pytest.raises(WorkerLost, match="max_restarts=0 allows no further"):
         make_run((3, DIED), max_restarts=0).go()
 
 
 def test_a_role_that_dies_twice_in_an_iteration_is_not_restarted(make_run: Callable[..., FakeRun]) -> None:
     engine = WorkerDied("the rollout worker of rank 0 died", "rollout")
     run = make_run((3, DIED), (3, engine), (4, engine), (3, engine), (3, engine), max_restarts=9)
-    with pytest.raises(RestartRefused, match="also in iteration 3"):
+    with pytest.raises(WorkerLost, match="also in iteration 3"):
         run.go()
     assert len(run.began) == 5  # another role or iteration is restarted
-    with pytest.raises(RestartRefused, match="also in iteration 1"):
+    with pytest.raises(WorkerLost, match="also in iteration 1"):
         make_run((1, DIED), (1, DIED), max_restarts=9, experiment_name="other").go()
 
 
@@ -150,12 +149,13 @@ def test_a_damaged_checkpoint_is_skipped(make_run: Callable[..., FakeRun], monke
 
 
 def test_without_undamaged_checkpoint_both_reasons_are_reported(
-    make_run: Callable[..., FakeRun], monkeypatch: pytest.MonkeyPatch
+    make_run: Callable[..., FakeRun], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run((5, DIED))
     monkeypatch.setattr("alphaapollo.runs.resume.find_damage", lambda _: ["progress.json has changed"])
-    with pytest.raises(RestartRefused, match=r"killed; .*progress\.json has changed"):
+    with pytest.raises(ValueError, match=r"progress\.json has changed"):
         run.go()
+    assert str(DIED) in " ".join(capsys.readouterr().out.split())
 
 
 def test_processes_and_environment_of_a_dead_run_are_cleaned_up(

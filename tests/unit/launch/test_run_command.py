@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
+from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.controller.ranks import WorkerDied
-from alphaapollo.launch.failures import RestartRefused
-from alphaapollo.launch.run_command import run_coroutine, run_in_locked_folder
-from alphaapollo.observability.console import Console
+from alphaapollo.launch.command import make_command, run_coroutine
 from alphaapollo.processes.watchdog import treat_signals_as_ctrl_c
 
 HOLD = """
@@ -27,66 +26,77 @@ with lock_folder(Path(sys.argv[1])):
 """
 
 
-def trainer(folder: Path, dry_run: bool = False) -> Any:
-    return SimpleNamespace(folder=folder / "run", dry_run=dry_run)
+def fail_with(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
 
 
-def run_command(trainer: Any, prepare: Callable[[], Any], run: Callable[[Any], None]) -> int:
-    console = Console()
-    return run_in_locked_folder(
-        trainer, console, prepare, run, lambda: console.show_end(["what changed"]), lambda: "resume hint"
-    )
+@pytest.fixture
+def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Function that runs main_generation with other functions `prepare_run` and `run`. Returns its exit code."""
+
+    def run_command(*words: str, prepare: Callable[..., Any] = lambda *_: 1, run: Callable[..., Any] = print) -> int:
+        async def run_later(*arguments: object) -> None:
+            run(*arguments)
+
+        monkeypatch.setitem(sys.modules, "fake_command", SimpleNamespace(prepare_run=prepare, run=run_later))  # type: ignore[arg-type]
+        folder = ("project_name=p", "experiment_name=run", f"output_dir={tmp_path}")
+        return make_command(GenerationConfig, "generation", "fake_command")(
+            [*(f"trainer.{key}" for key in folder), *words]
+        )
+
+    return run_command
 
 
-def raising(error: BaseException) -> None:
-    raise error
-
-
-def test_each_end_has_its_exit_code_and_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def code(error: BaseException) -> int:
-        return run_command(trainer(tmp_path), int, lambda _: raising(error))
-
-    assert run_command(trainer(tmp_path), int, lambda _: None) == 0
-    assert capsys.readouterr().out == "what changed\n"
-    assert run_command(trainer(tmp_path), lambda: raising(ValueError("unset")), lambda _: None) == 2
-    assert capsys.readouterr() == ("", "error: unset\n")
-    assert code(ValueError("what, got, fix")) == 1
-    assert code(RestartRefused("a worker died")) == 1
-    assert code(KeyboardInterrupt()) == 130
+def test_each_end_has_its_exit_code_and_message(
+    run_command: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command() == 0
+    assert "next commands:" in capsys.readouterr().out
+    assert run_command(prepare=fail_with(ValueError("unset"))) == 2
     printed = capsys.readouterr()
-    assert printed.out == "what changed\nresume hint\n" * 2 + "what changed\n"
-    assert printed.err.splitlines()[:2] == ["error: what, got, fix", "error: a worker died"]
-    assert printed.err.endswith("interrupted; resume hint\n")
+    assert printed.err == "error: unset\n" and "next commands" not in printed.out
+    hint = f"run the same command to resume from {tmp_path / 'p/run'}"
+    for error in (ValueError("what, got, fix"), WorkerDied("a worker died", "policy")):
+        assert run_command(run=fail_with(error)) == 1
+        printed = capsys.readouterr()
+        assert printed.err == f"error: {error}\n" and printed.out.endswith(f"{hint}\n")
+    assert run_command(run=fail_with(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err.endswith(f"interrupted; {hint}\n")
 
 
-def test_a_bug_is_not_a_failure(tmp_path: Path) -> None:
+def test_a_bug_is_not_a_failure(run_command: Callable[..., int]) -> None:
     with pytest.raises(KeyError):
-        run_command(trainer(tmp_path), int, lambda _: raising(KeyError("name")))
+        run_command(run=fail_with(KeyError("name")))
 
 
-def test_the_folder_is_locked_while_a_command_is_prepared_and_runs(tmp_path: Path) -> None:
+def test_the_folder_is_locked_while_a_command_is_prepared_and_runs(
+    run_command: Callable[..., int], tmp_path: Path
+) -> None:
     locks: list[bool] = []
 
     def look(*_: object) -> None:
-        locks.append((tmp_path / ".run.lock").exists())
+        locks.append((tmp_path / "p/.run.lock").exists())
 
-    assert run_command(trainer(tmp_path), lambda: look(), look) == 0
-    assert run_command(trainer(tmp_path, dry_run=True), lambda: look(), look) == 0
+    assert run_command(prepare=look, run=look) == 0
+    assert run_command("trainer.dry_run=true", prepare=look, run=look) == 0
     assert locks == [True, True, False]
 
 
 @pytest.mark.timeout(60)
-def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
-    done: list[int] = []
+def test_a_folder_in_use_is_not_touched(run_command: Callable[..., int], tmp_path: Path) -> None:
+    done: list[object] = []
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(tmp_path / "p/run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with holder:
         assert holder.stdout and holder.stdout.readline() == "held\n"
-        assert run_command(trainer(tmp_path), lambda: done.append(1), done.append) == 2
-        assert run_command(trainer(tmp_path, dry_run=True), lambda: done.append(2), done.append) == 0
+        assert run_command(prepare=lambda *_: done.append("locked"), run=lambda *_: done.append("run")) == 2
+        assert run_command("trainer.dry_run=true", prepare=lambda *_: done.append("dry run")) == 0
         holder.kill()
-    assert done == [2]
+    assert done == ["dry run"]
 
 
 def test_a_death_after_a_signal_is_an_interrupt() -> None:

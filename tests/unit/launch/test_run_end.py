@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from alphaapollo.config.schema import RmConfig, SftConfig
 from alphaapollo.launch import command as run_end
 from alphaapollo.launch.command import describe_changes, format_command, open_console, show_run_end
 from alphaapollo.observability.console import Console
@@ -85,7 +86,11 @@ def list_end(folder: Path, **options: Any) -> list[str]:
     file = io.StringIO()
     console = Console(Terminal(file=file))
     console.num_warnings = options.pop("num_warnings", 0)
-    show_run_end(console, folder, **options)
+    keep_best = options.pop("keep_best", None)
+    outputs, project, name = folder.parents[1], folder.parent.name, folder.name
+    trainer = {"output_dir": str(outputs), "project_name": project, "experiment_name": name}
+    config = SftConfig if options.pop("can_chat", False) else RmConfig
+    show_run_end(console, config.model_validate({"trainer": trainer | {"keep_best": keep_best}}))
     return file.getvalue().splitlines()
 
 

@@ -7,7 +7,7 @@ import pytest
 from alphaapollo.config.schema import CustomRewardFunction, Env, Judge, Reward
 from alphaapollo.environments import base
 from alphaapollo.environments.base import Observation
-from alphaapollo.planning.try_environment import grade_trial_answers, try_environment_resets, try_reward_function
+from alphaapollo.planning.trials import grade_trial_answers, try_environment_resets, try_reward_function
 from alphaapollo.types import Message, Prompt
 from tests.unit.environments.episode_helpers import game
 

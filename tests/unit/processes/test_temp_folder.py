@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import alphaapollo
-from alphaapollo.processes import temp_folder
-from alphaapollo.processes.temp_folder import register_cleanup, remove_stale_folders, run_in_temp_folder
+from alphaapollo.processes import entry_point
+from alphaapollo.processes.entry_point import remove_stale_folders, run_in_temp_folder
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def writes(code: int, name: str = "pymp-1") -> Callable[[], int]:
     def command() -> int:
         folder = Path(tempfile.mkdtemp())
-        assert folder.parent == Path(os.environ["TMPDIR"]) and temp_folder.NAME.fullmatch(folder.parent.name)
+        assert folder.parent == Path(os.environ["TMPDIR"]) and folder.parent.name.startswith(entry_point.PREFIX)
         (folder.parent / name).mkdir()
         return code
 
@@ -58,12 +58,8 @@ def test_logs_of_a_failure_are_kept_until_the_next_command(base: Path) -> None:
 def test_a_folder_that_is_still_written_to_is_removed_by_the_next_command(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def remove(paths: Iterable[Path]) -> None:
-        for path in paths:
-            (path / temp_folder.LOCK).unlink()  # then another file appears
-
     with monkeypatch.context() as patch:
-        patch.setattr(temp_folder, "remove_paths", remove)
+        patch.setattr(entry_point, "remove_paths", lambda paths: None)
         run_in_temp_folder(lambda: 0)
     assert len(list(base.iterdir())) == 1
     remove_stale_folders(base)
@@ -72,10 +68,9 @@ def test_a_folder_that_is_still_written_to_is_removed_by_the_next_command(
 
 OTHER = """
 import os, sys, tempfile, time
-from alphaapollo.processes.temp_folder import register_cleanup, run_in_temp_folder
+from alphaapollo.processes.entry_point import run_in_temp_folder
 
 def command():
-    register_cleanup(sys.argv[1:])
     open(tempfile.gettempdir() + "/left", "w").close()
     print("ready", flush=True)
     time.sleep(100)
@@ -84,30 +79,22 @@ run_in_temp_folder(command)
 """
 
 
-def test_folders_of_killed_commands_are_removed_and_those_of_running_ones_kept(base: Path, tmp_path: Path) -> None:
-    shared = Path(tempfile.mkdtemp(prefix="alphaapollo-test-", dir="/dev/shm"))
+def test_folders_of_killed_commands_are_removed_and_those_of_running_ones_kept(base: Path) -> None:
     (base / "alphaapollo-sandbox-x7k2q9lm").mkdir()  # another prefix
-    (base / "alphaapollo-x7k2q9lm").mkdir()  # without lock file
     environment = os.environ | {"PYTHONPATH": str(Path(alphaapollo.__file__).parents[1])}
-    words = [sys.executable, "-c", OTHER, str(shared), str(tmp_path)]
+    words = [sys.executable, "-c", OTHER]
     other = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE)
     try:
         assert other.stdout and other.stdout.readline() == b"ready\n"
         (folder,) = (path.parent for path in base.glob("*/left"))
         remove_stale_folders(base)
-        assert (folder / "left").exists() and shared.exists()
+        assert (folder / "left").exists()
     finally:
         other.send_signal(signal.SIGKILL)
         other.wait()
     remove_stale_folders(base)
-    assert not folder.exists() and not shared.exists()
-    assert tmp_path.exists(), "not in shared memory"
-    assert sorted(path.name for path in base.iterdir()) == ["alphaapollo-sandbox-x7k2q9lm", "alphaapollo-x7k2q9lm"]
-
-
-def test_without_a_command_nothing_is_registered(base: Path) -> None:
-    register_cleanup(["/dev/shm/alphaapollo-7"])
-    assert list(base.iterdir()) == []
+    assert not folder.exists()
+    assert sorted(path.name for path in base.iterdir()) == ["alphaapollo-sandbox-x7k2q9lm"]
 
 
 def test_sockets_with_too_long_paths_stay_outside(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +106,8 @@ def test_sockets_with_too_long_paths_stay_outside(base: Path, monkeypatch: pytes
         return 0
 
     for sockets, of_ray in ((100, 100), (100, 1), (1, 1)):
-        monkeypatch.setattr(temp_folder, "MAX_PATH", sockets)
-        monkeypatch.setattr(temp_folder, "MAX_RAY_PATH", of_ray)
+        monkeypatch.setattr(entry_point, "MAX_PATH", sockets)
+        monkeypatch.setattr(entry_point, "MAX_RAY_PATH", of_ray)
         run_in_temp_folder(command)
     assert seen == [(False, None), (False, str(base)), (True, None)]
     assert "RAY_TMPDIR" not in os.environ and list(base.iterdir()) == []
@@ -128,7 +115,7 @@ def test_sockets_with_too_long_paths_stay_outside(base: Path, monkeypatch: pytes
 
 TWICE = """
 import multiprocessing, os, sys
-from alphaapollo.processes.temp_folder import run_in_temp_folder
+from alphaapollo.processes.entry_point import run_in_temp_folder
 
 def command():
     process = multiprocessing.get_context("forkserver").Process(target=os.getpid)

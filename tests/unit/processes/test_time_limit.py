@@ -8,7 +8,6 @@ from alphaapollo.processes.time_limit import (
     TimeLimit,
     exclude_from_time_limit,
     pause_all_time_limits,
-    resume_all_time_limits,
 )
 from tests.unit.virtual_time import run
 
@@ -79,7 +78,7 @@ def test_paused_limits_do_not_count():
             await asyncio.sleep(4)
             pause_all_time_limits()
             await asyncio.sleep(100)
-            resume_all_time_limits()
+            pause_all_time_limits(False)
 
         async def work(limit: TimeLimit, seconds: float) -> None:
             async with limit.count_time():

@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.rewards.answer_extraction import (
+from alphaapollo.rewards.answers import (
     find_answer_tag,
     find_boxed,
     find_marked_answer,

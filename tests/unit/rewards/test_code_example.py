@@ -7,7 +7,7 @@ import pytest
 
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.rewards.code.grader import grade
+from alphaapollo.rewards.code.grader import grade_code as grade
 from alphaapollo.rewards.registry import check_prompts_are_gradable, get_grader
 from alphaapollo.types import Outcome, Prompt
 from examples.code.make_task import problems, rl_rows
@@ -53,7 +53,7 @@ def test_teacher_errors_only_follow_its_bias():
 
 def test_the_rows_are_graded_by_the_code_grader():
     rows = rl_rows(random.Random("held out"), "val", 50)
-    assert get_grader(rows[0]["data_source"]).name == "code"
+    assert get_grader(rows[0]["data_source"]) == "code"
     assert all(held_out(row["prompt"][0]["content"]) for row in rows)
     truths = [row["reward_model"]["ground_truth"] for row in rows]
     check_prompts_are_gradable([Prompt(id, "code/lists", "?", truth) for id, truth in enumerate(truths)])

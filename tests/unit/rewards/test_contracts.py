@@ -11,8 +11,7 @@ import pytest
 
 from alphaapollo.config.schema import CustomRewardFunction
 from alphaapollo.rewards.base import adapt_to_episode, convert_to_score
-from alphaapollo.rewards.contracts import convert_verl_result
-from alphaapollo.rewards.custom import load_reward_function
+from alphaapollo.rewards.custom import convert_verl_result, load_reward_function
 from alphaapollo.types import Episode, EpisodeTurn, Prompt, Score
 
 pytestmark = pytest.mark.timeout(60)

@@ -8,8 +8,7 @@ import pytest
 
 from alphaapollo.config.schema import CustomRewardFunction
 from alphaapollo.rewards.base import convert_to_score
-from alphaapollo.rewards.contracts import OPENRLHF, TRL_NAMES, VERL, VERL_BATCH
-from alphaapollo.rewards.custom import load_reward_function
+from alphaapollo.rewards.custom import OPENRLHF, TRL_NAMES, VERL, VERL_BATCH, load_reward_function
 from alphaapollo.types import Episode, EpisodeTurn, Prompt, Score
 
 PAGE = Path(__file__).parents[3] / "docs" / "reward_functions.md"

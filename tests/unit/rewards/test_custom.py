@@ -49,8 +49,8 @@ def test_a_missing_name_lists_the_functions_there_are(tmp_path):
         ("x = 1\n\nraise KeyError('k')", r"KeyError: 'k' .*my_reward\.py, line 3: raise KeyError"),
         ("import os\nos._exit(3)", r"my_reward\.py: .*does not start: .*\(exit code 3\)$"),
         ("import os\nos.kill(os.getpid(), 9)", r"my_reward\.py: .*does not start: .*\(SIGKILL\)"),
-        ("def f(prompt, completion, ground_truth): return 1.0", "unsupported parameters .*ground_truth"),
-        ("f = 5", r"f in .* is a int\. Define it as `def f"),
+        ("def f(prompt, completion, ground_truth): return 1.0", "cannot be called .*ground_truth"),
+        ("f = 5", "f cannot be called .*5 is not a callable"),
     ],
 )
 def test_load_errors_name_the_line(tmp_path, source, what):

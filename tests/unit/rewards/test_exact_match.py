@@ -1,11 +1,11 @@
 import pytest
 
-from alphaapollo.rewards.exact_match import grade
+from alphaapollo.rewards.short_answers import grade_exact
 from alphaapollo.types import Outcome, Prompt
 
 
 def score(truth, text):
-    return grade(Prompt(0, "exact", "?", truth), text)
+    return grade_exact(Prompt(0, "exact", "?", truth), text)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from alphaapollo.rewards.gsm8k import read_final_number
+from alphaapollo.rewards.short_answers import read_final_number
 
 
 @pytest.mark.parametrize(

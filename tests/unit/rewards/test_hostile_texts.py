@@ -7,21 +7,12 @@ import pytest
 
 from alphaapollo.evaluation import estimates
 from alphaapollo.evolving import roles
-from alphaapollo.rewards import (
-    answer_extraction,
-    exact_match,
-    gsm8k,
-    language_consistency,
-    multiple_choice,
-    search,
-    text_components,
-)
+from alphaapollo.rewards import answers, components, judges, short_answers
 from alphaapollo.rewards.components import COMPONENTS
-from alphaapollo.rewards.judges import client, graders
-from alphaapollo.rewards.judges.graders import JUDGES
+from alphaapollo.rewards.judges import JUDGES
 from alphaapollo.rewards.math import grader as math_grader
-from alphaapollo.rewards.math import latex, plain_answers
-from alphaapollo.rewards.registry import GRADERS
+from alphaapollo.rewards.math import latex
+from alphaapollo.rewards.registry import GRADERS, load_grader
 from alphaapollo.tools.sandbox import SandboxUnavailableError
 from alphaapollo.types import Prompt
 from tests.unit.rewards.backtracking import count_steps
@@ -85,35 +76,26 @@ TEXTS = [
 ]
 
 JUDGE_PARSERS = {
-    "judge": graders.read_score,
-    "pairwise": graders.read_winner,
-    "rubric": lambda reply: graders.read_criteria(reply, ["1"]),
-    "thoughts": client.remove_thoughts,
+    "judge": judges.read_score,
+    "pairwise": judges.read_winner,
+    "rubric": lambda reply: judges.read_criteria(reply, ["1"]),
+    "thoughts": judges.remove_thoughts,
     "verdict": lambda reply: roles.is_last_choice(roles.VERDICT, reply, "right"),
     "markup": roles.strip_markup,
 }
 TRUTHS = {"gsm8k": "5", "multiple_choice": "A", "math": "5", "exact": "5", "search": "5", "search_f1": "5"}
-MODULES = {
-    "gsm8k": gsm8k.grade,
-    "multiple_choice": multiple_choice.grade,
-    "math": math_grader.grade,
-    "exact": exact_match.grade,
-    "search": search.grade,
-    "search_f1": search.grade_f1,
-}
 READERS = {
-    **{name: lambda text, name=name: MODULES[name](Prompt(0, name, "?", TRUTHS[name]), text) for name in MODULES},
+    **{name: lambda text, name=name: load_grader(name)(Prompt(0, name, "?", TRUTHS[name]), text) for name in TRUTHS},
     **JUDGE_PARSERS,
     "code": code_grader.extract_code,
     "evaluation": estimates.extract_answer,
-    "format": lambda text: text_components.score_format(Prompt(0, "", "?"), text),
-    "format_opened": lambda text: text_components.score_format_without_opening_tag(Prompt(0, "", "?"), text),
-    "language": lambda text: language_consistency.score_language(Prompt(0, "", "?"), text),
-    "repetition": lambda text: text_components.score_distinct_ngrams(Prompt(0, "", "?"), text),
-    "reasoning_gym": answer_extraction.find_answer_tag,
+    "format": lambda text: components.score_format(Prompt(0, "", "?"), text),
+    "format_opened": lambda text: components.score_format_without_opening_tag(Prompt(0, "", "?"), text),
+    "language": lambda text: components.score_language(Prompt(0, "", "?"), text),
+    "repetition": lambda text: components.score_distinct_ngrams(Prompt(0, "", "?"), text),
+    "reasoning_gym": answers.find_answer_tag,
 }
-CODE = [answer_extraction, estimates, client, code_grader, exact_match, graders, gsm8k, language_consistency,
-        latex, math_grader, multiple_choice, plain_answers, roles, search, text_components]  # fmt: skip
+CODE = [answers, code_grader, components, estimates, judges, latex, math_grader, roles, short_answers]
 SHORT, LONG = 10_000, 100_000  # characters
 BOUND = 2_500  # characters; a pattern that never reads more takes constant time
 STEPS_PER_CHARACTER = 60
@@ -133,7 +115,7 @@ def read(name: str):
 
 
 def test_every_grader_and_component_is_measured():
-    assert {grader.name for grader in GRADERS} | {*COMPONENTS.names(), *JUDGES} <= READERS.keys()
+    assert {*GRADERS, *COMPONENTS.names(), *JUDGES} <= READERS.keys()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.rewards.language_consistency import detect_language, extract_prose, score_language
+from alphaapollo.rewards.components import detect_language, extract_prose, score_language
 from alphaapollo.types import Prompt
 
 DATA = Path(__file__).parents[2] / "data"

@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.rewards.multiple_choice import find_chosen_letters
+from alphaapollo.rewards.short_answers import find_chosen_letters
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.components import COMPONENTS, add_component_rewards, check_component_names
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.rewards.grader_processes.client import check_reward_function
-from alphaapollo.rewards.judges.graders import JUDGES, compute_rubric_score
+from alphaapollo.rewards.judges import JUDGES, compute_rubric_score
 from alphaapollo.rewards.registry import GRADERS
 from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score
 
@@ -40,7 +40,7 @@ def test_the_tables_are_complete():
     assert [row[0].strip("| `") for row in rows("outcome")] == [str(outcome) for outcome in Outcome]
     assert [row[0].strip("| `") for row in rows("component")] == [*COMPONENTS.names(), *JUDGES]
     table = [(row[0].strip("| `"), tuple(row[1].replace("`", "").split(", "))) for row in rows("function")]
-    assert table == [(grader.name, tuple(grader.data_source_patterns.split())) for grader in GRADERS]
+    assert table == [(name, tuple(patterns.split())) for name, patterns in GRADERS.items()]
 
 
 TURNS = [EpisodeTurn("2+2", [{"role": "tool", "content": "4"}]), EpisodeTurn("so 4")]
@@ -90,6 +90,6 @@ def test_magistral_table():
 
 
 def test_the_number_of_languages_is_right():
-    from alphaapollo.rewards.language_consistency import LANGUAGES
+    from alphaapollo.rewards.components import LANGUAGES
 
     assert f"among {len(set(LANGUAGES.split()))} languages" in TEXT

@@ -6,17 +6,17 @@ from alphaapollo.types import Prompt
 
 gym = pytest.importorskip("reasoning_gym")
 
-from alphaapollo.rewards.reasoning_gym import answer_from_truth, grade  # noqa: E402
+from alphaapollo.rewards.reasoning_gym import answer_reasoning_gym, grade_reasoning_gym  # noqa: E402
 
 
 @pytest.mark.parametrize("task", ["chain_sum", "countdown", "leg_counting", "spell_backward"])
 def test_rows_of_the_package(task):
     entry = gym.create_dataset(task, size=1, seed=3)[0]
     prompt = Prompt(0, "reasoning_gym", entry["question"], entry["answer"], {"metadata": entry["metadata"]})
-    assert grade(prompt, answer_from_truth(prompt)).reward == 1.0
-    assert grade(prompt, "<answer>neither</answer>").reward < 1.0
+    assert grade_reasoning_gym(prompt, answer_reasoning_gym(prompt)).reward == 1.0
+    assert grade_reasoning_gym(prompt, "<answer>neither</answer>").reward < 1.0
 
 
 def test_rows_without_a_puzzle_are_refused():
     with pytest.raises(ValueError, match=r"row 7 has no puzzle.*metadata"):
-        answer_from_truth(Prompt(7, "reasoning_gym", "?", "5", {}))
+        answer_reasoning_gym(Prompt(7, "reasoning_gym", "?", "5", {}))

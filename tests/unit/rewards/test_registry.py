@@ -25,7 +25,7 @@ from alphaapollo.types import Outcome, Prompt
     ],
 )
 def test_data_sources_find_their_grader(grader, data_sources):
-    assert {get_grader(data_source).name for data_source in data_sources} == {grader}
+    assert {get_grader(data_source) for data_source in data_sources} == {grader}
 
 
 def grade(data_source, truth, text):
@@ -56,7 +56,7 @@ def test_right_wrong_and_unreadable_answers(data_source, truth, right, wrong, un
     [
         ("gsm8k", [None, "", "many"], "has no number"),
         ("math", [None, ""], "not a mathematical expression"),
-        ("exact", [None], "no ground truth"),
+        ("exact", [None], "no accepted answer"),
         ("mmlu", [None, "", "Paris", "2"], "not a letter"),
         ("search", [None, "", " ", "[]", "{}", '{"target": []}'], "no accepted answer"),
     ],

@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.rewards.text_components import score_distinct_ngrams
+from alphaapollo.rewards.components import score_distinct_ngrams
 from alphaapollo.types import Prompt
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.rewards.search import grade, grade_f1, normalize_to_words
+from alphaapollo.rewards.short_answers import grade_search, grade_search_f1, normalize_to_words
 from alphaapollo.types import Prompt
 
 
@@ -28,8 +28,8 @@ def test_squad_normalization():
 )
 def test_the_best_accepted_answer_counts(text, exact, f1):
     truth = prompt('["Paris", "City of Light"]')
-    score = grade(truth, text)
+    score = grade_search(truth, text)
     assert (score.reward, score.accuracy) == (exact, exact)
     assert score.components["f1"] == pytest.approx(f1, rel=1e-12)
-    score = grade_f1(truth, text)
+    score = grade_search_f1(truth, text)
     assert (score.reward, score.accuracy) == (pytest.approx(f1, rel=1e-12), exact)

@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.rewards.text_components import score_format, score_format_without_opening_tag, split_thoughts
+from alphaapollo.rewards.components import score_format, score_format_without_opening_tag, split_thoughts
 from alphaapollo.types import Prompt
 
 PROMPT = Prompt(0, "math", "?")

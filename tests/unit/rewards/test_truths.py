@@ -8,18 +8,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from alphaapollo.rewards import exact_match, gsm8k, multiple_choice, search
-from alphaapollo.rewards.accepted_answers import read_accepted_answers
-from alphaapollo.rewards.math import grader as math_grader
+from alphaapollo.rewards.answers import read_accepted_answers
+from alphaapollo.rewards.registry import load_answer_maker, load_grader
 from alphaapollo.types import Prompt
 
-GRADERS = {
-    "exact": exact_match,
-    "gsm8k": gsm8k,
-    "math": math_grader,
-    "mmlu": multiple_choice,
-    "search": search,
-}
 CITIES = {"choices": ["London", "Paris", "Rome", "Bonn"]}
 ARC = {"choices": {"label": ["1", "2", "3"], "text": ["ice", "fire", "sand"]}}
 LETTERS = {"options": {"A": "ice", "C": "sand", "B": "fire"}}
@@ -27,7 +19,7 @@ NUMBERS = {"choices": ["2", "0", "1", "3"]}
 
 
 def score(name, truth, text, columns=None):
-    return GRADERS[name].grade(Prompt(0, name, "?", truth, columns or {}), text).reward
+    return load_grader(name)(Prompt(0, name, "?", truth, columns or {}), text).reward
 
 
 @pytest.mark.parametrize(
@@ -94,7 +86,7 @@ def score(name, truth, text, columns=None):
 def test_right_and_wrong_answers(name, truth, right, wrong):
     assert [score(name, truth, text) for text in right] == [1.0] * len(right)
     assert [score(name, truth, text) for text in wrong] == [0.0] * len(wrong)
-    assert score(name, truth, GRADERS[name].answer_from_truth(Prompt(0, name, "?", truth))) == 1.0
+    assert score(name, truth, load_answer_maker(name)(Prompt(0, name, "?", truth))) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -117,7 +109,7 @@ def test_right_and_wrong_answers(name, truth, right, wrong):
 )
 def test_choices(truth, columns, letters):
     prompt = Prompt(0, "mmlu", "?", truth, columns)
-    assert multiple_choice.answer_from_truth(prompt) == f"<answer>{letters}</answer>"
+    assert load_answer_maker("mmlu")(prompt) == f"<answer>{letters}</answer>"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +135,7 @@ def test_choices(truth, columns, letters):
 def test_other_truths_are_refused(names, truth, shown):
     for name in names.split():
         with pytest.raises(ValueError, match=shown):
-            GRADERS[name].answer_from_truth(Prompt(0, name, "?", truth))
+            load_answer_maker(name)(Prompt(0, name, "?", truth))
         with pytest.raises(ValueError, match=shown):
             score(name, truth, "x")
 
@@ -151,7 +143,7 @@ def test_other_truths_are_refused(names, truth, shown):
 @pytest.mark.parametrize(("truth", "columns"), [(4, CITIES), (-1, CITIES), ("5", NUMBERS), ("Oslo", CITIES)])
 def test_unknown_choices_are_refused(truth, columns):
     with pytest.raises(ValueError, match=f"{truth}.*4 choices"):
-        multiple_choice.answer_from_truth(Prompt(0, "mmlu", "?", truth, columns))
+        load_answer_maker("mmlu")(Prompt(0, "mmlu", "?", truth, columns))
 
 
 @pytest.mark.parametrize(

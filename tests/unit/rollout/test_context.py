@@ -9,12 +9,12 @@ import pytest
 from alphaapollo.environments.memory import Step
 from alphaapollo.rollout.context import (
     MemoryContext,
+    PromptRenderer,
     build_append_context_rows,
     build_memory_context_rows,
     check_rows_match_turns,
 )
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
-from alphaapollo.rollout.prompts import PromptRenderer
 from alphaapollo.types import EpisodeEnd, Message, Outcome, Sampling, Turn
 from tests.builders import make_completion, make_turn
 from tests.unit.rollout.test_episode import PROMPT, STOP, Environment, Numbers, answers, done, show
@@ -30,7 +30,7 @@ def play(engine, environment, history_length: int = 2, longest: int = 100, trunc
     prompts = PromptRenderer(render, longest, truncation)
 
     def make_token_context(environment, _):
-        return MemoryContext(environment, prompts, lambda _: (), prompts.is_within_limit, history_length, "simple")
+        return MemoryContext(environment, prompts, lambda _: (), history_length, "simple")
 
     runner = EpisodeRunner(engine, Numbers().decode, make_token_context, EpisodeLimits(9, 5.0))
     sampling = Sampling(20, stop_token_ids=(STOP,))

@@ -3,7 +3,7 @@ import sys
 
 HANGING = """
 import asyncio, time
-from alphaapollo.rollout.environment_calls import EnvironmentCaller
+from alphaapollo.rollout.episode import EnvironmentCaller
 from alphaapollo.processes.time_limit import TimeLimit
 
 class Game:

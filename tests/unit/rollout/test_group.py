@@ -8,8 +8,7 @@ from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Services
-from alphaapollo.rollout.episode import EpisodeLimits
-from alphaapollo.rollout.group import run_group
+from alphaapollo.rollout.episode import EpisodeLimits, run_group
 from alphaapollo.types import GroupRequest, Prompt, Sampling, Score, TrajectoryGroup
 from alphaapollo.utils.seeds import derive_seed
 from tests.unit.rollout.test_episode import make_runner
@@ -24,7 +23,7 @@ async def grade(prompt: Prompt, text: str) -> Score:
 def play(engine: FakeEngine, request: GroupRequest) -> TrajectoryGroup:
     make = get_environment_spec("single_turn").factory
     runner = make_runner(engine, EpisodeLimits(1, 60.0))
-    return asyncio.run(run_group(request, runner, lambda _: make(Services(grade, Env()))))
+    return asyncio.run(run_group(request, runner.run, lambda _: make(Services(grade, Env()))))
 
 
 def request(stream_position: int = 5, validate: bool = False) -> GroupRequest:

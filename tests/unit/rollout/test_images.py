@@ -15,10 +15,8 @@ from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.environments.single_turn import SingleTurnEnvironment
-from alphaapollo.rollout.context import check_rows_match_turns
-from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
-from alphaapollo.rollout.group import run_group
-from alphaapollo.rollout.prompts import PromptRenderer, PromptTooLong
+from alphaapollo.rollout.context import PromptRenderer, PromptTooLong, check_rows_match_turns
+from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask, run_group
 from alphaapollo.rollout.worker import make_token_context_factory
 from alphaapollo.types import GroupRequest, ImageInput, Outcome, Prompt, Sampling, Score
 from tests.unit.rollout.test_episode import Environment, done
@@ -116,7 +114,7 @@ def test_samples_of_a_group_share_an_image_also_after_pickling(renderer: Rendere
 
     runner = make_runner(RecordingEngine(renderer), renderer)
     request = GroupRequest(Prompt(3, "s", QUESTION), 4, Sampling(200), stream_position=0)
-    group = asyncio.run(run_group(request, runner, lambda _: SingleTurnEnvironment(Services(score, Env()))))
+    group = asyncio.run(run_group(request, runner.run, lambda _: SingleTurnEnvironment(Services(score, Env()))))
     read = pickle.loads(pickle.dumps(group))
     images = [row.images[0] for one in read.trajectories for row in one.rows]
     images += [turn.context_images[0] for one in read.trajectories for turn in one.turns]

@@ -1,8 +1,8 @@
 import pytest
 
 from alphaapollo.environments.base import EnvironmentFailure
-from alphaapollo.rollout import prompts
-from alphaapollo.rollout.prompts import PromptRenderer, PromptTooLong
+from alphaapollo.rollout import context
+from alphaapollo.rollout.context import PromptRenderer, PromptTooLong
 
 
 def letters(content):
@@ -30,7 +30,7 @@ def test_template_error_is_an_environment_failure():
 
 
 def test_samples_of_a_prompt_are_rendered_once_and_do_not_share_a_list(monkeypatch):
-    monkeypatch.setattr(prompts, "CACHE_SIZE", 2)
+    monkeypatch.setattr(context, "CACHE_SIZE", 2)
     rendered = []
 
     def render(content):

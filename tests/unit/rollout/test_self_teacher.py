@@ -9,12 +9,10 @@ import pytest
 
 from alphaapollo.config.schema import SelfTeacher
 from alphaapollo.rollout.self_teacher import (
-    TeacherContext,
     TeacherPromptWriter,
     add_context,
     check_demonstrations,
     choose_context,
-    get_answer_text,
 )
 from alphaapollo.types import LONGER_PROMPT, Message, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
 from tests.builders import make_group as group
@@ -35,8 +33,7 @@ def attempt(sample: int, reward: float, text: str = "", reason: str = "", seen: 
 
 
 def contexts(of: TrajectoryGroup, config: SelfTeacher = FEEDBACK) -> list[str | None]:
-    chosen = [choose_context(of, one, config) for one in of.trajectories]
-    return [context and context.text for context in chosen]
+    return [choose_context(of, one, config)[0] or None for one in of.trajectories]
 
 
 def test_a_trajectory_reads_the_first_other_success() -> None:
@@ -59,7 +56,7 @@ def test_feedback_is_for_failures_without_a_success_beside_them() -> None:
 
 
 def test_thoughts_are_not_shown() -> None:
-    assert get_answer_text(attempt(0, 1.0, "<think>2 and 2</think>\n4")) == "4"
+    assert contexts(group(attempt(0, 0.0), attempt(1, 1.0, "<think>2 and 2</think>\n4")))[0] == "4"
     thoughtful = attempt(1, 1.0, "<think>2 and 2</think>")  # without an answer there is nothing to show
     assert contexts(group(attempt(0, 0.0), thoughtful, attempt(2, 1.0)))[0] == "answer 2"
 
@@ -77,10 +74,10 @@ def test_templates_need_question_and_context() -> None:
 def test_the_last_user_message_gets_the_context() -> None:
     chat = [Message(role=role, content=role[0]) for role in ("system", "query", "assistant")]
     chat[1] = Message(role="user", content="q")
-    longer = add_context(chat, TeacherContext("c", "{question}+{context}"))
+    longer = add_context(chat, "c", "{question}+{context}")
     assert [message["content"] for message in longer] == ["s", "q+c", "a"]
     assert chat[1]["content"] == "q"
-    assert add_context("text", TeacherContext("c", "{question}+{context}")) == "text+c"
+    assert add_context("text", "c", "{question}+{context}") == "text+c"
 
 
 def test_rows_get_prompts_within_the_limit() -> None:

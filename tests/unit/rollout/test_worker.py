@@ -152,4 +152,4 @@ def test_worker_of_a_vision_language_model_prepares_images(tmp_path):
     (group,) = generate(worker, GroupRequest(Prompt(3, "exact", content, "4"), 2, Sampling(8), stream_position=0))
     first, second = (trajectory.rows[0].images for trajectory in group.trajectories)
     assert first == second and first[0].num_placeholders == 4  # 32 x 32 pixels
-    assert worker._sees_images
+    assert worker._services.sees_images

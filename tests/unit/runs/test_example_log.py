@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.runs.example_log import (
+from alphaapollo.runs.run_history import (
     ExampleRow,
     LoggedExample,
     make_example_row,

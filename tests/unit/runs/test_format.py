@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 
 from alphaapollo import __version__
-from alphaapollo.cli.samples import find_samples_file
+from alphaapollo.cli.show import find_samples_file
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvalConfig, ExportConfig, GenerationConfig
 from alphaapollo.evolving.export import export_training_rows
 from alphaapollo.launch.export_checkpoint import prepare_export
-from alphaapollo.runs.checkpoint_folder import CheckpointFolder, find_damage, write_progress
-from alphaapollo.runs.format import FORMAT, check_format, write_format
+from alphaapollo.runs.checkpoint_folder import (
+    FORMAT,
+    CheckpointFolder,
+    check_format,
+    find_damage,
+    write_format,
+    write_progress,
+)
 from alphaapollo.runs.resume import check_folder_belongs_to_command, find_inference_start, find_start_point
 from alphaapollo.runs.run_history import RunPlan
 from alphaapollo.runs.run_model import find_newest_model

@@ -3,11 +3,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from alphaapollo.data.prompts import load_prompts
+from alphaapollo.evaluation.generation import FinishedResults, open_results_writer, read_finished_results
 from alphaapollo.evaluation.metrics import convert_to_sample_result, merge_repeated_prompts
-from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results
 from alphaapollo.observability.terminal import get_last_message
-from alphaapollo.runs.images import name_image, save_image
-from alphaapollo.runs.rollout_log import RolloutLog
+from alphaapollo.runs.rollout_log import RolloutLog, name_image, save_image
 from alphaapollo.types import Prompt, TrajectoryGroup
 from tests.unit.rollout.test_images import SMALL, WIDE
 from tests.unit.runs.test_rollout_log import trajectory

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from alphaapollo.observability.timing import Timer
-from alphaapollo.runs.metrics_file import make_metrics_record
+from alphaapollo.runs.run_history import make_metrics_record
 from alphaapollo.utils.json_types import finite_or_none
 
 

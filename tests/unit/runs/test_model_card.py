@@ -39,7 +39,7 @@ def test_it_describes_the_model(tmp_path: Path) -> None:
     }
     assert "# first\n" in text
     assert "after iteration 2" in text
-    assert "advantages: grpo, loss: ppo, group size: 8" in text
+    assert "| `env.rollout.n` | `8` |" in text
     assert "| `actor_rollout_ref.actor.optim.lr` | `3e-06` |" in text
     assert "| `val/accuracy` (iteration 1) | 0.25 |" in text
     assert "| `critic/score/mean` (iteration 2) | 0.5 |" in text

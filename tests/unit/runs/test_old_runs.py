@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.cli.samples import main as print_samples
+from alphaapollo.cli.show import print_samples
 from alphaapollo.evolving.pool import Pool
 from alphaapollo.runs.run_model import find_newest_model, make_generation_config_values
 from alphaapollo.trainer.main_export import main as export
@@ -51,7 +51,7 @@ def test_samples_checkpoints_recordings_and_pools_are_read(runs: Path, capsys: p
     assert recording.info.step == 2 and len(recording.groups) == 2 and recording.outcome is not None
     assert len(Pool(runs / "evolution").candidates) == 2
     newest = find_newest_model(runs / "rl")  # what chat, serve and eval read
-    assert newest.checkpoint is not None and make_generation_config_values(newest)["rollout"]["name"] == "fake"
+    assert newest.source is not None and make_generation_config_values(newest)["rollout"]["name"] == "fake"
 
 
 @pytest.mark.timeout(120)

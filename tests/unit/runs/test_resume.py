@@ -168,12 +168,12 @@ def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
         find_start_point(sft)
 
 
-@pytest.mark.parametrize(("text", "says"), [("a: [", "cannot be read"), ("7", "has no configuration")])
+@pytest.mark.parametrize(("text", "says"), [("a: [", "expected the node content"), ("7", "no configuration")])
 def test_a_damaged_configuration_is_reported(tmp_path: Path, text: str, says: str) -> None:
     config = configured(tmp_path)
     train(config, 2)
     (config.trainer.folder / "config.yaml").write_text(text)
-    with pytest.raises(ValueError, match=rf"config\.yaml {says}.*experiment_name"):
+    with pytest.raises(ValueError, match=rf"config\.yaml cannot be read .*{says}.*experiment_name"):
         start_of(config)
 
 
@@ -212,7 +212,7 @@ def test_damaged_checkpoint_is_named_and_skipped(tmp_path: Path) -> None:
     assert not newer.exists(), "else it would count for trainer.max_ckpt_to_keep"
     newer.with_name("aside_step_000040").rename(newer)
     (older / "weights").unlink()
-    with pytest.raises(ValueError, match=r"40: weights has changed; .*weights is"):
+    with pytest.raises(ValueError, match=r"40: weights has changed; .*weights cannot"):
         start_of(config)
     asked = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(newer)})
     with pytest.raises(ValueError, match=r"step_000040: weights has changed\."):
@@ -234,16 +234,16 @@ def test_metrics_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     metrics = config.trainer.folder / "metrics.jsonl"
     metrics.unlink()
     metrics.mkdir()
-    with pytest.raises(ValueError, match=r"metrics\.jsonl .*\(Is a directory\)"):
+    with pytest.raises(OSError, match=r"Is a directory.*metrics\.jsonl"):
         start_of(config)
 
 
 @pytest.mark.parametrize(
     ("gone", "says"),
     [
-        (("manifest.json",), "manifest.json is missing"),
-        (("progress.json",), "progress.json is missing"),
-        (("weights", "manifest.json", "progress.json"), "manifest.json is missing"),
+        (("manifest.json",), "manifest.json cannot be read"),
+        (("progress.json",), "progress.json cannot be read (No such file or directory)"),
+        (("weights", "manifest.json", "progress.json"), "manifest.json cannot be read"),
     ],
 )
 def test_checkpoint_without_manifest_is_skipped(tmp_path: Path, gone: tuple[str, ...], says: str) -> None:
@@ -253,7 +253,7 @@ def test_checkpoint_without_manifest_is_skipped(tmp_path: Path, gone: tuple[str,
         (newer / name).unlink()
     start = start_of(config)
     assert start.checkpoint == older
-    assert start.describe()[0].endswith(f"{newer}: {says}.")
+    assert f"{newer}: {says}" in start.describe()[0]
 
 
 def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_an_adapter_is_merged_once_for_its_content(tmp_path: Path, monkeypatch: 
     save_config(SftConfig(), tmp_path / "run/config.yaml")
     adapter = model(tmp_path / "run/model", name="adapter_config.json")
     first = find_newest_model(tmp_path / "run")
-    assert (first.run_folder, first.adapter) == (tmp_path / "run", adapter)
+    assert (first.run_folder, first.source) == (tmp_path / "run", adapter)
     model(first.model_folder)
     assert find_newest_model(adapter) == RunModel(tmp_path / "run", first.model_folder)
     (adapter / "adapter_model.safetensors").write_bytes(b"other weights")

@@ -1,4 +1,4 @@
-"""docs/reference.md is up to date, and its examples run."""
+"""The examples of the site's page "Reference" run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,6 @@ PROMPT = Prompt(0, "mine", "?", ground_truth="14")
 
 def load(name: str, key: str) -> None:
     load_user_module(str(EXAMPLES / f"{name}.py"), key)
-
-
-def test_page_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == render_page(), "run make docs"
 
 
 def test_rewards() -> None:

@@ -83,11 +83,7 @@ def test_invalid_functions_are_rejected() -> None:
         """Has a docstring."""
         return int(a)
 
-    def any_number(*values: int) -> int:
-        """Has a docstring."""
-        return sum(values)
-
-    for function, message in ((silent, "no docstring"), (untyped, "a has no type"), (any_number, "Replace it by")):
+    for function, message in ((silent, "no docstring"), (untyped, "a has no type")):
         with pytest.raises(ValueError, match=message):
             FunctionTool(function)
 
@@ -107,7 +103,7 @@ def test_registered_tool(monkeypatch: pytest.MonkeyPatch) -> None:
         tool(double)
     with pytest.raises(ValueError, match="Did you mean 'double'"):
         make_tools(["dobule"], {})
-    with pytest.raises(ValueError, match=r"tool_settings\.double .*speed.* none"):
+    with pytest.raises(ValueError, match=r"tool_settings\.double\.speed.* none"):
         make_tools(["double"], {"double": {"speed": 1}})
 
 

@@ -14,7 +14,6 @@ from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import Session, ToolResult, ToolStatus, make_tools
 from alphaapollo.tools.retrieval import (
     PASSAGE_CHARACTERS,
-    DocumentIndex,
     LocalRag,
     Passage,
     build_index,
@@ -60,13 +59,13 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_best_passage(index_folder: Path, repo_name: str, query: str, path: str) -> None:
-    hits = DocumentIndex(index_folder).query(repo_name, query, 3)
+    hits = LocalRag(index_folder).query(repo_name, query, 3)
     assert hits[0][0].path == path
     assert [score for _, score in hits] == sorted((score for _, score in hits), reverse=True)
 
 
 def test_repositories_are_separate_and_queries_may_have_no_hits(index_folder: Path) -> None:
-    index = DocumentIndex(index_folder)
+    index = LocalRag(index_folder)
     assert index.repo_names == ["geometry", "sympy"]
     assert index.query("geometry", "eigenvalues", 3) == []
     for query in ("", "the of and", "zzz", "!?"):

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxStatus, run_python, run_python_async
-from alphaapollo.tools.sandbox.processes import interpret_wait_status
-from alphaapollo.tools.sandbox.types import MAX_CODE_BYTES
+from alphaapollo.tools.sandbox.processes import MAX_CODE_BYTES, interpret_wait_status
 from alphaapollo.tools.sandbox.zygote import remove_tree
 from tests.processes import is_running, wait_until
 

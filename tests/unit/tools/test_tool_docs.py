@@ -15,7 +15,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools.base import ToolStatus, make_tools
 from alphaapollo.tools.sandbox import SandboxStatus
-from alphaapollo.tools.sandbox.types import LAYERS
+from alphaapollo.tools.sandbox.processes import LAYERS
 from alphaapollo.tools.toolbox import ToolBox
 from tests.unit.tools.attacks import ATTACKS
 

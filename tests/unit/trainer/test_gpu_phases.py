@@ -17,7 +17,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.data.stream import PromptStream
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
+from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder

@@ -13,7 +13,7 @@ import pytest
 from alphaapollo.config.schema import Config, ReferenceReset
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.evaluation.validation import ValidationResult
-from alphaapollo.launch.background_checkpoint import BackgroundCheckpointWriter
+from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer import loop

@@ -44,11 +44,11 @@ class RolloutWorker(Worker): ...
 
 def profiler(steps: list[int], folder: Path) -> tuple[StepProfiler, Any, Terminal]:
     terminal = Terminal(record=True, width=300, quiet=True)
-    policy: LocalRanks[Any] = LocalRanks(PolicyWorker())
+    policy: LocalRanks[Any] = LocalRanks(PolicyWorker(), "policy")
     workers: Any = SimpleNamespace(
         policy=PolicyGroup(policy),
-        critic=CriticGroup(LocalRanks(CriticWorker())),
-        engines=EngineGroup(LocalRanks(RolloutWorker()), 1),  # type: ignore[arg-type]
+        critic=CriticGroup(LocalRanks(CriticWorker(), "critic")),
+        engines=EngineGroup(LocalRanks(RolloutWorker(), "rollout"), 1),  # type: ignore[arg-type]
     )
     return StepProfiler(steps, workers, folder, Console(terminal)), policy, terminal
 

@@ -17,13 +17,13 @@ def test_calls_of_one_name_are_merged_and_each_counts_twice() -> None:
         now[0] = 103.0
         with heartbeat.record_call("grade", timeout=10.0), heartbeat.record_call("grade", timeout=20.0):
             now[0] = 105.0
-            assert heartbeat.make_process_tree_report().calls == (
+            assert heartbeat.make_report().calls == (
                 ActiveCall("update", "policy 1", 1, 5.0, None),
                 ActiveCall("grade", "", 2, 2.0, 20.0),
             )
-    assert heartbeat.make_process_tree_report().calls == () and heartbeat.ticks == 6
+    assert heartbeat.make_report().calls == () and heartbeat.ticks == 6
     heartbeat.tick()
-    assert heartbeat.make_process_tree_report().ticks == 7
+    assert heartbeat.make_report().ticks == 7
 
 
 def test_other_counts_and_helper_processes_are_included() -> None:
@@ -31,7 +31,7 @@ def test_other_counts_and_helper_processes_are_included() -> None:
     heartbeat.watch_helper_processes(lambda: tokens[0], lambda: {os.getppid(): "the engine core"})
     before = heartbeat.ticks
     tokens[0] = 9
-    own, core, *_ = heartbeat.make_process_tree_report().processes
+    own, core, *_ = heartbeat.make_report().processes
     assert heartbeat.ticks - before == 4
     assert (own.pid, own.is_required) == (os.getpid(), True)
     assert (core.pid, core.name, core.is_required) == (os.getppid(), "the engine core", True)
@@ -46,7 +46,7 @@ def test_a_stopped_grandchild_is_found_and_named_by_its_command() -> None:
             assert time.monotonic() < end
             time.sleep(0.01)
         os.kill(found[0], signal.SIGSTOP)
-        while not (process := read_process(found[0], is_required=False)).is_suspended:  # type: ignore[union-attr]
+        while not (process := read_process(found[0], is_required=False)).is_stopped:  # type: ignore[union-attr]
             assert time.monotonic() < end
             time.sleep(0.01)
         assert process is not None and process.name == "timeit" and not process.is_required
@@ -67,7 +67,7 @@ def test_a_process_name_may_have_any_bytes() -> None:
             assert time.monotonic() < end
             time.sleep(0.01)
         assert child.pid in list_descendants(os.getpid())
-        assert child.pid in [process.pid for process in Heartbeat().make_process_tree_report().processes]
+        assert child.pid in [process.pid for process in Heartbeat().make_report().processes]
     finally:
         child.kill()
         child.communicate()

@@ -11,18 +11,22 @@ import msgspec
 import numpy as np
 import yaml
 
-from alphaapollo.evaluation.metrics import convert_to_sample_result
-from alphaapollo.evaluation.report import write_report
-from alphaapollo.evaluation.results import FinishedResults, open_results_writer
+from alphaapollo.evaluation.generation import FinishedResults, open_results_writer
+from alphaapollo.evaluation.metrics import convert_to_sample_result, write_report
 from alphaapollo.evolving.pool import Candidate, CandidateId, ChosenCandidate, Grade, Judgement, Pool, VerifierVerdict
 from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rollout.suites import SuiteResult, SuiteScore
-from alphaapollo.runs.example_log import LoggedExample, make_example_row, write_examples
-from alphaapollo.runs.metrics_file import JsonlTracker
-from alphaapollo.runs.rollout_log import RolloutLog
-from alphaapollo.runs.run_history import PlannedMemory, RunPlan, write_run_plan
-from alphaapollo.runs.training_log import TrainedRow
+from alphaapollo.runs.rollout_log import RolloutLog, TrainedRow
+from alphaapollo.runs.run_history import (
+    JsonlTracker,
+    LoggedExample,
+    PlannedMemory,
+    RunPlan,
+    make_example_row,
+    write_examples,
+    write_run_plan,
+)
 from alphaapollo.types import Outcome, Prompt, Row, Score, Trajectory, TrajectoryGroup
 from alphaapollo.viewer.index import RunIndex
 from tests import builders

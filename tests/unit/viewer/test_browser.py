@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.runs.metrics_file import JsonlTracker
+from alphaapollo.runs.run_history import JsonlTracker
 from alphaapollo.viewer.app import make_app, make_server
 from alphaapollo.viewer.report import make_report
 from tests.unit.viewer.run_kit import (

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from alphaapollo.runs.images import name_image
+from alphaapollo.runs.rollout_log import name_image
 from alphaapollo.viewer.app import make_app
 from alphaapollo.viewer.samples import Token, join_equal_tokens
 from tests.unit.rollout.test_images import SMALL, WIDE

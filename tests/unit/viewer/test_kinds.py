@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from alphaapollo.evolving.pool import ChosenCandidate, Pool
-from alphaapollo.runs.metrics_file import JsonlTracker
+from alphaapollo.runs.run_history import JsonlTracker
 from alphaapollo.viewer.app import make_app
 from tests.unit.viewer.run_kit import (
     HOSTILE,

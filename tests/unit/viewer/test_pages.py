@@ -16,9 +16,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from alphaapollo.processes.folder_lock import lock_folder
-from alphaapollo.runs.rollout_log import RolloutLog
+from alphaapollo.runs.rollout_log import RolloutLog, TrainedRow
 from alphaapollo.runs.run_history import RunPlan, record_in_history, write_run_plan
-from alphaapollo.runs.training_log import TrainedRow
 from alphaapollo.types import Outcome, Score
 from alphaapollo.viewer.app import make_app
 from alphaapollo.viewer.index import RunIndex

@@ -16,9 +16,8 @@ import yaml
 from alphaapollo.cli.main import main
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.runs.input_digests import digest_file
-from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.rollout_log import format_trajectory_lines
-from alphaapollo.runs.run_history import RunPlan, record_in_history, write_run_plan
+from alphaapollo.runs.run_history import JsonlTracker, RunPlan, record_in_history, write_run_plan
 from alphaapollo.viewer.report import make_report
 from alphaapollo.viewer.report.data import choose_evenly, read_run
 from alphaapollo.viewer.report.formats import format_value, make_block, make_code
@@ -297,7 +296,7 @@ def test_errors_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "runs in it: none." in fail(tmp_path / "gone", "-o", output)
     error = fail(folder, "-o", tmp_path / "a.doc")
     assert "a.doc" in error and ".html" in error
-    assert "(No such file or directory)" in fail(folder, "-o", tmp_path / "gone/report.html")
+    assert "No such file or directory" in fail(folder, "-o", tmp_path / "gone/report.html")
     assert main(["report", str(folder), "-o", str(output)]) == 0
     assert capsys.readouterr().out == f"written: {output}\n" and output.read_text().startswith("<!doctype html>")
 

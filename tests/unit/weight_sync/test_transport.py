@@ -5,8 +5,8 @@ from alphaapollo.weight_sync.transport import (
     assign_weight_writers,
     choose_transport,
     get_weights_folder,
-    make_weight_sender,
 )
+from alphaapollo.workers.builders import make_weight_sender
 
 
 def test_transport_depends_on_where_the_engines_run():

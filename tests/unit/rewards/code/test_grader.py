@@ -15,8 +15,7 @@ try:
 except SandboxUnavailableError as error:
     pytest.skip(f"no sandbox: {error}", allow_module_level=True)
 
-from alphaapollo.rewards.code.grader import extract_code, grade, is_same_output
-from alphaapollo.rewards.code.test_cases import find_undefined_functions
+from alphaapollo.rewards.code.grader import extract_code, grade_code, is_same_output
 
 HUMANEVAL = Path(__file__).parents[3] / "data/humaneval.jsonl"
 
@@ -33,7 +32,7 @@ RIGHT = "def square(x):\n    return x * x\n"
 
 def score(code, truth=CHECK, fenced=True):
     prompt = Prompt(0, "code", "?", json.dumps(truth))
-    return grade(prompt, f"<think>```python\nno\n```</think>Here:\n```python\n{code}\n```\n" if fenced else code)
+    return grade_code(prompt, f"<think>```python\nno\n```</think>Here:\n```python\n{code}\n```\n" if fenced else code)
 
 
 def test_right_code_passes_as_program_or_continuation():
@@ -96,10 +95,16 @@ NESTED, SUM, POWER = "assert f(f(2)) == 16", "assert sum(f(2)) == 4", "assert f(
         ("def f(x):\n    import pandas_nope", ONE_CALL),
         ("def f(x):\n    return eval('1+')", ONE_CALL),
         ("import os\nos.write(1, b'\\n' + b'[' * 100000); os._exit(0)", ONE_CALL),
-        ('import os\nos.write(1, b\'\\n[["raised", ["SyntaxError", "x"], ["tuple", []]]]\'); os._exit(0)', ONE_CALL),
-        ("import os\nos.write(1, b'\\n[[\"returned\", ' + b'[' * 900 + b']' * 900 + b', []]]'); os._exit(0)", ONE_CALL),
-        ("import os\nos.write(1, b'\\n{\"broken\": ' + b'[' * 900 + b']' * 900 + b'}'); os._exit(0)", ONE_CALL),
-        ("import os\nos.write(1, b'\\n[3]'); os._exit(0)", ONE_CALL),
+        ('import os\nos.write(1, b\'["raised", ["SyntaxError", "x"], ["tuple", []]]\\n\'); os._exit(0)', ONE_CALL),
+        ("import os\nos.write(1, b'[\"returned\", ' + b'[' * 900 + b']' * 900 + b', []]\\n'); os._exit(0)", ONE_CALL),
+        ("import os\nos.write(1, b'[\"broken\", ' + b'[' * 900 + b']' * 900 + b', []]\\n'); os._exit(0)", ONE_CALL),
+        ("import os\nos.write(1, b'[3]\\n'); os._exit(0)", ONE_CALL),
+        ("import os\nos.write(1, b'[3]'); os._exit(0)", ONE_CALL),
+        ("import os\nos.write(1, b'x' * 10**8)", ONE_CALL),
+        ('import os\nos.write(2, b\'\\n{"failure": ""}\'); os._exit(0)', ONE_CALL),
+        ("import os\ndef f(x):\n    os._exit(0)", ONE_CALL),
+        ("import os\ndef f(x):\n    os.close(1)", ONE_CALL),
+        ('def f(x):\n    return \'\\n{"failure": ""}\'', "import sys\nprint(f(2), file=sys.stderr)\nassert f(2) == 4"),
         ("def f(x):\n    return object()", NESTED),
         ("import os\ndef f(x):\n    return int.from_bytes(os.urandom(4))", NESTED),
         ("def f(x):\n    return range(10**12)", SUM),
@@ -116,7 +121,7 @@ def test_answer_cannot_cause_a_grader_failure(code, test):
 
 
 def test_reason_is_one_short_line():
-    code = "import os\nos.write(1, b'\\n{\"broken\": \"%s\"}' % (b'\\\\u001b\\\\n' + b'x' * 10**6)); os._exit(0)"
+    code = "import os\nos.write(1, b'[\"broken\", \"%s\", []]\\n' % (b'\\\\u001b\\\\n' + b'x' * 1000)); os._exit(0)"
     result = score(code, {"asserts": [ONE_CALL]})
     assert result.reason == "  " + 498 * "x", result
 
@@ -143,7 +148,6 @@ def test_no_code_is_a_wrong_format(text):
 
 def test_asserts():
     truth = {"asserts": ["assert near(area(1), math.pi)", "assert area(0) == 0"], "setup": SETUP}
-    assert find_undefined_functions("\n".join(truth["asserts"]), SETUP) == ("area",)
     assert score("def area(r):\n    return math.pi * r * r", truth).reward == 1.0
     assert score("def area(r):\n    return 3 * r * r", truth).reward == 0.0
 
@@ -161,7 +165,7 @@ def test_types_and_in_place_changes_are_preserved():
         "values = [3, 1, 2]\nassert change(values) is None and values == [1, 2, 3]",
         "assert same(same(same(1))) == 1",
         "assert same(same(['unknown'])) == ['unknown'] and same(same(['opaque', 1])) == ['opaque', 1]",
-        "x = 1\nfor _ in range(9): x = same(x + same(0))\nassert x == 1",
+        "x = 1\nfor _ in range(99): x = same(x + same(0))\nassert x == 1",
         "try:\n    fail(1)\n    assert False\nexcept ZeroDivisionError as error:\n    assert 'by zero' in str(error)",
     ]
     code = "def same(x): return x\ndef change(x): x.sort()\ndef fail(x): return x / 0"
@@ -211,22 +215,17 @@ def test_outputs(wanted, same, different):
 @pytest.mark.parametrize(
     ("truth", "what"),
     [
-        (None, "no function of the answer"),
+        (None, "do not call the answer"),
         ([], "no tests"),
-        ({"test": "x"}, "call no function of the answer"),
-        ({"asserts": ["assert 1 == 1"]}, "call no function of the answer"),
+        ({"test": "x"}, "do not call the answer"),
+        ({"asserts": ["assert 1 == 1"]}, "do not call the answer"),
         ({"asserts": ["assert f("]}, "SyntaxError"),
         ({"inputs": ["1"], "outputs": []}, "equal lengths, not 1 and 0"),
         ({"test": "def check(", "entry_point": "f"}, "SyntaxError"),
         ({"test": "import nothing_like_it\ndef check(f): f()", "entry_point": "f"}, "are broken: ModuleNotF"),
         ({"test": "def check(f): f(lambda: 1)", "entry_point": "f"}, "not plain data"),
-        (
-            {"test": "def check(f):\n    x = 1\n    for _ in range(11): x = f(0) + f(x)", "entry_point": "f"},
-            "nest more than 10 calls",
-        ),
         ({"test": "def check(f): pass", "entry_point": "f"}, "do not call the answer"),
         ({"asserts": ["1 / 0", "assert f(1)"]}, "ZeroDivisionError"),
-        ({"test": "def check(f):\n    while f(1): pass", "entry_point": "f"}, "more than 20000 calls"),
     ],
 )
 def test_broken_tests_raise(truth, what):

@@ -16,7 +16,7 @@ try:
 except SandboxUnavailableError as error:
     pytest.skip(f"no sandbox: {error}", allow_module_level=True)
 
-from alphaapollo.rewards.code.grader import answer_from_truth, grade
+from alphaapollo.rewards.code.grader import answer_code, grade_code
 from alphaapollo.rewards.code.test_cases import TIME_LIMIT, read_tests_and_time_limit
 
 pytestmark = pytest.mark.timeout(120)
@@ -151,11 +151,11 @@ SHAPES = {
 def test_right_and_wrong_answers(name):
     truth, right, wrong = SHAPES[name]
     prompt = Prompt(0, "code", "?", truth)
-    assert answer_from_truth(prompt) is None
+    assert answer_code(prompt) is None
     codes = (right, f"from __future__ import annotations\n{right}")
-    results = [grade(prompt, f"```python\n{code}\n```") for code in codes]
+    results = [grade_code(prompt, f"```python\n{code}\n```") for code in codes]
     assert [(one.reward, one.reason) for one in results] == [(1.0, "")] * 2
-    score = grade(prompt, f"```python\n{wrong}\n```")
+    score = grade_code(prompt, f"```python\n{wrong}\n```")
     assert (score.reward, score.outcome) == (0.0, Outcome.SCORED)
 
 
@@ -175,7 +175,7 @@ def test_right_and_wrong_answers(name):
 def test_results_of_functions(expected, same, different):
     truth = {"inputs": ["0", "1"], "outputs": [expected, "5"], "fn_name": "f"}
     rewards = [
-        grade(Prompt(0, "code", "?", truth), f"def f(x):\n    return 5 if x else {result}").reward
+        grade_code(Prompt(0, "code", "?", truth), f"def f(x):\n    return 5 if x else {result}").reward
         for result in same + different
     ]
     assert rewards == [1.0] * len(same) + [0.0] * len(different)
@@ -206,7 +206,7 @@ def test_results_of_functions(expected, same, different):
 )
 def test_unreadable_tests_are_refused_at_the_start(truth, named):
     with pytest.raises(ValueError, match=named):
-        answer_from_truth(Prompt(0, "code", "?", truth))
+        answer_code(Prompt(0, "code", "?", truth))
 
 
 @pytest.mark.parametrize(
@@ -219,6 +219,6 @@ def test_time_limits(limit, seconds):
 
 @pytest.mark.parametrize("code", ["", "pass", "from operator import sub", METHOD.replace("add", "other")])
 def test_imported_names_are_no_answers(code):
-    result = grade(Prompt(0, "code", "?", CALLS), f"```python\n# {code!r}\n{code}\n```")
+    result = grade_code(Prompt(0, "code", "?", CALLS), f"```python\n# {code!r}\n{code}\n```")
     assert (result.reward, result.outcome) == (0.0, Outcome.SCORED)
     assert "add" in result.reason

@@ -195,13 +195,13 @@ def test_an_answer_that_hangs_its_grader_scores_zero_at_the_first_attempt():
     requests = []
 
     async def scenario(client):
-        once = client._grade_completion_once
+        once = client._grade_once
 
         async def grade_once(request, data_source):
-            requests.append(pickle.loads(request).completion)
+            requests.append(pickle.loads(request)[1].text)
             return await once(request, data_source)
 
-        client._grade_completion_once = grade_once
+        client._grade_once = grade_once
         return await client.score(MATH, TOWER)
 
     score = run(scenario, timeout=4.0, components={"format": 0.5})

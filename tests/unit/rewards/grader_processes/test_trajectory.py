@@ -1,6 +1,5 @@
 """Functions that take the whole episode, behind the real processes."""
 
-import pickle
 from collections.abc import Awaitable
 
 import numpy as np
@@ -11,10 +10,8 @@ from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import Observation, StepResult
 from alphaapollo.rewards.base import adapt_to_episode, takes_trajectory
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.rewards.grader_processes.protocol import encode_request
 from alphaapollo.rollout.context import AppendContext
-from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner
-from alphaapollo.rollout.group import run_group
+from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, run_group
 from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Outcome, Prompt, Sampling, Score, TrajectoryGroup
 from tests.builders import make_turn
 from tests.unit.rewards.grading import with_client
@@ -84,7 +81,7 @@ def play(client: RewardClient, max_turns: int) -> Awaitable[TrajectoryGroup]:
     engine = FakeEngine(10, script=lambda token_ids, sampling: [6 if 8 in token_ids else 4])
     runner = EpisodeRunner(engine, decode, lambda *_: context, limits, client.score)
     request = GroupRequest(PROMPT, 1, Sampling(8), stream_position=0)
-    return run_group(request, runner, lambda turns: Game(lambda prompt, text: client.score(prompt, text, turns)))
+    return run_group(request, runner.run, lambda turns: Game(lambda prompt, text: client.score(prompt, text, turns)))
 
 
 @pytest.mark.parametrize(
@@ -117,13 +114,15 @@ def test_turns_that_are_not_json_fail_only_if_a_trajectory_is_taken(tmp_path):
     assert grade(tmp_path, lambda client: client.score(PROMPT, "6", odd), name="text_only") == Score(1.0)
 
 
-def test_request_round_trip():
+def test_an_episode_has_json_values(tmp_path):
     fields = {"observation": TOOL, "reward": 0.25, "valid": False, "info": {"n": np.int64(3)}}
     turns = [make_turn(1, text="4", **fields), make_turn(1, text="\ud800")]
     wanted = [EpisodeTurn("4", TOOL, 0.25, False, {"n": 3}, [0]), EpisodeTurn("\ud800", token_ids=[0])]
-    request = pickle.loads(encode_request(PROMPT, "6", turns))
-    assert (request.prompt, request.episode, request.judged) == (PROMPT, Episode("6", wanted), {})
-    assert pickle.loads(encode_request(PROMPT, "6")).episode == Episode("6", [EpisodeTurn("6")])
+
+    async def make_episodes(client):
+        return client._make_episode(PROMPT, "6", turns), client._make_episode(PROMPT, "6", ())
+
+    assert grade(tmp_path, make_episodes) == (Episode("6", wanted), Episode("6", [EpisodeTurn("6")]))
 
 
 def test_name_of_the_second_parameter_decides():

@@ -8,7 +8,7 @@ from alphaapollo.types import Outcome, Prompt
 
 
 def score(truth, text):
-    return grader.grade(Prompt(0, "math", "?", truth), text)
+    return grader.grade_math(Prompt(0, "math", "?", truth), text)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ from typing import Any
 import openai
 
 from alphaapollo.config.schema import Model
-from alphaapollo.engines.http_api import HttpApiSettings
-from alphaapollo.engines.vllm.recorded_engine import RecordedEngine
+from alphaapollo.engines.http_api import AgentSession, HttpApiSettings, SessionLimits
 from alphaapollo.processes.time_limit import TimeLimit
-from alphaapollo.rollout.agents.endpoint import EndpointServer, SessionGate
-from alphaapollo.rollout.agents.rows import build_turns_and_rows
-from alphaapollo.rollout.agents.session import AgentSession, SessionLimits
+from alphaapollo.rollout.agents.endpoint import SessionGate, serve_gate
+from alphaapollo.rollout.agents.runner import build_turns_and_rows
 from alphaapollo.rollout.context import check_rows_match_turns
 from alphaapollo.types import Sampling
+from tests.recorded_engine import RecordedEngine
 from tests.unit.tool_templates import tokenizer_of
 
 MAX_LENGTH = 4096
@@ -81,16 +80,15 @@ class Server:
         session = AgentSession(Sampling(budget), lambda number: number % 2**31, limits)
 
         async def serve():
-            endpoint = EndpointServer(SessionGate(self.app))
-            await endpoint.start()
-            try:
-                with endpoint.gate.open_session(session, TimeLimit(60)):
-                    await play(endpoint, session, self.connect(endpoint, session.token))
-            finally:
-                await asyncio.gather(*(client.close() for client in self.clients))
-                self.clients.clear()
-                self.script.answers = {}
-                await endpoint.close()
+            endpoint = SessionGate(self.app)
+            async with serve_gate(endpoint):
+                try:
+                    with endpoint.open_session(session, TimeLimit(60)):
+                        await play(endpoint, session, self.connect(endpoint, session.token))
+                finally:
+                    await asyncio.gather(*(client.close() for client in self.clients))
+                    self.clients.clear()
+                    self.script.answers = {}
 
         asyncio.run(serve())
         return session, rows_of(session)

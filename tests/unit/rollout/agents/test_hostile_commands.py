@@ -15,34 +15,21 @@ from tests.unit.rollout.agents.test_runner import run
 TAKES_REWARD = """
 import urllib.error, urllib.request, json
 
-def post(endpoint, route, body, **headers):
-    headers = {"authorization": f"Bearer {endpoint.api_key}", "content-type": "application/json", **headers}
-    request = urllib.request.Request(f"{endpoint.base_url}/{route}", json.dumps(body).encode(), headers)
-    try:
-        return urllib.request.urlopen(request).status
-    except urllib.error.HTTPError as error:
-        return error.code
-
 def run(task, endpoint):
     answer = ask(endpoint)
-    taken = {"request_id": answer.id, "reward": 1000}
-    codes = [
-        post(endpoint, "rewards", taken),
-        post(endpoint, "rewards", {"request_id": "unknown", "reward": "x"}),
-        post(endpoint, "rewards", taken, **{"x-reward-key": "guess\u00e9"}),
-    ]
-    KEY
-    return {"reward": 0.25, "refused": float(codes.count(403))}
+    body = json.dumps({"request_id": answer.id, "reward": 1000}).encode()
+    headers = {"authorization": f"Bearer {endpoint.api_key}", "content-type": "application/json"}
+    try:
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint.base_url}/rewards", body, headers))
+    except urllib.error.HTTPError as error:
+        endpoint.reward(answer.id, 0.5)
+        return {"reward": 0.25, "refused": float(error.code == 404)}
 """
-REWARD = '"rewards", {"request_id": answer.id, "reward": 0.5}'
-WITH_KEY = f'post(endpoint, {REWARD}, **{{"x-reward-key": endpoint.reward_key}})'
 
 
 def test_who_has_the_api_key_alone_gives_no_reward(server, tmp_path):
-    (one,) = run(server, tmp_path, TAKES_REWARD.replace("KEY", ""))
-    assert one.score == Score(0.25, {"refused": 3.0}) and one.reward == 0.25
-    (one,) = run(server, tmp_path, TAKES_REWARD.replace("KEY", WITH_KEY))
-    assert one.reward == 0.75
+    (one,) = run(server, tmp_path, TAKES_REWARD)
+    assert one.score == Score(0.25, {"refused": 1.0}) and one.reward == 0.75
 
 
 def test_programs_have_only_listed_variables(monkeypatch):

@@ -8,7 +8,7 @@ pytest.importorskip("vllm")
 anthropic = pytest.importorskip("anthropic")
 openai = pytest.importorskip("openai")
 
-from alphaapollo.rollout.agents.rows import list_new_messages  # noqa: E402
+from alphaapollo.engines.http_api import list_new_messages  # noqa: E402
 from tests.unit.rollout.agents.agents_kit import Server  # noqa: E402
 from tests.unit.rollout.test_images import draw, encode  # noqa: E402
 from tests.vision.models import make  # noqa: E402
@@ -48,11 +48,15 @@ def test_chat_with_an_image_in_each_turn_is_one_path(server):
         {"role": "user", "content": "<image>one", "images": encoded_images[:1]}
     ]
     assert list_new_messages(second.request, first)[0]["images"] == encoded_images[1:]
-    assert second.parent is first and second.prompt_ids[: len(first.token_ids)] == first.token_ids
-    assert len(first.images) == 1 and len(second.images) == 2 and second.images[0] == first.images[0]
+    assert second.parent is first and second.request.prompt_ids[: len(first.token_ids)] == first.token_ids
+    assert (
+        len(first.request.images) == 1
+        and len(second.request.images) == 2
+        and second.request.images[0] == first.request.images[0]
+    )
     for answer in (first, second):
-        placeholders = answer.prompt_ids.count(answer.images[0].placeholder_id)
-        assert placeholders == PLACEHOLDERS * len(answer.images)
+        placeholders = answer.request.prompt_ids.count(answer.request.images[0].placeholder_id)
+        assert placeholders == PLACEHOLDERS * len(answer.request.images)
 
 
 def test_another_image_starts_a_branch(server):
@@ -64,7 +68,7 @@ def test_another_image_starts_a_branch(server):
 
     session, _ = server.run(play)
     first, second = session.answers
-    assert second.parent is None and second.images[0].digest != first.images[0].digest
+    assert second.parent is None and second.request.images[0].digest != first.request.images[0].digest
 
 
 def test_all_apis_give_the_same_prompt(server):
@@ -79,9 +83,9 @@ def test_all_apis_give_the_same_prompt(server):
         await other.messages.create(model="policy", messages=[{"role": "user", "content": content}], max_tokens=8)
 
     session, _ = server.run(play)
-    prompts = {tuple(answer.prompt_ids) for answer in session.answers}
+    prompts = {tuple(answer.request.prompt_ids) for answer in session.answers}
     assert len(session.answers) == 3 and len(prompts) == 1
-    assert len({answer.images[0] for answer in session.answers}) == 1
+    assert len({answer.request.images[0] for answer in session.answers}) == 1
 
 
 @pytest.mark.parametrize(

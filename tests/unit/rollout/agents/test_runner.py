@@ -128,7 +128,8 @@ def test_graded_text_and_reward_of_the_program(server, tmp_path):
         ("ask(endpoint); return float('nan')", "the reward is nan"),
         ("ask(endpoint); return {'turn_rewards': [1.0, 2.0]}", "2 numbers for 1 answers"),
         ("ask(endpoint); return {'turn_rewards': [float('inf')]}", "turn_rewards[0] is inf"),
-        ("try: endpoint.reward(ask(endpoint).id, float('nan'))\n    except ValueError: return 1.0", "reward is nan"),
+        ("endpoint.reward(ask(endpoint).id, float('nan')); return 1.0", "the reward is nan"),
+        ("ask(endpoint); endpoint.reward('other', 1.0); return 1.0", "no such request"),
         ("return 1.0", "no request to the policy"),
         ("ask(endpoint); os.kill(os.getpid(), 9)", "SIGKILL"),
         ("ask(endpoint); os._exit(3)", "ended without a result"),
@@ -235,9 +236,8 @@ def test_command_that_kills_the_host_fails_its_episode_alone(server, tmp_path):
 
 
 def test_program_files_are_checked(server, tmp_path):
-    for code, fact in (("x = 1\n", r"run=run: .* no such object"), ("def run(task): ...\n", r"run\(task, endpoint\)")):
-        with pytest.raises(ValueError, match=rf"env\.agent\.path.*{fact}"):
-            run(server, tmp_path, code)
+    with pytest.raises(ValueError, match=r"env\.agent\.path.*run=run: .* no such object"):
+        run(server, tmp_path, "x = 1\n")
     with pytest.raises(ValueError, match=r"missing\.py.*no such file"):
         run(server, tmp_path, path=str(tmp_path / "missing.py"))
 

@@ -10,6 +10,7 @@ anthropic = pytest.importorskip("anthropic")
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
+from alphaapollo.rollout.agents import endpoint as endpoint_module  # noqa: E402
 from tests.unit.rollout.agents.agents_kit import CALL, TOOL, rows_of  # noqa: E402
 
 CHAT_TOOL = [{"type": "function", "function": TOOL}]
@@ -55,7 +56,7 @@ def test_a_continued_chat_is_one_row(server, stream):
     session, (row,) = server.run(play)
     later = "<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\nsecond<|im_end|>"
     assert server.tokenizer.decode(row.token_ids).endswith("first answer " + later)
-    assert sum(row.action_mask) == sum(len(one.sampled.completion.token_ids) for one in session.answers)
+    assert sum(row.action_mask) == sum(len(one.completion.token_ids) for one in session.answers)
     assert len(row.turn_ends) == 2
 
 
@@ -148,7 +149,7 @@ def test_branches_share_a_prefix_that_is_trained_once(server):
 
     session, rows = server.run(play)
     assert [len(row.turn_ends) for row in rows] == [2, 1, 1]
-    shared, sampled = session.answers[0].token_ids, session.answers[0].sampled.completion.token_ids
+    shared, sampled = session.answers[0].token_ids, session.answers[0].completion.token_ids
     assert all(row.token_ids[: len(shared)] == shared for row in rows)
     assert [sum(row.action_mask[: len(shared)]) for row in rows] == [len(sampled), 0, 0]
     assert len(rows_of(session, "main")) == 1 and len(rows_of(session, "last")) == 1
@@ -163,25 +164,20 @@ def test_roles_and_rewards(server):
     async def play(endpoint, session, client):
         first = await chat(client, [user("plan")], extra_headers={"x-role": "planner"})
         await chat(client, [user("solve")], extra_headers={"x-role": "solver"})
-        reward = {"request_id": first.id, "reward": 0.5}
-        key = {"x-reward-key": session.reward_key}
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {session.token}", **key}) as plain:
-            assert (await plain.post(f"{endpoint.url}/v1/rewards", json=reward)).status_code == 200
-            wrong = await plain.post(f"{endpoint.url}/v1/rewards", json=reward | {"request_id": "no"})
-            assert wrong.status_code == 400 and "no such request" in wrong.json()["error"]["message"]
-        again = [user("solve"), assistant("OK"), user("go on")]
-        await chat(client, again)
-        with pytest.raises(openai.BadRequestError, match="x-reward"):
-            await chat(client, again, extra_headers={"x-reward": "2", **key})
+        session.give_reward(first.id, 0.5)
+        with pytest.raises(ValueError, match="no such request"):
+            session.give_reward("no", 0.5)
+        await chat(client, [user("solve"), assistant("OK"), user("go on")])
 
     session, _ = server.run(play)
     assert [answer.reward for answer in session.answers] == [0.5, None, None]
     assert [len(row.turn_ends) for row in rows_of(session, untrained_roles=["planner"])] == [2]
 
 
-def test_sampling_settings_of_clients_are_overridden(server):
-    session, _ = send(server, [user("one")], temperature=0.2, top_p=1.0, presence_penalty=1)
-    assert session.overridden == {"temperature": 0.2, "presence_penalty": 1}
+def test_a_warning_names_sampling_settings_of_clients_that_are_not_used(server, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "_warned", set())
+    send(server, [user("one")], temperature=0.2, top_p=1.0, presence_penalty=1)
+    assert endpoint_module._warned == {"temperature", "presence_penalty"}
 
 
 def test_answers_under_a_constraint_are_marked(server):
@@ -189,7 +185,8 @@ def test_answers_under_a_constraint_are_marked(server):
     assert session.answers[0].request.is_constrained and len(rows) == 1
 
 
-def test_strict_tools_are_sampled_freely(server):
+def test_strict_tools_are_sampled_freely(server, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "_warned", set())
     server.script.answers = {"one": CALL}
     strict = [{"type": "function", "function": TOOL | {"strict": True}}]
 
@@ -200,7 +197,7 @@ def test_strict_tools_are_sampled_freely(server):
 
     session, rows = server.run(play)
     assert [one.request.is_constrained for one in session.answers] == [False, True] and len(rows) == 2
-    assert session.overridden == {"parallel_tool_calls": False}
+    assert endpoint_module._warned == {"parallel_tool_calls"}
 
 
 def test_retried_request_gets_the_same_answer(server):
@@ -217,7 +214,7 @@ def test_retried_request_gets_the_same_answer(server):
 
 def test_evaluation_suites_belong_to_no_session(server):
     async def play(endpoint, session, client):
-        suite = server.connect(endpoint, endpoint.gate.suite_key)
+        suite = server.connect(endpoint, endpoint.suite_key)
         assert (await chat(suite, [user("one")])).choices[0].message.content == "OK"
         answer = await suite.completions.create(model="policy", prompt=[40, 41], max_tokens=2, temperature=0)
         assert answer.choices[0].text == "OK" and answer.usage.prompt_tokens == 2

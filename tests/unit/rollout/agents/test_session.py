@@ -4,10 +4,16 @@ from itertools import compress
 
 import pytest
 
-from alphaapollo.engines.http_api import RequestedSampling, SampledAnswer
+from alphaapollo.engines.http_api import (
+    AgentSession,
+    Answer,
+    Request,
+    SessionLimits,
+    make_answer_key,
+    make_message_keys,
+)
 from alphaapollo.evaluation.metrics import convert_to_sample_result, read_sample_result
-from alphaapollo.rollout.agents.rows import build_turns_and_rows, find_branches
-from alphaapollo.rollout.agents.session import AgentSession, Request, SessionLimits, make_answer_key, make_message_keys
+from alphaapollo.rollout.agents.runner import build_turns_and_rows, find_branches
 from alphaapollo.rollout.context import check_rows_match_turns
 from alphaapollo.runs.rollout_log import make_trajectory_record
 from alphaapollo.types import EpisodeEnd, ImageInput, Prompt, Sampling, Score, Trajectory
@@ -73,17 +79,16 @@ class Talk:
         messages = make_chat(*texts)
         request = Request(self.session, str(texts), role, retry)
         self.session.count_request(request, n)
-        history = request.find_history(messages, tools)
-        known = history.token_ids if history else []
-        new = texts[history.answer_end :] if history else texts
+        span = request.find_history(messages, tools)
+        known = request.parent.token_ids if span else []
+        new = texts[span[1] :] if span else texts
         request.check_prompt(known)
         prompt = [*known, *(hash(text) % 1000 + 1000 for text in new)]
-        request.start_sampling(f"id{self.count}", prompt, RequestedSampling(50, constrained))
-        if (answers := request.get_sampled_outputs()) is None:
-            numbers = range(self.count + 1, self.count + n + 1)
-            answers = [SampledAnswer(make_completion([number, END]), "", f"a{number}", []) for number in numbers]
-            self.count += n
-        request.record_answers(answers, answers)
+        request.start_sampling(f"id{self.count}", prompt, 50, constrained)
+        numbers = range(self.count + 1, self.count + n + 1) if request.earlier is None else request.earlier.outputs
+        self.count += n * (request.earlier is None)
+        answers = [Answer(request, make_completion([number, END]), "", f"a{number}") for number in numbers]
+        request.record_answers(answers, numbers)
         request.finish(delivered)
         return request
 
@@ -230,12 +235,12 @@ def test_rows_have_the_images_of_their_requests():
 
     def ask(texts: list[str], images: tuple[ImageInput, ...], answer: str) -> None:
         request = Request(session, body_digest=str(texts))
-        history = request.find_history(make_chat(*texts), "")
-        known = history.token_ids if history else []
+        request.find_history(make_chat(*texts), "")
+        known = request.parent.token_ids if request.parent else []
         request.images = images
         new = [token for image in images[known.count(5) // 2 :] for token in image.token_ids]
-        request.start_sampling(answer, [*known, 1, *new], RequestedSampling(50, False))
-        request.record_answers([SampledAnswer(make_completion([7, END]), "", answer, [])], None)
+        request.start_sampling(answer, [*known, 1, *new], 50)
+        request.record_answers([Answer(request, make_completion([7, END]), "", answer)], None)
         request.finish(True)
 
     ask(["a"], (first,), "x")

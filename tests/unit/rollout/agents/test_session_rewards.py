@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 
-from alphaapollo.engines.http_api import SampledAnswer
-from alphaapollo.rollout.agents.rows import build_turns_and_rows
-from alphaapollo.rollout.agents.session import Answer, Request
+from alphaapollo.engines.http_api import Answer, Request
+from alphaapollo.rollout.agents.runner import build_turns_and_rows
 from tests.builders import make_completion
 from tests.unit.rollout.agents.test_session import Talk
 
 
 def rewards_of(talk: Talk) -> dict[str, float]:
-    return {one.sampled.content: one.reward for one in talk.session.answers if one.reward is not None}
+    return {one.content: one.reward for one in talk.session.answers if one.reward is not None}
 
 
 def test_a_reward_of_several_answers_is_shared():
@@ -42,7 +41,7 @@ def test_random_sessions_do_not_depend_on_retries():
                     talk.session.give_reward(request.id, reward)
                     given += reward
                 for answer in request.answers:
-                    chats.append([*chat, answer.sampled.content, f"more {len(chats)}"])
+                    chats.append([*chat, answer.content, f"more {len(chats)}"])
             turns, made, *_ = build_turns_and_rows(talk.session, "all", ())
             rows.append([(row.token_ids, row.action_mask, row.num_earlier_tokens) for row in made])
             rewards.append([(turn.answer_number, turn.reward) for turn in turns])
@@ -51,9 +50,9 @@ def test_random_sessions_do_not_depend_on_retries():
 
 
 def test_a_path_of_3000_answers():
-    request, answer = Request(Talk().session, ""), None
+    session, answer = Talk().session, None
     for number in range(3000):
-        answer = Answer(request, SampledAnswer(make_completion([number]), "", "", []), answer)
+        answer = Answer(Request(session, "", parent=answer), make_completion([number]), "", "")
     assert len(answer.path) == 3000 and answer.path[-1] is answer
 
 

@@ -1,1 +1,0 @@
-"""Stall detection and process monitoring."""

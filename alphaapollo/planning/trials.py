@@ -1,0 +1,177 @@
+"""Try the environment's `reset`, the reward functions and the first rows of each data source, before models are
+loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+from typing import Never
+
+from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
+from alphaapollo.data.chats import CONTEXT_COLUMNS, shorten_repr
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.environments.base import EnvironmentFailure, Services, get_environment_spec, wrap_environment_errors
+from alphaapollo.environments.environment_tools import open_toolbox
+from alphaapollo.processes.time_limit import TimeLimit
+from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rewards.judges import JUDGES
+from alphaapollo.rewards.registry import get_grader
+from alphaapollo.rollout.context import check_reset_reply
+from alphaapollo.rollout.episode import EnvironmentCaller
+from alphaapollo.types import JsonObject, Message, Prompt, Score
+
+TRIAL_ANSWERS = ("<answer>TRUTH</answer>", r"The answer is \boxed{TRUTH}.", "TRUTH", "I do not know.", "")
+NUM_ROWS = 20  # rows of each data source
+MAX_FAILURES = 3  # of a data source, each of which may take reward.timeout
+MAX_SOURCES = 10  # data sources in the plan
+READ_COLUMNS = {"ground_truth", "answer", "solution", "index", "rubric", "choices", "options", *CONTEXT_COLUMNS}
+PLACEHOLDER = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # excludes LaTeX such as \boxed{n}
+
+
+def try_environment(env: Env, prompts: Sequence[Prompt]) -> list[str]:
+    """Reset the environment once for each prompt. Returns notices. Raises ValueError if it cannot be used."""
+    return [] if env.env_name == "agent" else asyncio.run(try_environment_resets(env, prompts))
+
+
+async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
+    """Create, reset and close the environment once for each prompt. Returns notices about env.prompt."""
+    tools, shown = await open_toolbox(config), ""
+    try:
+        for prompt in prompts:
+            first = await _reset_environment(config, Services(_deny_in_reset, config, tools, _deny_in_reset), prompt)
+            shown += first if isinstance(first, str) else "".join(message["content"] for message in first)
+    finally:
+        if tools is not None:
+            await tools.close()
+    names = [name for name in dict.fromkeys(PLACEHOLDER.findall(config.prompt)) if f"{{{name}}}" in shown]
+    return [f"env.prompt: {{{name}}} is not filled in, because the environment has no such value." for name in names]
+
+
+async def try_reward_function(prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction) -> list[str]:
+    """Grade TRIAL_ANSWERS to the first prompt with the user's reward function, in a grader process. Returns notices.
+    Raises ValueError if a column is missing, or the function fails on most answers."""
+    prompt, (scores, columns) = prompts[0], await grade_trial_answers(prompts[0], reward, custom)
+    for column in columns:
+        if not any(column in one.extra_info for one in prompts):
+            raise ValueError(
+                f"{custom.path}: {', '.join(custom.names)} needs {column!r}, but the data has no such column, only "
+                f"{', '.join(prompt.extra_info) or 'those of every row'}. Rename the column or the parameter."
+            )
+    failed = {answer: score.reason for answer, score in scores.items() if score.outcome.failed}
+    function = f"{custom.path}: {', '.join(custom.names)}" if custom.path else f"{reward.custom_module}: a component"
+    notices = [
+        f"{function} fails on {len(failed)} of {len(scores)} trial answers to row {prompt.id}, e.g. {answer!r}: "
+        f"{reason}. Return a number or a dict of numbers for every answer."
+        for answer, reason in [*failed.items()][:1]
+    ]
+    if 2 * len(failed) > len(scores):
+        raise ValueError(notices[0])
+    return notices
+
+
+async def grade_trial_answers(
+    prompt: Prompt, reward: Reward, custom: CustomRewardFunction
+) -> tuple[dict[str, Score], Sequence[str]]:
+    """Grade TRIAL_ANSWERS to a prompt in a grader process. Returns {answer: score}, and the columns that the user's
+    function requires. The components of a policy that judges itself are left out, because no engine runs yet."""
+    tried: JsonObject = {"num_workers": 1}
+    if reward.judge.backend == "policy":
+        tried["components"] = {name: weight for name, weight in reward.components.items() if name not in JUDGES}
+        tried["required"] = [name for name in reward.required if name not in JUDGES]
+    client = RewardClient(reward.model_copy(update=tried), custom)
+    try:
+        await client.start()
+        answers = [answer.replace("TRUTH", prompt.ground_truth_text or "") for answer in TRIAL_ANSWERS]
+        return {answer: await client.score(prompt, answer) for answer in answers}, client.loaded.columns
+    finally:
+        await client.close()
+
+
+async def _reset_environment(config: Env, services: Services, prompt: Prompt) -> list[Message] | str:
+    """Create, reset and close the environment once. Returns its first observation."""
+    caller, seconds = EnvironmentCaller(), config.episode_timeout
+    try:
+        with wrap_environment_errors("creation"):
+            environment = get_environment_spec(config.env_name).factory(services)
+        try:
+            return check_reset_reply(await caller.call(TimeLimit(seconds), environment, "reset", prompt))
+        finally:
+            await caller.call(TimeLimit(seconds), environment, "close")
+    except (TimeoutError, EnvironmentFailure) as error:
+        late = f"within env.episode_timeout={seconds:g} s" if isinstance(error, TimeoutError) else f"({error})"
+        fix = "Fix the environment, its settings (env.*), or the row."
+        raise ValueError(f"env.env_name={config.env_name}, row {prompt.id}: it did not start {late}. {fix}") from error
+
+
+def _deny_in_reset(*_: object) -> Never:
+    raise RuntimeError("reset() uses services.parse_calls or services.score. Move this code to step().")
+
+
+def try_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> tuple[dict[str, str], list[str]]:
+    """Grade the first rows of each file and data source with a built-in grader against their own ground truth.
+
+    Returns {data source: how many of them score}, and notices. Raises ValueError if most rows of one do not score.
+    """
+    counts, notices = defaultdict[str, Counter[bool]](Counter), list[str]()
+    for scores in asyncio.run(_grade_ground_truths(prompts, reward)):
+        failed = [(prompt, score) for prompt, score in scores if score.reward != 1]
+        source = scores[0][0].data_source
+        counts[source].update(score.reward == 1 for _, score in scores)
+        if not failed:
+            continue
+        prompt, score = failed[0]
+        message = (
+            f"{prompt.location}: data_source {source!r} is graded by {get_grader(source)}, for which the row's "
+            f"ground truth {shorten_repr(prompt.ground_truth)} is not right ({score.reason or 'it scores 0'}), as in "
+            f"{len(failed)} of the {len(scores)} rows that were tried. Correct reward_model.ground_truth, use another "
+            "data_source (docs/rewards.md), or set custom_reward_function.path."
+        )
+        if 2 * len(failed) > len(scores):
+            raise ValueError(message)
+        notices.append(message)
+    return {name: f"ground truth right in {one[True]} of {one.total()} rows" for name, one in counts.items()}, notices
+
+
+async def _grade_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> list[list[tuple[Prompt, Score]]]:
+    """Return the first rows of each file and data source with their scores."""
+    groups: dict[tuple[str, str], list[Prompt]] = defaultdict(list)
+    for prompt in prompts:
+        groups[prompt.data_source, prompt.location.rpartition(",")[0]].append(prompt)
+    client = RewardClient(Reward(timeout=reward.timeout), CustomRewardFunction())
+    found: list[list[tuple[Prompt, Score]]] = []
+    try:
+        for rows in (rows for (source, _), rows in groups.items() if get_grader(source) not in JUDGES):
+            scores = list[tuple[Prompt, Score]]()
+            for prompt in rows[:NUM_ROWS]:
+                if sum(score.reward != 1 for _, score in scores) < MAX_FAILURES:
+                    scores.append((prompt, await client.score_ground_truth(prompt)))
+            found.append(scores)
+    finally:
+        await client.close()
+    return found
+
+
+def describe_sources(
+    prompts: Sequence[Prompt], renderer: Renderer, truths: Mapping[str, str], reads_columns: bool
+) -> dict[str, str]:
+    """Return {data source: its rows, lengths of the first prompts, ground truths, columns that nothing reads}.
+
+    truths: result of try_ground_truths. reads_columns: whether a function or environment of the user gets the columns.
+    """
+    sources: dict[str, list[Prompt]] = defaultdict(list)
+    for prompt in prompts:
+        sources[prompt.data_source].append(prompt)
+    found: dict[str, str] = {}
+    for source, rows in [*sources.items()][:MAX_SOURCES]:
+        first = rows[:NUM_ROWS]
+        lengths = renderer.count_prompt_tokens(first)
+        sizes = f"{min(lengths)} to {max(lengths)} tokens (median {median_low(lengths)} of {len(lengths)} rows)"
+        parts = [f"{len(rows)} rows, prompts of {sizes}", truths.get(source, "ground truth not tried")]
+        unread = sorted({name for one in first for name in one.extra_info} - READ_COLUMNS)
+        parts += [f"not read: {', '.join(unread)}"] * bool(unread and not reads_columns)
+        found[source or "no data_source"] = "; ".join(parts)
+    more = len(sources) - len(found)
+    return found | ({"more": f"{more} data sources"} if more > 0 else {})

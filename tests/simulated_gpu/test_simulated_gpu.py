@@ -1,0 +1,147 @@
+"""What only a GPU selects, on a fake GPU: worker methods, host synchronizations, memory, and vLLM's configurations."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulated_gpu.fake_cuda import compile_guard, run_preloaded
+from tests.simulated_gpu.scenarios import SCENARIOS
+from tests.simulated_gpu.workers import make_models
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = ROOT / "scripts" / "published_models"
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+pytestmark = [
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="the device guard of the fake GPU is compiled with g++"),
+]
+
+Counts = dict[str, int]
+
+
+def count_update(steps: int = 1, **more: int) -> Counts:
+    """Host synchronizations of a policy update: none per micro-batch, one per step, and three at the end."""
+    return {
+        "item in models/training/optimizer.py clip_gradients": steps,
+        "copy to cpu in workers/model_worker.py merge_token_values": 1,
+        "tolist in workers/model_worker.py reduce": 2,
+    } | {MORE[name]: number for name, number in more.items()}
+
+
+MORE = {
+    "old": "copy to cpu in workers/model_worker.py merge_token_values",
+    "prompts": "item in workers/shared_prompt_check.py _measure_mismatch",
+    "experts": "tolist in models/expert_parallel.py _exchange_and_compute",
+}
+
+
+@pytest.fixture(scope="module")
+def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_guard(tmp_path_factory.mktemp("guard"))
+
+
+@pytest.fixture(scope="module")
+def found(guard: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Counts]]:
+    """Host synchronizations of all scenarios, which run in one process."""
+    models = tmp_path_factory.mktemp("models")
+    make_models(models)
+    output = run_preloaded(guard, "tests.simulated_gpu.scenarios", str(models), timeout=1200)
+    parts: dict[str, dict[str, Counts]] = json.loads(output[output.index("{") :])
+    return parts
+
+
+def test_every_scenario_runs(found: dict[str, dict[str, Counts]]) -> None:
+    assert found.keys() == SCENARIOS.keys() and all(found.values())
+
+
+UPDATES = {
+    "dense": {"update": count_update()},
+    "reference": {"update": count_update(3, old=2)},
+    "full_kl": {"update": count_update()},
+    "shared_prompts": {"first update": count_update(prompts=1), "second update": count_update()},
+    "offloads": {"first update": count_update(), "second update": count_update()},
+    "lora": {"update": count_update()},
+    "ulysses": {"update": count_update()},
+    "hsdp": {"update": count_update()},
+    "teacher": {"update": count_update()},
+    "internvl": {"update": count_update()},
+    "optimizers": {"muon": count_update(), "adamw": count_update()},
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update_waits_for_the_gpu_once_per_step(found: dict[str, dict[str, Counts]], name: str) -> None:
+    counted = {title.partition(":")[0]: counts for title, counts in found[name].items()}
+    assert {title: counted[title] for title in UPDATES[name]} == UPDATES[name]
+
+
+def test_no_loss_and_no_family_waits_for_the_gpu_in_a_micro_batch(found: dict[str, dict[str, Counts]]) -> None:
+    parts = found["losses"] | found["other_models"]
+    assert len(parts) > 15
+    assert {title: counts for title, counts in parts.items() if counts != count_update()} == {}
+
+
+def test_other_worker_methods_wait_for_the_gpu_once(found: dict[str, dict[str, Counts]]) -> None:
+    merged = {"copy to cpu in workers/model_worker.py merge_token_values": 1}
+    step = {"item in models/training/optimizer.py clip_gradients": 1}
+    assert found["dense"]["log-probs"] == found["reference"]["reference log-probs"] == merged
+    assert found["dense"]["log-prob mismatch"] == found["lora"]["publish adapters"] == {}
+    assert found["critic"] == {"values": merged, "update": step | {"tolist in workers/model_worker.py reduce": 1}}
+    assert found["sft"]["step"] == step | {"tolist in workers/model_worker.py reduce": 2}
+    assert found["optimizers"]["adamw: snapshot"] == found["optimizers"]["muon: snapshot"] == {}
+
+
+MEMORY: dict[str, dict[str, Any]] = {
+    "0.5B on one GPU": {"model": "qwen2.5-0.5b", "world_size": 1, "max_tokens": 16384},
+    "8B on eight": {"model": "qwen3-8b", "world_size": 8, "max_tokens": 4096},
+    "30B-A3B on eight, expert parallelism": {
+        "model": "qwen3-30b-a3b",
+        "world_size": 8,
+        "max_tokens": 16384,
+        "checkpointing": True,
+        "actor": {"fsdp_config": {"ep_size": 8}},
+    },
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_the_planned_memory_of_an_update_is_within_10_percent(name: str, guard: Path, tmp_path: Path) -> None:
+    case = MEMORY[name]
+    folder = PUBLISHED / case["model"]
+    if not folder.exists():
+        folder = tmp_path
+        (folder / "config.json").write_text(json.dumps(QWEN3_8B))
+    words = json.dumps({**case, "model": str(folder), "row_length": 2048})
+    output = run_preloaded(guard, "tests.simulated_gpu.memory", words, timeout=1200)
+    sizes = json.loads(output.strip().splitlines()[-1])
+    assert sizes["allocated"] <= sizes["smallest"] <= sizes["reserved"]
+    assert 0.9 * sizes["smallest"] <= sizes["planned"] <= 1.1 * sizes["smallest"], sizes
+
+
+def test_vllm_accepts_the_engines_of_every_recipe() -> None:
+    pytest.importorskip("vllm.platforms.cuda")
+    output = run_preloaded(None, "tests.simulated_gpu.vllm_configuration", timeout=900)
+    engines = json.loads(output[output.index("{") :])
+    assert len(engines) == 21
+    assert all(one["sleep"] is (one["transfer"] == "ipc") for one in engines.values())

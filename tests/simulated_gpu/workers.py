@@ -1,0 +1,215 @@
+"""Workers, batches and columns for the scenarios on a fake GPU, made as a run makes them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from transformers import GenerationMixin, PreTrainedModel  # noqa: F401  before torch.cuda is replaced
+
+from alphaapollo.batching.batch import BatchLayout, Columns
+from alphaapollo.batching.packing import build_batch_layout
+from alphaapollo.batching.shared_prompts import find_shared_prompts
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.schema import Actor, Model, Reference
+from alphaapollo.launch.model_requirements import choose_kernels
+from alphaapollo.models import load, sharding
+from alphaapollo.models.export import gather_parameters
+from alphaapollo.models.training import train_state
+from alphaapollo.types import Row
+from alphaapollo.weight_sync.transport import make_buckets, prefetch_buckets
+from alphaapollo.weight_sync.digest import compute_joint_digest
+from alphaapollo.workers import model_worker, process_group
+from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
+from alphaapollo.workers.process_group import RankPlacement
+from tests.simulated_gpu.fake_cuda import FakeGpu, fake_cuda, outside
+from tests.unit.tiny import _config, save_tokenizer
+from tests.vision.models import make
+
+TEXT_MODELS = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "granite": "GraniteForCausalLM",
+}
+VISION_MODELS = ("qwen2_5_vl", "qwen3_vl", "internvl")
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 1024,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+
+def make_models(folder: Path) -> None:
+    """Write config.json (and the tokenizer or processor) of a tiny model of each family, without weights."""
+    for name, architecture in TEXT_MODELS.items():
+        config = _config(name, 64)
+        config.architectures, config.dtype = [architecture], "bfloat16"
+        config.save_pretrained(folder / name)
+        save_tokenizer(folder / name)
+    for name in VISION_MODELS:
+        make(name, folder / name)
+    (folder / "qwen3").mkdir()
+    (folder / "qwen3" / "config.json").write_text(json.dumps(QWEN3))
+    save_tokenizer(folder / "qwen3", num_tokens=1000)  # 24 ids of the model have no token
+
+
+@dataclass
+class Recorder:
+    """Host synchronizations of the parts of a scenario."""
+
+    models: Path
+    parts: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @contextmanager
+    def record(self, title: str) -> Iterator[None]:
+        """Record the synchronizations of the block under a title."""
+        FakeGpu.syncs.clear()
+        yield
+        self.parts[title] = {f"{kind} in {place}": number for (kind, place), number in FakeGpu.syncs.items()}
+
+
+class NoWriter:
+    """Stand-in for the writer of checkpoints, which starts a thread."""
+
+    def __init__(self, *_: Any): ...
+    def close(self) -> None: ...
+
+
+def build_without_weights(auto_class: Any, config: Any, path: str, settings: dict[str, Any], *_: Any) -> Any:
+    """Build a fake model from its configuration, where `_load_pretrained` reads weights."""
+    return auto_class.from_config(config, **settings | {"dtype": getattr(config, "dtype", None) or torch.bfloat16})
+
+
+@contextmanager
+def fake_rank(world_size: int = 1, modes: Sequence[Any] = ()) -> Iterator[FakeGpu]:
+    """Context manager with a fake GPU, in which workers can be built for rank 0 of `world_size` ranks."""
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (load, "_load_pretrained", build_without_weights),
+            (sharding, "join_process_group", lambda *_: None),
+            (process_group, "join_process_group", lambda *_: None),
+            (process_group, "make_mesh", outside(process_group.make_mesh)),
+            (process_group, "create_sequence_groups", outside(process_group.create_sequence_groups)),
+            (model_worker, "CheckpointWriter", NoWriter),
+            (train_state, "lock_pages", lambda tensor: None),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield stack.enter_context(fake_cuda(world_size, modes))
+
+
+def place(world_size: int = 1, sequence_parallel_size: int = 1) -> RankPlacement:
+    return RankPlacement(0, world_size, "", "cuda", 1, sequence_parallel_size)
+
+
+def resolve(path: Path, **settings: Any) -> Model:
+    """The model section of a run on GPUs."""
+    configured = Model(path=str(path), **settings)
+    return choose_kernels(resolve_model(configured, "cuda", 8192), configured)
+
+
+def make_policy(
+    path: Path,
+    actor: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    world_size: int = 1,
+    sequence_parallel_size: int = 1,
+    **settings: Any,
+) -> PolicyWorker:
+    """settings: further fields of PolicyWorkerConfig."""
+    setup: dict[str, Any] = {"ref": Reference(), "needs_reference": False, "optimizer_steps": 10, "temperature": 1.0}
+    section = resolve(path, **(model or {}))
+    config = PolicyWorkerConfig(model=section, actor=Actor(**(actor or {})), **setup | settings)
+    return PolicyWorker(config, place(world_size, sequence_parallel_size))
+
+
+def make_rows(responses: Sequence[int], prompt: int = 20, vocabulary: int = 900) -> list[Row]:
+    """Rows of a prompt of equal length and random tokens. responses: number of response tokens of each row."""
+    random, rows = np.random.default_rng(0), []
+    for response in responses:
+        ids, length = random.integers(5, vocabulary, prompt + response).tolist(), prompt + response
+        mask = [0] * prompt + [1] * response
+        rows.append(Row(ids, mask, [-float(bit) for bit in mask], [length - 1]))
+    return rows
+
+
+RESPONSES = (30, 5, 12, 30, 9, 30)
+
+
+def make_batch(
+    worker: Any,
+    rows: list[Row] | None = None,
+    world_size: int = 1,
+    shares_prompts: bool = False,
+    mini_batch_size: int = 0,
+    max_tokens: int = 120,
+) -> BatchLayout:
+    rows = make_rows(RESPONSES) if rows is None else rows
+    shared = None
+    if shares_prompts:
+        rows = [replace(row, token_ids=[*rows[0].token_ids[:20], *row.token_ids[20:]]) for row in rows]
+        shared = find_shared_prompts(rows, [0] * len(rows))
+    size = mini_batch_size or len(rows)
+    padded = worker.builder.padded
+    return build_batch_layout(rows, range(len(rows)), world_size, size, max_tokens, padded, shared_prompts=shared)
+
+
+def make_columns(batch: BatchLayout, **more: Any) -> Columns[np.ndarray]:
+    """Columns of rank 0 with one weight for each row."""
+    rows = batch.rank_batches[0].rows
+    zeros, weights = np.zeros(int(rows.response_lengths.sum()), np.float32), np.full(len(rows), 1.0 / batch.num_rows)
+    columns = Columns(
+        advantages=zeros + 1,
+        ref_logprobs=zeros,
+        loss_weights=weights,
+        sequence_weights=weights,
+        value_weights=weights,
+        trajectory_ids=np.arange(len(rows)),
+    )
+    return replace(columns, **more)
+
+
+def update(run: Recorder, worker: PolicyWorker, batch: BatchLayout, title: str = "update", **more: Any) -> None:
+    """Update the policy, and record the synchronizations with the number of micro-batches and steps in the title."""
+    worker.load_batch(batch.rank_batches[0])
+    mini_batches = batch.rank_batches[0].mini_batches
+    micro_batches = sum(len(one.micro_batches) for one in mini_batches)
+    with run.record(f"{title}: {len(mini_batches)} steps, {micro_batches} micro-batches"):
+        worker.update(make_columns(batch, **more))
+
+
+def publish(run: Recorder, worker: PolicyWorker) -> int:
+    """Gather all weights in buckets with their digests, as for the engines. Returns the number of tensors."""
+    names: Counter[str] = Counter()
+    with run.record("publish"):
+        for bucket in prefetch_buckets(
+            make_buckets(gather_parameters(worker.policy.model, worker.dtype), worker.dtype)
+        ):
+            compute_joint_digest(bucket.values())
+            names.update(bucket.keys())
+            assert all(one.device.type == "cuda" and one.dtype == torch.bfloat16 for one in bucket.values())
+    assert set(names.values()) == {1}, names
+    return len(names)
