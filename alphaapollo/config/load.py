@@ -36,6 +36,7 @@ from alphaapollo.config.keys import (
     nest_value,
 )
 from alphaapollo.config.schema import Config
+from alphaapollo.utils.disk import replace_file
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.utils.registry import suggest_similar
@@ -255,9 +256,7 @@ def dump_yaml(config: BaseModel) -> str:
 def save_config(config: BaseModel, path: Path) -> None:
     """Write the complete configuration to a YAML file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(dump_yaml(config), encoding="utf-8")
-    part.replace(path)
+    replace_file(path, [dump_yaml(config).encode()])
 
 
 def _parse_options(argv: Sequence[str], module: str, presets: Sequence[str]) -> argparse.Namespace:

@@ -87,6 +87,11 @@ def find_conflicts(case: Case, is_error: bool = True, table: list[Requirement] =
                 yield row.describe(subject, prefix, case, found)
 
 
+def list_divisors(*numbers: int) -> str:
+    """Return the common divisors of the numbers, e.g. "1, 2, 4"."""
+    return ", ".join(str(n) for n in range(1, min(numbers) + 1) if not any(number % n for number in numbers))
+
+
 # The machine
 
 
@@ -101,6 +106,11 @@ def gpus_per_node(trainer: Training, case: Case) -> Any:
     return case.device == "cuda" and 0 < case.num_gpus < trainer.n_gpus_per_node and case.num_gpus
 
 
+@requirement(Rollout, "tensor_model_parallel_size", "a node has {} cores", "Set {} or less")
+def cores_per_engine(rollout: Rollout, case: Case) -> Any:
+    return case.device == "cpu" and case.num_cores < rollout.tensor_model_parallel_size and case.num_cores
+
+
 @requirement(
     Config, f"{ROLLOUT}.tensor_model_parallel_size trainer.n_gpus_per_node", "the engines split nodes", "Set one of {}"
 )
@@ -109,7 +119,7 @@ def engines_within_nodes(config: Config, case: Case) -> Any:
     size, per_node = rollout.tensor_model_parallel_size, trainer.n_gpus_per_node
     shares = case.device == "cuda" and rollout.colocate and not rollout.nnodes
     if shares and per_node % size and (rollout.num_engines is None or trainer.nnodes > 1):
-        return ", ".join(str(size) for size in range(1, per_node + 1) if per_node % size == 0)
+        return list_divisors(per_node)
     return None
 
 
@@ -181,7 +191,7 @@ def sequence_parallelism(section: Any, case: Case) -> Any:
 @requirement(Fsdp, "ep_size fsdp_size", "ep_size must divide the {0} ranks of a copy of the model", "Set one of {1}")
 def expert_parallelism(fsdp: Fsdp, case: Case) -> Any:
     shards = fsdp.count_shards(case.config.trainer.num_ranks)
-    return shards % fsdp.ep_size and (shards, ", ".join(str(n) for n in range(1, shards + 1) if shards % n == 0))
+    return shards % fsdp.ep_size and (shards, list_divisors(shards))
 
 
 @requirement(Rollout, "expert_parallel_size tensor_model_parallel_size", "they differ", "Set expert_parallel_size=1")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from alphaapollo.config.requirements import Case, Requirement, find_conflicts, requirement
+from alphaapollo.config.requirements import Case, Requirement, find_conflicts, list_divisors, requirement
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Fsdp, Model, Rollout
 from alphaapollo.config.schema.data import PromptData
@@ -51,6 +51,7 @@ class ModelUse:
     ulysses_section: str = ""  # e.g. actor_rollout_ref.actor.
     policy: Model | None = None  # policy whose prepared images the model reads
     trains_scores: bool = False  # main_rm
+    self_teacher_length: int = 0  # maximum tokens that the policy reads as its own teacher
 
     def __str__(self) -> str:
         return f"{self.key}={self.model.path} ({self.config.model_type})"
@@ -130,10 +131,6 @@ def context_length(use: ModelUse, case: Case) -> Any:
     return next((name.format(n) for name, n in limits.items() if n is not None and use.lengths.max_length > n), "")
 
 
-def _list_divisors(*numbers: int) -> str:
-    return ", ".join(str(n) for n in range(1, min(numbers) + 1) if not any(number % n for number in numbers))
-
-
 @model_requirement(
     "{use.engine_section}.tensor_model_parallel_size={use.engine.tensor_model_parallel_size}",
     "{use} has {0} attention heads",
@@ -141,7 +138,7 @@ def _list_divisors(*numbers: int) -> str:
 )
 def heads_of_engines(use: ModelUse, case: Case) -> Any:
     heads = getattr(use.config.get_text_config(), "num_attention_heads", None)
-    return use.engine and heads and heads % use.engine.tensor_model_parallel_size and (heads, _list_divisors(heads))
+    return use.engine and heads and heads % use.engine.tensor_model_parallel_size and (heads, list_divisors(heads))
 
 
 @model_requirement(
@@ -194,7 +191,7 @@ def expert_parallelism(use: ModelUse, case: Case) -> Any:
     if not experts:
         return "no experts that can be split (docs/parallelism.md)", "1"
     if any(count % size for count in counts):
-        return f"{max(counts)} experts in a layer", f"one of {_list_divisors(*counts, shards)}"
+        return f"{max(counts)} experts in a layer", f"one of {list_divisors(*counts, shards)}"
     sharing = shards // size  # FSDP shards dimension 1 of the experts over these ranks
     rows = {parameter.shape[1] for module in experts for parameter in module.parameters()}
     uneven = [count for count in rows if count % sharing]
@@ -210,6 +207,21 @@ def adapters(use: ModelUse, case: Case) -> Any:
         reason, _, fix = str(error).removesuffix(".").partition(". ")
         return use.key.removesuffix("path"), reason, fix
     return None
+
+
+@model_requirement("teacher.self_teacher.context", "{use} is a vision-language model", "Set null, or use a text model")
+def self_teacher(use: ModelUse, case: Case) -> Any:
+    return use.self_teacher_length and reads_images(use.config)
+
+
+@model_requirement(
+    "teacher.self_teacher.max_prompt_length + data.max_response_length = {use.self_teacher_length}",
+    "{use} has a context length of {} tokens",
+    "Lower one of the two keys",
+)
+def context_of_self_teacher(use: ModelUse, case: Case) -> Any:
+    limit = getattr(use.config.get_text_config(), "max_position_embeddings", None)
+    return limit is not None and use.self_teacher_length > limit and limit
 
 
 def choose_kernels(model: Model, configured: Model) -> Model:

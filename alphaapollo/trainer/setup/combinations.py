@@ -38,8 +38,8 @@ def check_setting_combinations(config: Config, estimator: Estimator, policy_loss
         raise ConfigError(errors)
     if estimator.check is not None:
         estimator.check(config.algorithm, config.group_size)
-    unread = [*_list_keys_unread_by_estimator(estimator), *_list_keys_unread_by_loss(config, policy_loss)]
-    return [*describe_ineffective_keys(config, unread), *find_conflicts(case, is_error=False, table=COMBINATIONS)]
+    unread = describe_ineffective_keys(config, _list_unread_keys(config, estimator, policy_loss))
+    return [*unread, *find_conflicts(case, is_error=False, table=COMBINATIONS)]
 
 
 def _list_stale_settings(config: Config) -> str:
@@ -130,30 +130,27 @@ def several_steps(config: Config, case: Case) -> Any:
     return config.steps_per_iteration > 1 and strict and (steps, config.trajectories_per_update, " and ".join(strict))
 
 
-def _list_keys_unread_by_estimator(estimator: Estimator) -> Iterator[tuple[str, str]]:
-    """Yield (config key, reason) for each key that another estimator reads, but this one does not."""
-    key = f"{ESTIMATOR}={estimator.name}"
-    if estimator.reads is not None:
-        known = {name for other in estimator_names() for name in get_estimator(other).reads or ()}
-        unread = sorted(known.difference(estimator.reads))
-        yield from ((f"algorithm.{name}", f"{key} does not read it") for name in unread)
-        if "components" in estimator.needs:
-            yield "reward_model.weight", f"{key} reads reward components without weights"
+def _list_unread_keys(config: Config, estimator: Estimator, loss: PolicyLoss) -> Iterator[tuple[str, str]]:
+    """Yield (config key, reason) for each key that another estimator or loss reads, but these do not."""
+    by, key, actor = f"{ESTIMATOR}={estimator.name}", f"{LOSS}={loss.name}", config.actor_rollout_ref.actor
+    declared = (
+        (by, "algorithm", estimator.reads, [get_estimator(name).reads for name in estimator_names()]),
+        (key, ACTOR, loss.reads, [get_policy_loss(name).reads for name in policy_loss_names()]),
+    )
+    for setting, section, reads, all_reads in declared:
+        if reads is not None:  # None: a user's own function, which may read any
+            others = {name for one in all_reads for name in one or ()}
+            yield from (
+                (f"{section}.{name}", f"{setting} does not read it") for name in sorted(others.difference(reads))
+            )
+    if "components" in estimator.needs and estimator.reads is not None:
+        yield "reward_model.weight", f"{by} reads reward components without weights"
     if "values" not in estimator.needs:
-        yield from ((name, f"{key} needs no critic") for name in list_keys(Config) if name.startswith("critic."))
-
-
-def _list_keys_unread_by_loss(config: Config, policy_loss: PolicyLoss) -> Iterator[tuple[str, str]]:
-    """Yield (config key, reason) for each key that another policy loss reads, but this one does not."""
-    key, actor = f"{LOSS}={policy_loss.name}", config.actor_rollout_ref.actor
-    if policy_loss.on_policy and not config.algorithm.use_kl_in_reward:
+        yield from ((name, f"{by} needs no critic") for name in list_keys(Config) if name.startswith("critic."))
+    if loss.on_policy and not config.algorithm.use_kl_in_reward:
         yield f"{CORRECTION}.bypass", f"{key} has no ratio"
-    if policy_loss.anchor == "rollout":
+    if loss.anchor == "rollout":
         yield f"{CORRECTION}.bypass", f"{key} always uses the engine's log-probs"
-    if policy_loss.reads is not None:
-        known = {name for other in policy_loss_names() for name in get_policy_loss(other).reads or ()}
-        unread = sorted(known.difference(policy_loss.reads))
-        yield from ((f"{ACTOR}.{name}", f"{key} does not read it") for name in unread)
-    if policy_loss.level != "token" and not actor.entropy_coeff and not actor.use_kl_loss:  # both are per token
+    if loss.level != "token" and not actor.entropy_coeff and not actor.use_kl_loss:  # both are per token
         for name in ("loss_agg_mode", "loss_scale_factor"):
             yield f"{ACTOR}.{name}", f"{key} has one value per row, and the loss is their mean"

@@ -10,7 +10,7 @@ from functools import partial
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Config, Model, Teacher, TeacherModel
-from alphaapollo.data.images import make_example_image, reads_images
+from alphaapollo.data.images import make_example_image
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.environments.base import get_environment_spec
@@ -111,9 +111,10 @@ def list_model_uses(config: Config) -> Iterator[ModelUse]:
         num_ranks=config.trainer.num_ranks,
         ulysses_size=role.actor.ulysses_sequence_parallel_size,
         ulysses_section=f"{actor}.",
+        self_teacher_length=config.max_teacher_length if config.teacher.uses_self_teacher else 0,
     )
     yield policy
-    other = replace(policy, writes_text=False, engine=None, lengths=None, fsdp=None)
+    other = replace(policy, writes_text=False, engine=None, lengths=None, fsdp=None, self_teacher_length=0)
     if "values" in get_estimator(config.algorithm.adv_estimator).needs:
         model, fsdp = make_critic_model_section(role.model, config.critic), config.critic.fsdp_config
         critic = replace(other, key="critic.model.path", model=model, fsdp=fsdp, policy=role.model)
@@ -151,8 +152,8 @@ FIX = (
 
 def check_teachers(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> list[str]:
     """Check the teachers of the training prompts. Returns notices; raises ValueError if one cannot be used."""
-    if config.teacher.uses_self_teacher:
-        check_self_teacher(config, prompts)
+    if config.teacher.self_teacher.context == "demonstration":
+        check_demonstrations(prompts, config.teacher.self_teacher.demonstration_key)
     teacher, notices = config.teacher, []
     sources = {prompt.data_source: prompt for prompt in prompts}
     weights = {source: teacher.find_shares(source) for source in sources}
@@ -172,26 +173,6 @@ def check_teachers(config: Config, renderer: Renderer, prompts: Sequence[Prompt]
     for key, model in teacher.servers.items():
         asyncio.run(_check_server(key, model, teacher.top_k or 0, renderer, config.data.max_length))
     return notices
-
-
-def check_self_teacher(config: Config, prompts: Sequence[Prompt]) -> None:
-    """Raise ValueError if the policy cannot read the self-teacher's prompts, or a prompt has no demonstration."""
-    teacher, model, data = config.teacher.self_teacher, config.actor_rollout_ref.model, config.data
-    model_config, key = load_config(model), "teacher.self_teacher"
-    if reads_images(model_config):
-        raise ValueError(
-            f"{key}.context={teacher.context} does not support {model.path}, a vision-language model. Set "
-            f"{key}.context=null and teacher.model.path, or choose a text model."
-        )
-    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and config.max_teacher_length > limit:
-        raise ValueError(
-            f"the self-teacher reads up to {config.max_teacher_length} tokens, its prompt and data.max_response_length="
-            f"{data.max_response_length}, more than the context length of {model.path}, {limit} tokens. Set "
-            f"{key}.max_prompt_length to at most {limit - data.max_response_length}."
-        )
-    if teacher.context == "demonstration":
-        check_demonstrations(prompts, teacher.demonstration_key)
 
 
 def _has_images(prompt: Prompt) -> bool:
@@ -235,13 +216,13 @@ def check_teacher_vocabulary(
         )
     if teacher.uses_full_vocabulary:
         cause = f"teacher.divergence={teacher.divergence} compares full distributions"
-        fix = "Set teacher.divergence=sampled, which needs only the policy's tokens, or use another teacher."
-        if more := [token for token in known if token not in written]:
-            raise ValueError(f"{cause}, but {path} has tokens that the policy lacks: {_format_tokens(more)}. {fix}")
         reader = Model(path=model.path, trust_remote_code=model.trust_remote_code)
         rows, needed = (int(load_config(one).get_text_config().vocab_size) for one in (reader, policy))
-        if rows < needed:
-            raise ValueError(f"{cause}, but {path} computes {rows} logits, fewer than the policy's {needed}. {fix}")
+        if (more := [token for token in known if token not in written]) or rows < needed:
+            raise ValueError(
+                f"{cause}, but {path} has {rows} logits (the policy {needed}), and these tokens that the policy lacks: "
+                f"{_format_tokens(more) or 'none'}. Set teacher.divergence=sampled, or use another teacher."
+            )
     if tokenizer.chat_template == policy_renderer.tokenizer.chat_template:
         return []
     return [f"{path} has another chat template than the policy. The teacher reads chats in the policy's template."]

@@ -119,6 +119,7 @@ ERRORS = {
         "trainer.resume_mode=resume_path trainer.resume_from_path=gone": "resume_from_path: folder: gone",
         # the machine
         "trainer.device=cuda": "trainer.device=cuda GPU",
+        "rollout.tensor_model_parallel_size=9": "tensor_model_parallel_size=9 8 cores",
         "trainer.n_gpus_per_node=8 gpus=4": "trainer.n_gpus_per_node=8 4 GPUs",
         "trainer.n_gpus_per_node=4 rollout.tensor_model_parallel_size=3 gpus=4": "=3 trainer.n_gpus_per_node=4",
         # 4 divides 12, not 6
