@@ -97,9 +97,11 @@ class Evaluation:
         shares = self.metrics.query("high <= 1")
         names = list(shares["figure"].unique())
         rows = shares.assign(at=shares["figure"].map(names.index)).sort_values("at")
-        tables = {source or "(no data source)": table for source, table in rows.groupby("data_source")}
-        points = {source: table[["at", "value"]].to_numpy().tolist() for source, table in tables.items()}
-        bands = {source: table[["at", "low", "high"]].to_numpy().tolist() for source, table in tables.items()}
+        tables = {str(source) or "(no data source)": table for source, table in rows.groupby("data_source")}
+        points = {source: [*zip(table["at"], table["value"], strict=True)] for source, table in tables.items()}
+        bands = {
+            source: [*zip(table["at"], table["low"], table["high"], strict=True)] for source, table in tables.items()
+        }
         figure = plot_curves_as_figure(points, str(self.folder), "", bands)
         figure.axes[0].set_xticks(range(len(names)), names, rotation=30, ha="right")
         return figure

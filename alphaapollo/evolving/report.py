@@ -177,7 +177,7 @@ def sum_role_costs(pool: Pool) -> dict[str, dict[str, float]]:
         for call in pool.all_calls
     ]
     sums = pd.DataFrame(rows, columns=["role", *names]).groupby("role").sum().round({"money": 9, "seconds": 3})
-    return {str(role): costs for role, costs in sums.to_dict("index").items()}
+    return {str(role): dict(zip(names, costs, strict=True)) for role, *costs in sums.itertuples()}
 
 
 def count_failures(pool: Pool) -> dict[str, int]:
