@@ -22,10 +22,9 @@ from alphaapollo.data.chats import (
     read_template_arguments,
     shorten_repr,
 )
-from alphaapollo.data.files import DataRow, convert_rows, to_file_list
+from alphaapollo.data.files import DataRow, convert_rows, resolve_entry, to_file_list
 from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import IMAGES, ImageReader, RowImages
-from alphaapollo.data.resolved_files import resolve_entry
 from alphaapollo.types import JsonObject, Message, Prompt
 from alphaapollo.utils.literals import drop_none, read_literal
 

@@ -19,11 +19,11 @@ from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig, Model
 from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.placement import detect_machine
+from alphaapollo.data.files import HELD_OUT, name_splits
 from alphaapollo.data.images import collect_images
 from alphaapollo.data.length_limit import apply_length_limit
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.resolved_files import HELD_OUT, name_splits
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.evolving.agents import open_agent_proposers

@@ -18,9 +18,9 @@ from alphaapollo.algorithms.preference_losses import compute_preference_metrics,
 from alphaapollo.batching.preference_batch import collect_row_values, distribute_rows_for_reference
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import DpoConfig, Preference
-from alphaapollo.data.preference_examples import PreferenceExample, load_labelled_answers, load_pairs
+from alphaapollo.data.examples import LoadedExamples
+from alphaapollo.data.preference_examples import PreferenceExample, load_preferences
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.pairs import PairTask, compute_pair_accuracy_metrics
 from alphaapollo.finetuning.task import FinetuningRun
 from alphaapollo.planning.memory_plan import MemoryRequest
@@ -52,8 +52,8 @@ class DpoTask(PairTask):
     def load_examples(
         self, files: str | Sequence[str], max_samples: int, renderer: Renderer
     ) -> LoadedExamples[PreferenceExample]:
-        load = load_pairs if get_preference_loss(self.config.preference.loss).is_pairwise else load_labelled_answers
-        return load(files, renderer, self.config.data, max_samples)
+        single_answers = not get_preference_loss(self.config.preference.loss).is_pairwise
+        return load_preferences(files, renderer, self.config.data, max_samples, single_answers)
 
     def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
         longest = max(example.longest_row_length for example in examples)

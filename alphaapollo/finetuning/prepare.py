@@ -11,10 +11,10 @@ from alphaapollo.config.resolve import resolve_controller, resolve_device, resol
 from alphaapollo.config.schema import DpoConfig, Model, RmConfig, SftConfig, TuningConfig
 from alphaapollo.controller.placement import Machine, Placement
 from alphaapollo.data.cache import load_or_compute
+from alphaapollo.data.examples import LoadedExamples, make_source_names
+from alphaapollo.data.files import HELD_OUT, TRAIN, name_splits
 from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, name_splits
-from alphaapollo.data.sources import LoadedExamples, make_source_names
 from alphaapollo.data.stream import PromptStream, WeightedFileStream
 from alphaapollo.finetuning.dpo import DpoTask
 from alphaapollo.finetuning.reward_model import RewardModelTask

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from alphaapollo.config.schema import RmConfig
-from alphaapollo.data.preference_examples import PreferenceExample, load_pairs
+from alphaapollo.data.examples import LoadedExamples
+from alphaapollo.data.preference_examples import PreferenceExample, load_preferences
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.pairs import PairTask, compute_pair_accuracy_metrics
 from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.types import Row
@@ -28,7 +28,7 @@ class RewardModelTask(PairTask):
     def load_examples(
         self, files: str | Sequence[str], max_samples: int, renderer: Renderer
     ) -> LoadedExamples[PreferenceExample]:
-        read = load_pairs(files, renderer, self.config.data, max_samples)
+        read = load_preferences(files, renderer, self.config.data, max_samples)
         for pair in read.examples:
             pair.rows = [prepare_answer_for_scoring(row, renderer) for row in pair.rows]
         return read

@@ -1,6 +1,6 @@
 """Supervised fine-tuning: next-token loss on given responses.
 
-files -> tokenized examples (data/sft_examples.py) -> mean loss over the response tokens of a batch
+files -> tokenized examples (data/examples.py) -> mean loss over the response tokens of a batch
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from alphaapollo.batching.batch import RankBatch
 from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.schema import SftConfig
+from alphaapollo.data.examples import LoadedExamples, load_examples
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sft_examples import load_examples
-from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.held_out import HeldOutEvaluation, read_held_out_prompts
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
 from alphaapollo.planning.memory_plan import MemoryRequest

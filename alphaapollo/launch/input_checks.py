@@ -23,11 +23,11 @@ from alphaapollo.config.schema import (
 )
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.cache import load_or_compute
+from alphaapollo.data.files import HELD_OUT, TRAIN, name_splits, resolve_entry, to_file_list
 from alphaapollo.data.images import collect_images, list_unused_mark_notices, load_image_processor
 from alphaapollo.data.length_limit import apply_length_limit, prepare_texts
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, name_splits, resolve_files
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
@@ -207,7 +207,7 @@ def _load_prompts(
         more: list[str] = []
         return load_prompts(files, data.prompt_key, more, data.allow_image_urls), more
 
-    digests = [digest_file(file) for entry in resolve_files(files) for file in entry.files]
+    digests = [digest_file(file) for entry in to_file_list(files) for file in resolve_entry(entry).files]
     prompts, found = load_or_compute(renderer, (files, digests, data.prompt_key), load)
     notices += found
     return prompts

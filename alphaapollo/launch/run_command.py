@@ -21,7 +21,6 @@ from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.ranks import WorkerLost
-from alphaapollo.data.resolved_files import forget_files
 from alphaapollo.launch.failures import REPORTED_ERRORS, RestartRefused
 from alphaapollo.launch.input_checks import detect_node_resources
 from alphaapollo.observability.console import Console
@@ -51,7 +50,6 @@ def run_in_locked_folder(
     is_prepared = False
     try:
         with console, nullcontext() if trainer.dry_run else lock_folder(trainer.folder):
-            forget_files()
             with HEARTBEAT.record_call("prepare"):
                 prepared = prepare()
             if trainer.dry_run:

@@ -116,7 +116,7 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     )
     from alphaapollo.config.resolve import resolve_model
     from alphaapollo.config.schema import DpoConfig, RmConfig
-    from alphaapollo.data.preference_examples import load_labelled_answers, load_pairs
+    from alphaapollo.data.preference_examples import load_preferences
     from alphaapollo.data.rendering import Renderer, load_tokenizer
     from alphaapollo.finetuning.dpo import assign_reference_logps
     from alphaapollo.workers.preference import PreferenceWorker
@@ -129,8 +129,11 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
         return PreferenceWorker(config, resolve_model(config.model, "cpu"), placement, 1)
 
     renderer = Renderer(load_tokenizer(inputs["policy"]))
-    examples = load_pairs(inputs["pairs"], renderer, DpoConfig().data).examples
-    answers = load_labelled_answers(inputs["singles"], renderer, DpoConfig(data={"shuffle": False}).data).examples
+    singles = DpoConfig(data={"shuffle": False}).data
+    examples = load_preferences(inputs["pairs"], renderer, DpoConfig().data).examples
+    answers = load_preferences(
+        inputs["singles"], renderer, singles, single_answers=True
+    ).examples
     for answer, before in zip(answers, [answers[-1], *answers[:-1]], strict=True):
         answer.unrelated_answer = joined(answer.rows[0], before.rows[0])
     for some, keys in ((examples, {}), (answers, {"loss": "kto"})):

@@ -1,18 +1,21 @@
-"""Tokenize supervised examples. Their action mask marks the tokens to train on: the text of the assistant turns.
+"""Read and tokenize fine-tuning examples. Their action mask marks the tokens to train on: the text of the answers.
 
-A file has either a column `messages` with chats, of which every assistant message is trained on, or the columns
-`prompt` and `response` (each text or messages), or one of the formats in data/formats.py. A chat is split into prompts
-and answers (data/chat_turns.py), which are tokenized separately, as in a rollout. The end-of-turn token is trained on,
-the template text after it is not.
+A file of supervised examples has a column `messages` with chats, of which every assistant message is trained on, or the
+columns `prompt` and `response` (each text or messages), or one of the formats in data/formats.py. A chat is split into
+prompts and answers (data/chat_turns.py), which are tokenized separately, as in a rollout. The end-of-turn token is
+trained on, the template text after it is not.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
-from alphaapollo.config.schema import SftData
+from alphaapollo.config.schema import PairData, SftData
 from alphaapollo.data.chat_turns import TextPiece, split_chat
 from alphaapollo.data.chats import (
     CONTEXT_COLUMNS,
@@ -25,15 +28,39 @@ from alphaapollo.data.chats import (
     read_template_arguments,
     read_thoughts,
 )
-from alphaapollo.data.files import DataRow, DataRows
+from alphaapollo.data.files import DataRow, DataRows, convert_rows, to_file_list
 from alphaapollo.data.formats import SFT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import ImageReader, RowImages
 from alphaapollo.data.images import LazyImages, list_unused_mark_notices
-from alphaapollo.data.length_limit import BATCH, Truncation, truncate_prompt
+from alphaapollo.data.length_limit import BATCH, Truncation, check_length_limit, truncate_prompt
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.resolved_files import resolve_entry
-from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
+from alphaapollo.data.stream import choose_rows
 from alphaapollo.types import Message, Row
+from alphaapollo.utils.hub import DATA_FILE
+
+E = TypeVar("E")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LoadedExamples(Generic[E]):
+    """Fine-tuning examples that were loaded from the data files."""
+
+    examples: list[E]  # examples of all files, concatenated
+    file_sizes: list[int]  # number of examples of each file
+    notices: list[str]  # messages for the user
+
+    def split_by_file(self) -> list[list[E]]:
+        """Return one list of examples per file."""
+        ends = [sum(self.file_sizes[: index + 1]) for index in range(len(self.file_sizes))]
+        return [self.examples[end - size : end] for end, size in zip(ends, self.file_sizes, strict=True)]
+
+
+class RowPlace(NamedTuple):
+    """Where an example is in the data."""
+
+    file: int  # index of the entry of data.train_files
+    row: str  # e.g. "train.jsonl, row 7"
 
 
 @dataclass(frozen=True)
@@ -59,24 +86,18 @@ def load_examples(
 ) -> LoadedExamples[Row]:
     """Load and tokenize supervised examples of at most max_samples data rows if positive.
 
-    Long examples are truncated or dropped as set by data.truncation, with a notice. The action mask of an example is
-    its loss mask. A chat is several examples if the chat template changes earlier turns, with a notice. Raises
-    ValueError if a file is unreadable, lacks columns or has invalid rows, or if an example is too long and
-    data.truncation=error.
+    A chat is several examples if the chat template changes earlier turns. Raises ValueError if a file is unreadable,
+    lacks columns or has invalid rows, or if an example is too long and data.truncation=error.
     """
-
-    notices: list[str] = []
-
-    def read_file(path: str) -> tuple[DataRows, Callable[[DataRow], list[list[TextPiece]]]]:
-        needed = [(data.messages_key,), (data.prompt_key, data.response_key)]
-        names = {"messages": data.messages_key, "prompt": data.prompt_key, "response": data.response_key}
-        optional = (*CONTEXT_COLUMNS, *THOUGHT_KEYS)
-        rows, converted = read_rows_in_known_format(path, needed, SFT_FORMATS, names, optional)
-        notices.extend(converted)
-        reader = ImageReader(resolve_entry(path).folder, data.allow_image_urls)
-        return rows, partial(_split_row_into_pieces, renderer=renderer, data=data, reader=reader)
-
-    chats = read_examples(files, read_file, max_samples, data)
+    read_rows = partial(
+        read_rows_in_known_format,
+        needed=[(data.messages_key,), (data.prompt_key, data.response_key)],
+        formats=SFT_FORMATS,
+        names={"messages": data.messages_key, "prompt": data.prompt_key, "response": data.response_key},
+        optional=(*CONTEXT_COLUMNS, *THOUGHT_KEYS),
+    )
+    convert = partial(_split_row_into_pieces, renderer=renderer, data=data)
+    chats, notices = read_examples(files, read_rows, convert, max_samples, data)
     read = [(place, pieces) for place, examples in chats for pieces in examples]
     if len(read) > len(chats):
         notices.append(
@@ -94,6 +115,69 @@ def load_examples(
     truncate = partial(_truncate_example, max_length=data.max_length, truncation=data.truncation)
     loaded = apply_max_length(files, placed, lambda row: len(row.token_ids), "examples", data, truncate, has_images)
     return replace(loaded, notices=[*notices, *loaded.notices, *list_text_notices(texts, renderer)])
+
+
+def read_examples(
+    files: str | Sequence[str],
+    read_rows: Callable[[str], tuple[DataRows, list[str]]],
+    convert: Callable[..., T],
+    max_samples: int,
+    data: SftData | PairData,
+) -> tuple[list[tuple[RowPlace, T]], list[str]]:
+    """Read the rows of all files with `read_rows` (read_rows_in_known_format), at most max_samples if positive, and
+    convert them: `convert(row, reader=ImageReader)`. Returns examples and notices. Raises ValueError for invalid rows.
+    """
+    read, notices = list[tuple[RowPlace, T]](), list[str]()
+    for number, path in enumerate(to_file_list(files)):
+        rows, found = read_rows(path)
+        notices += found
+        reader = ImageReader(rows.source.folder, data.allow_image_urls)
+        places = (RowPlace(number, location) for location in rows.locations)
+        read += zip(places, convert_rows(path, rows, partial(convert, reader=reader)), strict=True)
+    return choose_rows(read, max_samples, data.seed, data.shuffle), notices
+
+
+def apply_max_length(
+    files: str | Sequence[str],
+    examples: Sequence[tuple[RowPlace, E]],
+    count_tokens: Callable[[E], int],
+    plural_noun: str,
+    data: SftData | PairData,
+    truncate: Callable[[E], E | None] = lambda example: None,
+    has_images: Sequence[bool] = (),
+) -> LoadedExamples[E]:
+    """Drop or truncate examples that are longer than data.max_length.
+
+    truncate: returns a shorter copy of a long example, or None to drop it. has_images: whether each example has images,
+    which are not truncated. Raises ValueError if data.truncation=error and an example is too long, or none remains.
+    """
+    lengths = [count_tokens(example) for _, example in examples]
+    limit, locations = data.max_length, [place.row for place, _ in examples]
+    num_long = check_length_limit(
+        lengths, locations, plural_noun, "data.max_length", limit, data.truncation, has_images
+    )
+    fitted = [
+        (place.file, example if size <= limit else truncate(example))
+        for (place, example), size in zip(examples, lengths, strict=True)
+    ]
+    remaining = [(number, example) for number, example in fitted if example is not None]
+    sizes = Counter(number for number, _ in remaining)
+    action = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
+    notice = f"{num_long} of {len(lengths)} {plural_noun} are longer than data.max_length and were {action}."
+    file_sizes = [sizes[number] for number in range(len(to_file_list(files)))]
+    return LoadedExamples([example for _, example in remaining], file_sizes, [notice] if num_long else [])
+
+
+def make_source_names(files: str | Sequence[str]) -> list[str]:
+    """Return a unique name for each file: as few last parts of its path as possible, without the suffix.
+
+    Example: `["a/train.parquet", "b/train.jsonl.gz"]` have the names `["a/train", "b/train"]`.
+    """
+    paths = [Path(DATA_FILE.sub("", file)).expanduser().absolute() for file in to_file_list(files)]
+    parts = next(
+        (count for count in range(1, 20) if len({path.parts[-count:] for path in paths}) == len(paths)), len(paths)
+    )
+    return ["/".join(path.parts[-parts:]) for path in paths]
 
 
 def list_text_notices(examples: Sequence[Sequence[TextPiece]], renderer: Renderer) -> list[str]:
@@ -126,7 +210,7 @@ def _split_row_into_pieces(
         if chat[-1]["role"] == "assistant" and not read_thoughts(chat[-1]):
             chat[-1] = add_thoughts(chat[-1], context.thoughts)
         return split_chat(join_context(context.messages, chat), context.renderer, context.last_turn_only)
-    if row.keys() == {"text"}:  # SFT_FORMATS: plain text
+    if not row.keys() & {data.prompt_key, data.response_key}:  # SFT_FORMATS: plain text
         return [make_text_pieces("", read_text_column(row, "text"))]
     answer = read_answer(row, data.response_key, reader)
     return join_prompt_and_answer(row.get(data.prompt_key), data.prompt_key, answer, context)
