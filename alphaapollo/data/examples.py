@@ -2,7 +2,7 @@
 
 A file of supervised examples has a column `messages` with chats, of which every assistant message is trained on, or the
 columns `prompt` and `response` (each text or messages), or one of the formats in data/formats.py. A chat is split into
-prompts and answers (data/chat_turns.py), which are tokenized separately, as in a rollout. The end-of-turn token is
+prompts and answers (data/chats.py), which are tokenized separately, as in a rollout. The end-of-turn token is
 trained on, the template text after it is not.
 """
 
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from alphaapollo.config.schema import PairData, SftData
-from alphaapollo.data.chat_turns import TextPiece, split_chat
 from alphaapollo.data.chats import (
     CONTEXT_COLUMNS,
     THOUGHT_KEYS,
+    TextPiece,
     add_thoughts,
     join_context,
     read_chat,
@@ -27,12 +27,13 @@ from alphaapollo.data.chats import (
     read_context,
     read_template_arguments,
     read_thoughts,
+    split_chat,
 )
 from alphaapollo.data.files import DataRow, DataRows, convert_rows, to_file_list
 from alphaapollo.data.formats import SFT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import ImageReader, RowImages
 from alphaapollo.data.images import LazyImages, list_unused_mark_notices
-from alphaapollo.data.length_limit import BATCH, Truncation, check_length_limit, truncate_prompt
+from alphaapollo.data.prompts import BATCH, Truncation, check_length_limit, truncate_prompt
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.types import Message, Row

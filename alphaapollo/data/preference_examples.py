@@ -19,8 +19,7 @@ from functools import partial
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
-from alphaapollo.data.chat_turns import TextPiece
-from alphaapollo.data.chats import CONTEXT_COLUMNS
+from alphaapollo.data.chats import CONTEXT_COLUMNS, TextPiece
 from alphaapollo.data.examples import (
     LoadedExamples,
     RowContext,

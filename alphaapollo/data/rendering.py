@@ -21,8 +21,7 @@ from itertools import chain, dropwhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from alphaapollo.data.chat_turns import check_chat_is_shown
-from alphaapollo.data.generation_config import read_end_token_ids
+from alphaapollo.data.chats import check_chat_is_shown
 from alphaapollo.data.images import (
     ImageProcessor,
     ImageTokens,
@@ -30,7 +29,7 @@ from alphaapollo.data.images import (
     collect_images,
     make_content_parts,
 )
-from alphaapollo.data.vocabulary import SPLIT, make_control_pattern, split_control_text
+from alphaapollo.data.vocabulary import SPLIT, make_control_pattern, read_end_token_ids, split_control_text
 from alphaapollo.data.vocabulary import load_tokenizer as load_tokenizer
 from alphaapollo.types import ChatMessage, EncodedImage, ImageInput, JsonObject, Message, Prompt
 
@@ -82,7 +81,7 @@ class Renderer:
         self.template_arguments = {**template_arguments, **dates}
         self.images = images
         self.control_strings, self.control_strings_of_texts = Counter[str](), Counter[str]()
-        self.checked_chats: set[tuple[object, ...]] = set()  # kinds of chats that data/chat_turns.py has checked
+        self.checked_chats: set[tuple[object, ...]] = set()  # kinds of chats that data/chats.py has checked
 
     def with_arguments(self, arguments: Mapping[str, object]) -> Self:
         """Return a copy with more variables for the chat template, e.g. the tools of a data row."""

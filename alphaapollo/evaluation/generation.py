@@ -25,7 +25,7 @@ from alphaapollo.evaluation.report import write_report
 from alphaapollo.evaluation.results import FinishedResults, open_results_writer, read_finished_results
 from alphaapollo.launch import input_checks
 from alphaapollo.launch.model_requirements import ModelUse, check_models
-from alphaapollo.models.folder_check import list_template_notices
+from alphaapollo.models.load import list_template_notices
 from alphaapollo.observability.console import Console
 from alphaapollo.planning.plan_table import print_plan_table
 from alphaapollo.planning.try_environment import try_environment

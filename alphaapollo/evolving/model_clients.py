@@ -128,7 +128,7 @@ def check_models_and_load_renderers(config: EvolvingConfig) -> dict[str, Rendere
     """Check the models that this run serves (`models.NAME.path`). Returns a chat renderer per model name. Raises
     ValueError if an engine would reject a model or its settings."""
     from alphaapollo.launch.model_requirements import ModelUse, check_models  # imports torch
-    from alphaapollo.models.folder_check import check_vocabulary_size  # imports torch
+    from alphaapollo.models.load import check_vocabulary_size  # imports torch
 
     renderers = {}
     for name, served in config.models.items():

@@ -21,8 +21,7 @@ from alphaapollo.controller.health.stall_monitor import StallMonitor
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.data.files import HELD_OUT, name_splits
 from alphaapollo.data.images import collect_images
-from alphaapollo.data.length_limit import apply_length_limit
-from alphaapollo.data.prompts import load_prompts
+from alphaapollo.data.prompts import apply_length_limit, load_prompts
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from alphaapollo.algorithms.preference_losses import compute_preference_metrics, get_preference_loss
-from alphaapollo.batching.preference_batch import collect_row_values, distribute_rows_for_reference
+from alphaapollo.batching.packing import collect_row_values, distribute_rows_for_reference
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import DpoConfig, Preference
 from alphaapollo.data.examples import LoadedExamples

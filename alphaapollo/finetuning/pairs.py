@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from alphaapollo.batching.preference_batch import PreferenceBatch, distribute_preference_examples
+from alphaapollo.batching.packing import PreferenceBatch, distribute_preference_examples
 from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask

@@ -22,7 +22,7 @@ from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningTask
 from alphaapollo.launch import input_checks
 from alphaapollo.launch.model_requirements import ModelUse, check_models, choose_kernels
-from alphaapollo.models.folder_check import list_template_notices
+from alphaapollo.models.load import list_template_notices
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers
 from alphaapollo.planning.cpu_threads import choose_cpu_threads

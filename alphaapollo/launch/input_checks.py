@@ -25,8 +25,7 @@ from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.files import HELD_OUT, TRAIN, name_splits, resolve_entry, to_file_list
 from alphaapollo.data.images import collect_images, list_unused_mark_notices, load_image_processor
-from alphaapollo.data.length_limit import apply_length_limit, prepare_texts
-from alphaapollo.data.prompts import load_prompts
+from alphaapollo.data.prompts import apply_length_limit, load_prompts, prepare_texts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments import check_environment
@@ -122,7 +121,7 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, objec
     Raises ValueError if the tokenizer, a tool, a search index or an MCP server is missing, or if env.action_format does
     not work with the chat template or the tool-call parser.
     """
-    from alphaapollo.models.folder_check import check_vocabulary_size  # imports torch
+    from alphaapollo.models.load import check_vocabulary_size  # imports torch
 
     path = model.tokenizer_path or model.path
     tokenizer = load_tokenizer(path, model.trust_remote_code)

@@ -16,11 +16,11 @@ from alphaapollo.config.schema import Fsdp, Model, Rollout
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.data.images import reads_images
 from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS, check_engine_kwargs
-from alphaapollo.models.expert_parallel import find_experts
-from alphaapollo.models.folder_check import check_weight_files, describe_image_input
 from alphaapollo.models.load import (
     LIGER_ARCHITECTURES,
     check_layers,
+    check_weight_files,
+    describe_image_input,
     find_reward_model_class,
     has_reward_model,
     is_causal_lm,
@@ -29,6 +29,7 @@ from alphaapollo.models.load import (
 )
 from alphaapollo.models.lora import resolve_target_modules
 from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks
+from alphaapollo.models.sharding import find_experts
 from alphaapollo.models.ulysses import describe_stateful_layers
 
 

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alphaapollo.config.resolve import Attention
+from alphaapollo.models.decoder import find_language_model
 from alphaapollo.models.micro_batch import Packing
 from alphaapollo.models.ulysses import SequenceGroup, exchange_heads_for_tokens, exchange_tokens_for_heads
-from alphaapollo.models.vision import find_language_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.config.schema import LoraForm, Model
-from alphaapollo.data.generation_config import find_generation_config
 from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids, reads_images
 from alphaapollo.data.rendering import load_tokenizer, make_template_digest
+from alphaapollo.data.vocabulary import find_generation_config
 from alphaapollo.models import lora
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.load import has_custom_code, load_config
@@ -26,7 +26,7 @@ from alphaapollo.utils.seeds import derive_seed
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from alphaapollo.models.scalar_models import ValueModel
+    from alphaapollo.models.policy import ValueModel
 
 
 ModelKind = Literal["policy", "reward model", "critic"]

@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
+from alphaapollo.models.decoder import find_vision_modules
 from alphaapollo.models.load import load_causal_lm, load_or_init_reward_model
 from alphaapollo.models.sharding import full_tensor, local_tensor
-from alphaapollo.models.vision import find_vision_modules
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:

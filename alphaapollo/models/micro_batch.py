@@ -21,8 +21,8 @@ from torch import Tensor
 
 from alphaapollo.batching.batch import INTEGERS, Columns, Rows, compute_offsets
 from alphaapollo.batching.shared_prompts import SharedPrompts
+from alphaapollo.models.decoder import ImageBatch, PlaceholderLayout, compute_mrope_positions
 from alphaapollo.models.ulysses import SequenceGroup, TokenSelection, find_local_positions
-from alphaapollo.models.vision import ImageBatch, PlaceholderLayout, compute_mrope_positions
 from alphaapollo.types import ImageInput, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
 

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from alphaapollo.batching.batch import Rows
-from alphaapollo.models.decoder import find_decoder_layers
-from alphaapollo.models.vision import find_language_model
+from alphaapollo.models.decoder import find_decoder_layers, find_language_model
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -21,7 +21,15 @@ from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids
 from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.models import lora
 from alphaapollo.models.attention import uses_alphaapollo_backend
-from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layers
+from alphaapollo.models.decoder import (
+    compute_hidden_states,
+    find_decoder_layers,
+    find_language_model,
+    find_vision_modules,
+    load_example_image,
+    make_image_arguments,
+    replace_placeholder_ids,
+)
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm
@@ -29,17 +37,22 @@ from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_r
 from alphaapollo.models.moe_routing import RouterHooks
 from alphaapollo.models.sharding import FsdpRoot, ModelMesh, shard_model
 from alphaapollo.models.ulysses import gather_token_values
-from alphaapollo.models.vision import (
-    find_language_model,
-    find_vision_modules,
-    load_example_image,
-    make_image_arguments,
-    replace_placeholder_ids,
-)
 from alphaapollo.types import ImageInput
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from alphaapollo.models.load import init_scalar_head
+from alphaapollo.utils.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 # Allowed mean |difference| of the self-check, in nats. Logits can be near 30, where bfloat16 has steps of 0.125. In
 # bfloat16 a difference above WARN_ABOVE may be rounding, so it is only a warning.
@@ -258,3 +271,43 @@ def check_policy(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.d
             "stops it."
         ]
     return []
+
+
+class ValueModel(FsdpRoot):
+    """Critic: decoder of a causal language model with a new value head, initialized with `seed`.
+
+    The head computes in float32, because GAE sums differences of values and bfloat16 has steps of 0.004 near 1.
+    """
+
+    def __init__(self, model: PreTrainedModel, seed: int):
+        super().__init__()
+        self.layers = find_decoder_layers(model)
+        self.model = model.base_model
+        parameter = next(self.model.parameters())
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        self.value_head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=parameter.device, dtype=dtype)
+        self.float32_modules = (self.value_head,)
+        if not parameter.is_meta:
+            init_scalar_head(self.value_head, derive_seed(seed, "value_head"))
+            self.value_head.bias.data.zero_()
+
+    def forward(self, micro: MicroBatch) -> Tensor:
+        """Compute the value before each of the n response tokens. float32 or float64 [n]"""
+        states = compute_hidden_states(self.model, micro, micro.predicting_tokens)
+        values: Tensor = self.value_head(states.to(torch.promote_types(states.dtype, torch.float32)))
+        return gather_token_values(values.t(), micro.predicting_tokens, micro.sequence)[0].clone()  # no view, for FSDP
+
+
+class ScoreModel(FsdpRoot):
+    """Reward model: decoder and float32 score head of a classifier with one label (models.load.load_reward_model)."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.layers = find_decoder_layers(model)
+        self.model, self.score = model.base_model, model.score
+        self.float32_modules = (self.score,)
+
+    def forward(self, micro: MicroBatch) -> Tensor:
+        """Compute the score of each of the b sequences, at its last token. float32 [b]"""
+        scores: Tensor = self.score(compute_hidden_states(self.model, micro, micro.last_tokens).float())
+        return gather_token_values(scores.t(), micro.last_tokens, micro.sequence)[0].clone()  # no view, for FSDP

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from alphaapollo.data.images import collect_images
-from alphaapollo.data.length_limit import Truncation, truncate_prompt
+from alphaapollo.data.prompts import Truncation, truncate_prompt
 from alphaapollo.environments.base import EnvironmentFailure, wrap_environment_errors
 from alphaapollo.types import EncodedImage, Message
 

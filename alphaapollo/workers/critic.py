@@ -20,7 +20,7 @@ from alphaapollo.batching.batch import Columns
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Critic, Model
 from alphaapollo.models.lora import load_trainable_lm
-from alphaapollo.models.scalar_models import ValueModel
+from alphaapollo.models.policy import ValueModel
 from alphaapollo.models.sharding import shard_model
 from alphaapollo.models.training.train_state import TrainState
 from alphaapollo.workers.model_worker import (

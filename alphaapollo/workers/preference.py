@@ -15,7 +15,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.batching.batch import RankBatch
-from alphaapollo.batching.preference_batch import PreferenceBatch
+from alphaapollo.batching.packing import PreferenceBatch
 from alphaapollo.config.schema import DpoConfig
 from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.models.micro_batch import MicroBatch

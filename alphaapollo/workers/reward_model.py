@@ -10,12 +10,12 @@ from torch import Tensor
 
 from alphaapollo.algorithms.preference_losses import bradley_terry
 from alphaapollo.batching.batch import RankBatch
-from alphaapollo.batching.preference_batch import PreferenceBatch
+from alphaapollo.batching.packing import PreferenceBatch
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import FrozenFsdp, Model, RmConfig
 from alphaapollo.models.load import load_reward_model
 from alphaapollo.models.lora import load_trainable_reward_model
-from alphaapollo.models.scalar_models import ScoreModel
+from alphaapollo.models.policy import ScoreModel
 from alphaapollo.models.sharding import reshard, shard_model
 from alphaapollo.models.training.train_state import make_parameter_offloader
 from alphaapollo.workers.finetuning_worker import FinetuningWorker

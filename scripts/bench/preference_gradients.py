@@ -109,7 +109,7 @@ def make_inputs() -> dict[str, str]:
 
 def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     """Gradients and loss of each case, computed by the workers of main_dpo and main_rm."""
-    from alphaapollo.batching.preference_batch import (
+    from alphaapollo.batching.packing import (
         collect_row_values,
         distribute_preference_examples,
         distribute_rows_for_reference,

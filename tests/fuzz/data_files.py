@@ -10,8 +10,7 @@ from typing import Any
 import pandas as pd
 from hypothesis import strategies as st
 
-from alphaapollo.data.length_limit import apply_length_limit
-from alphaapollo.data.prompts import load_prompts
+from alphaapollo.data.prompts import apply_length_limit, load_prompts
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.planning.try_template import try_template
 from tests.fuzz.values import anything, scalars, texts

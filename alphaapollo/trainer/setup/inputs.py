@@ -18,7 +18,7 @@ from alphaapollo.launch.input_checks import (
     read_prompts,
 )
 from alphaapollo.launch.model_requirements import ModelUse, check_models
-from alphaapollo.models.folder_check import list_template_notices
+from alphaapollo.models.load import list_template_notices
 from alphaapollo.planning.try_data import describe_sources
 from alphaapollo.planning.try_environment import grade_trial_answers, try_environment
 from alphaapollo.rewards.components import TASK

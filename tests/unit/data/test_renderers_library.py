@@ -12,8 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from alphaapollo.data.chat_turns import split_chat
-from alphaapollo.data.chats import read_chat
+from alphaapollo.data.chats import read_chat, split_chat
 from alphaapollo.data.examples import tokenize_examples
 from alphaapollo.data.rendering import Renderer
 from tests.families import CALL, CHATML_TOKENS, DEEPSEEK_ADDED, DEEPSEEK_BOS, DEEPSEEK_EOS, LLAMA_31_TOKENS, THINK

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from alphaapollo.data.images import load_image_processor
-from alphaapollo.data.length_limit import apply_length_limit
+from alphaapollo.data.prompts import apply_length_limit
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.planning.try_template import try_template

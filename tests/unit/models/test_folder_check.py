@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from alphaapollo.config.schema import Model
 from alphaapollo.data.rendering import load_tokenizer
-from alphaapollo.models.folder_check import (
+from alphaapollo.models.load import (
     INDEX,
     SINGLE,
     check_vocabulary_size,

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from alphaapollo.batching.packing import build_batch_layout
-from alphaapollo.batching.preference_batch import distribute_preference_examples
+from alphaapollo.batching.packing import build_batch_layout, distribute_preference_examples
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import FrozenFsdp, Model, RmConfig
 from alphaapollo.data.preference_examples import PreferenceExample
