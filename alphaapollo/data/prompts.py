@@ -10,14 +10,12 @@ are ignored.
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Literal
 
-from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.chats import (
     join_context,
     read_chat,
@@ -186,12 +184,8 @@ def apply_length_limit(
     Raises ValueError if truncation is error and a prompt is too long, if a prompt with images would be truncated, if
     the model's processor rejects an image, or if no prompt remains.
     """
-
-    def count_tokens() -> array[int]:
-        parts = (prompts[start : start + BATCH] for start in range(0, len(prompts), BATCH))
-        return array("q", chain.from_iterable(map(renderer.count_prompt_tokens, parts)))
-
-    lengths = load_or_compute(renderer, [(one.content, one.template_arguments) for one in prompts], count_tokens)
+    parts = (prompts[start : start + BATCH] for start in range(0, len(prompts), BATCH))
+    lengths = [*chain.from_iterable(map(renderer.count_prompt_tokens, parts))]
     has_images = [bool(collect_images(prompt.content)) for prompt in prompts]
     limit = ("prompts", "data.max_prompt_length", max_prompt_length, truncation)
     locations = [prompt.location or f"row {prompt.id}" for prompt in prompts]

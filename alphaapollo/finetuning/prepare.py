@@ -10,7 +10,6 @@ from alphaapollo.config.load import UserSettings
 from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_model
 from alphaapollo.config.schema import DpoConfig, Model, RmConfig, SftConfig, TuningConfig
 from alphaapollo.controller.placement import Machine, Placement
-from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.examples import LoadedExamples, make_source_names
 from alphaapollo.data.files import HELD_OUT, TRAIN, name_splits
 from alphaapollo.data.images import load_image_processor
@@ -35,7 +34,6 @@ from alphaapollo.planning.plan_table import (
     summarize_memory,
 )
 from alphaapollo.planning.try_template import fix_template_date
-from alphaapollo.runs.input_digests import Digests
 from alphaapollo.runs.resume import find_start_point
 from alphaapollo.runs.run_history import RunPlan
 from alphaapollo.utils.heartbeat import HEARTBEAT
@@ -63,7 +61,7 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings, console: Cons
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     images = load_image_processor(config.model.path, tokenizer, config.model.trust_remote_code)
     renderer = Renderer(tokenizer, data.apply_chat_template_kwargs, images, config.model.path)
-    train, val, more = _read_examples(task, config, renderer, start.inputs.digests)
+    train, val, more = _read_examples(task, config, renderer)
     notices += more
     if trainer.keep_best and not val and not getattr(data, "val_prompts", ""):
         raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
@@ -110,23 +108,15 @@ def make_example_stream(
 
 @HEARTBEAT.record_call("read examples")
 def _read_examples(
-    task: FinetuningTask, config: TuningConfig, renderer: Renderer, digests: Digests
+    task: FinetuningTask, config: TuningConfig, renderer: Renderer
 ) -> tuple[LoadedExamples[Any], dict[str, list[Any]], list[str]]:
     """Read the data files. Returns training examples, validation examples by file name, and notices.
 
     Raises ValueError if data.train_max_samples and data.max_length exclude all examples of a file that has a weight.
     """
     data, notices = config.data, list[str]()
-
-    def load(files: str | list[str], key: str, max_samples: int) -> LoadedExamples[Any]:
-        compute = partial(task.load_examples, files, max_samples, renderer)
-        settings = config.model_dump(mode="json", include={"data": True, "preference": {"loss"}})
-        content = (digests.get(key), digests.get("preference.custom_module"))
-        inputs = (type(task).__name__, files, max_samples, settings, content)
-        return load_or_compute(renderer, inputs, compute) if content[0] else compute()
-
     train_files = name_splits(data.train_files, TRAIN, notices)
-    train = load(train_files, "data.train_files", data.train_max_samples)
+    train = task.load_examples(train_files, data.train_max_samples, renderer)
     if data.source_weights is not None and 0 in train.file_sizes:
         empty = make_source_names(train_files)[train.file_sizes.index(0)]
         raise ValueError(
@@ -137,7 +127,7 @@ def _read_examples(
     val: dict[str, list[Any]] = {}
     if data.val_files:
         val_files = name_splits(data.val_files, HELD_OUT, notices)
-        read = load(val_files, "data.val_files", data.val_max_samples)
+        read = task.load_examples(val_files, data.val_max_samples, renderer)
         notices += [f"data.val_files: {notice}" for notice in read.notices]
         sources = zip(make_source_names(val_files), read.split_by_file(), strict=True)
         val = {name: examples for name, examples in sources if examples}

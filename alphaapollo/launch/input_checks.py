@@ -22,8 +22,7 @@ from alphaapollo.config.schema import (
     TuningConfig,
 )
 from alphaapollo.controller.placement import Machine, detect_machine
-from alphaapollo.data.cache import load_or_compute
-from alphaapollo.data.files import HELD_OUT, TRAIN, name_splits, resolve_entry, to_file_list
+from alphaapollo.data.files import HELD_OUT, TRAIN, name_splits
 from alphaapollo.data.images import collect_images, list_unused_mark_notices, load_image_processor
 from alphaapollo.data.prompts import apply_length_limit, load_prompts, prepare_texts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
@@ -38,7 +37,6 @@ from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
 from alphaapollo.rollout.tool_call_parser import check_tool_call_parser
-from alphaapollo.runs.input_digests import digest_file
 from alphaapollo.types import JsonObject, Prompt, Score
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module
@@ -176,7 +174,7 @@ def read_prompts(
     notices: list[str] = []
     try:
         files = name_splits(files, TRAIN if files_key == "data.train_files" else HELD_OUT, notices)
-        chosen = select(_load_prompts(files, renderer, data, notices))
+        chosen = select(load_prompts(files, data.prompt_key, notices, data.allow_image_urls))
         with_images = [prompt.id for prompt in chosen if collect_images(prompt.content)]
         if with_images and renderer.images is None:
             raise ValueError(
@@ -195,21 +193,6 @@ def read_prompts(
         treatment = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
         notices.append(f"{num_long} of {len(chosen)} prompts exceed data.max_prompt_length and are {treatment}.")
     return prompts, [f"{files_key}: {notice}" for notice in notices]
-
-
-def _load_prompts(
-    files: str | list[str], renderer: Renderer, data: Data | GenerationData, notices: list[str]
-) -> list[Prompt]:
-    """Load the prompts of data files, from the cache if their content is known. Appends to `notices`."""
-
-    def load() -> tuple[list[Prompt], list[str]]:
-        more: list[str] = []
-        return load_prompts(files, data.prompt_key, more, data.allow_image_urls), more
-
-    digests = [digest_file(file) for entry in to_file_list(files) for file in resolve_entry(entry).files]
-    prompts, found = load_or_compute(renderer, (files, digests, data.prompt_key), load)
-    notices += found
-    return prompts
 
 
 def check_rewards(

@@ -77,7 +77,7 @@ def test_texts_end_with_eos(tmp_path, renderer):
         ({"prompt": [USER], "chosen": [FOUR], "rejected": "5"}, "must both be text"),
         ({"prompt": "2+2", "chosen": [FOUR], "rejected": [FIVE]}, "'prompt' is text, "),
         ({"prompt": [], "chosen": "4", "rejected": "5"}, "'prompt' is empty"),
-        ({"chosen": "4", "rejected": "5"}, "'prompt' is empty"),
+        ({"chosen": "4", "rejected": "5"}, "there is no 'prompt'"),
         ({"prompt": [USER, FOUR], "chosen": "4", "rejected": "5"}, "'prompt' ends with an assistant"),
         ({"chosen": [USER, FOUR], "rejected": [SYSTEM, USER, FIVE]}, "answer different prompts"),
         ({"chosen": [USER, FOUR], "rejected": [USER, FOUR, USER, FIVE]}, "answer different prompts"),
