@@ -85,13 +85,8 @@ def build_batch_layout(
 
 
 def filter_mini_batches(batch: BatchLayout, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:
-    """Remove rows from the mini-batches of a batch, and join small micro-batches. Returns mini-batches per rank.
-
-    All ranks run the same number of forward passes. A mini-batch without remaining rows is not removed.
-
-    Args:
-        keep: bool [B], False for rows to remove.
-    """
+    """Remove the rows that `keep`, bool [B], excludes, and join small micro-batches. Returns mini-batches per rank, of
+    which all ranks have the same number of micro-batches. A mini-batch without remaining rows is not removed."""
     if keep.all():
         return [rank.mini_batches for rank in batch.rank_batches]
     ranks = []
@@ -168,9 +163,7 @@ def _split_by_prefix(
     rows: list[int], lengths: list[int], prefix_ids: list[int], prefix_lengths: list[int], max_tokens: int
 ) -> tuple[list[int], list[int]]:
     """Split rows, sorted by prefix, into bundles of one prefix and at most max_tokens tokens; a prefix counts once.
-
-    Returns the position of each bundle's first row, and its tokens.
-    """
+    Returns the position of each bundle's first row, and its tokens."""
     starts: list[int] = []
     costs: list[int] = []
     prefix_id, cost = -1, 0
@@ -202,10 +195,8 @@ def split_mini_batches(num_items: int, num_mini_batches: int, seed: int, shuffle
 
 
 def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Distribute token sequences to ranks, longest first, each to the rank with the fewest tokens.
-
-    Returns the indices of each rank's sequences. Token counts of ranks differ by at most the length of one sequence.
-    """
+    """Distribute token sequences to ranks, longest first, each to the rank with the fewest tokens. Returns the indices
+    of each rank's sequences."""
     loads = [(0, rank) for rank in range(num_ranks)]
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     for index in _sort_indices_longest_first(lengths):
@@ -216,14 +207,8 @@ def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
 
 
 def split_micro_batches(bundle_lengths: Sequence[Sequence[int]], max_tokens: int, padded: bool) -> list[list[int]]:
-    """Split the row bundles of one rank into micro-batches of at most max_tokens tokens. Returns bundle indices.
-
-    Starts with the longest bundle. A bundle that exceeds max_tokens is a micro-batch by itself.
-
-    Args:
-        bundle_lengths: for each bundle, the lengths of the rows in it, which stay together.
-        padded: a micro-batch computes (number of rows x longest row) tokens, instead of the sum of the row lengths.
-    """
+    """Split the row bundles of one rank, given by the lengths of their rows, into micro-batches of at most max_tokens
+    tokens, longest first. A longer bundle is a micro-batch by itself. Returns bundle indices."""
     batches: list[list[int]] = []
     num_rows = tokens = longest = 0
     sizes = [max(rows) if padded else sum(rows) for rows in bundle_lengths]
@@ -241,10 +226,7 @@ def split_micro_batches(bundle_lengths: Sequence[Sequence[int]], max_tokens: int
 def split_bundles_into_micro_batches_by_rank(
     row_lengths_by_rank_and_bundle: Sequence[Sequence[Sequence[int]]], max_tokens: int, padded: bool
 ) -> list[list[list[int]]]:
-    """Split the row bundles of each rank into micro-batches, the same number (at least one) on every rank.
-
-    A rank with too few micro-batches splits those with the most bundles, and adds empty ones if that is not enough.
-    """
+    """Split the row bundles of each rank into micro-batches, the same number (at least one) on every rank."""
     ranks = [split_micro_batches(lengths, max_tokens, padded) for lengths in row_lengths_by_rank_and_bundle]
     count = max([1, *map(len, ranks)])
     return [_split_largest_micro_batches(batches, count) for batches in ranks]
@@ -282,12 +264,7 @@ class PreferenceBatch(RankBatch):
 def distribute_preference_examples(
     examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, uses_shared_prompts: bool
 ) -> list[PreferenceBatch]:
-    """Distribute the answers of one optimizer step to the ranks. Returns one batch per rank.
-
-    Args:
-        max_tokens: token budget of a micro-batch. padded: padding counts in the budget.
-        uses_shared_prompts: compute the prompt of a pair once if this saves enough tokens (MIN_SHARING_RATIO).
-    """
+    """Distribute the answers of one optimizer step to the ranks. Returns one batch per rank."""
     rows = [row for example in examples for row in example.rows]
     example_ids = [index for index, example in enumerate(examples) for _ in example.rows]
     layout = _distribute_rows(rows, example_ids, num_ranks, max_tokens, padded, uses_shared_prompts)

@@ -38,11 +38,8 @@ SPAN_KEYS = ("train_detail", "training_detail")  # axolotl's weights of parts of
 
 
 def read_chat(value: Sequence[object], column: str, reader: ImageReader = LOCAL_IMAGES) -> list[Message]:
-    """Convert a list of {role, content} or {from, value} from a data file to messages. Drops keys with the value None.
-
-    Calls and tool results without an id get one. `RowImages.place` adds the images of the row. Raises ValueError if
-    a message is malformed or all contents are empty. The error text starts with `column`.
-    """
+    """Convert a list of {role, content} or {from, value} in `column` of a data file to messages. Calls and tool results
+    without an id get one. Raises ValueError if a message is malformed or all contents are empty."""
     messages: list[Message] = []
     waiting: dict[str, ToolCall] = {}  # calls without a result, by id
     for one in value:
@@ -80,9 +77,7 @@ def read_chat_text(text: object) -> list[object] | None:
 
 def read_context(row: Mapping[str, Any]) -> list[Message]:
     """Return the messages of the columns `system` and `history` ([[question, answer], ...]), which precede a chat.
-
-    Raises ValueError if a column is malformed.
-    """
+    Raises ValueError if a column is malformed."""
     system, history = row.get("system"), _parse(row.get("history")) or []
     if not isinstance(system, str | None):
         raise ValueError(f"'system' is {shorten_repr(system)}; it must be text.")
@@ -103,11 +98,8 @@ def join_context(context: list[Message], chat: list[Message]) -> list[Message]:
 
 
 def read_template_arguments(row: Mapping[str, Any]) -> JsonObject:
-    """Return the variables for the chat template in the columns `chat_template_kwargs` and `tools`, each also as text,
-    and in verl's column `enable_thinking`.
-
-    Raises ValueError if a column is malformed.
-    """
+    """Return the variables for the chat template in the columns `chat_template_kwargs`, `tools` and `enable_thinking`.
+    Raises ValueError if a column is malformed."""
     arguments = _parse(row.get("chat_template_kwargs")) or {}
     if not isinstance(arguments, dict):
         raise ValueError(f"'chat_template_kwargs' is {shorten_repr(arguments)}; it must be a dict.")
@@ -239,16 +231,10 @@ class TextPiece:
 def split_chat(
     chat: Sequence[Message], renderer: Renderer, last_turn_only: bool = False, in_one_example: bool = False
 ) -> list[list[TextPiece]]:
-    """Split a chat into examples. All assistant messages are trained on, except those with `train: False`.
-
-    Args:
-        last_turn_only: train on the last of these messages only.
-        in_one_example: also if the template rewrites earlier turns. A turn then follows the earlier ones as the model
-            wrote them, with their thoughts.
-
-    Raises ValueError if there is no message to train on or an empty one, if the template does not show a message, or
-    if no text of the rendered chat is the answer to the prompt.
-    """
+    """Split a chat into examples. All assistant messages are trained on, except those with `train: False`; with
+    last_turn_only, only the last one. With in_one_example, a turn follows the earlier ones as the model wrote them,
+    also if the template rewrites them. Raises ValueError if there is nothing to train on, or the template does not show
+    it."""
     check_chat_is_shown(chat, renderer)
     template = str(renderer.tokenizer.chat_template)
     if "</think>" not in template and any(f".{key}" in template for key in THOUGHT_KEYS):  # gpt-oss: no inline thoughts
@@ -279,9 +265,7 @@ def split_chat(
 
 def render_turn(chat: Sequence[Message], turn: int, renderer: Renderer) -> tuple[str, str]:
     """Return the prompt of an assistant turn, and the text that the model must write, including the end of the turn.
-
-    Raises ValueError if the turn is empty, or if no text of the rendered chat is the answer to the prompt.
-    """
+    Raises ValueError if the turn is empty, or no text of the rendered chat is the answer to the prompt."""
     message = chat[turn]
     if not (message["content"].strip() or message.get("tool_calls") or read_thoughts(message)):
         raise ValueError(f"the assistant message {turn} is empty. Fill it or remove the row.")
@@ -347,10 +331,8 @@ def _find_text_after(seen: str, answer: str, prompt: str, turn: int) -> str:
 
 
 def check_chat_is_shown(chat: Sequence[Message], renderer: Renderer) -> None:
-    """Raise ValueError if the chat template does not show the content or the calls of a message.
-
-    The check renders the chat with other contents, once for each sequence of roles.
-    """
+    """Raise ValueError if the chat template does not show the content or the calls of a message. Renders the chat with
+    other contents, once for each sequence of roles."""
     kind = tuple((one["role"], bool(one["content"].strip()), len(one.get("tool_calls", []))) for one in chat)
     if kind in renderer.checked_chats:
         return

@@ -85,11 +85,8 @@ class RowContext:
 def load_examples(
     files: str | Sequence[str], renderer: Renderer, data: SftData, max_samples: int = -1
 ) -> LoadedExamples[Row]:
-    """Load and tokenize supervised examples of at most max_samples data rows if positive.
-
-    A chat is several examples if the chat template changes earlier turns. Raises ValueError if a file is unreadable,
-    lacks columns or has invalid rows, or if an example is too long and data.truncation=error.
-    """
+    """Load and tokenize supervised examples of at most max_samples data rows if positive. Raises ValueError for invalid
+    files or rows, or if an example is too long and data.truncation=error."""
     read_rows = partial(
         read_rows_in_known_format,
         needed=[(data.messages_key,), (data.prompt_key, data.response_key)],
@@ -147,11 +144,8 @@ def apply_max_length(
     truncate: Callable[[E], E | None] = lambda example: None,
     has_images: Sequence[bool] = (),
 ) -> LoadedExamples[E]:
-    """Drop or truncate examples that are longer than data.max_length.
-
-    truncate: returns a shorter copy of a long example, or None to drop it. has_images: whether each example has images,
-    which are not truncated. Raises ValueError if data.truncation=error and an example is too long, or none remains.
-    """
+    """Drop examples that are longer than data.max_length, or shorten them with `truncate`; those with images are not
+    truncated. Raises ValueError if one is too long and data.truncation=error, or none remains."""
     lengths = [count_tokens(example) for _, example in examples]
     limit, locations = data.max_length, [place.row for place, _ in examples]
     num_long = check_length_limit(
@@ -170,10 +164,8 @@ def apply_max_length(
 
 
 def make_source_names(files: str | Sequence[str]) -> list[str]:
-    """Return a unique name for each file: as few last parts of its path as possible, without the suffix.
-
-    Example: `["a/train.parquet", "b/train.jsonl.gz"]` have the names `["a/train", "b/train"]`.
-    """
+    """Return a unique name for each file: as few last parts of its path as possible, without the suffix, e.g. "a/train"
+    and "b/train"."""
     paths = [Path(DATA_FILE.sub("", file)).expanduser().absolute() for file in to_file_list(files)]
     parts = next(
         (count for count in range(1, 20) if len({path.parts[-count:] for path in paths}) == len(paths)), len(paths)
@@ -233,10 +225,8 @@ def join_prompt_and_answer(
     in_one_example: bool = False,
 ) -> list[list[TextPiece]]:
     """Split a prompt and an answer, each text or messages, into the pieces of examples (split_chat). Only the answer is
-    trained on. A prompt that is text becomes a user message if the row has a system message or earlier turns.
-
-    Raises ValueError if the prompt is empty or ends with an assistant message, or if the answer does not fit it.
-    """
+    trained on. Raises ValueError if the prompt is empty or ends with an assistant message, or the answer does not fit
+    it."""
     prompt, encoded_images = read_chat_text(prompt) or prompt, context.encoded_images
     if not isinstance(prompt, list):
         text = read_text_column({prompt_key: prompt}, prompt_key)

@@ -82,11 +82,9 @@ def name_splits(files: str | Sequence[str], splits: Sequence[str], notices: list
 
 
 def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
-    """Find the files of `PATH_OR_ID[:config][@revision][#split]`. A path that exists is never read as a hub id.
-
-    splits: splits that an entry without `#split` means if there are several, best first. Raises ValueError if there is
-    no such file, config or split, the split is not unique, or the hub cannot be used.
-    """
+    """Find the files of `PATH_OR_ID[:config][@revision][#split]`. A path that exists is never read as a hub id. splits:
+    what an entry without `#split` means if there are several, best first. Raises ValueError if there is no such file,
+    config or split, or the hub cannot be used."""
     path, entry = Path(text).expanduser(), DatasetEntry.parse(text)
     if path.is_file() and not DATA_FILE.search(path.name):
         formats = "parquet, arrow, jsonl, json, csv or tsv, the last four also with .gz, .bz2, .zst or .lz4"
@@ -194,11 +192,8 @@ def _explain_library_errors(name: str) -> Iterator[None]:
 
 
 def read_rows(path: str | Path) -> DataRows:
-    """Read all rows of an entry of data.train_files, `PATH_OR_ID[:config][@revision][#split]` (resolve_entry).
-
-    Rows of a data set on the hub without a column `data_source` get the id of the data set as `data_source`. Raises
-    ValueError if there are no such files or no rows, or if a file or one of its rows is unreadable.
-    """
+    """Read all rows of an entry of data.train_files. Rows of the hub without a column `data_source` get the id of the
+    data set as `data_source`. Raises ValueError if there are no rows, or one is unreadable."""
     source = resolve_entry(str(path))
     names = [str(path)] if source.dataset is not None or len(source.files) == 1 else map(str, source.files)
     rows, dataset = list[DataRow](), source.dataset

@@ -39,8 +39,8 @@ class ImageReader:
     allow_urls: bool | None = None  # download http(s) URLs; None: data.allow_image_urls does not apply
 
     def read(self, value: object) -> EncodedImage:
-        """Convert an image to its file's bytes or absolute path, and check its header. Raises ValueError if the
-        image has another form, cannot be downloaded, is damaged, too large or animated."""
+        """Convert an image to its file's bytes or absolute path, and check its header. Raises ValueError if it is
+        unreadable."""
         encoded_image = self._find(value)
         with open_image(encoded_image):
             return encoded_image
@@ -102,10 +102,8 @@ class RowImages:
             )
 
     def place(self, messages: Sequence[Message]) -> list[Message]:
-        """Distribute the images of the column to the marks of a chat from `convert_parts`, in order.
-
-        Raises ValueError if the numbers of marks and images differ, or an assistant message has images.
-        """
+        """Distribute the images of the column to the marks of a chat from `convert_parts`, in order. Raises ValueError
+        if the numbers of marks and images differ, or an assistant message has images."""
         slots = [_list_slots(message) for message in messages]
         if self.column is None and not collect_images(messages):
             return list(messages)
@@ -122,11 +120,9 @@ class RowImages:
 
 
 def convert_parts(message: ChatMessage, reader: ImageReader) -> Message:
-    """Convert a message with a list of parts to a message with text content, and read its images.
-
-    An image that the column `images` has to provide is None in the result (RowImages.place). Raises ValueError if a
-    part is malformed, an image cannot be read, or the numbers of marks and images differ.
-    """
+    """Convert a message with a list of parts to a message with text content, and read its images. An image that the
+    column `images` has to provide is None in the result (RowImages.place). Raises ValueError for malformed parts or
+    images."""
     content = message.get("content")
     parts: list[JsonObject] = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts, slots, has_images = list[str](), list[EncodedImage | None](), False
@@ -151,8 +147,8 @@ def convert_parts(message: ChatMessage, reader: ImageReader) -> Message:
 
 
 def convert_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """Convert the messages of an environment: part lists and images of any form. Raises ValueError like
-    convert_parts and RowImages.place."""
+    """Convert the messages of an environment: part lists and images of any form. Raises ValueError for malformed
+    ones."""
     return RowImages().place([convert_parts(message, LOCAL_IMAGES) for message in messages])
 
 

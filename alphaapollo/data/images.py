@@ -48,11 +48,8 @@ PROCESSOR_FIX = (
 
 
 class ImageProcessor:
-    """Processor of a vision-language model, with its tokenizer.
-
-    Images are resized and normalized by transformers' Pillow implementation, which gives the same pixels on every
-    machine; the torchvision implementation differs by rounding.
-    """
+    """Processor of a vision-language model, with its tokenizer. Images are resized and normalized by transformers'
+    Pillow implementation, which gives the same pixels on every machine; torchvision's differs by rounding."""
 
     def __init__(self, processor: ProcessorMixin, tokenizer: PreTrainedTokenizerBase):
         self._processor, self._tokenizer = processor, tokenizer
@@ -64,9 +61,7 @@ class ImageProcessor:
 
     def prepare(self, encoded_image: EncodedImage) -> ImageInput:
         """Prepare an image, or return it from the cache. Threads that need the same image wait for the first one.
-
-        Raises ValueError if the image cannot be read (read_image) or the model's processor rejects it.
-        """
+        Raises ValueError if the image cannot be read or the model's processor rejects it."""
         with self._locks[hash(encoded_image) % NUM_LOCKS]:
             return self._prepare_cached(encoded_image)
 
@@ -189,10 +184,8 @@ def make_count_error(subject: str, num_marks: int, num_images: int) -> ValueErro
 
 
 def read_image(encoded_image: EncodedImage) -> Image:
-    """Decode an image to RGB, rotated as its EXIF data says, on white if it is transparent.
-
-    Raises ValueError if it is damaged, too large, animated, or has 32-bit pixels.
-    """
+    """Decode an image to RGB, rotated as its EXIF data says, on white if it is transparent. Raises ValueError if it is
+    damaged, too large, animated, or has 32-bit pixels."""
     from PIL import Image, ImageOps
 
     with DECODING, open_image(encoded_image) as opened:
@@ -219,10 +212,8 @@ def read_image_size(encoded_image: EncodedImage) -> tuple[int, int]:
 
 @contextmanager
 def open_image(encoded_image: EncodedImage) -> Iterator[Image]:
-    """Context manager that reads the header of an image. Pixels are decoded when they are used.
-
-    Raises ValueError if the image is damaged, too large or animated, also for errors in the body of the context.
-    """
+    """Context manager that reads the header of an image. Raises ValueError if it is damaged, too large or animated,
+    also for errors in the body of the context, where pixels are decoded."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -268,10 +259,8 @@ def describe_image(encoded_image: EncodedImage) -> str:
 
 
 def find_placeholders(token_ids: Sequence[int] | np.ndarray, images: Sequence[ImageInput]) -> np.ndarray:
-    """Return the positions of the placeholders of all images in a token sequence, int64 [placeholders].
-
-    The first ones belong to the first image, and so on. Asserts that there is one for each image feature.
-    """
+    """Return the positions of the placeholders of all images in a token sequence, image after image, int64
+    [placeholders]. Asserts that there is one for each image feature."""
     if not images:
         return np.zeros(0, dtype=np.int64)
     positions = np.flatnonzero(np.asarray(token_ids) == images[0].placeholder_id)
@@ -288,11 +277,8 @@ def find_placeholder_ids(config: PretrainedConfig) -> tuple[int, ...]:
 
 
 def reads_images(config: PretrainedConfig) -> bool:
-    """Return whether a model, given by its configuration, is a vision-language model whose images are supported.
-
-    Other vision-language models are used like text models, e.g. Gemma 3, in which the tokens of an image attend to
-    each other in both directions.
-    """
+    """Return whether a model is a vision-language model whose images are supported. Others are used like text models,
+    e.g. Gemma 3, in which the tokens of an image attend to each other in both directions."""
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     if getattr(config, "vision_config", None) is None or type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
@@ -307,11 +293,9 @@ def reads_images(config: PretrainedConfig) -> bool:
 def load_image_processor(
     path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
 ) -> ImageProcessor | None:
-    """Load the processor of a model, given as hub id or local folder. None if the model does not read images.
-
-    A tokenizer without chat template gets the processor's. Raises ValueError if the model is a vision-language model
-    without a processor that can be loaded.
-    """
+    """Load the processor of a model, given as hub id or local folder. None if the model does not read images. A
+    tokenizer without chat template gets the processor's. Raises ValueError if a vision-language model has no
+    processor."""
     from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, PreTrainedConfig
 
     has_vision = "vision_config" in PreTrainedConfig.get_config_dict(path)[0]

@@ -68,12 +68,9 @@ def load_preferences(
     max_samples: int = -1,
     single_answers: bool = False,
 ) -> LoadedExamples[PreferenceExample]:
-    """Load and tokenize preference data; at most max_samples data rows if positive.
-
-    single_answers: an example is one labelled answer with an answer to another prompt, for KTO, and a pair becomes two.
-    Otherwise it is a pair. Raises ValueError if a file is unreadable, lacks columns or has invalid rows (e.g. empty or
-    equal answers), if an answer is too long and data.truncation=error, or if all labels are equal.
-    """
+    """Load and tokenize preference data; at most max_samples data rows if positive. An example is a pair, or with
+    single_answers, for KTO, one labelled answer with an answer to another prompt. Raises ValueError for invalid files
+    or rows, if an answer is too long and data.truncation=error, or if all labels are equal."""
     pair = (data.chosen_key, data.rejected_key)
     needed, names, formats = [pair], dict(zip(("chosen", "rejected"), pair, strict=True)), tuple[DataFormat, ...]()
     if single_answers and isinstance(data, PreferenceData):
@@ -111,10 +108,8 @@ def _add_unrelated_answers(files: str | Sequence[str], answers: Sequence[Prefere
 
 
 def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -> list[Row]:
-    """Combine each prompt with a random answer to a different prompt, truncated to max_length tokens in total.
-
-    KTO estimates the KL to the reference on these answers. Raises ValueError if all prompts are equal.
-    """
+    """Combine each prompt with a random answer to a different prompt, truncated to max_length tokens in total, for
+    KTO's estimate of the KL. Raises ValueError if all prompts are equal."""
     prompts = [(tuple(row.token_ids[: row.response_start]), row.images) for row in answers]
     if len({*prompts}) < 2:
         raise ValueError(

@@ -38,11 +38,8 @@ READ_COLUMNS = (IMAGES, "data_source", "reward_model", "extra_info", "env_kwargs
 def load_prompts(
     files: str | Sequence[str], prompt_key: str, notices: list[str] | None = None, allow_image_urls: bool = False
 ) -> list[Prompt]:
-    """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files.
-
-    A file without the column `prompt_key` may have questions instead (PROMPT_FORMATS), which is added to `notices`.
-    Raises ValueError for an unreadable file, missing columns, invalid rows or images, or a mix of chats and texts.
-    """
+    """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files. Messages are added
+    to `notices`. Raises ValueError for invalid files, rows or images, or a mix of chats and texts."""
     prompts: list[Prompt] = []
     for path in to_file_list(files):
         source = resolve_entry(path)
@@ -178,12 +175,9 @@ def prepare_texts(prompts: Sequence[Prompt], renderer: Renderer) -> tuple[list[P
 def apply_length_limit(
     prompts: Sequence[Prompt], renderer: Renderer, max_prompt_length: int, truncation: Truncation
 ) -> tuple[list[Prompt], int]:
-    """Apply data.max_prompt_length. Returns the remaining prompts, and the number of prompts that are too long.
-
-    truncation=drop removes these prompts. With left or right, `truncate_prompt` truncates them when they are rendered.
-    Raises ValueError if truncation is error and a prompt is too long, if a prompt with images would be truncated, if
-    the model's processor rejects an image, or if no prompt remains.
-    """
+    """Apply data.max_prompt_length. Returns the remaining prompts, and the number of prompts that are too long. With
+    truncation=left or right, `truncate_prompt` truncates these when they are rendered. Raises ValueError like
+    check_length_limit."""
     parts = (prompts[start : start + BATCH] for start in range(0, len(prompts), BATCH))
     lengths = [*chain.from_iterable(map(renderer.count_prompt_tokens, parts))]
     has_images = [bool(collect_images(prompt.content)) for prompt in prompts]
@@ -204,10 +198,8 @@ def check_length_limit(
     truncation: Truncation,
     has_images: Sequence[bool] = (),
 ) -> int:
-    """Count the lengths over `limit`, the value of the config key `key`. Images are dropped, but not truncated.
-
-    Raises ValueError if some are too long and truncation=error, or all are too long and truncation=drop.
-    """
+    """Count the lengths over `limit`, the value of the config key `key`. Raises ValueError if some are too long and
+    truncation=error, one with an image would be truncated, or all are too long and truncation=drop."""
     chosen = [index for index, has_image in enumerate(has_images) if has_image]
     if chosen and truncation != "drop":
         rows = [locations[index] for index in chosen]

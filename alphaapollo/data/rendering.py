@@ -154,23 +154,17 @@ class Renderer:
         return self.encode(texts, add_special_tokens=False in chats)
 
     def encode_observation(self, messages: list[Message], last_sampled_token: int | None = None) -> list[int]:
-        """Tokenize what follows sampled tokens: end of the assistant turn, `messages`, and generation prompt.
-
-        Args:
-            messages: messages of the environment, e.g. a tool result.
-            last_sampled_token: last sampled token. If it ends a turn, the template's end of the turn is not added.
-        """
+        """Tokenize what follows sampled tokens: end of the assistant turn, `messages` of the environment, and
+        generation prompt. The end of the turn is left out if it is the last sampled token."""
         if "tools" not in self.template_arguments:
             check_chat_is_shown([Message(role="user", content="?"), *messages], self)
         ids = self.expand_placeholders(self._encode_following_messages(messages, True), messages)
         return self.skip_turn_end(ids, last_sampled_token)
 
     def skip_turn_end(self, following: list[int], last_sampled_token: int | None) -> list[int]:
-        """Return the tokens after an answer without the template's end of the turn, if the model has sampled an end.
-
-        A stop token other than the template's, e.g. <|endoftext|>, takes the place of the template's end. A token that
-        also starts the next message, e.g. GLM's <|user|>, is left out only if it is the sampled token.
-        """
+        """Return the tokens after an answer without the template's end of the turn, if the model has sampled an end,
+        e.g. another stop token. A token that also starts the next message, e.g. GLM's <|user|>, is left out only if it
+        is the sampled token."""
         end = next((index for index, token in enumerate(following) if token in self._marker_ids), None)
         if end is None or last_sampled_token not in self.eos_token_ids:
             return following

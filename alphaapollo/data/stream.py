@@ -25,11 +25,8 @@ def choose_rows(rows: Sequence[R], max_rows: int, seed: int, shuffle: bool) -> l
 
 
 class PromptStream:
-    """Endless sequence of prompt indices, shuffled differently in each epoch, or in file order if shuffle is False.
-
-    Its first epoch begins at position `start` of the training run, after which the data has changed; usually 0.
-    Example: with 3 prompts and no shuffle, `prompt_indices(start=2, count=3)` is `[2, 0, 1]`.
-    """
+    """Endless sequence of prompt indices, shuffled differently in each epoch, or in file order if shuffle is False. Its
+    first epoch begins at position `start` of the training run, after which the data has changed; usually 0."""
 
     def __init__(self, num_prompts: int, seed: int, shuffle: bool, start: int = 0):
         assert num_prompts > 0
@@ -39,10 +36,7 @@ class PromptStream:
         self._order = lru_cache(maxsize=2)(self._epoch_order)
 
     def prompt_indices(self, start: int, count: int) -> list[int]:
-        """Return the indices of `count` prompts, beginning with the prompt at position `start` of the training run.
-
-        If a new epoch begins within the range, a prompt can occur twice.
-        """
+        """Return the indices of `count` prompts, beginning with the one at position `start` of the training run."""
         start -= self._start
         slots = (divmod(position, self.num_prompts) for position in range(start, start + count))
         return [int(self._order(epoch)[index]) for epoch, index in slots]
@@ -54,14 +48,9 @@ class PromptStream:
 
 
 class WeightedFileStream:
-    """Endless sequence of example indices from several weighted files. Indices count through all files.
-
-    An epoch contains round(size * weight) examples of each file, shuffled together. With a weight below 1, the next
-    epoch continues with the examples that the previous epoch did not reach.
-
-    Example: with file_sizes=[2, 4] and file_weights=[2.0, 0.5], an epoch has 4 examples of the first file and 2 of the
-    second. Without shuffle, `prompt_indices(0, 12)` is `[0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 4, 5]`.
-    """
+    """Endless sequence of example indices from several weighted files, counted through all files. An epoch contains
+    round(size * weight) examples of each file, shuffled together. With a weight below 1, the next epoch continues with
+    the examples that the previous epoch did not reach."""
 
     def __init__(
         self, file_sizes: Sequence[int], file_weights: Sequence[float], seed: int, shuffle: bool, start: int = 0
@@ -117,17 +106,9 @@ def difficulty_weights(rates: np.ndarray) -> np.ndarray:
 
 
 def draw_prompts(weights: np.ndarray, positions: Sequence[int], seed: int, taken: Collection[int]) -> list[int]:
-    """Draw a prompt for each position of the run, with probability proportional to its weight.
-
-    Prompts that are `taken`, or drawn by an earlier position of this call, are drawn only if no other prompt has a
-    weight above 0. The random numbers depend on seed and position alone.
-
-    Args:
-        weights: [N], at least one above 0.
-
-    Returns:
-        Index of each prompt, 0 .. N-1.
-    """
+    """Draw the index of a prompt for each position of the run, with probability proportional to its weight [N]. Prompts
+    that are `taken`, or drawn by an earlier position, are drawn only if no other has a weight above 0. The random
+    numbers depend on seed and position alone."""
     drawn, cumulative = [], np.cumsum(weights)
     excluded = set(taken)
     for position in positions:

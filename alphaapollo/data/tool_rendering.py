@@ -31,11 +31,8 @@ EXAMPLE_VALUES: dict[object, str | float] = {"string": "x", "integer": 1, "numbe
 
 
 class ToolRenderer(Renderer):
-    """Tokenizer and chat template of a model, with the definitions of the tools that the model may call.
-
-    Args:
-        schemas: at least one tool schema, as `{"type": "function", "function": {name, description, parameters}}`.
-    """
+    """Tokenizer and chat template of a model, with the definitions of the tools that the model may call: at least one
+    of `{"type": "function", "function": {name, description, parameters}}`."""
 
     skips_special_tokens = False  # tool calls may contain them
 
@@ -61,10 +58,8 @@ class ToolRenderer(Renderer):
         return super().with_arguments(arguments)
 
     def check_template_shows_tools(self, in_append_context: bool) -> None:
-        """Raise ValueError if the chat template does not render the tools and their results.
-
-        in_append_context: results are appended to the sampled tokens, instead of shown in a new prompt.
-        """
+        """Raise ValueError if the chat template does not render the tools and their results, appended to the sampled
+        tokens (in_append_context) or in a new prompt."""
         shown = self.render_chat([QUESTION])
         if missing := [
             schema["function"]["name"] for schema in self.schemas if schema["function"]["name"] not in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -10,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from alphaapollo.data.images import find_placeholder_ids
 from alphaapollo.utils.hub import is_local_path
+from alphaapollo.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
-import json
-
-from alphaapollo.utils.json_types import JsonObject
 
 SPLIT = "\ufdd0"  # splits a control string; not a character of any script
 TOKENIZER_FIX = (
@@ -28,10 +26,7 @@ TOKENIZER_FIX = (
 
 def find_excluded_ids(model_path: str, tokenizer_path: str, trust_remote_code: bool) -> tuple[int, ...]:
     """Return the ids that a model must never sample, in order: placeholders of images, and ids of its embeddings that
-    the tokenizer has no token for. Many models have more embeddings than tokens, e.g. to make their number even.
-
-    tokenizer_path: empty if it is the model's. Raises ValueError if config.json or the tokenizer cannot be read.
-    """
+    the tokenizer has no token for. tokenizer_path: empty if it is the model's."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
@@ -41,10 +36,8 @@ def find_excluded_ids(model_path: str, tokenizer_path: str, trust_remote_code: b
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model, given as hub id or local folder.
-
-    Raises ValueError if the folder does not exist or contains no readable tokenizer.
-    """
+    """Load the tokenizer of a model, given as hub id or local folder. Raises ValueError if there is no readable
+    tokenizer."""
     from transformers import AutoTokenizer
 
     folder = Path(path).expanduser()
@@ -111,8 +104,7 @@ def find_generation_config(model_path: str) -> Path | None:
 
 
 def read_generation_config(model_path: str) -> JsonObject:
-    """Return the content of a model's generation_config.json, empty without file. Raises ValueError if the file cannot
-    be read."""
+    """Return the content of a model's generation_config.json, empty without file."""
     if (file := find_generation_config(model_path)) is None:
         return {}
     try:
@@ -122,10 +114,7 @@ def read_generation_config(model_path: str) -> JsonObject:
 
 
 def read_end_token_ids(model_path: str) -> list[int]:
-    """Return `eos_token_id` of a model's generation_config.json as a list, empty without file or value.
-
-    Raises ValueError if the file cannot be read or the value is not a token id or a list of token ids.
-    """
+    """Return `eos_token_id` of a model's generation_config.json as a list. Raises ValueError if it is not token ids."""
     value = read_generation_config(model_path).get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if wrong := [one for one in ids if not isinstance(one, int) or isinstance(one, bool) or one < 0]:
@@ -135,8 +124,7 @@ def read_end_token_ids(model_path: str) -> list[int]:
 
 
 def read_sampling_settings(model_path: str) -> JsonObject:
-    """Return temperature, top_p and top_k of a model's generation_config.json; greedy without do_sample, as in
-    transformers. Raises ValueError if the file cannot be read."""
+    """Return temperature, top_p and top_k of a model's generation_config.json; greedy without do_sample."""
     written = read_generation_config(model_path)
     if not written.get("do_sample"):
         return {"temperature": 0.0}

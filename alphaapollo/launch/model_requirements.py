@@ -19,7 +19,7 @@ from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS, check_engin
 from alphaapollo.models.load import (
     LIGER_ARCHITECTURES,
     check_layers,
-    check_weight_files,
+    check_quantization,
     describe_image_input,
     find_reward_model_class,
     has_reward_model,
@@ -61,13 +61,13 @@ class Problem(NamedTuple):
 
 
 def check_models(uses: Iterable[ModelUse]) -> None:
-    """Raise ValueError if a model does not support the settings of its command, or its weight files are damaged."""
+    """Raise ValueError if a model does not support the settings of its command, or its weights are quantized."""
     for use in uses:
         for _, message in find_unsupported_features(use):
             raise ValueError(message)
         if use.engine:
             check_engine_kwargs(use.engine, use.engine_section)
-        check_weight_files(use.model, use.key, use.engine.name if use.engine and not use.fsdp else "")
+        check_quantization(use.model, use.key, use.engine.name if use.engine and not use.fsdp else "")
 
 
 def find_unsupported_features(use: ModelUse) -> Iterator[tuple[str, str]]:

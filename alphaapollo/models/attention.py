@@ -37,10 +37,8 @@ NAME = "alphaapollo_"  # prefix of our backends among transformers' attention im
 
 
 def register_attn_implementation(backend: Attention, simulate: Callable[[AttentionCall], Tensor] | None = None) -> str:
-    """Register an attention backend with transformers, and return its name for `attn_implementation`.
-
-    `simulate`: function to register instead of the backend, for models on the meta device.
-    """
+    """Register an attention backend with transformers, or `simulate` instead of it, for models on the meta device.
+    Returns its name for `attn_implementation`."""
     from transformers import AttentionInterface
 
     # Transformers takes names that contain "sdpa" or "flash" for its own backends, which some models do not support.

@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from torch import Tensor, nn
-
-from alphaapollo.models.micro_batch import MicroBatch
-from alphaapollo.models.ulysses import TokenSelection
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
-
-
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from alphaapollo.batching.batch import Rows, compute_offsets
 from alphaapollo.config.schema import Model
@@ -27,7 +17,10 @@ from alphaapollo.data.images import find_placeholders, load_image_processor, mak
 from alphaapollo.types import ImageInput
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from alphaapollo.models.micro_batch import MicroBatch
+    from alphaapollo.models.ulysses import TokenSelection
 
 
 def compute_hidden_states(model: nn.Module, micro: MicroBatch, selection: TokenSelection) -> Tensor:
@@ -78,53 +71,45 @@ class ImageBatch:
     num_features: int  # F
 
 
-@dataclass(frozen=True)
-class PlaceholderLayout:
-    """Placeholder tokens of the images of some rows. An image or prompt that rows share is listed once."""
+def make_image_batch(
+    rows: Rows,
+    flat_indices: np.ndarray,
+    find_local: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    to_device: Callable[[np.ndarray], Tensor],
+) -> ImageBatch | None:
+    """Make the batch of the images of which this rank has placeholders; None if there are none. An image or prompt that
+    rows share is computed once.
 
-    distinct_images: list[ImageInput]  # distinct
-    positions: np.ndarray  # int64 [p]: in the flattened tokens of the micro-batch, ascending
-    image_indices: np.ndarray  # int64 [p]: image of each placeholder
-    offsets: np.ndarray  # int64 [p]: image feature of each placeholder, counted from the image's first
-
-    @classmethod
-    def of_rows(cls, rows: Rows, flat_indices: np.ndarray) -> PlaceholderLayout | None:
-        """Find the placeholders of rows. `flat_indices`: position of each token of the concatenated rows. None if the
-        rows have no images."""
-        distinct_images: dict[str, tuple[int, ImageInput]] = {}
-        positions, indices, offsets = [], [], []
-        for row, images in enumerate(rows.images or ()):
-            start = rows.token_offsets[row]
-            positions.append(start + find_placeholders(rows.token_ids[start : rows.token_offsets[row + 1]], images))
-            for image in images:
-                index, _ = distinct_images.setdefault(image.digest, (len(distinct_images), image))
-                indices.append(np.full(image.num_placeholders, index))
-                offsets.append(np.arange(image.num_placeholders))
-        if not distinct_images:
-            return None
-        flat, first = np.unique(flat_indices[np.concatenate(positions)], return_index=True)
-        found = [image for _, image in distinct_images.values()]
-        return cls(found, flat, np.concatenate(indices)[first], np.concatenate(offsets)[first])
-
-    def make_image_batch(
-        self, local_positions: np.ndarray, selected: np.ndarray, to_device: Callable[[np.ndarray], Tensor]
-    ) -> ImageBatch | None:
-        """Make the batch of the images of the placeholders `selected`, which are at `local_positions`. None if there
-        are none."""
-        used, image_indices = np.unique(self.image_indices[selected], return_inverse=True)
-        if not len(used):
-            return None
-        distinct_images = [self.distinct_images[index] for index in used]
-        starts = compute_offsets(np.array([image.num_placeholders for image in distinct_images]))
-        return ImageBatch(
-            tensors={
-                name: to_device(np.concatenate([image.tensors[name] for image in distinct_images]))
-                for name in distinct_images[0].tensors
-            },
-            positions=to_device(local_positions),
-            feature_indices=to_device(starts[image_indices] + self.offsets[selected]),
-            num_features=int(starts[-1]),
-        )
+    flat_indices: position of each token of the concatenated rows in the micro-batch. find_local: finds this rank's
+    tokens among positions; returns their positions in the rank's part, and their indices.
+    """
+    images: dict[str, tuple[int, ImageInput]] = {}
+    positions, numbers, offsets = [], [], []
+    for row, row_images in enumerate(rows.images or ()):
+        start = rows.token_offsets[row]
+        positions.append(start + find_placeholders(rows.token_ids[start : rows.token_offsets[row + 1]], row_images))
+        for image in row_images:
+            number, _ = images.setdefault(image.digest, (len(images), image))
+            numbers.append(np.full(image.num_placeholders, number))
+            offsets.append(np.arange(image.num_placeholders))
+    if not images:
+        return None
+    flat, first = np.unique(flat_indices[np.concatenate(positions)], return_index=True)
+    local, selected = find_local(flat)
+    chosen = first[selected]
+    used, image_indices = np.unique(np.concatenate(numbers)[chosen], return_inverse=True)
+    if not len(used):
+        return None
+    distinct = [image for number, image in images.values() if number in used]
+    starts = compute_offsets(np.array([image.num_placeholders for image in distinct]))
+    return ImageBatch(
+        tensors={
+            name: to_device(np.concatenate([image.tensors[name] for image in distinct])) for name in distinct[0].tensors
+        },
+        positions=to_device(local),
+        feature_indices=to_device(starts[image_indices] + np.concatenate(offsets)[chosen]),
+        num_features=int(starts[-1]),
+    )
 
 
 def compute_mrope_positions(rows: Rows) -> np.ndarray | None:
@@ -138,10 +123,8 @@ def compute_mrope_positions(rows: Rows) -> np.ndarray | None:
 
 
 def _compute_row_positions(token_ids: np.ndarray, images: Sequence[ImageInput]) -> np.ndarray:
-    """Compute the M-RoPE position ids of one row, as transformers' get_rope_index does. int64 [3, T]
-
-    An image of h x w placeholders takes max(h, w) positions.
-    """
+    """Compute the M-RoPE position ids of one row, as transformers' get_rope_index does: an image of h x w placeholders
+    takes max(h, w) positions. int64 [3, T]"""
     steps, placed = np.ones(len(token_ids), dtype=np.int64), np.zeros((3, len(token_ids)), dtype=np.int64)
     placeholders, done = find_placeholders(token_ids, images), 0
     for image in images:
@@ -179,10 +162,7 @@ def replace_placeholder_ids(token_ids: np.ndarray, placeholder_ids: Sequence[int
 
 
 def load_example_image(model: Model) -> ImageInput | None:
-    """Prepare a generated image with the model's processor, for self-checks. None if the model reads no images.
-
-    Raises ValueError if the model has no processor that can be loaded.
-    """
+    """Prepare a generated image with the model's processor, for self-checks. None if the model reads no images."""
     from transformers import AutoConfig, AutoTokenizer
 
     trusts = model.trust_remote_code
@@ -201,10 +181,8 @@ def make_image_arguments(method: Any, tensors: dict[str, Tensor]) -> dict[str, T
 
 
 def embed_tokens_and_images(model: PreTrainedModel, token_ids: Tensor, images: ImageBatch) -> dict[str, object]:
-    """Compute the embeddings [b, T, H] of tokens and images. Returns the inputs of the language model.
-
-    `token_ids`: int64 [b, T], this rank's part.
-    """
+    """Compute the embeddings [b, T, H] of this rank's tokens [b, T] and images. Returns the inputs of the language
+    model."""
     output = model.get_image_features(**make_image_arguments(model.get_image_features, images.tensors))
     embeddings: Tensor = model.get_input_embeddings()(token_ids)
     tokens = embeddings.flatten(0, 1)

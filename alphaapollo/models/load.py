@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,44 +15,29 @@ from torch.utils.checkpoint import checkpoint
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
-from alphaapollo.data.images import reads_images
+from alphaapollo.data.images import find_placeholder_ids, reads_images
+from alphaapollo.data.rendering import Renderer, make_template_argument_warnings, make_template_digest
 from alphaapollo.models.attention import register_attn_implementation
-from alphaapollo.models.decoder import find_decoder_layers, find_vision_blocks
+from alphaapollo.models.decoder import find_decoder_layers, find_vision_blocks, load_example_image
 from alphaapollo.models.ulysses import describe_stateful_layers
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
-import json
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
-
-from alphaapollo.data.images import find_placeholder_ids
-from alphaapollo.data.rendering import Renderer, make_template_argument_warnings, make_template_digest
-from alphaapollo.models.decoder import load_example_image
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
-
+LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")  # in names of weights
 COMPILER = "inductor"  # torch's own: Triton on a GPU, C++ on a CPU
 LIGER_ARCHITECTURES = ("granite", "llama", "qwen2", "qwen3")
 """Architectures for which log-probs and gradients were compared with and without Liger's kernels."""
 
 
 def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Load a causal language model, or a vision-language model, without dropout: its weights on the CPU, or only its
-    structure.
-
-    Args:
-        dtype: dtype of the parameters, which are meta tensors. None: load the weights, in the dtypes of their files.
-
-    Raises ValueError if the model cannot be read, is not a causal language model, or lacks weights.
-    """
+    """Load a causal language model, or a vision-language model, without dropout, on the CPU. dtype: of parameters
+    without weights, on the meta device; None: load the weights, in the dtypes of their files. Raises ValueError if the
+    model cannot be read, is not a causal language model, or lacks weights."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = load_config(model)
@@ -75,10 +61,8 @@ def load_without_weights(model: Model, dtype: torch.dtype = torch.float32) -> Pr
 
 
 def load_reward_model(model: Model, attention: Attention, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Load a trained reward model: a decoder with a linear head `score`, as transformers saves it.
-
-    Arguments and errors are those of load_causal_lm. It is also an error if there is no trained head with one output.
-    """
+    """Load a trained reward model: a decoder with a linear head `score`, as transformers saves it. Arguments and errors
+    are those of load_causal_lm."""
     config = load_config(model)
     loaded = _load_model(find_reward_model_class(config, model.path), config, model, attention, dtype)
     if not isinstance(getattr(loaded, "score", None), torch.nn.Linear):
@@ -154,25 +138,26 @@ def find_reward_model_class(config: PretrainedConfig, model_path: str) -> str:
 
 def load_config(model: Model) -> PretrainedConfig:
     """Load the model's config.json. Raises ValueError if model.path is empty or config.json cannot be read."""
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    if not model.path:
-        raise ValueError("model.path is empty. Set model.path to a Hugging Face hub id or a local folder.")
-    folder = Path(model.path)
-    if not folder.exists() and is_local_path(model.path):
+    if not model.path or (is_local_path(model.path) and not (Path(model.path) / "config.json").is_file()):
         raise ValueError(
-            f"model.path={model.path} does not exist. Set it to a folder with config.json and weights, or to a hub id."
+            f"model.path={model.path or 'empty'}: no such folder with a config.json. Set it to a folder written by "
+            "save_pretrained, or to a hub id."
         )
-    if folder.exists() and not (folder / "config.json").is_file():
-        raise ValueError(f"model.path={model.path} has no config.json. Set it to a folder written by save_pretrained.")
-    try:
+    fix = "the path, for a hub id the network and HF_HUB_OFFLINE, and that transformers supports the model"
+    with _explain_errors(model, "config.json", fix):
         return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
-        raise ValueError(
-            f"model.path={model.path}: cannot read config.json ({_get_first_line(error)}). Check the path, "
-            "for a hub id the network and HF_HUB_OFFLINE, and that this version of transformers supports the model."
-        ) from error
+
+
+@contextmanager
+def _explain_errors(model: Model, file: str, fix: str) -> Iterator[None]:
+    """Context manager that converts errors of transformers to a ValueError with the model's path."""
+    try:
+        yield
+    except Exception as error:  # those of transformers, safetensors, the hub and a model's own code
+        reason = (str(error.__cause__ or error).strip() or type(error).__name__).split("\n")[0]
+        raise ValueError(f"model.path={model.path}: cannot read {file} ({reason}). Check {fix}.") from error
 
 
 def _load_model(
@@ -191,27 +176,21 @@ def _load_model(
     check_layers(config, model.path, attention)
     settings: dict[str, object] = {"dtype": dtype or "auto", "trust_remote_code": model.trust_remote_code}
     # Modeling code in the folder may not support pluggable attention. Padded rows work with any causal attention.
-    custom_code = has_custom_code(model, config, auto_class)
-    if attention != "padded" or not custom_code:
+    if attention != "padded" or not has_custom_code(model, config, auto_class):
         settings["attn_implementation"] = name = register_attn_implementation(attention)
         if auto_class == "AutoModelForImageTextToText":
             tower = "flash_attention_2" if attention == "flash" else "sdpa"
             settings["attn_implementation"] = {"text_config": name, "vision_config": tower}
     if dtype == torch.float64:
         settings["experts_implementation"] = "eager"  # grouped matrix products do not support float64
-    if dtype is None:
-        loaded = _load_pretrained(getattr(transformers, auto_class), config, model.path, settings, new_weights)
-    else:
-        try:
+    kind: Any = getattr(transformers, auto_class)
+    with _explain_errors(model, "the model", "for missing or truncated weight files, and that config.json fits them"):
+        if dtype is None:
+            loaded, info = kind.from_pretrained(model.path, config=config, output_loading_info=True, **settings)
+            _check_loaded_weights(config, info["unexpected_keys"], {*info["missing_keys"]} - {*new_weights})
+        else:
             with torch.device("meta"):
-                loaded = getattr(transformers, auto_class).from_config(config, **settings)
-        except (AssertionError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
-            if custom_code:
-                raise
-            raise ValueError(  # e.g. a negative size
-                f"model.path={model.path}: no model can be built from its config.json ({type(error).__name__}: "
-                f"{_get_first_line(error)}). Correct config.json, or choose another model."
-            ) from error
+                loaded = kind.from_config(config, **settings)
     loaded.eval()
     fix_rope_frequencies(loaded, model.max_length)
     if model.use_liger is True:  # resolved, on a GPU
@@ -219,33 +198,18 @@ def _load_model(
     if model.use_torch_compile:
         for layer in find_decoder_layers(loaded):  # below FSDP's hooks; dynamic, for any number of tokens
             layer.forward = torch.compile(layer.forward, dynamic=True, backend=COMPILER)
-    return loaded
+    return cast("PreTrainedModel", loaded)
 
 
-def _load_pretrained(
-    auto_class: Any, config: PretrainedConfig, path: str, settings: dict[str, object], new_weights: Collection[str]
-) -> PreTrainedModel:
-    from safetensors import SafetensorError
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    if new_weights:  # hide transformers' warning that new weights have to be trained
-        logging.set_verbosity_error()
-    try:
-        loaded, info = auto_class.from_pretrained(path, config=config, output_loading_info=True, **settings)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(
-            f"model.path={path}: its weights cannot be loaded ({_get_first_line(error)}). Check for missing or "
-            "truncated weight files."
-        ) from error
-    finally:
-        logging.set_verbosity(verbosity)
-    if missing := sorted({*info["missing_keys"]} - {*new_weights}):
-        raise ValueError(
-            f"model.path={path}: weights are missing ({len(missing)} in total), e.g. {', '.join(missing[:3])}. Use a "
-            "checkpoint that contains all weights of this architecture."
-        )
-    return loaded
+def _check_loaded_weights(config: PretrainedConfig, unexpected: Iterable[str], missing: Collection[str]) -> None:
+    """Raise ValueError if the files have more layers than config.json, which transformers ignores, or lack weights."""
+    text = config.get_text_config()
+    layers = (int(match[1]) + 1 for name in unexpected if (match := LAYER.match(name)))
+    num_layers, has_more = getattr(text, "num_hidden_layers", None), getattr(text, "num_nextn_predict_layers", None)
+    if num_layers and not has_more and (count := max(layers, default=0)) > num_layers:
+        raise ValueError(f"the weights have {count} layers, but config.json has num_hidden_layers={num_layers}")
+    if missing:
+        raise ValueError(f"weights are missing ({len(missing)} in total), e.g. {', '.join(sorted(missing)[:3])}")
 
 
 def check_layers(config: PretrainedConfig, model_path: str, attention: Attention) -> None:
@@ -264,9 +228,7 @@ def has_custom_code(model: Model, config: PretrainedConfig, auto_class: str = "A
 
 def use_liger_kernels(loaded: PreTrainedModel) -> None:
     """Replace norms, rotary embeddings and gated MLPs by Liger's fused GPU kernels, if the architecture is supported.
-
-    Rotary embeddings are replaced for all models of this architecture in the process.
-    """
+    Rotary embeddings are replaced for all models of this architecture in the process."""
     from transformers.integrations.liger import apply_liger_kernel
 
     if loaded.config.model_type in LIGER_ARCHITECTURES:
@@ -275,16 +237,10 @@ def use_liger_kernels(loaded: PreTrainedModel) -> None:
 
 def _enable_gradient_checkpointing(loaded: PreTrainedModel, model: Model) -> None:
     """Recompute each decoder layer and each block of a vision tower in the backward pass, if this is configured.
-
-    Transformers' own gradient checkpointing would need layers in training mode, in which some models apply dropout.
-    """
+    Transformers' own checkpointing needs layers in training mode, in which some models apply dropout."""
     if model.enable_gradient_checkpointing:
         for layer in [*find_decoder_layers(loaded), *find_vision_blocks(loaded)]:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-
-
-def _get_first_line(error: BaseException) -> str:
-    return (str(error.__cause__ or error).strip() or type(error).__name__).split("\n")[0]
 
 
 def fix_rope_frequencies(model: PreTrainedModel, max_length: int) -> None:
@@ -312,10 +268,8 @@ def fix_rope_frequencies(model: PreTrainedModel, max_length: int) -> None:
 
 
 def fix_rope_parameters(parameters: JsonObject, max_length: int) -> JsonObject:
-    """Return RoPE parameters, which may be nested by layer type, with the same factors for sequences of any length.
-
-    longrope: the long factors if `max_length` exceeds the original context. dynamic: no scaling.
-    """
+    """Return RoPE parameters, which may be nested by layer type, with the same factors for sequences of any length:
+    longrope's long factors if `max_length` exceeds the original context, and no dynamic scaling."""
     fixed: JsonObject = {
         name: fix_rope_parameters(value, max_length) if isinstance(value, dict) else value
         for name, value in parameters.items()
@@ -330,57 +284,18 @@ def fix_rope_parameters(parameters: JsonObject, max_length: int) -> JsonObject:
     return fixed
 
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")
-
-
-def check_weight_files(model: Model, path_key: str, engine: str = "") -> None:
-    """Check the weights of a model. Raises ValueError if they are quantized, which only vLLM loads, or if files of a
-    local folder are truncated or missing, or shapes or layers differ from config.json.
-
-    path_key: config key of the folder, for messages. engine: rollout.name of a model that is not trained.
-    """
-    if not model.path:
-        return
-    folder, path_setting, config = Path(model.path).expanduser(), f"{path_key}={model.path}", load_config(model)
-    shapes = _read_tensor_shapes(folder, path_setting) if folder.is_dir() else {}
-    method = _find_quantization(config, shapes)
-    if method and engine != "vllm":
-        raise ValueError(
-            f"{path_setting}: the weights are quantized ({method}), and only engines of vLLM load such weights. "
-            "Use the original model in bfloat16, from which the quantized one was made."
-        )
-    if method or not shapes or has_custom_code(model, config):
-        return
-    expected = load_without_weights(model)
-    for name, parameter in expected.state_dict().items():
-        if name in shapes and shapes[name] != list(parameter.shape):
-            raise ValueError(
-                f"{path_setting}: {name} has shape {shapes[name]} in the weights, but {list(parameter.shape)} in "
-                "config.json. Use weights and configuration of the same model."
-            )
-    text = config.get_text_config()
-    num_layers: int | None = getattr(text, "num_hidden_layers", None)
-    if num_layers is None or getattr(text, "num_nextn_predict_layers", None):  # multi-token prediction adds layers
-        return
-    ignored = getattr(expected, "_keys_to_ignore_on_load_unexpected", None) or ()
-    names = [name for name in shapes if not any(re.search(pattern, name) for pattern in ignored)]
-    count = max((int(match[1]) + 1 for name in names if (match := LAYER.match(name))), default=0)
-    if count > num_layers:  # transformers would ignore the additional layers
-        raise ValueError(
-            f"{path_setting}: the weights have {count} layers, but config.json has num_hidden_layers={num_layers}. Use "
-            "weights and configuration of the same model."
-        )
-
-
-def _find_quantization(config: PretrainedConfig, shapes: Iterable[str]) -> str:
-    """Return the method with which weights are quantized, e.g. "gptq"; empty if they are not."""
+def check_quantization(model: Model, path_key: str, engine: str = "") -> None:
+    """Raise ValueError if the weights of a model are quantized, which only vLLM loads. path_key: config key of the
+    model. engine: rollout.name of a model that is not trained."""
+    config = load_config(model)
     for section in (config, config.get_text_config()):
         for name in ("quantization_config", "compression_config"):
-            if found := getattr(section, name, None):
-                values = found if isinstance(found, Mapping) else vars(found)
-                return str(values.get("quant_method") or name)
-    return next((name for name in shapes if name.endswith((".qweight", ".weight_packed"))), "")
+            if (found := getattr(section, name, None)) and engine != "vllm":
+                method = (found if isinstance(found, Mapping) else vars(found)).get("quant_method") or name
+                raise ValueError(
+                    f"{path_key}={model.path}: the weights are quantized ({method}), and only engines of vLLM load "
+                    "such weights. Use the original model in bfloat16, from which the quantized one was made."
+                )
 
 
 def describe_image_input(model: Model) -> tuple[object, ...] | None:
@@ -392,10 +307,8 @@ def describe_image_input(model: Model) -> tuple[object, ...] | None:
 
 
 def check_vocabulary_size(model: Model, tokenizer: PreTrainedTokenizerBase, path_key: str) -> None:
-    """Raise ValueError if the model lacks an embedding for a token of the tokenizer.
-
-    Special tokens except the end and padding tokens may lack an embedding, because prompts do not use them.
-    """
+    """Raise ValueError if the model lacks an embedding for a token of the tokenizer that prompts use: special tokens
+    only if they are the end or padding tokens."""
     size = getattr(load_config(model).get_text_config(), "vocab_size", None)
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     ids = [index for index in tokenizer.get_vocab().values() if index not in special]
@@ -408,8 +321,8 @@ def check_vocabulary_size(model: Model, tokenizer: PreTrainedTokenizerBase, path
 
 
 def list_template_notices(model: Model, renderer: Renderer, template_arguments: Mapping[str, object]) -> list[str]:
-    """Return notices about template arguments without effect, another template than that of the training, and control
-    strings in the prompts rendered so far."""
+    """Return notices about template arguments without effect, another template than in training, and control strings in
+    the prompts rendered so far."""
     tokenizer = renderer.tokenizer
     notices = make_template_argument_warnings(template_arguments, tokenizer) + renderer.list_control_notices()
     trained = getattr(load_config(model), "chat_template_digest", None)
@@ -419,21 +332,3 @@ def list_template_notices(model: Model, renderer: Renderer, template_arguments: 
             "which usually makes its answers much worse. Use the tokenizer of its training."
         )
     return notices
-
-
-def _read_tensor_shapes(folder: Path, path_setting: str) -> dict[str, list[int]]:
-    """Read the tensor shapes from safetensors files; {} if the weights are in another format."""
-    from safetensors import SafetensorError, safe_open
-
-    shapes: dict[str, list[int]] = {}
-    name = INDEX
-    try:
-        names = [SINGLE] if (folder / SINGLE).is_file() else []
-        if (folder / INDEX).is_file():
-            names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-        for name in names:
-            with safe_open(folder / name, "pt") as tensors:
-                shapes |= {key: tensors.get_slice(key).get_shape() for key in tensors.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path_setting}: {name} is missing or damaged: {error}. Copy the model again.") from None
-    return shapes

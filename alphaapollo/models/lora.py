@@ -31,12 +31,9 @@ ADAPTER = "default"  # peft's name of the adapter
 
 
 def load_trainable_lm(model: Model, attention: Attention, dtype: torch.dtype | None, seed: int) -> PreTrainedModel:
-    """Load a causal language model for training: its weights if `dtype` is None, else meta tensors (load_causal_lm).
-
-    dtype: of forward passes. Trained parameters are float32, or float64 if it is float64. With model.lora_rank, the
-    parameters are frozen in `dtype`, and float32 adapters are added, initialized with `seed`. With model.freeze_vision,
-    the vision tower of a vision-language model is frozen.
-    """
+    """Load a causal language model for training, whose forward passes have `dtype`; None: with weights
+    (load_causal_lm). Trained parameters are float32, or float64. With model.lora_rank, only float32 adapters are
+    trained, initialized with `seed`. With model.freeze_vision, the vision tower is frozen."""
     loaded = load_causal_lm(model, attention, _get_parameter_dtype(model, dtype))
     if model.freeze_vision:
         for part in find_vision_modules(loaded):
@@ -179,11 +176,8 @@ def gather_scaled_adapter(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def write_merged_model(adapter: Path, folder: Path, dtype: str = "auto", base_path: str = "") -> None:
-    """Write the Hugging Face folder of an adapter's base model with the adapter merged in.
-
-    dtype: auto = that of the base model. base_path: base model, if it has moved since the adapter was written. Raises
-    ValueError if the adapter or the base model cannot be read.
-    """
+    """Write the Hugging Face folder of an adapter's base model with the adapter merged in. dtype: auto = that of the
+    base model. base_path: base model, if it has moved. Raises ValueError if one of both cannot be read."""
     from peft import PeftConfig, PeftModel
 
     from alphaapollo.data.rendering import load_tokenizer

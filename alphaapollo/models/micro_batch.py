@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from alphaapollo.batching.batch import INTEGERS, Columns, Rows, compute_offsets
 from alphaapollo.batching.shared_prompts import SharedPrompts
-from alphaapollo.models.decoder import ImageBatch, PlaceholderLayout, compute_mrope_positions
+from alphaapollo.models.decoder import ImageBatch, compute_mrope_positions, make_image_batch
 from alphaapollo.models.ulysses import SequenceGroup, TokenSelection, find_local_positions
 from alphaapollo.types import ImageInput, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
@@ -51,10 +52,7 @@ class Packing:
 @dataclass(frozen=True)
 class MicroBatch:
     """Tensors of b rows (token sequences). Tensors of shape [n] have one value per response token, row after row.
-
-    A micro-batch without rows gets a dummy row of two tokens, with which its rank takes part in the collectives of
-    forward and backward. The mask and loss weights of the dummy are zero.
-    """
+    Without rows, a dummy row of two tokens with zero mask and weights takes part in the collectives of the passes."""
 
     token_ids: Tensor  # int64 [b, T] or [1, sum T], this rank's part of T; a shared prompt counts once
     position_ids: Tensor  # int64 [1, T] or [1, sum T], this rank's part; with M-RoPE [3, b, T] or [3, 1, sum T]
@@ -92,10 +90,8 @@ class MicroBatchBuilder:
     sequence: SequenceGroup | None = None  # ranks that share every micro-batch
 
     def build(self, rows: Rows, row_indices: Sequence[int], columns: Columns[np.ndarray] | None = None) -> MicroBatch:
-        """Build the micro-batch of the rows with these indices, or of a dummy row if there are none.
-
-        `columns` has the inputs of the loss (advantages, ...) for all rows. Copies to a GPU are asynchronous.
-        """
+        """Build the micro-batch of the rows with these indices, or of a dummy row if there are none. `columns`: inputs
+        of the loss for all rows. Copies to a GPU are asynchronous."""
         HEARTBEAT.tick()
         is_dummy = not len(row_indices)
         chosen = _DUMMY if is_dummy else rows.select(row_indices)
@@ -117,7 +113,9 @@ class MicroBatchBuilder:
                 name: self._to_device(_lay_out_column(column, chosen.columns.get(name), layout)[:, part])
                 for name, column in per_token.items()
             },
-            images=self._select_images(chosen, layout),
+            images=make_image_batch(
+                chosen, layout.flat_indices, partial(self._find_local, width=width), self._to_device
+            ),
             packing=self._make_packing(layout),
             predicting_tokens=predictors,
             last_tokens=self._select_tokens(layout, chosen.token_offsets[1:] - 1),
@@ -139,22 +137,17 @@ class MicroBatchBuilder:
 
     def _select_tokens(self, layout: _TokenLayout, token_index: np.ndarray) -> TokenSelection:
         """Select the tokens that have the indices `token_index` in the concatenated rows."""
-        positions, width = layout.flat_indices[token_index], layout.token_ids.shape[1]
-        if self.sequence is None:
-            return TokenSelection(self._to_device(positions), None, len(positions))
-        local, indices = find_local_positions(positions, width, self.sequence.rank, self.sequence.size)
-        return TokenSelection(self._to_device(local), self._to_device(indices), len(positions))
+        positions = layout.flat_indices[token_index]
+        local, indices = self._find_local(positions, layout.token_ids.shape[1])
+        return TokenSelection(
+            self._to_device(local), self._to_device(indices) if self.sequence else None, len(positions)
+        )
 
-    def _select_images(self, rows: Rows, layout: _TokenLayout) -> ImageBatch | None:
-        """Select the images of which this rank has placeholder tokens."""
-        found = PlaceholderLayout.of_rows(rows, layout.flat_indices)
-        if found is None:
-            return None
-        local, indices = found.positions, np.arange(len(found.positions))
-        if self.sequence is not None:
-            width = layout.token_ids.shape[1]
-            local, indices = find_local_positions(local, width, self.sequence.rank, self.sequence.size)
-        return found.make_image_batch(local, indices, self._to_device)
+    def _find_local(self, positions: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the positions of this rank's tokens in its part, and their indices among `positions`."""
+        if self.sequence is None:
+            return positions, np.arange(len(positions))
+        return find_local_positions(positions, width, self.sequence.rank, self.sequence.size)
 
     def _make_packing(self, layout: _TokenLayout) -> Packing | None:
         lengths, prefixes, keys = layout.segment_lengths, layout.prefix_segments, None

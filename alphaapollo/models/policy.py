@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from alphaapollo.algorithms import sampling
 from alphaapollo.batching.batch import Rows
@@ -31,27 +31,17 @@ from alphaapollo.models.decoder import (
     replace_placeholder_ids,
 )
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
-from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.load import init_scalar_head, load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.moe_routing import RouterHooks
 from alphaapollo.models.sharding import FsdpRoot, ModelMesh, shard_model
 from alphaapollo.models.ulysses import gather_token_values
 from alphaapollo.types import ImageInput
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
-
-
-from typing import TYPE_CHECKING
-
-from torch import nn
-
-from alphaapollo.models.load import init_scalar_head
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 # Allowed mean |difference| of the self-check, in nats. Logits can be near 30, where bfloat16 has steps of 0.125. In
@@ -62,10 +52,7 @@ WARN_ABOVE = 0.1
 
 class PolicyModel(FsdpRoot):
     """Causal language model with a forward pass that returns log-probs. Its parameter names begin with `model.`.
-
-    Args:
-        excluded_ids: ids that are never sampled (find_excluded_ids); None: the placeholders of images.
-    """
+    excluded_ids: ids that are never sampled (find_excluded_ids); None: the placeholders of images."""
 
     excluded: Tensor  # int64: ids below num_tokens that are never sampled
     example_image: ImageInput | None = None  # of a vision-language model, for check_forward_vs_hf
@@ -134,10 +121,8 @@ class PolicyModel(FsdpRoot):
     def compute_logprobs_with_hf_attention(
         self, token_ids: Tensor, image_tensors: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        """Compute the log-probs of tokens 1 to T - 1 with transformers' own forward pass. [1, T] -> [T - 1]
-
-        image_tensors: tensors of the images in the prompt, see ImageInput.tensors.
-        """
+        """Compute the log-probs of tokens 1 to T - 1 with transformers' own forward pass. image_tensors:
+        ImageInput.tensors of the prompt. [1, T] -> [T - 1]"""
         arguments: dict[str, Any] = {}
         if image_tensors:
             is_image = torch.isin(token_ids, torch.tensor(self.placeholder_ids, device=token_ids.device)).int()
@@ -208,13 +193,10 @@ def read_logit_scale_and_softcap(config: PretrainedConfig) -> tuple[float, float
 
 @torch.no_grad()
 def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
-    """Compare the policy's log-probs of two short sequences, and of one with an image if the model is a
-    vision-language model, with transformers' own forward pass (a collective).
-
-    It detects output heads with unknown logit transforms, unsupported attention, ignored sliding windows, packed
-    sequences that influence each other, and layers that do not work with sequence parallelism. Returns the mean
-    |difference| in nats. Raises ValueError if it is larger than rounding, or if log-probs are not finite.
-    """
+    """Compare the policy's log-probs of two short sequences, and of one with an image for a vision-language model, with
+    transformers' own forward pass (a collective). It detects unknown logit transforms, unsupported attention, ignored
+    sliding windows, packed sequences that influence each other, and layers without sequence parallelism. Returns the
+    mean |difference| in nats. Raises ValueError if it is larger than rounding, or not finite."""
     text = policy.model.config.get_text_config()
     window = getattr(text, "sliding_window", None) or 0
     lengths = (9 + window * (window <= 1024), 6)  # longer windows would need too much memory
@@ -274,10 +256,8 @@ def check_policy(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.d
 
 
 class ValueModel(FsdpRoot):
-    """Critic: decoder of a causal language model with a new value head, initialized with `seed`.
-
-    The head computes in float32, because GAE sums differences of values and bfloat16 has steps of 0.004 near 1.
-    """
+    """Critic: decoder of a causal language model with a new float32 value head, initialized with `seed`. GAE sums
+    differences of values, and bfloat16 has steps of 0.004 near 1."""
 
     def __init__(self, model: PreTrainedModel, seed: int):
         super().__init__()

@@ -57,13 +57,8 @@ R = TypeVar("R", bound=FsdpRoot)
 
 def join_process_group(device: str, rank: int, world_size: int, init_method: str) -> None:
     """Initialize torch.distributed for this process, unless another model in the process has done so already.
-
-    Gloo uses the network interface that reaches rank 0, because its default is loopback on many machines. The process
-    group has no `device_id`, because ranks wait for each other over gloo.
-
-    `init_method`: tcp://host:port, with a port that rank 0 has reserved (`network.reserve_port`), or file://path. A
-    single rank does not use it.
-    """
+    init_method: tcp://host:port, with a port that rank 0 has reserved (`network.reserve_port`), or file://path; not
+    used by a single rank."""
     if dist.is_initialized():
         assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
         return
@@ -98,12 +93,8 @@ class ModelMesh:
 
 
 def make_mesh(device: str, fsdp_size: int = -1, ep_size: int = 1) -> ModelMesh:
-    """Create the device meshes of a model (a collective).
-
-    Args:
-        fsdp_size: number of ranks that share one copy of the model; -1: all.
-        ep_size: number of ranks that split the experts of a layer; divides the ranks of one copy.
-    """
+    """Create the device meshes of a model (a collective). fsdp_size: number of ranks that share one copy of the model;
+    -1: all. ep_size: number of ranks that split the experts of a layer."""
     world_size = dist.get_world_size()
     shards = world_size if fsdp_size == -1 else fsdp_size
 

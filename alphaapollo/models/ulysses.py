@@ -84,9 +84,7 @@ def exchange_heads_for_tokens(x: Tensor, sequence: SequenceGroup) -> Tensor:
 
 def gather_token_values(local: Tensor, selection: TokenSelection, sequence: SequenceGroup | None) -> Tensor:
     """Gather k values per selected token: [k, m] of this rank's m tokens -> [k, p] of the sequence group's p tokens.
-
-    Differentiable if all ranks compute the same loss from the result. Each rank gets the gradient of its m tokens.
-    """
+    Differentiable if all ranks compute the same loss; each rank gets the gradient of its m tokens."""
     if sequence is None:
         return local
     gathered: Tensor = _GatherTokens.apply(local, selection.selection_indices, selection.num_selected, sequence)

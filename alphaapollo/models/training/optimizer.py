@@ -105,11 +105,8 @@ def list_plain_tensors(state: Any) -> list[Tensor]:
 
 
 def compute_learning_rate(step: int, config: Optimizer, total_steps: int) -> float:
-    """Compute the learning rate of optimizer step `step`, counted from 0.
-
-    The rate rises linearly to `config.lr` in the warm-up. After that it is constant, or falls along a cosine to
-    min_lr_ratio * lr at step `total_steps`.
-    """
+    """Compute the learning rate of optimizer step `step`, counted from 0: a linear warm-up to `config.lr`, then
+    constant, or a cosine to min_lr_ratio * lr at step `total_steps`."""
     warmup = config.lr_warmup_steps
     if warmup < 0:
         warmup = round(config.lr_warmup_steps_ratio * total_steps)
@@ -124,10 +121,8 @@ def compute_learning_rate(step: int, config: Optimizer, total_steps: int) -> flo
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Clip the gradient norm over all ranks to `max_norm` (a collective). Returns the norm before clipping.
-
-    Non-finite gradients are not changed; then the returned norm is not finite either.
-    """
+    """Clip the gradient norm over all ranks to `max_norm` (a collective). Returns the norm before clipping. Non-finite
+    gradients are not changed; then the returned norm is not finite either."""
     slices = [p.grad for p in parameters if p.grad is not None]
     gradients = [local_tensor(gradient) for gradient in slices]
     total = torch.nn.utils.get_total_norm(gradients)

@@ -35,13 +35,7 @@ MAX_SKIPPED_STEPS = 20  # in a row; after that, the weights are probably damaged
 
 
 class TensorOffloader:
-    """Moves a set of tensors to host memory and back.
-
-    Args:
-        list_tensors: returns the tensors to offload; called at each offload. The host buffers of tensors that were
-            returned the last time are reused.
-        enabled: false = the tensors stay on the device.
-    """
+    """Moves the tensors that `list_tensors` returns to host memory and back, if enabled. Host buffers are reused."""
 
     def __init__(self, list_tensors: Callable[[], Iterable[Tensor]], enabled: bool):
         self.enabled = enabled
@@ -100,10 +94,8 @@ class _HostCopy:
 
 
 def lock_pages(host_tensor: Tensor) -> None:
-    """Page-lock the memory of a CPU tensor until the tensor is deleted.
-
-    torch's pinned allocator would round each tensor up to a power of two, so a model would take a third more memory.
-    """
+    """Page-lock the memory of a CPU tensor until the tensor is deleted. torch's pinned allocator would round each
+    tensor up to a power of two, so a model would take a third more memory."""
     if host_tensor.numel():
         cuda, address = torch.cuda.cudart(), host_tensor.data_ptr()
         torch.cuda.check_error(cuda.cudaHostRegister(address, host_tensor.nbytes, 0))
@@ -120,16 +112,9 @@ class OptimizerStep:
 
 
 class TrainState:
-    """Optimizers, learning rate schedule and checkpoints of a sharded model.
-
-    `offload` moves configured tensors to host memory. `reload` moves parameters back, `step` reloads optimizer state.
-
-    Args:
-        module: model that sharding.shard_model has sharded.
-        total_steps: number of optimizer steps of the run, for the schedule.
-        name: name of the model in error messages, e.g. "policy".
-        optim_key: config key of the optimizer in error messages.
-    """
+    """Optimizers, learning rate schedule over `total_steps` and checkpoints of a sharded model. `offload` moves
+    configured tensors to host memory. `reload` moves parameters back, `step` reloads optimizer state. name, optim_key:
+    name of the model and config key of the optimizer in error messages."""
 
     def __init__(
         self, module: nn.Module, config: Actor | Critic | TuningConfig, total_steps: int, name: str, optim_key: str
@@ -148,11 +133,9 @@ class TrainState:
         self.num_skipped = 0  # steps skipped in a row
 
     def iterate_micro_batches(self, micro_batches: Sequence[T]) -> Iterator[T]:
-        """Yield the micro-batches of one optimizer step. The caller runs the backward pass of each.
-
-        FSDP reduces gradients after each micro-batch or, with sync_each_micro_batch=false, after the last one. Between
-        copies of the model (HSDP) it always reduces them after the last micro-batch.
-        """
+        """Yield the micro-batches of one optimizer step. The caller runs the backward pass of each. FSDP reduces
+        gradients after each or, with sync_each_micro_batch=false, after the last one, and between copies of the model
+        (HSDP) after the last one."""
         module = cast(FSDPModule, self.module)
         for number, micro_batch in enumerate(micro_batches, start=1):
             is_last = number == len(micro_batches)
@@ -161,11 +144,9 @@ class TrainState:
             yield micro_batch
 
     def step(self, skip_bad_step: bool = False) -> OptimizerStep:
-        """Clip the accumulated gradients, run an optimizer step and clear the gradients (a collective).
-
-        With `skip_bad_step`, a step with non-finite gradients is skipped and does not count in the schedule. Otherwise,
-        or after too many skipped steps in a row, such a step raises FloatingPointError. The weights remain unchanged.
-        """
+        """Clip the accumulated gradients, run an optimizer step and clear the gradients (a collective). With
+        `skip_bad_step`, a step with non-finite gradients is skipped and does not count in the schedule. Otherwise, or
+        after too many skipped steps in a row, it raises FloatingPointError, and the weights remain unchanged."""
         norm = clip_gradients(self.module.parameters(), self.config.grad_clip)
         lr = compute_learning_rate(self.num_steps, self.config.optim, self.total_steps)
         if not math.isfinite(norm):

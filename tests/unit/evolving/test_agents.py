@@ -17,7 +17,6 @@ from alphaapollo.engines import factory
 from alphaapollo.engines.protocol import Engine, EngineSpec
 from alphaapollo.engines.vllm.recorded_engine import RecordedEngine
 from alphaapollo.evolving import run as evolving_run
-from alphaapollo.launch import model_requirements
 from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
 from tests.unit.evolving.scripted import Command
 from tests.unit.rollout.agents.agents_kit import MAX_LENGTH, Script, write_model
@@ -78,7 +77,6 @@ def evolution(
         return CannedModel(Model(path=spec.model_path), spec.max_model_len, script)
 
     monkeypatch.setattr(factory, "make_engine", make_engine)
-    monkeypatch.setattr(model_requirements, "check_weight_files", lambda *_: None)
     monkeypatch.setattr(evolving_run, "start_reaper", lambda *_: None)
     monkeypatch.setattr(evolving_run, "try_environment", lambda *_: [])  # test_runner.py tests it
     command = Command(tmp_path, "", PROBLEMS)

@@ -1,4 +1,4 @@
-"""Problems of a model folder are found before a worker loads it."""
+"""Problems of a model folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from alphaapollo.config.schema import Model
 from alphaapollo.data.rendering import load_tokenizer
-from alphaapollo.models.load import (
-    INDEX,
-    SINGLE,
-    check_vocabulary_size,
-    check_weight_files,
-)
+from alphaapollo.models.load import check_quantization, check_vocabulary_size, load_causal_lm
 from tests.unit.tiny import save_model
+
+SINGLE = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +36,13 @@ def configure(folder: Path, **changes: object) -> None:
 
 def refusal(folder: Path) -> str:
     with pytest.raises(ValueError) as error:
-        check_weight_files(Model(path=str(folder)), "model.path")
+        check_quantization(Model(path=str(folder)), "model.path")
     assert str(error.value).startswith(f"model.path={folder}: ")
     return str(error.value).removeprefix(f"model.path={folder}: ")
 
 
 def test_a_valid_folder(folder: Path) -> None:
-    check_weight_files(Model(path=str(folder)), "model.path")
+    check_quantization(Model(path=str(folder)), "model.path")
 
 
 @pytest.mark.parametrize(
@@ -65,58 +62,34 @@ def test_quantized_weights_are_for_engines_only(folder: Path, changes: dict[str,
     configure(folder, **changes)
     assert f"({method})" in refusal(folder)
     with pytest.raises(ValueError, match="quantized"):
-        check_weight_files(Model(path=str(folder)), "model.path", "hf")
-    check_weight_files(Model(path=str(folder)), "model.path", "vllm")
-
-
-def test_quantized_weights_are_known_by_their_names(folder: Path) -> None:
-    tensors = load_file(folder / SINGLE)
-    name = "model.layers.0.mlp.up_proj.weight"
-    tensors[name.replace("weight", "qweight")] = tensors.pop(name)
-    save_file(tensors, folder / SINGLE, {"format": "pt"})
-    assert "up_proj.qweight" in refusal(folder)
-    (folder / SINGLE).unlink()
-    check_weight_files(Model(path=str(folder)), "model.path")  # of another format, perhaps
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "named"),
-    [
-        *((SINGLE, left, SINGLE) for left in (-1, 0, 5, 100, 10_000)),  # bytes that are left
-        (SINGLE, "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", SINGLE),
-        (INDEX, '{"weight_map": [', INDEX),
-        (INDEX, '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "model-00001-of-00002.safetensors"),
-    ],
-)
-def test_a_damaged_or_missing_file_is_named(folder: Path, name: str, content: str | int, named: str) -> None:
-    new = content.encode() if isinstance(content, str) else (folder / name).read_bytes()[:content]
-    (folder / name).write_bytes(new)
-    assert refusal(folder).startswith(f"{named} is missing")
+        check_quantization(Model(path=str(folder)), "model.path", "hf")
+    check_quantization(Model(path=str(folder)), "model.path", "vllm")
 
 
 @pytest.mark.parametrize(
     ("changes", "facts"),
     [
-        ({"intermediate_size": 40}, ("model.layers.0.mlp.gate_proj.weight", "[48, 32]", "[40, 32]")),
         ({"num_hidden_layers": 1, "layer_types": ["full_attention"]}, ("2 layers", "num_hidden_layers=1")),
-        ({"hidden_size": -32}, ("no model", "config.json")),
+        ({"hidden_size": -32}, ("cannot read the model",)),
         ({"num_hidden_layers": 7}, ("cannot read config.json", "layer_types")),
     ],
 )
 def test_a_configuration_that_does_not_fit(folder: Path, changes: dict[str, Any], facts: tuple[str, ...]) -> None:
     configure(folder, **changes)
-    message = refusal(folder)
+    with pytest.raises(ValueError) as error:
+        load_causal_lm(Model(path=str(folder)), "padded")
     for fact in facts:
-        assert fact in message
+        assert fact in str(error.value)
 
 
 def test_an_extra_layer_for_multi_token_prediction(folder: Path) -> None:
     tensors = load_file(folder / SINGLE)
     more = {name.replace("layers.1.", "layers.2."): tensors[name].clone() for name in tensors if "layers.1." in name}
     save_file(tensors | more, folder / SINGLE, {"format": "pt"})
-    assert "3 layers" in refusal(folder)
+    with pytest.raises(ValueError, match="3 layers"):
+        load_causal_lm(Model(path=str(folder)), "padded")
     configure(folder, num_nextn_predict_layers=1)
-    check_weight_files(Model(path=str(folder)), "model.path")
+    load_causal_lm(Model(path=str(folder)), "padded")
 
 
 def test_a_vocabulary_smaller_than_the_tokenizer(folder: Path) -> None:
